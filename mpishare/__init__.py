@@ -1,0 +1,34 @@
+"""MPI windows for GPU memory, ordered on streams."""
+
+from mpishare.errors import (
+    ClosedError,
+    CudaError,
+    EpochError,
+    HandleError,
+    MismatchError,
+    MpiShareError,
+    PeerError,
+    PeerTimeout,
+    UnsupportedError,
+)
+from mpishare.event import Event
+from mpishare.node import Node
+from mpishare.window import Window
+
+__all__ = [
+    "ClosedError",
+    "CudaError",
+    "EpochError",
+    "Event",
+    "HandleError",
+    "MismatchError",
+    "MpiShareError",
+    "Node",
+    "PeerError",
+    "PeerTimeout",
+    "UnsupportedError",
+    "Window",
+    "__version__",
+]
+
+__version__ = "0.1.0"

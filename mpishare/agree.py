@@ -1,0 +1,127 @@
+"""Every rank succeeds or every rank raises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpishare.control import MAIL, ControlBlock
+from mpishare.errors import MismatchError, MpiShareError, words
+from mpishare.waits import Waits, peer_error
+
+
+class Agreement(Waits):
+    """What one rank agrees on with the others of its node, through the control block."""
+
+    def __init__(self, block: ControlBlock, timeout_s: float) -> None:
+        super().__init__(block, timeout_s)
+        self._number = 0
+
+    def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do `work`, then learn how it went on every rank.
+
+        Collective, host-blocking: about 10 us beside the work itself.
+
+        Parameters
+        ----------
+        call : str
+            The name of the collective call that this is a step of, told to a rank that is in
+            another one.
+        work : callable
+            May raise anything; returns what JSON can hold.
+
+        Returns
+        -------
+        list
+            What each rank's work returned, by rank.
+
+        Raises
+        ------
+        BaseException
+            This rank's own error, after the others were told.
+        PeerError
+            If the work of another rank failed.
+        MismatchError
+            If another rank is in another collective call.
+        PeerTimeout
+            If a rank died or did not arrive.
+        """
+        self.check()
+        mine: BaseException | None = None
+        try:
+            reply = [call, None, work()]
+        except BaseException as error:  # noqa: BLE001  told to all, then raised below
+            mine = error
+            reply = [call, words(error), None]
+        try:
+            letters = self._exchange(call, json.dumps(reply).encode())
+        except MpiShareError:
+            if mine is None:
+                raise
+            # This rank's own error comes first; that the others are gone too stands behind it.
+            raise mine  # noqa: B904
+        if mine is not None:
+            raise mine
+        replies = [json.loads(letter) for letter in letters]
+        self._same_call(call, replies)
+        failures = {rank: text for rank, (_, text, _) in enumerate(replies) if text is not None}
+        if failures:
+            raise peer_error(call, failures)
+        return [value for _, _, value in replies]
+
+    def _same_call(self, call: str, replies: Sequence[Sequence[Any]]) -> None:
+        calls = [reply[0] for reply in replies]
+        if any(other != call for other in calls):
+            raise MismatchError(
+                f"ranks made different collective calls: "
+                + "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(calls))
+                + ". Collective calls are made in the same order on all ranks of a node.",
+                failures={r: f"called {name}" for r, name in enumerate(calls) if name != call},
+            )
+
+    def _exchange(self, call: str, data: bytes) -> list[bytes]:
+        received = [bytearray() for _ in range(self.size)]
+        start = 0
+        while True:
+            self._number += 1
+            number = self._number
+            self.block.post_mail(number, len(data), data[start : start + MAIL])
+            self.wait(call, lambda: self._silent(number))
+            totals = []
+            for rank in range(self.size):
+                total, part = self.block.read_mail(rank, number, start)
+                totals.append(total)
+                received[rank] += part
+            start += MAIL
+            if start >= max(totals):
+                return [bytes(part) for part in received]
+
+    def _silent(self, number: int) -> list[int]:
+        has_mail = self.block.has_mail
+        return [rank for rank in self.others if not has_mail(rank, number)]
+
+
+def require_same(call: str, values: Sequence[Any], mine: int) -> None:
+    """Raise `MismatchError` on every rank unless all gave the same value.
+
+    Local: every rank holds every rank's value already, so all raise or none does.
+    """
+    if all(value == values[0] for value in values):
+        return
+    raise MismatchError(
+        f"{call} failed: ranks gave different arguments: "
+        + "; ".join(f"rank {rank}: {_arguments(value)}" for rank, value in enumerate(values))
+        + ". They must be the same on all ranks.",
+        failures={
+            rank: f"gave {_arguments(value)}"
+            for rank, value in enumerate(values)
+            if value != values[mine]
+        },
+    )
+
+
+def _arguments(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item!r}" for name, item in value.items())
+    return repr(value)

@@ -1,0 +1,217 @@
+"""How a window comes to be: one rank allocates, hands its handle round, and every rank maps it."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpishare.agree import require_same
+from mpishare.backends import Memory
+from mpishare.epochs import Epochs
+from mpishare.errors import MpiShareError, UnsupportedError
+from mpishare.ground import Ground
+from mpishare.handles import Handle
+from mpishare.window import Window
+
+_CUDA_DTYPES = "?bhilqBHILQefdFD"
+"""Type characters of the dtypes that CuPy has."""
+
+
+def allocate(ground: Ground, shape: Any, dtype: Any, fill: Any, owner: Any) -> Window:
+    """Make a window that one rank allocates. Collective; see `Node.allocate`."""
+    call = "Node.allocate"
+
+    def check() -> dict[str, Any]:
+        layout = _layout(ground, call, shape, dtype)
+        return {
+            "shape": list(layout[0]),
+            "dtype": str(layout[1]),
+            "fill": _fill_bytes(fill, layout[1]),
+            "owner": _owner(ground, call, owner),
+        }
+
+    arguments = ground.agreement.step(call, check)
+    require_same(call, arguments, ground.rank)
+    owner = arguments[0]["owner"]
+    kind = np.dtype(dtype)
+    return _one(ground, call, tuple(arguments[0]["shape"]), kind, owner, _filler(fill))
+
+
+def allocate_each(ground: Ground, shape: Any, dtype: Any, fill: Any) -> Window:
+    """Make a window of which every rank allocates its segment. Collective."""
+    call = "Node.allocate_each"
+
+    def check() -> tuple[list[int], str]:
+        layout = _layout(ground, call, shape, dtype)
+        _fill_bytes(fill, layout[1])
+        return list(layout[0]), str(layout[1])
+
+    arguments = ground.agreement.step(call, check)
+    require_same(call, [{"dtype": kind} for _, kind in arguments], ground.rank)
+    shapes: list[tuple[int, ...] | None] = [tuple(extent) for extent, _ in arguments]
+    return _make(ground, call, shapes, np.dtype(dtype), None, _filler(fill))
+
+
+def share(ground: Ground, source: Any, owner: Any) -> Window:
+    """Make a window of what one rank has or computes. Collective; see `Node.share`."""
+    call = "Node.share"
+    made: list[Any] = []
+
+    def evaluate() -> dict[str, Any]:
+        rank = _owner(ground, call, owner)
+        if ground.rank != rank:
+            return {"owner": rank}
+        array = source() if callable(source) else source
+        if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+            array = np.asarray(array)
+        shape, dtype = _layout(ground, call, tuple(array.shape), np.dtype(array.dtype))
+        made.append(array)
+        return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
+
+    replies = ground.agreement.step(call, evaluate)
+    require_same(call, [{"owner": reply["owner"]} for reply in replies], ground.rank)
+    told = replies[replies[0]["owner"]]
+    # From a rank of the same job: nothing that could be forged further than the job itself.
+    dtype = pickle.loads(bytes.fromhex(told["dtype"]))  # noqa: S301
+
+    def copy(array: Any) -> None:
+        array[...] = ground.backend.xp.asarray(made[0])
+
+    return _one(ground, call, tuple(told["shape"]), dtype, replies[0]["owner"], copy)
+
+
+def _one(
+    ground: Ground,
+    call: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    owner: int,
+    write: Callable[[Any], None] | None,
+) -> Window:
+    shapes: list[tuple[int, ...] | None] = [None] * ground.size
+    shapes[owner] = shape
+    return _make(ground, call, shapes, dtype, owner, write)
+
+
+def _make(
+    ground: Ground,
+    call: str,
+    shapes: list[tuple[int, ...] | None],
+    dtype: np.dtype[Any],
+    owner: int | None,
+    write: Callable[[Any], None] | None,
+) -> Window:
+    memories: list[Memory | None] = [None] * ground.size
+    token: list[str] = []
+    agreement, backend, rank = ground.agreement, ground.backend, ground.rank
+
+    def create() -> str:
+        shape = shapes[rank]
+        if shape is None:
+            return ""
+        nbytes = _nbytes(shape, dtype)
+        memory, own = backend.allocate(nbytes)
+        token.append(own)
+        memories[rank] = memory
+        if write is not None and nbytes:
+            write(memory.array(shape, dtype))
+            ground.synchronize(None, call)
+        return ground.handle(own, nbytes, memory.nbytes)
+
+    def open_others() -> None:
+        for other, shape in enumerate(shapes):
+            if other != rank and shape is not None:
+                handle = Handle.unpack(
+                    handles[other],
+                    backend=backend.name,
+                    nonce=ground.nonces[other],
+                    nbytes=_nbytes(shape, dtype),
+                )
+                memories[other] = backend.open(handle.token, handle.capacity, handle.uuid)
+
+    try:
+        handles = agreement.step(call, create)
+        agreement.step(call, open_others)
+        counters = ground.take_counters(call, Epochs.words(ground.size))
+    except Exception as error:
+        # The frames of the error hold arrays of the memory that is about to go.
+        traceback.clear_frames(error.__traceback__)
+        _undo(ground, call, memories)
+        raise
+    finally:
+        for own in token:
+            backend.settle(own)
+    return Window(ground, ground.name("window"), counters, memories, shapes, dtype, owner)
+
+
+def _undo(ground: Ground, call: str, memories: list[Memory | None]) -> None:
+    """Free what a failed call has made: importers first, as in `close`."""
+
+    def release() -> None:
+        for rank, memory in enumerate(memories):
+            if rank != ground.rank and memory is not None:
+                memory.close()
+
+    try:
+        ground.agreement.step(call, release)
+    except MpiShareError:
+        # The node itself is broken: others may still map this memory, so it is left to the end of
+        # the process. The error that brought us here says more than this one.
+        return
+    mine = memories[ground.rank]
+    if mine is not None:
+        mine.close()
+
+
+def _layout(
+    ground: Ground, call: str, shape: Any, dtype: Any
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    extents = shape if isinstance(shape, tuple | list) else (shape,)
+    try:
+        sizes = tuple(operator.index(extent) for extent in extents)
+    except TypeError:
+        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}") from None
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{call} failed: negative extents in shape {sizes}")
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        raise TypeError(f"{call} failed: dtype {kind} holds Python objects, which cannot be shared")
+    is_native = kind.char in _CUDA_DTYPES and kind.isnative
+    if ground.backend.name == "cuda" and not is_native:
+        raise UnsupportedError(
+            f"{call} failed: CuPy has no dtype {kind}. Share its bytes: dtype='u1'."
+        )
+    if _nbytes(sizes, kind) >= 1 << 62:
+        raise ValueError(f"{call} failed: shape {sizes} of {kind} is {_nbytes(sizes, kind)} bytes")
+    return sizes, kind
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape, dtype=object)) * dtype.itemsize
+
+
+def _owner(ground: Ground, call: str, owner: Any) -> int:
+    rank = 0 if owner is None else operator.index(owner)
+    if not 0 <= rank < ground.size:
+        raise ValueError(f"{call} failed: owner={owner!r} is not a rank of the node")
+    return rank
+
+
+def _fill_bytes(fill: Any, dtype: np.dtype[Any]) -> str | None:
+    """Return the value as it will stand in memory; raises where it cannot."""
+    return None if fill is None else np.array(fill).astype(dtype, casting="unsafe").tobytes().hex()
+
+
+def _filler(fill: Any) -> Callable[[Any], None] | None:
+    if fill is None:
+        return None
+
+    def write(array: Any) -> None:
+        array[...] = fill
+
+    return write

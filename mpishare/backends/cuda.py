@@ -1,0 +1,248 @@
+"""The CUDA backend: plain device memory by legacy IPC handles, order by stream memory operations.
+
+Nothing here is imported before a GPU was seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cupy
+
+from mpishare.backends import Signals, driver
+from mpishare.errors import CudaError, UnsupportedError
+from mpishare.shm import SharedMemory
+
+SLAB = 2 << 20
+"""Allocations are multiples of this, so that a handle never opens a neighbor's bytes with ours:
+the driver places smaller ones several to a block, and a handle opens the whole block (CUDA
+Programming Guide, interprocess communication)."""
+
+_IPC_LAZY_PEER_ACCESS = 1
+_EVENT_FLAGS = 2 | 4  # no timing, interprocess
+_HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
+
+
+class CudaMemory:
+    """Device memory that this rank allocated or mapped."""
+
+    def __init__(self, backend: CudaBackend, address: int, nbytes: int, *, is_mine: bool) -> None:
+        self.nbytes = nbytes
+        self.address = address
+        self._backend = backend
+        self._is_mine = is_mine
+        self._anchor: Callable[[], _Anchor | None] = lambda: None
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return the first bytes as a CuPy array on this rank's device."""
+        xp = self._backend.xp
+        anchor = self._anchor()
+        if anchor is None:
+            anchor = _Anchor()
+            self._anchor = weakref.ref(anchor)
+        # The device is named, since a mapping of another GPU's memory is used from mine.
+        memory = xp.cuda.UnownedMemory(
+            self.address, self.nbytes, anchor, self._backend.device.ordinal
+        )
+        return xp.ndarray(shape, dtype=dtype, memptr=xp.cuda.MemoryPointer(memory, 0))
+
+    def close(self) -> bool:
+        """Unmap or free; False, and nothing done, where arrays of it are still alive."""
+        if self._anchor() is not None:
+            return False
+        if self._is_mine:
+            self._backend.call("cuMemFree", self.address)
+        else:
+            self._backend.call("cuIpcCloseMemHandle", self.address)
+        return True
+
+
+class _Anchor:
+    """Alive as long as an array of one memory is."""
+
+    __slots__ = ("__weakref__",)
+
+
+class CudaBackend:
+    """Memory, streams and order on the GPU of this rank.
+
+    Parameters
+    ----------
+    ordinal : int
+        The GPU's number in this process; it is made the current one.
+    where : str
+        Names this rank in errors, e.g. ``rank 3 of 4``.
+    """
+
+    name = "cuda"
+    has_streams = True
+
+    def __init__(self, ordinal: int, where: str) -> None:
+        self.xp = cupy
+        cupy.cuda.Device(ordinal).use()
+        cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
+        self.device = driver.device_of(ordinal)
+        self._where = f"{where}, {self.device.uuid[:12]}"
+        self._wait_flags = driver.wait_flags(ordinal)
+        self._switch = self.call("cuEventCreate", 2)
+
+    def call(self, name: str, *arguments: Any, todo: str = "") -> Any:
+        """Call a driver function; return what it returns, or raise `CudaError`."""
+        return driver.call(name, *arguments, where=self._where, todo=todo)
+
+    def allocate(self, nbytes: int) -> tuple[CudaMemory, str]:
+        """Allocate a slab of plain device memory; its token is the legacy IPC handle."""
+        nbytes = -(-max(nbytes, 1) // SLAB) * SLAB
+        address = int(
+            self.call(
+                "cuMemAlloc",
+                nbytes,
+                todo=f"{nbytes} bytes of GPU memory were asked for, {self._free()} are free: ask "
+                "for less, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())",
+            )
+        )
+        try:
+            handle = self.call("cuIpcGetMemHandle", address)
+        except CudaError:
+            self.call("cuMemFree", address)
+            raise
+        return CudaMemory(self, address, nbytes, is_mine=True), driver.handle_bytes(handle).hex()
+
+    def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
+        """Map another rank's slab."""
+        address = self.call(
+            "cuIpcOpenMemHandle",
+            driver.memory_handle(bytes.fromhex(token)),
+            _IPC_LAZY_PEER_ACCESS,
+            todo=f"This rank cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
+            "ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of --gpus-per-task; "
+            "in a container give it all GPUs. `python -m mpishare.info` shows every pair",
+        )
+        return CudaMemory(self, int(address), nbytes, is_mine=False)
+
+    def settle(self, token: str) -> None:
+        """Nothing to take back: a handle is only a number."""
+
+    def register(self, memory: SharedMemory) -> int:
+        """Pin host memory and return where the GPU sees it."""
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
+        self.call("cuMemHostRegister", start, memory.nbytes, _HOST_REGISTER_FLAGS)
+        return int(self.call("cuMemHostGetDevicePointer", start, 0))
+
+    def unregister(self, memory: SharedMemory) -> None:
+        """Unpin it."""
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
+        self.call("cuMemHostUnregister", start)
+
+    def stream(self, stream: Any) -> tuple[int, Any]:
+        """Return a stream's number, and what keeps it alive.
+
+        Takes CuPy's and PyTorch's streams, any `__cuda_stream__`, an int, or None.
+        """
+        if stream is None:
+            stream = cupy.cuda.get_current_stream()
+        if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+            return stream, None
+        for name in ("ptr", "cuda_stream"):
+            number = getattr(stream, name, None)
+            if isinstance(number, int):
+                return number, stream
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is None:
+            raise TypeError(
+                f"stream must be None, an int >= 0, or an object with .ptr, .cuda_stream or "
+                f"__cuda_stream__, not {stream!r}"
+            )
+        return int((protocol() if callable(protocol) else protocol)[1]), stream
+
+    def follow(self, stream: int, earlier: int) -> None:
+        """Let `stream` wait for what was put on `earlier` so far."""
+        self.call("cuEventRecord", self._switch, earlier)
+        self.call("cuStreamWaitEvent", stream, self._switch, 0)
+
+    def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
+        """Prepare operations ``("write" | "wait", device address)``."""
+        return driver.CudaSignals(operations, self._wait_flags, self._where)
+
+    def events(self, count: int) -> tuple[list[Any], list[str]]:
+        """Make interprocess events."""
+        events = [self.call("cuEventCreate", _EVENT_FLAGS) for _ in range(count)]
+        return events, [
+            driver.handle_bytes(self.call("cuIpcGetEventHandle", event)).hex() for event in events
+        ]
+
+    def open_events(self, tokens: Sequence[str]) -> list[Any]:
+        """Open another rank's events."""
+        todo = "Interprocess events need one /dev/shm: start containers with --ipc=host"
+        return [
+            self.call("cuIpcOpenEventHandle", driver.event_handle(bytes.fromhex(token)), todo=todo)
+            for token in tokens
+        ]
+
+    def close_events(self, events: Sequence[Any]) -> None:
+        """Destroy events."""
+        for event in events:
+            self.call("cuEventDestroy", event)
+
+    def record(self, event: Any, stream: int) -> None:
+        """Record an event on a stream."""
+        self.call("cuEventRecord", event, stream)
+
+    def wait_event(self, event: Any, stream: int) -> None:
+        """Let a stream wait for the latest record of an event."""
+        self.call("cuStreamWaitEvent", stream, event, 0)
+
+    def refuse_capture(self, stream: int, call: str) -> None:
+        """Raise `UnsupportedError` if the stream is being captured."""
+        if driver.is_capturing(stream):
+            raise UnsupportedError(
+                f"{call} failed: the stream is being captured into a graph. The value that is "
+                "waited for would be baked in, and the second replay would pass early. Call it "
+                "outside of the capture."
+            )
+
+    def is_done(self, stream: int) -> bool:
+        """Whether all that was put on the stream is over."""
+        return driver.is_done(stream, self._where)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for all streams of this process; False where that takes longer."""
+        failures: list[BaseException] = []
+
+        def synchronize() -> None:
+            try:
+                self.xp.cuda.Device(self.device.ordinal).use()
+                self.call("cuCtxSynchronize")
+            except CudaError as error:
+                failures.append(error)
+
+        # In a thread of its own, since the driver's wait has no deadline.
+        thread = threading.Thread(target=synchronize, name="mpishare-drain", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if failures:
+            raise failures[0]
+        return not thread.is_alive()
+
+    def _free(self) -> int:
+        return int(self.xp.cuda.runtime.memGetInfo()[0])
+
+
+def store(target: Any, value: int) -> None:
+    """Store an 8-byte value by a kernel on the current stream, compiled at the first call."""
+    source = Path(__file__).with_name("store.cu").read_text()
+    cupy.RawKernel(source, "store")((1,), (1,), (target, cupy.uint64(value)))
+
+
+def batch_mem_ops(stream: int, operations: Sequence[tuple[str, int, int]]) -> None:
+    """Put bare operations ``("write" | "wait", address, value)`` on a stream as one batch.
+
+    Local, stream-ordered: what the bench compares with.
+    """
+    signals = driver.CudaSignals([(kind, where) for kind, where, _ in operations], 0, "bare")
+    signals.enqueue(stream, [value for _, _, value in operations])

@@ -1,0 +1,184 @@
+"""The CUDA driver: its calls, its errors, its handles, its devices.
+
+The only file that touches cuda.bindings. Nothing here is imported before a GPU was seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+from cuda.bindings import driver
+
+from mpishare.backends import Device
+from mpishare.errors import CudaError
+
+_NOT_READY = 600
+_WAIT_64, _WRITE_64 = 4, 5
+_FLUSH = 1 << 30
+_BATCH = 256  # the driver's limit on operations a call
+_PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
+
+
+def call(name: str, *arguments: Any, where: str = "", todo: str = "") -> Any:
+    """Call a driver function; return what it returns, or raise `CudaError`. Local.
+
+    Parameters
+    ----------
+    name : str
+        The function, e.g. ``cuMemAlloc``.
+    where, todo : str
+        For the error: who asked, and what the user can do.
+    """
+    code, *values = getattr(driver, name)(*arguments)
+    if int(code):
+        raise error(name, int(code), where, todo)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def error(name: str, code: int, where: str, todo: str = "") -> CudaError:
+    """Return the error for a result of a driver function."""
+    result = driver.CUresult(code)
+    found, text = driver.cuGetErrorString(result)
+    told = "no words" if int(found) else text.decode()
+    message = f"{name} failed: {result.name}: {told} ({where})." + (f" {todo}." if todo else "")
+    return CudaError(message, call=name, code=code, name=result.name)
+
+
+def handle_bytes(handle: Any) -> bytes:
+    """Return the 64 bytes of an IPC handle."""
+    # By address, since the field's name differs between versions of cuda-bindings.
+    return ctypes.string_at(int(handle.getPtr()), 64)
+
+
+def memory_handle(data: bytes) -> Any:
+    """Return an IPC memory handle of these 64 bytes."""
+    return _filled(driver.CUipcMemHandle(), data)
+
+
+def event_handle(data: bytes) -> Any:
+    """Return an IPC event handle of these 64 bytes."""
+    return _filled(driver.CUipcEventHandle(), data)
+
+
+def _filled(handle: Any, data: bytes) -> Any:
+    ctypes.memmove(int(handle.getPtr()), data, 64)
+    return handle
+
+
+def wait_flags(ordinal: int) -> int:
+    """Return the flags of a wait: flush remote writes where the GPU can and must be told to."""
+    can_flush = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+    return _FLUSH if call("cuDeviceGetAttribute", can_flush, ordinal) else 0
+
+
+def is_done(stream: int, where: str) -> bool:
+    """Whether all that was put on the stream is over."""
+    (code,) = driver.cuStreamQuery(stream)
+    if int(code) not in (0, _NOT_READY):
+        raise error("cuStreamQuery", int(code), where)
+    return not int(code)
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether the stream is being captured, or another capture forbids its use."""
+    code, status = driver.cuStreamIsCapturing(stream)
+    return bool(int(code) or int(status))
+
+
+class CudaSignals:
+    """Prepared stream memory operations, in order: ``("write" | "wait", device address)``.
+
+    Through ctypes and in place: the parameter objects of cuda.bindings cost more to fill than the
+    driver's call itself, and a signal is put on a stream at every step of an application.
+    """
+
+    def __init__(self, operations: Sequence[tuple[str, int]], flags: int, where: str) -> None:
+        self._where = where
+        self._parts = []
+        for start in range(0, len(operations), _BATCH):
+            part = operations[start : start + _BATCH]
+            words = (ctypes.c_uint64 * (_PARAM_WORDS * len(part)))()
+            for index, (kind, address) in enumerate(part):
+                words[_PARAM_WORDS * index] = _WAIT_64 if kind == "wait" else _WRITE_64
+                words[_PARAM_WORDS * index + 1] = address
+                words[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
+            self._parts.append((start, len(part), words))
+        self._call = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
+        self._call.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
+
+    def enqueue(self, stream: int, values: Sequence[int]) -> None:
+        """Put them on a stream, one batch for up to 256."""
+        for start, count, words in self._parts:
+            for index in range(count):
+                words[_PARAM_WORDS * index + 2] = values[start + index]
+            code = self._call(stream, count, words, 0)
+            if code:
+                raise error("cuStreamBatchMemOp", code, self._where)
+
+
+def choose_device(wanted: Any, rank: int) -> int:
+    """Return the ordinal of the GPU for a rank. Local.
+
+    Parameters
+    ----------
+    wanted : int, str, cupy.cuda.Device or None
+        An ordinal, a UUID (or how it begins), or None: the one GPU whose primary context is
+        active already, the current one of several, else round robin by rank of the node.
+    rank : int
+        This rank among those of the node.
+    """
+    count = cupy.cuda.runtime.getDeviceCount()
+    wanted = getattr(wanted, "id", wanted)
+    if isinstance(wanted, int) and not isinstance(wanted, bool):
+        if not 0 <= wanted < count:
+            raise ValueError(f"device={wanted}: this rank sees GPUs 0 to {count - 1}")
+        return wanted
+    if isinstance(wanted, str):
+        names = [device_of(ordinal).uuid for ordinal in range(count)]
+        found = [ordinal for ordinal, name in enumerate(names) if name.startswith(wanted)]
+        if len(found) != 1:
+            raise ValueError(f"device={wanted!r} names {len(found)} of this rank's GPUs: {names}")
+        return found[0]
+    if wanted is not None:
+        raise TypeError(f"device must be an ordinal, a UUID or None, not {wanted!r}")
+    active = [
+        ordinal
+        for ordinal in range(count)
+        if call("cuDevicePrimaryCtxGetState", ordinal)[1]
+    ]
+    if len(active) == 1:
+        return active[0]
+    return int(cupy.cuda.runtime.getDevice()) if active else rank % count
+
+
+def device_of(ordinal: int) -> Device:
+    """Describe the GPU of that ordinal. Local, makes no context."""
+    properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    raw = bytes(call("cuDeviceGetUuid", ordinal).bytes)[:16]
+    text = raw.hex()
+    parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
+    # Drivers before CUDA 12 do not know the attribute: then the processes are taken as not shared.
+    mps = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
+    return Device(
+        ordinal=ordinal,
+        uuid="GPU-" + "-".join(parts),
+        pci_id=cupy.cuda.runtime.deviceGetPCIBusId(ordinal).lower(),
+        name=properties["name"].decode(),
+        mps=bool(mps and call("cuDeviceGetAttribute", mps, ordinal)),
+    )
+
+
+def link(ordinal: int, uuid: str) -> str:
+    """Say how this rank's GPU reaches another: ``same GPU``, ``NVLink``, ``PCIe`` or ``peer``."""
+    for other in range(cupy.cuda.runtime.getDeviceCount()):
+        if device_of(other).uuid == uuid:
+            if other == ordinal:
+                return "same GPU"
+            # Only NVLink carries native atomics between two discrete GPUs.
+            native = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+            atomics = call("cuDeviceGetP2PAttribute", native, ordinal, other)
+            return "NVLink" if atomics else "PCIe"
+    return "peer"  # not among the GPUs that this process may see

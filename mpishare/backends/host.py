@@ -1,0 +1,96 @@
+"""The host backend: NumPy on shared memory. Calls block, so there is nothing for a stream to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpishare import shm
+from mpishare.backends import Device, Signals
+from mpishare.shm import SharedMemory
+
+
+class HostMemory:
+    """Shared host memory as one rank maps it."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self.nbytes = memory.nbytes
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        """Return the first bytes as an array; it keeps the mapping alive."""
+        return np.ndarray(shape, dtype=dtype, buffer=self._memory.buffer)
+
+    def close(self) -> bool:
+        """Unmap; where arrays are alive the memory goes with the last of them."""
+        return self._memory.close()
+
+
+class HostBackend:
+    """Memory in /dev/shm; order by the counters of the control block, looked at by the host."""
+
+    name = "host"
+    has_streams = False
+    xp = np
+    device: Device | None = None
+
+    def allocate(self, nbytes: int) -> tuple[HostMemory, str]:
+        """Reserve shared memory under a name."""
+        memory, name = shm.create(nbytes)
+        return HostMemory(memory), name
+
+    def open(self, token: str, nbytes: int, uuid: str) -> HostMemory:  # noqa: ARG002  no GPU
+        """Map what another rank reserved."""
+        return HostMemory(shm.attach(token, nbytes))
+
+    def settle(self, token: str) -> None:
+        """Take the name away."""
+        shm.forget(token)
+
+    def register(self, memory: SharedMemory) -> int:  # noqa: ARG002  no GPU
+        """Return 0: there is no GPU that could see it."""
+        return 0
+
+    def unregister(self, memory: SharedMemory) -> None:
+        """Nothing to undo."""
+
+    def stream(self, stream: Any) -> tuple[int, Any]:  # noqa: ARG002  no streams
+        """Return stream 0: streams are ignored here."""
+        return 0, None
+
+    def follow(self, stream: int, earlier: int) -> None:
+        """Nothing to order: calls block."""
+
+    def refuse_capture(self, stream: int, call: str) -> None:
+        """Nothing is captured here."""
+
+    def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
+        """Refuse: the host looks at counters itself."""
+        raise NotImplementedError
+
+    def events(self, count: int) -> tuple[list[Any], list[str]]:
+        """Return places without events: the counts alone order calls that block."""
+        return [None] * count, [""] * count
+
+    def open_events(self, tokens: Sequence[str]) -> list[Any]:
+        """Return as many places."""
+        return [None] * len(tokens)
+
+    def close_events(self, events: Sequence[Any]) -> None:
+        """Nothing to destroy."""
+
+    def record(self, event: Any, stream: int) -> None:
+        """Nothing to record: the count that the owner raises next is the record."""
+
+    def wait_event(self, event: Any, stream: int) -> None:
+        """Nothing to wait for: the count was seen."""
+
+    def is_done(self, stream: int) -> bool:  # noqa: ARG002  calls block
+        """Return True."""
+        return True
+
+    def drain(self, timeout_s: float) -> bool:  # noqa: ARG002  calls block
+        """Return True."""
+        return True

@@ -1,0 +1,292 @@
+"""The control block: what the ranks of a node tell each other without a message.
+
+One piece of shared memory a node, in slots of 128 bytes with one writer each: who is alive, who
+waits for whom, a mailbox for agreement, and the counters that order streams. Everything is an
+aligned 8-byte item, read and written whole; a full memory barrier stands before the store that
+publishes and after the load that saw it, since processors such as aarch64 reorder both.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from mpishare.shm import SharedMemory
+
+LINE = 16
+"""Words of 8 bytes in a slot: 128 bytes, so that two writers never share a cache line."""
+
+RELEASED = 1 << 62
+"""Added to a counter to let every wait on it pass, on the GPU too: waits compare cyclically."""
+
+MAIL = 4096
+"""Bytes that a rank can say in one round of agreement."""
+
+_STATE_WORDS = 128
+_STATUS_WORDS = 128
+_MAIL_WORDS = LINE + 2 * (MAIL // 8 + 1)
+_MAIL_STRIDE = -(-_MAIL_WORDS // LINE) * LINE
+_RANK_WORDS = _STATE_WORDS + _STATUS_WORDS + _MAIL_STRIDE
+_POOL_WORDS = 1 << 14
+_LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block
+
+
+class State(IntEnum):
+    """How a rank stands to its node."""
+
+    PRESENT = 0
+    CLOSED = 1
+    LEFT = 2
+    """By an exception; its words are in its slot."""
+    EXITED = 3
+    """The process ended without closing the node."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a rank is waiting in, as the others see it."""
+
+    version: int
+    looks: int
+    call: str
+    awaited: tuple[int, ...]
+
+
+class MemoryBarrier:
+    """A full memory barrier, taken from MPI: the only portable one that Python has.
+
+    `MPI.Win.Sync` is one by the Standard's text on shared windows; a window of this process alone
+    makes it local, about 50 ns, and lets it be freed at any time.
+    """
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._window = MPI.Win.Allocate_shared(8, comm=MPI.COMM_SELF)
+        self._window.Lock_all()
+        self.sync = self._window.Sync
+        self._is_finalized = MPI.Is_finalized
+
+    def close(self) -> None:
+        """Free the window. Local; does nothing once MPI is finalized."""
+        if self._window and not self._is_finalized():
+            self._window.Unlock_all()
+            self._window.Free()
+
+
+@dataclass(frozen=True)
+class Counters:
+    """A run of 8-byte counters that every rank of the node sees, and its GPUs too.
+
+    Attributes
+    ----------
+    view : memoryview of unsigned 64-bit items
+        The counters as the host sees them.
+    address : int
+        Where the GPU of this rank sees the first; 0 on the host backend.
+    chunk, start : int
+        Where they stand in the pool.
+    """
+
+    view: memoryview[int]
+    address: int
+    chunk: int
+    start: int
+
+
+class CounterPool:
+    """Hands out counters, the same run on every rank, since every rank asks in the same order."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[memoryview[int], int]] = []
+        self._fresh = 0
+        self._free: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, view: memoryview[int], address: int) -> None:
+        """Add a chunk of zeroed shared memory; what was left of the last one is given up."""
+        self._chunks.append((view, address))
+        self._fresh = 0
+
+    def has(self, words: int) -> bool:
+        """Whether `take` finds room; else a chunk must be added, collectively."""
+        if self._free.get(words):
+            return True
+        return bool(self._chunks) and self._fresh + words <= len(self._chunks[-1][0])
+
+    def take(self, words: int) -> Counters:
+        """Return counters that are all zero; `words` is a multiple of `LINE`."""
+        if self._free.get(words):
+            chunk, start = self._free[words].pop()
+        else:
+            chunk, start = len(self._chunks) - 1, self._fresh
+            self._fresh += words
+        view, address = self._chunks[chunk]
+        return Counters(
+            view[start : start + words], address + 8 * start if address else 0, chunk, start
+        )
+
+    @staticmethod
+    def clear(counters: Counters) -> None:
+        """Zero counters that nobody uses any more: by one rank, before the others may `take` them."""
+        for index in range(len(counters.view)):
+            counters.view[index] = 0
+
+    def give(self, counters: Counters) -> None:
+        """Take cleared counters back."""
+        free = self._free.setdefault(len(counters.view), [])
+        free.append((counters.chunk, counters.start))
+
+    def release_all(self) -> None:
+        """Let every wait on every counter pass. Repeated while a stream may still write."""
+        for view, _ in self._chunks:
+            for index in range(len(view)):
+                value = view[index]
+                if value < RELEASED:
+                    view[index] = value + RELEASED
+
+
+class ControlBlock:
+    """One rank's view of its node's control block.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        `nbytes_for` bytes at least, zeroed, the same memory on every rank.
+    rank, size : int
+        This rank among the ranks of the node.
+    """
+
+    def __init__(self, memory: SharedMemory, rank: int, size: int) -> None:
+        self.memory = memory
+        self.rank = rank
+        self.size = size
+        self.pool = CounterPool()
+        self.words = memoryview(memory.buffer).cast("Q")
+        self._bytes = memoryview(memory.buffer)
+        self.barrier = MemoryBarrier()
+        self.sync = self.barrier.sync
+        self.pool_start = size * _RANK_WORDS
+
+    @staticmethod
+    def nbytes_for(size: int) -> int:
+        """Bytes of a block for that many ranks."""
+        return 8 * (size * _RANK_WORDS + _POOL_WORDS)
+
+    # --- who is alive: a lock that the operating system releases when the process ends
+
+    def lock(self) -> None:
+        """Take this rank's lock: from now on its end is seen.
+
+        A POSIX record lock, since a forked child does not inherit it. Closing any descriptor of
+        the file would release it, so nothing else opens the block after this.
+        """
+        fcntl.lockf(self.memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKS_AT + self.rank)
+
+    def is_running(self, rank: int) -> bool:
+        """Whether the process of that rank runs."""
+        if rank == self.rank:
+            return True
+        question = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCKS_AT + rank, 1, 0)
+        answer = fcntl.fcntl(self.memory.fd, fcntl.F_GETLK, question)
+        return bool(struct.unpack("hh4xqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+    def state(self, rank: int) -> State:
+        """How that rank stands to the node."""
+        value = self.words[rank * _RANK_WORDS]
+        self.sync()
+        return State(value)
+
+    def depart(self, state: State, text: str = "") -> None:
+        """Say how this rank leaves; the first word said stands."""
+        at = self.rank * _RANK_WORDS
+        if self.words[at] == State.PRESENT:
+            self._write_text(at + 1, _STATE_WORDS - 1, text)
+            self.sync()
+            self.words[at] = state
+
+    def departure(self, rank: int) -> str:
+        """Return the words with which that rank left."""
+        return self._read_text(rank * _RANK_WORDS + 1)
+
+    # --- who waits for whom, so that a cycle of waits is seen
+
+    def begin_wait(self, call: str, awaited: Sequence[int]) -> None:
+        """Tell the others that this rank waits in `call` for those ranks."""
+        at = self.rank * _RANK_WORDS + _STATE_WORDS
+        self.words[at] += 1  # odd: the text is being written
+        self.sync()
+        # A list cut short is no harm: a cycle through the ranks left out is seen by the deadline.
+        self._write_text(at + 1, _STATUS_WORDS - 2, json.dumps([call, list(awaited)[:64]]))
+        self.sync()
+        self.words[at] += 1
+
+    def look(self) -> None:
+        """Tell the others that this rank has looked again and still waits."""
+        self.words[self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS - 1] += 1
+
+    def end_wait(self) -> None:
+        """Tell the others that this rank goes on."""
+        at = self.rank * _RANK_WORDS + _STATE_WORDS
+        self.words[at + 1] = 0
+        self.sync()
+        self.words[at] += 2
+
+    def status(self, rank: int) -> Status | None:
+        """What that rank waits in; None where it does not, or is just changing its words."""
+        at = rank * _RANK_WORDS + _STATE_WORDS
+        version = self.words[at]
+        self.sync()
+        text = self._read_text(at + 1) if version % 2 == 0 else ""
+        looks = self.words[at + _STATUS_WORDS - 1]
+        self.sync()
+        if not text or self.words[at] != version:
+            return None
+        call, awaited = json.loads(text)
+        return Status(version, looks, call, tuple(awaited))
+
+    # --- mailboxes: two buffers a rank in turn, so that a fast rank never overwrites unread words
+
+    def post_mail(self, number: int, total: int, data: bytes) -> None:
+        """Publish round `number` of this rank: `data` is a part of `total` bytes."""
+        at = self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
+        box = at + LINE + (number % 2) * (MAIL // 8 + 1)
+        self.words[box] = total
+        self._bytes[8 * (box + 1) : 8 * (box + 1) + len(data)] = data
+        self.sync()
+        self.words[at] = number
+
+    def has_mail(self, rank: int, number: int) -> bool:
+        """Whether that rank has published round `number`."""
+        return self.words[rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS] >= number
+
+    def read_mail(self, rank: int, number: int, start: int) -> tuple[int, bytes]:
+        """Return the total length and the part from `start` on. Only after `has_mail`."""
+        self.sync()
+        at = rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
+        box = at + LINE + (number % 2) * (MAIL // 8 + 1)
+        total = self.words[box]
+        length = max(0, min(MAIL, total - start))
+        return total, bytes(self._bytes[8 * (box + 1) : 8 * (box + 1) + length])
+
+    def close(self) -> None:
+        """Unmap the block and release this rank's lock. Local."""
+        self.pool = CounterPool()
+        self.words.release()
+        self._bytes.release()
+        self.memory.close()
+        self.barrier.close()
+
+    def _write_text(self, at: int, words: int, text: str) -> None:
+        data = text.encode(errors="replace")[: 8 * (words - 1)]
+        self._bytes[8 * (at + 1) : 8 * (at + 1) + len(data)] = data
+        self.words[at] = len(data)
+
+    def _read_text(self, at: int) -> str:
+        length = min(self.words[at], 8 * _STATUS_WORDS)
+        return bytes(self._bytes[8 * (at + 1) : 8 * (at + 1) + length]).decode(errors="replace")
+

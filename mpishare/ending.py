@@ -1,0 +1,68 @@
+"""What happens to a node that nobody closed: at exit, at `MPI.Finalize`, and after a death."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from typing import Any
+
+from mpishare.agree import Agreement
+from mpishare.control import State
+from mpishare.errors import ClosedError
+
+
+class Ending:
+    """Watches for the end of the process and of MPI on behalf of one node.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        The node's.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        from mpi4py import MPI
+
+        self._agreement = agreement
+        self._mpi: Any = MPI
+        # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
+        self._keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._at_finalize())
+        MPI.COMM_SELF.Set_attr(self._keyval, True)
+        atexit.register(self._at_exit)
+
+    def cancel(self) -> None:
+        """Watch no more: the node was closed by all its ranks."""
+        atexit.unregister(self._at_exit)
+        self._forget_finalize()
+
+    def _forget_finalize(self) -> None:
+        if self._keyval != self._mpi.KEYVAL_INVALID and not self._mpi.Is_finalized():
+            keyval, self._keyval = self._keyval, self._mpi.KEYVAL_INVALID
+            self._mpi.COMM_SELF.Delete_attr(keyval)
+            self._mpi.Comm.Free_keyval(keyval)
+
+    def _at_finalize(self) -> None:
+        if self._keyval == self._mpi.KEYVAL_INVALID:
+            return
+        self._keyval = self._mpi.KEYVAL_INVALID
+        block = self._agreement.block
+        block.depart(State.EXITED)
+        self._agreement.fail(
+            lambda: ClosedError("MPI was finalized while the node was open"), fatal=False
+        )
+        block.barrier.close()
+
+    def _at_exit(self) -> None:
+        agreement = self._agreement
+        if self._mpi.Is_finalized():
+            return
+        if agreement.is_fatal and agreement.failure is not None:
+            # A collective that is under way cannot be cancelled, and Finalize would hang in it.
+            sys.stderr.write(
+                f"mpishare: rank {agreement.rank} aborts the job: {agreement.failure()}\n"
+            )
+            sys.stderr.flush()
+            self._mpi.COMM_WORLD.Abort(1)
+        self._forget_finalize()
+        agreement.block.depart(State.EXITED)
+        agreement.block.barrier.close()

@@ -1,0 +1,385 @@
+"""Order between ranks: fences, and MPI's active-target words, by counters that only grow.
+
+A counter has one writer. Rank r says "epoch e" by raising its counter to e on its stream, after the
+work it stands for; another rank's stream waits until it is at least e. On the host backend the same
+counters are stored and looked at by the calls themselves, which block.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpishare.backends import Signals
+from mpishare.chain import Chain
+from mpishare.control import LINE, Counters
+from mpishare.errors import ClosedError, EpochError
+from mpishare.ground import Ground
+
+FLAT_RANKS = 16
+"""Up to here a fence waits for every other rank at once; above, in log2(ranks) rounds."""
+
+_SPINS = 200
+
+
+class Epochs:
+    """The epochs of one window.
+
+    Parameters
+    ----------
+    ground : Ground
+        What the window stands on.
+    counters : Counters
+        `words` of them, zeroed.
+    name : str
+        The window's, for errors and warnings.
+    flat_ranks : int
+        Up to how many ranks a fence is flat.
+    """
+
+    def __init__(
+        self, ground: Ground, counters: Counters, name: str, *, flat_ranks: int = FLAT_RANKS
+    ) -> None:
+        self.name = name
+        self.counters = counters
+        self._check: Callable[[], None] = ground.agreement.check
+        self._wait_on_host = ground.agreement.wait
+        self._backend = ground.backend
+        self._rank, self._size = ground.rank, ground.size
+        self._view = counters.view
+        self._sync = ground.agreement.block.sync
+        self._has_streams = ground.backend.has_streams
+        self._chain = Chain(ground.backend, name)
+        self._signals: dict[Any, Signals] = {}
+        self._epoch = 0
+        self._rounds = _rounds(self._rank, self._size, flat_ranks)
+        self._my_slot = LINE * self._rank
+        self._other_slots = [LINE * rank for rank in ground.agreement.others]
+        self._operations = sum(1 + len(waits) for _, waits in self._rounds)
+        self._is_flat = self._size <= flat_ranks
+        # Of each pair both sides count, so that neither needs to ask the other.
+        self._exposed = [0] * self._size  # my posts to that origin
+        self._completed = [0] * self._size  # done signals awaited from that origin
+        self._accessed = [0] * self._size  # ready signals awaited from that target
+        self._finished = [0] * self._size  # my completes towards that target
+        self._exposure: tuple[int, ...] | None = None
+        self._access: tuple[int, ...] | None = None
+
+    @staticmethod
+    def words(size: int) -> int:
+        """Return how many counters a window of a node with that many ranks needs."""
+        return size * (LINE + 2 * _row(size))
+
+    # --- fence
+
+    def fence(self, stream: Any = None) -> None:
+        """Order what was put on the ranks' streams before against what comes after.
+
+        Collective over the node. Stream-ordered on CUDA: returns without waiting for the GPU. On
+        the host backend it blocks until every rank of the node has called it.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            The stream to order. Default: CuPy's current one.
+
+        Raises
+        ------
+        PeerTimeout, PeerError
+            If a rank is gone or did not arrive.
+        ClosedError
+            If the window is closed.
+        """
+        self._check()
+        epoch = self._epoch + 1
+        if self._has_streams:
+            self._enqueue_fence(stream, epoch)
+        elif self._is_flat:
+            view = self._view
+            self._sync()
+            view[self._my_slot] = epoch
+            spins = 0
+            for slot in self._other_slots:
+                while view[slot] < epoch:
+                    os.sched_yield()
+                    spins += 1
+                    if spins > _SPINS:
+                        self._wait("fence", lambda: self._behind(epoch))
+            self._sync()
+        else:
+            self._fence_in_rounds(epoch)
+        self._epoch = epoch
+
+    def _fence_in_rounds(self, epoch: int) -> None:
+        for write, waits in self._rounds:
+            self._sync()
+            self._view[write] = epoch
+            self._wait("fence", lambda: self._behind(epoch, waits))  # noqa: B023  ends in here
+        self._sync()
+
+    def _enqueue_fence(self, stream: Any, epoch: int) -> None:
+        number = self._chain.enter("fence", stream)
+        signals = self._signals.get("fence")
+        if signals is None:
+            operations = []
+            for write, waits in self._rounds:
+                operations.append(("write", write))
+                operations += [("wait", slot) for slot, _ in waits]
+            signals = self._prepare("fence", operations)
+        signals.enqueue(number, [epoch] * self._operations)
+
+    # --- pairs: post, start, complete, wait
+
+    def post(self, ranks: Sequence[int], stream: Any = None) -> None:
+        """Let `ranks` access this rank's segment: what my stream did so far comes before.
+
+        Local. Stream-ordered on CUDA; does not block on the host backend either.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The origins, ranks in ``node.comm``; each must call `start` naming this rank. Empty is
+            allowed.
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        EpochError
+            If what was posted before has not been waited for.
+        ValueError
+            If a rank is none of the node's, or is named twice.
+        """
+        origins = self._group("post", ranks)
+        if self._exposure is not None:
+            raise EpochError(
+                f"{self.name}: post failed: the exposure to ranks {list(self._exposure)} is still "
+                "open. Call wait() first."
+            )
+        base = LINE * self._size + _row(self._size) * self._rank
+        self._apply(
+            "post",
+            stream,
+            origins,
+            writes=[(base + origin, self._exposed[origin] + 1) for origin in origins],
+        )
+        for origin in origins:
+            self._exposed[origin] += 1
+        self._exposure = origins
+
+    def start(self, ranks: Sequence[int], stream: Any = None) -> None:
+        """Begin to access the segments of `ranks`: what my stream does next comes after their post.
+
+        Local. Stream-ordered on CUDA; on the host backend it blocks until each has posted.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The targets, ranks in ``node.comm``; each must call `post` naming this rank.
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        EpochError
+            If an access is open already.
+        """
+        targets = self._group("start", ranks)
+        if self._access is not None:
+            raise EpochError(
+                f"{self.name}: start failed: the access to ranks {list(self._access)} is still "
+                "open. Call complete() first."
+            )
+        base, row = LINE * self._size + self._rank, _row(self._size)
+        for target in targets:
+            self._accessed[target] += 1
+        try:
+            self._apply(
+                "start",
+                stream,
+                targets,
+                waits=[(base + row * t, self._accessed[t], t) for t in targets],
+            )
+        except BaseException:
+            for target in targets:
+                self._accessed[target] -= 1
+            raise
+        self._access = targets
+
+    def complete(self, stream: Any = None) -> None:
+        """End the access: what my stream did so far is visible to the targets after their wait.
+
+        Local. Stream-ordered on CUDA; does not block on the host backend either.
+
+        Raises
+        ------
+        EpochError
+            Without a `start`.
+        """
+        self._check()
+        if self._access is None:
+            raise EpochError(f"{self.name}: complete failed: no access is open. Call start() first.")
+        targets = self._access
+        base = (LINE + _row(self._size)) * self._size + _row(self._size) * self._rank
+        self._apply(
+            "complete",
+            stream,
+            targets,
+            writes=[(base + target, self._finished[target] + 1) for target in targets],
+        )
+        for target in targets:
+            self._finished[target] += 1
+        self._access = None
+
+    def wait(self, stream: Any = None) -> None:
+        """End the exposure: what my stream does next comes after the origins' complete.
+
+        Local. Stream-ordered on CUDA; on the host backend it blocks until each has completed.
+
+        Raises
+        ------
+        EpochError
+            Without a `post`.
+        """
+        self._check()
+        if self._exposure is None:
+            raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
+        origins = self._exposure
+        base = (LINE + _row(self._size)) * self._size + self._rank
+        row = _row(self._size)
+        for origin in origins:
+            self._completed[origin] += 1
+        try:
+            self._apply(
+                "wait",
+                stream,
+                origins,
+                waits=[(base + row * o, self._completed[o], o) for o in origins],
+            )
+        except BaseException:
+            for origin in origins:
+                self._completed[origin] -= 1
+            raise
+        self._exposure = None
+
+    # --- what both have in common
+
+    def lagging(self) -> list[int]:
+        """Ranks whose signal is waited for by what this rank has called so far. Local."""
+        row, mine = _row(self._size), self._rank
+        ready = LINE * self._size + mine
+        done = (LINE + row) * self._size + mine
+        view = self._view
+        behind = set(self._behind(self._epoch))
+        for rank in range(self._size):
+            if (
+                view[ready + row * rank] < self._accessed[rank]
+                or view[done + row * rank] < self._completed[rank]
+            ):
+                behind.add(rank)
+        return sorted(behind)
+
+    def _behind(
+        self, epoch: int, waits: Sequence[tuple[int, int]] | None = None
+    ) -> list[int]:
+        """Ranks that a fence waits for: those that have not called it, where they are known."""
+        view = self._view
+        if waits is None:
+            waits = [item for _, items in self._rounds for item in items]
+        sources = [rank for slot, rank in waits if view[slot] < epoch]
+        if not sources or self._is_flat:
+            return sources
+        # The source of a round may itself only wait: the first word of a slot tells who called.
+        absent = [r for r in range(self._size) if r != self._rank and view[LINE * r] < epoch]
+        return absent or sources
+
+    def _group(self, call: str, ranks: Sequence[int]) -> tuple[int, ...]:
+        self._check()
+        group = tuple(operator.index(rank) for rank in ranks)
+        for rank in group:
+            if not 0 <= rank < self._size:
+                raise ValueError(
+                    f"{self.name}: {call} failed: {rank!r} is not a rank of the node "
+                    f"(0 to {self._size - 1})"
+                )
+        if len(set(group)) != len(group):
+            raise ValueError(f"{self.name}: {call} failed: {list(group)} names a rank twice")
+        return group
+
+    def _apply(
+        self,
+        call: str,
+        stream: Any,
+        ranks: tuple[int, ...],
+        *,
+        writes: Sequence[tuple[int, int]] = (),
+        waits: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
+        if not self._has_streams:
+            self._sync()
+            for slot, value in writes:
+                self._view[slot] = value
+            self._wait_for(call, waits)
+            return
+        number = self._chain.enter(call, stream)
+        if not ranks:
+            return
+        signals = self._signals.get((call, ranks))
+        if signals is None:
+            operations = [("write", slot) for slot, _ in writes]
+            operations += [("wait", slot) for slot, _, _ in waits]
+            signals = self._prepare((call, ranks), operations)
+        signals.enqueue(number, [item[1] for item in (*writes, *waits)])
+
+    def _wait_for(self, call: str, waits: Sequence[tuple[int, int, int]]) -> None:
+        view = self._view
+        if waits:
+            self._wait(call, lambda: [rank for slot, value, rank in waits if view[slot] < value])
+        self._sync()
+
+    def _wait(self, call: str, lagging: Callable[[], list[int]]) -> None:
+        self._wait_on_host(f"{self.name}: {call}", lagging)
+
+    def _prepare(self, key: Any, operations: Sequence[tuple[str, int]]) -> Signals:
+        address = self.counters.address
+        signals = self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
+        self._signals[key] = signals
+        return signals
+
+    def _end(self) -> None:
+        """Let go of the counters: every later call raises `ClosedError`."""
+        name = self.name
+
+        def refuse() -> None:
+            raise ClosedError(f"{name} is closed")
+
+        self._check = refuse
+        self._signals.clear()
+        self._chain.end()
+
+
+def _row(size: int) -> int:
+    return -(-size // LINE) * LINE
+
+
+def _rounds(
+    rank: int, size: int, flat_ranks: int
+) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Return the rounds of a fence: the slot to write, then the slots to wait for, with ranks.
+
+    Flat: one round, everybody's slot. Else dissemination (Hensgen, Finkel, Manber 1988): in round k
+    rank r tells r + 2^k and hears from r - 2^k, so that after log2(size) rounds each has heard, by
+    way of others, from all.
+    """
+    if size <= flat_ranks:
+        others = [(LINE * other, other) for other in range(size) if other != rank]
+        return [(LINE * rank, others)]
+    rounds = []
+    step, number = 1, 0
+    while step < size:
+        source = (rank - step) % size
+        rounds.append((LINE * rank + number, [(LINE * source + number, source)]))
+        step, number = 2 * step, number + 1
+    return rounds

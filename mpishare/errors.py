@@ -1,0 +1,94 @@
+"""The exception tree: what can go wrong, with its facts as attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+class MpiShareError(Exception):
+    """Base of every error that mpishare raises on its own account."""
+
+
+class CudaError(MpiShareError):
+    """A CUDA driver call failed.
+
+    Attributes
+    ----------
+    call : str
+        The driver function, e.g. ``cuMemAlloc``.
+    code : int
+        The driver's result, e.g. 2.
+    name : str
+        The driver's name for it, e.g. ``CUDA_ERROR_OUT_OF_MEMORY``.
+    """
+
+    def __init__(self, message: str, *, call: str, code: int, name: str) -> None:
+        super().__init__(message)
+        self.call = call
+        self.code = code
+        self.name = name
+
+
+class PeerError(MpiShareError):
+    """Another rank failed; this rank did nothing wrong.
+
+    Attributes
+    ----------
+    failures : dict of int to str
+        For each rank that failed, its error in words. Ranks are those of ``node.comm``; those of
+        the communicator that was given where ``Node()`` itself failed.
+    """
+
+    def __init__(self, message: str, *, failures: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.failures = dict(failures)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that failed, in order."""
+        return tuple(sorted(self.failures))
+
+
+class MismatchError(PeerError, ValueError):
+    """Ranks made different collective calls, or the same one with arguments that differ.
+
+    ``failures`` holds what each rank that differs from this one did.
+    """
+
+
+class PeerTimeout(MpiShareError, TimeoutError):
+    """A peer is missing: it died, or it did not arrive within the deadline.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The missing ranks. Empty where they cannot be known: when ``Node()`` itself waits.
+    timeout_s : float, seconds
+        The deadline that was in force.
+    """
+
+    def __init__(self, message: str, *, ranks: Iterable[int], timeout_s: float) -> None:
+        super().__init__(message)
+        self.ranks = tuple(sorted(ranks))
+        self.timeout_s = timeout_s
+
+
+class UnsupportedError(MpiShareError):
+    """This cannot be done here; the message says why and what to change."""
+
+
+class HandleError(MpiShareError, ValueError):
+    """A received handle does not fit, and was refused before the driver saw it."""
+
+
+class ClosedError(MpiShareError, RuntimeError):
+    """The object was used after it was closed."""
+
+
+class EpochError(MpiShareError, RuntimeError):
+    """Calls in the wrong order: start without complete, wait without post, post twice."""
+
+
+def words(error: BaseException) -> str:
+    """Name an error in one line, as other ranks are told of it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,216 @@
+"""Events between ranks: the owner records, the waiters' streams wait, and none passes early.
+
+A wait on an interprocess event binds to the latest record *called* so far, and an event that was
+never recorded counts as done. So the owner counts its records in the control block, and a waiter
+first sees that record k was called, then lets its stream wait for event k of a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpishare.agree import require_same
+from mpishare.chain import Chain
+from mpishare.control import LINE, Counters
+from mpishare.errors import ClosedError
+from mpishare.ground import Ground
+
+RING = 16
+"""Events of one owner: a record waits only for a waiter that is this far behind."""
+
+
+class Event:
+    """An event of one rank that streams of other ranks wait for. Made by `Node.event`.
+
+    Attributes
+    ----------
+    owner : int
+        The rank that records, in ``node.comm``.
+    waiters : tuple of int
+        The ranks that wait.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        name: str,
+        owner: int,
+        waiters: tuple[int, ...],
+        counters: Counters,
+        events: list[Any],
+    ) -> None:
+        self.name = name
+        self.owner = owner
+        self.waiters = waiters
+        self._ground = ground
+        self._counters = counters
+        self._events = events
+        self._sync = ground.agreement.block.sync
+        self._count = 0  # records called by the owner, or taken by this waiter
+        self._chain = Chain(ground.backend, name)
+        self._is_closed = False
+
+    @staticmethod
+    def words(size: int) -> int:
+        """Return how many counters an event of a node with that many ranks needs."""
+        return LINE * size
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the event was closed."""
+        return self._is_closed
+
+    def record(self, stream: Any = None) -> None:
+        """Record what was put on my stream so far. Owner only.
+
+        Local. Stream-ordered; waits on the host only for a waiter that has not taken the record of
+        16 calls before.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        ValueError
+            On a rank that is not the owner.
+        """
+        self._check("record")
+        rank = self._ground.rank
+        if rank != self.owner:
+            raise ValueError(
+                f"{self.name}: record failed: rank {self.owner} is the owner, not rank {rank}"
+            )
+        number = self._chain.enter("record", stream)
+        count, view = self._count + 1, self._counters.view
+        oldest = count - RING
+        if oldest > 0:
+            self._ground.agreement.wait(
+                f"{self.name}: record",
+                lambda: [w for w in self.waiters if view[LINE * w] < oldest],
+            )
+        self._ground.backend.record(self._events[count % RING], number)
+        self._sync()
+        view[LINE * rank] = count
+        self._count = count
+
+    def wait(self, stream: Any = None) -> None:
+        """Let my stream wait for the owner's next record that I have not waited for yet.
+
+        Local. Stream-ordered; waits on the host until the owner has *called* that record.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        ValueError
+            On a rank that is not a waiter.
+        """
+        self._check("wait")
+        rank = self._ground.rank
+        if rank not in self.waiters:
+            raise ValueError(
+                f"{self.name}: wait failed: rank {rank} is none of the waiters "
+                f"{list(self.waiters)}"
+            )
+        number = self._chain.enter("wait", stream)
+        count, view, owner = self._count + 1, self._counters.view, self.owner
+        if view[LINE * owner] < count:
+            self._ground.agreement.wait(
+                f"{self.name}: wait", lambda: [owner] if view[LINE * owner] < count else []
+            )
+        self._sync()
+        self._ground.backend.wait_event(self._events[count % RING], number)
+        self._sync()
+        view[LINE * rank] = count
+        self._count = count
+
+    def close(self) -> None:
+        """Close the event on all ranks.
+
+        Collective, host-blocking: waits for this rank's streams, and for the other ranks.
+        """
+        if self._is_closed:
+            return
+        ground, is_owner = self._ground, self._ground.rank == self.owner
+
+        def destroy() -> None:
+            ground.backend.close_events(self._events)
+
+        self._is_closed = True
+        # The importers first: an event may not be used once its exporter has destroyed it.
+        ground.close_in_two(
+            f"{self.name}: close",
+            lambda: None if is_owner else destroy(),
+            lambda _: destroy() if is_owner else None,
+            self._counters,
+        )
+        ground.children.remove(self)
+
+    def abandon(self) -> None:
+        """Mark it closed without the other ranks. Local."""
+        self._is_closed = True
+
+    def __repr__(self) -> str:
+        """Name the event and its ranks."""
+        state = ", closed" if self._is_closed else ""
+        return f"<mpishare.Event {self.name}: owner={self.owner}, waiters={self.waiters}{state}>"
+
+    def __reduce__(self) -> Any:
+        """Refuse: an event belongs to this process."""
+        raise TypeError("an mpishare Event cannot be pickled: it belongs to one process")
+
+    def _check(self, call: str) -> None:
+        self._ground.agreement.check()
+        if self._is_closed:
+            raise ClosedError(f"{self.name}: {call} failed: the event is closed")
+
+
+def make_event(ground: Ground, owner: Any, waiters: Sequence[int] | None) -> Event:
+    """Make an event. Collective; see `Node.event`."""
+    call = "Node.event"
+    agreement, backend = ground.agreement, ground.backend
+    size = ground.size
+
+    def check() -> list[Any]:
+        ranks = [r for r in range(size) if r != owner] if waiters is None else list(waiters)
+        for rank in (owner, *ranks):
+            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
+                raise ValueError(f"{call} failed: {rank!r} is not a rank of the node")
+        if owner in ranks or len(set(ranks)) != len(ranks):
+            raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
+        return [owner, sorted(ranks)]
+
+    replies = agreement.step(call, check)
+    require_same(
+        call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank
+    )
+    events: list[Any] = []
+    ranks: list[int] = replies[0][1]
+    is_owner = agreement.rank == owner
+    try:
+
+        def create() -> list[str]:
+            made, tokens = backend.events(RING) if is_owner else ([], [])
+            events.extend(made)
+            return tokens
+
+        tokens = agreement.step(call, create)[owner]
+
+        def open_them() -> None:
+            if agreement.rank in ranks:
+                events.extend(backend.open_events(tokens))
+
+        agreement.step(call, open_them)
+        counters = ground.take_counters(call, Event.words(size))
+    except BaseException:
+        backend.close_events(events)
+        raise
+    event = Event(ground, ground.name("event"), owner, tuple(ranks), counters, events)
+    ground.children.append(event)
+    return event

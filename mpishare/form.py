@@ -1,0 +1,336 @@
+"""How a node comes to be: who shares memory, on which backend, with which GPUs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpishare import shm
+from mpishare.agree import Agreement, require_same
+from mpishare.backends import Backend, Device
+from mpishare.control import ControlBlock, State
+from mpishare.ending import Ending
+from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, words
+from mpishare.ground import Ground
+from mpishare.handles import boot_id
+from mpishare.launch import check_singleton
+from mpishare.messages import finish, gather
+from mpishare.probe import probe_cuda, probe_host
+from mpishare.report import Member, Report
+from mpishare.waits import peer_error
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+log = logging.getLogger("mpishare")
+
+CALL = "Node"
+BACKENDS = ("auto", "cuda", "host")
+
+
+@dataclass(frozen=True)
+class Formed:
+    """What a node consists of."""
+
+    ground: Ground
+    ending: Ending
+    whole: MPI.Intracomm
+    team: MPI.Intracomm
+    user: MPI.Intracomm
+    ranks: tuple[int, ...]
+    report: Report
+
+
+def form(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) -> Formed:
+    """Form the nodes of a communicator. Collective over it; see `Node`."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
+    library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
+    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
+    is_number = isinstance(timeout_s, int | float) and timeout_s > 0
+    deadline_s = float(timeout_s) if is_number else 300.0
+    whole, request = comm.Idup()
+    finish(request, CALL, deadline_s)
+    try:
+        chosen, why_host = _choose_backend(whole, backend, timeout_s, deadline_s)
+        color, notes = _find_node(whole, deadline_s)
+    except PeerTimeout:
+        raise
+    except Exception:
+        whole.Free()  # every rank comes here, since every rank was told
+        raise
+    team = whole.Split(color, whole.rank)
+    formed: list[Formed] = []
+
+    def build() -> None:
+        ground, ending, report = _build(whole, team, chosen, device, deadline_s, why_host, notes)
+        formed.append(
+            Formed(
+                ground=ground,
+                ending=ending,
+                whole=whole,
+                team=team,
+                user=MPI.COMM_NULL,
+                ranks=tuple(member.given_rank for member in report.members),
+                report=report,
+            )
+        )
+
+    try:
+        _agree(whole, build, deadline_s)
+    except PeerTimeout:
+        raise
+    except Exception:
+        for part in formed:  # this node was made, another was not
+            dissolve(part.ground, part.ending)
+        team.Free()
+        whole.Free()
+        raise
+    part = formed[0]
+    return Formed(**{**part.__dict__, "user": team.Dup()})
+
+
+def dissolve(ground: Ground, ending: Ending) -> None:
+    """End a node in which nothing is open any more. Collective over its ranks, host-blocking."""
+    agreement, block = ground.agreement, ground.agreement.block
+    call = "Node.close"
+    agreement.step(call, lambda: ground.drain(call))
+    ground.watcher.stop()
+    agreement.step(call, lambda: None)
+    block.depart(State.CLOSED)
+    ending.cancel()
+    ground.close_chunks()
+    ground.backend.unregister(block.memory)
+    block.close()
+
+
+def _choose_backend(
+    whole: MPI.Intracomm, backend: Any, timeout_s: Any, deadline_s: float
+) -> tuple[str, str | None]:
+    """Return the backend of all ranks, and why it is the host's if nobody asked for that."""
+    mine: dict[str, Any] = {"error": None, "missing": None}
+    error: BaseException | None = None
+    try:
+        wanted = os.environ.get("MPISHARE_BACKEND") or backend
+        if wanted not in BACKENDS:
+            raise ValueError(f"backend must be one of {BACKENDS}, not {wanted!r}")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
+            raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+        mine["arguments"] = {"backend": wanted, "timeout_s": timeout_s}
+        if wanted != "host":
+            from mpishare.backends import available
+
+            mine["missing"] = available.missing()
+            if wanted == "cuda" and mine["missing"]:
+                raise UnsupportedError(f"backend='cuda' failed: {mine['missing']}")
+    except Exception as caught:  # noqa: BLE001  told to all, then raised
+        error = caught
+        mine["error"] = words(caught)
+    told = gather(whole, CALL, mine, deadline_s)
+    _raise_together(error, [each["error"] for each in told])
+    require_same(CALL, [each["arguments"] for each in told], whole.rank)
+    if told[0]["arguments"]["backend"] == "host":
+        return "host", None
+    lacking = {rank: each["missing"] for rank, each in enumerate(told) if each["missing"]}
+    if not lacking:
+        return "cuda", None
+    rank, why = next(iter(lacking.items()))
+    if len(lacking) < whole.size and whole.rank == 0:
+        log.warning(
+            "all ranks use the host backend, though %d of %d have a GPU: rank %d: %s",
+            whole.size - len(lacking),
+            whole.size,
+            rank,
+            why,
+        )
+    return "host", why
+
+
+def _find_node(whole: MPI.Intracomm, deadline_s: float) -> tuple[int, list[str]]:
+    """Return the lowest rank that shares memory with this one, and what looks odd.
+
+    MPI's word alone is not enough: launchers were seen to call ranks shared that are not, and the
+    other way round.
+    """
+    from mpi4py import MPI
+
+    shared = whole.Split_type(MPI.COMM_TYPE_SHARED, whole.rank)
+    first = gather(shared, CALL, whole.rank, deadline_s)[0]
+    shared.Free()
+    place = [boot_id(), os.stat(shm.FOLDER).st_dev]
+    told = gather(whole, CALL, [first, place], deadline_s)
+    mates = [rank for rank, each in enumerate(told) if each == [first, place]]
+    notes = []
+    apart = [r for r, (group, where) in enumerate(told) if group == first and where != place]
+    if apart:
+        notes.append(
+            f"MPI says that ranks {apart} of the given communicator share memory with rank "
+            f"{mates[0]}, but their /dev/shm is another: start the containers with --ipc=host"
+        )
+    beside = [r for r, (group, where) in enumerate(told) if group != first and where == place]
+    if beside:
+        notes.append(
+            f"ranks {beside} of the given communicator have the same /dev/shm as rank {mates[0]}, "
+            "but MPI says that they are on another node, and MPI is believed: with SLURM and "
+            "PMIx, NodeName must be the host's name"
+        )
+    return mates[0], notes
+
+
+def _build(
+    whole: MPI.Intracomm,
+    team: MPI.Intracomm,
+    chosen: str,
+    device: Any,
+    deadline_s: float,
+    why_host: str | None,
+    notes: list[str],
+) -> tuple[Ground, Ending, Report]:
+    block = _control_block(team, deadline_s)
+    agreement = Agreement(block, deadline_s)
+    where = f"rank {team.rank} of {team.size} on {socket.gethostname()}"
+    block.lock()
+    agreement.step(CALL, lambda: None)  # from here on a rank without its lock is dead
+    made: list[Backend] = []
+
+    def begin() -> dict[str, Any]:
+        made.append(_backend(chosen, device, team.rank, where))
+        address = made[0].register(block.memory)
+        start = block.pool_start
+        block.pool.add(block.words[start:], address + 8 * start if address else 0)
+        found = made[0].device
+        return {
+            "given_rank": whole.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": None if found is None else asdict(found),
+            "nonce": secrets.token_hex(8),
+        }
+
+    try:
+        told = agreement.step(CALL, begin)
+        members = tuple(
+            Member(
+                rank=rank,
+                given_rank=each["given_rank"],
+                host=each["host"],
+                pid=each["pid"],
+                device=None if each["device"] is None else Device(**each["device"]),
+            )
+            for rank, each in enumerate(told)
+        )
+        uuids = [member.device.uuid if member.device else "" for member in members]
+        ground = Ground(agreement, made[0], [each["nonce"] for each in told], uuids)
+        report = _report(ground, members, why_host, notes)
+    except Exception:
+        if made:
+            made[0].unregister(block.memory)
+        block.close()
+        raise
+    ground.watcher.start()
+    return ground, Ending(agreement), report
+
+
+def _report(
+    ground: Ground, members: tuple[Member, ...], why_host: str | None, notes: list[str]
+) -> Report:
+    takes_turns = sorted(
+        uuid
+        for uuid in set(ground.uuids)
+        if uuid
+        and ground.uuids.count(uuid) > 1
+        and not all(m.device.mps for m in members if m.device and m.device.uuid == uuid)
+    )
+    if ground.backend.name == "cuda":
+        pairs = probe_cuda(ground, takes_turns=bool(takes_turns))
+    else:
+        pairs = probe_host(ground.size)
+    for uuid in takes_turns:
+        notes.append(
+            f"{ground.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process "
+            "Service: they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` "
+            "before the job, on every node"
+        )
+    blocked = [pair for pair in pairs if not pair.memory]
+    if blocked and ground.rank == 0:
+        log.warning(
+            "%d of %d pairs of ranks on %s cannot share GPU memory; the first is rank %d to "
+            "rank %d: %s",
+            len(blocked),
+            len(pairs),
+            members[0].host,
+            blocked[0].origin,
+            blocked[0].target,
+            blocked[0].reason,
+        )
+    return Report(ground.backend.name, why_host, 0, members, pairs, tuple(notes))
+
+
+def _control_block(team: MPI.Intracomm, deadline_s: float) -> ControlBlock:
+    nbytes = ControlBlock.nbytes_for(team.size)
+    made: list[tuple[shm.SharedMemory, str]] = []
+    attached: list[shm.SharedMemory] = []
+    names: list[Any] = []
+
+    def create() -> str:
+        if team.rank == 0:
+            made.append(shm.create(nbytes))
+        return made[0][1] if made else ""
+
+    def attach() -> None:
+        attached.append(made[0][0] if made else shm.attach(names[0], nbytes))
+
+    try:
+        names = _agree(team, create, deadline_s)
+        _agree(team, attach, deadline_s)
+    finally:
+        for _, name in made:
+            shm.forget(name)
+    return ControlBlock(attached[0], team.rank, team.size)
+
+
+def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
+    if chosen == "host":
+        from mpishare.backends.host import HostBackend
+
+        return HostBackend()
+    from mpishare.backends import driver
+    from mpishare.backends.cuda import CudaBackend
+
+    return CudaBackend(driver.choose_device(device, rank), where)
+
+
+def _agree(comm: MPI.Intracomm, work: Callable[[], Any], deadline_s: float) -> list[Any]:
+    """Do `work`, and learn by messages how it went on every rank; as `Agreement.step`."""
+    error: BaseException | None = None
+    value = None
+    try:
+        value = work()
+    except PeerTimeout:
+        raise  # nobody will answer
+    except Exception as caught:  # noqa: BLE001  told to all, then raised
+        error = caught
+    # A rank that only heard of another's failure has none of its own to tell.
+    own = None if error is None or type(error) is PeerError else words(error)
+    told = gather(comm, CALL, [own, value], deadline_s)
+    _raise_together(None if own is None else error, [each[0] for each in told])
+    if error is not None:
+        raise error
+    return [each[1] for each in told]
+
+
+def _raise_together(error: BaseException | None, told: list[str | None]) -> None:
+    if error is not None:
+        raise error
+    failures = {rank: text for rank, text in enumerate(told) if text is not None}
+    if failures:
+        raise peer_error(CALL, failures)
+

@@ -1,0 +1,209 @@
+"""What the objects of one node stand on: its agreement, its backend, its counters."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mpishare import shm
+from mpishare.agree import Agreement
+from mpishare.backends import Backend
+from mpishare.control import LINE, Counters
+from mpishare.errors import MpiShareError
+from mpishare.handles import Handle, boot_id
+from mpishare.shm import SharedMemory
+from mpishare.watch import Watcher
+
+_CHUNK_WORDS = 1 << 16
+
+
+class Child(Protocol):
+    """An object made from a node, which the node closes with itself."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
+    def close(self) -> None:
+        """Close it. Collective."""
+        ...
+
+    def abandon(self) -> None:
+        """Mark it closed without the other ranks. Local."""
+        ...
+
+
+class Retained(Protocol):
+    """A closed object whose memory the user's arrays hold."""
+
+    def release(self, counters: Counters | None) -> bool:
+        """Try once more to let go. Collective."""
+        ...
+
+
+class Ground:
+    """What the objects of one node stand on.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        How its ranks agree.
+    backend : Backend
+        Its memory and streams.
+    nonces : list of str
+        For each rank of the node, what names its process.
+    uuids : list of str
+        For each rank of the node, its GPU; empty on the host backend.
+    """
+
+    def __init__(
+        self, agreement: Agreement, backend: Backend, nonces: list[str], uuids: list[str]
+    ) -> None:
+        self.agreement = agreement
+        self.backend = backend
+        self.nonces = nonces
+        self.uuids = uuids
+        self.watcher = Watcher(agreement)
+        self.children: list[Child] = []
+        self.retained: list[Retained] = []
+        self._chunks: list[SharedMemory] = []
+        self._calls: dict[str, int] = {}
+
+    @property
+    def rank(self) -> int:
+        """This rank among those of the node."""
+        return self.agreement.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the node has."""
+        return self.agreement.size
+
+    def name(self, kind: str) -> str:
+        """Return the name of a new object, the same on every rank: ``window 3``."""
+        self._calls[kind] = self._calls.get(kind, 0) + 1
+        return f"{kind} {self._calls[kind]}"
+
+    def handle(self, token: str, nbytes: int, capacity: int) -> str:
+        """Return the packed handle of memory that this rank allocated."""
+        return Handle(
+            backend=self.backend.name,
+            token=token,
+            offset=0,
+            nbytes=nbytes,
+            capacity=capacity,
+            uuid=self.uuids[self.rank],
+            nonce=self.nonces[self.rank],
+            boot=boot_id(),
+        ).pack()
+
+    def take_counters(self, call: str, words: int) -> Counters:
+        """Return zeroed counters, the same on every rank.
+
+        Collective, since all ranks must take them in the same order; host-blocking where the
+        control block is full and another chunk of shared memory must be mapped.
+        """
+        words = -(-words // LINE) * LINE
+        pool = self.agreement.block.pool
+        if not pool.has(words):
+            self._add_chunk(call, max(words, _CHUNK_WORDS))
+        return pool.take(words)
+
+    def _add_chunk(self, call: str, words: int) -> None:
+        made: list[tuple[SharedMemory, str]] = []
+        agreement, name = self.agreement, ""
+
+        def create() -> str:
+            if agreement.rank != 0:
+                return ""
+            made.append(shm.create(8 * words))
+            return made[0][1]
+
+        def attach() -> None:
+            memory = made[0][0] if made else shm.attach(name, 8 * words)
+            address = self.backend.register(memory)
+            self._chunks.append(memory)
+            agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), address)
+
+        try:
+            name = agreement.step(call, create)[0]
+            agreement.step(call, attach)
+        finally:
+            for _, own in made:
+                shm.forget(own)
+
+    def synchronize(self, stream: Any, call: str) -> None:
+        """Wait on the host for a stream, with the deadline; see `Node.synchronize`."""
+        agreement, backend = self.agreement, self.backend
+        agreement.check()
+        number, owner = backend.stream(stream)
+        deadline = time.monotonic() + agreement.timeout_s
+        while not backend.is_done(number):
+            agreement.check()
+            os.sched_yield()
+            if time.monotonic() > deadline:
+                raise self.missing(call)
+        del owner  # held until here
+        # Once more: a wait that the watcher released is no signal.
+        agreement.check()
+
+    def drain(self, call: str) -> None:
+        """Wait on the host for all streams of this process, with the deadline."""
+        if not self.backend.drain(self.agreement.timeout_s):
+            raise self.missing(call)
+
+    def missing(self, call: str) -> MpiShareError:
+        """Return the error for a stream that did not come to its end."""
+        lagging = self.watcher.lagging()
+        ranks = sorted({rank for ranks in lagging.values() for rank in ranks})
+        waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in lagging.items())
+        told = f"{call} ({waits})" if waits else f"{call} (no rank lags: the GPU itself is busy)"
+        return self.agreement.timed_out(told, ranks, self.agreement.timeout_s)
+
+    def close_in_two(
+        self,
+        call: str,
+        imports: Callable[[], Any],
+        own: Callable[[list[Any]], Any],
+        counters: Counters | None,
+    ) -> list[Any]:
+        """Close an object: all streams end, importers let go, then the owners free.
+
+        Collective, host-blocking.
+
+        Parameters
+        ----------
+        imports : callable
+            Lets go of what this rank imported.
+        own : callable
+            Frees what this rank owns, given what each rank's `imports` returned.
+        counters : Counters, optional
+            The object's, given back.
+
+        Returns
+        -------
+        list
+            What each rank's `own` returned.
+        """
+        agreement = self.agreement
+        agreement.step(call, lambda: self.drain(call))
+        kept = agreement.step(call, imports)
+
+        def free() -> Any:
+            if counters is not None and agreement.rank == 0:
+                agreement.block.pool.clear(counters)
+            return own(kept)
+
+        done = agreement.step(call, free)
+        if counters is not None:
+            agreement.block.pool.give(counters)
+        return done
+
+    def close_chunks(self) -> None:
+        """Unmap the counters that were added. Local, last of all."""
+        for memory in self._chunks:
+            self.backend.unregister(memory)
+            memory.close()

@@ -1,0 +1,108 @@
+"""The handle: the value object that travels between ranks and stands for one allocation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mpishare.errors import HandleError
+
+
+def boot_id() -> str:
+    """Return what names this running kernel: two ranks with the same one share a machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True)
+class Handle:
+    """One allocation, as the ranks tell each other of it.
+
+    Parameters
+    ----------
+    backend : str
+        ``"cuda"`` or ``"host"``.
+    token : str
+        What the driver or the operating system opens: 128 hexadecimal digits, or a file name.
+    offset, nbytes : int, bytes
+        Which part of the allocation is meant.
+    capacity : int, bytes
+        The whole allocation.
+    uuid : str
+        The GPU that holds the memory; empty on the host backend.
+    nonce : str
+        Names the process that owns it: a process identifier can be reused, or equal in two
+        containers.
+    boot : str
+        The running kernel of the owner.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    backend: str
+    token: str
+    offset: int
+    nbytes: int
+    capacity: int
+    uuid: str
+    nonce: str
+    boot: str
+
+    def pack(self) -> str:
+        """Return the text that travels: version, digest, fields."""
+        body = json.dumps(asdict(self), sort_keys=True)
+        return f"{self.VERSION}:{_digest(body)}:{body}"
+
+    @classmethod
+    def unpack(cls, text: str, *, backend: str, nonce: str, nbytes: int) -> Handle:
+        """Check a received text and return the handle.
+
+        Parameters
+        ----------
+        text : str
+            As made by `pack` on the owner.
+        backend, nonce : str
+            What the receiver knows of the owner by another way.
+        nbytes : int, bytes
+            How much the receiver is about to map.
+
+        Raises
+        ------
+        HandleError
+            If the text is damaged, of another version, of another process or machine, or if it
+            stands for less memory than is asked for.
+        """
+        version, _, rest = text.partition(":")
+        digest, _, body = rest.partition(":")
+        if version != str(cls.VERSION):
+            raise HandleError(
+                f"a handle of version {version[:8]!r} was received, this is version {cls.VERSION}. "
+                "All ranks must run the same mpishare."
+            )
+        if digest != _digest(body):
+            raise HandleError("a handle was damaged on its way: its digest does not match")
+        handle = cls(**json.loads(body))
+        for what, got, wanted in (
+            ("backend", handle.backend, backend),
+            ("process", handle.nonce, nonce),
+            ("machine", handle.boot, boot_id()),
+        ):
+            if got != wanted:
+                raise HandleError(f"a handle of {what} {got!r} was received, not of {wanted!r}")
+        if handle.nbytes < nbytes:
+            raise HandleError(
+                f"a handle of {handle.nbytes} bytes was received where {nbytes} bytes are needed"
+            )
+        if handle.offset < 0 or handle.offset + handle.nbytes > handle.capacity:
+            raise HandleError(
+                f"a handle of bytes {handle.offset} to {handle.offset + handle.nbytes} exceeds "
+                f"its allocation of {handle.capacity} bytes"
+            )
+        return handle
+
+
+def _digest(body: str) -> str:
+    # Against damage and mix-ups, not against an attacker: ranks of one job trust each other.
+    return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()

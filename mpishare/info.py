@@ -1,0 +1,99 @@
+"""Who shares memory with whom, and why not where not: ``mpirun -n 4 python -m mpishare.info``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from mpishare.bench.launch import Parser, UsageError, fail_usage, run_on_ranks, seconds
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpishare import Node
+
+PROG = "python -m mpishare.info"
+
+_EPILOG = """\
+Exit status: 0; 1 where a node has several ranks and no two of them share memory, or where a node
+cannot be made; 2 for a wrong command line.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``python -m mpishare.info`` and return its exit status.
+
+    Collective over COMM_WORLD, host-blocking.
+    """
+    parser = Parser(
+        prog=PROG,
+        description="Print for every node which ranks share memory, by which route, and why not.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print the reports as JSON")
+    parser.add_argument(
+        "--timeout-s",
+        type=seconds,
+        default=300.0,
+        metavar="S",
+        help="deadline of the host's waits (%(default)g s)",
+    )
+    try:
+        options = parser.parse_args(argv)
+    except UsageError as exc:
+        return fail_usage(PROG, str(exc))
+    return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
+
+
+def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
+    from mpishare import MpiShareError, Node
+
+    try:
+        with Node(comm, timeout_s=timeout_s) as node:
+            reports = comm.gather(_of_node(node), 0)
+    except MpiShareError as exc:
+        # Every rank raises; the words of a rank that failed alone are in those of rank 0.
+        if comm.rank == 0:
+            sys.stderr.write(f"{PROG}: {exc}\n")
+            sys.stderr.flush()
+        return 1
+    status = 0
+    if reports is not None:
+        nodes = [report for report in reports if report is not None]
+        sys.stdout.write(_as_json(nodes) if is_json else _as_text(nodes))
+        sys.stdout.flush()
+        status = int(any(report["shares_nothing"] for report in nodes))
+    return int(comm.bcast(status, 0))
+
+
+def _of_node(node: Node) -> dict[str, Any] | None:
+    """Return the report of a node, on its rank 0 alone."""
+    report = node.report()
+    if node.rank != 0:
+        return None
+    pairs = [pair for pair in report.pairs if pair.origin != pair.target]
+    return {
+        "text": str(report),
+        "data": report.as_dict(),
+        "shares_nothing": bool(pairs) and not any(pair.memory for pair in pairs),
+    }
+
+
+def _as_text(nodes: list[dict[str, Any]]) -> str:
+    texts = []
+    for node in nodes:
+        verdict = "No two ranks of this node share memory.\n" if node["shares_nothing"] else ""
+        texts.append(node["text"].rstrip("\n") + "\n" + verdict)
+    return "\n".join(texts)
+
+
+def _as_json(nodes: list[dict[str, Any]]) -> str:
+    return json.dumps({"nodes": [node["data"] for node in nodes]}, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

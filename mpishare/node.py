@@ -1,0 +1,323 @@
+"""The node: the ranks that share memory, and what they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from mpishare import allocate
+from mpishare.backends import Device
+from mpishare.control import State
+from mpishare.errors import ClosedError, words
+from mpishare.event import Event, make_event
+from mpishare.form import dissolve, form
+from mpishare.report import Report
+from mpishare.window import Window
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Node:
+    """The ranks of a communicator that share memory with this one.
+
+    Collective over the given communicator, host-blocking: some milliseconds on the host backend,
+    0.1 to 1 s on CUDA, where every pair of ranks is tried once. Each rank gets the node it is on.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        Over any number of nodes. It is duplicated; nothing is ever sent on it. Default:
+        ``MPI.COMM_WORLD``.
+    backend : {"auto", "cuda", "host"}
+        ``"auto"`` is ``"cuda"`` where every rank has a GPU, else ``"host"``. The same on all ranks.
+        The environment variable ``MPISHARE_BACKEND`` comes before it.
+    device : int, str or cupy.cuda.Device, optional
+        This rank's GPU: its ordinal here, or its UUID. Default: the one whose primary context is
+        active already, else round robin over the ranks of the node. It is made the current one.
+    timeout_s : float, seconds
+        After this, a wait of the host for another rank raises `PeerTimeout`.
+
+    Attributes
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The ranks of this node, for the user: mpishare sends nothing on it.
+    ranks : tuple of int
+        For each rank of the node, its rank in the communicator that was given.
+
+    Raises
+    ------
+    UnsupportedError
+        If a launcher started several ranks that do not know of each other, if there is a GPU but
+        not the packages to use it, or if /dev/shm is full.
+    PeerError
+        If another rank failed.
+    PeerTimeout
+        If not all ranks of the communicator call it.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        *,
+        backend: str = "auto",
+        device: Any = None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        formed = form(comm, backend, device, timeout_s)
+        self._ground = formed.ground
+        self._ending = formed.ending
+        self._comms = (formed.user, formed.team, formed.whole)
+        self._report = formed.report
+        self._is_closed = False
+        self.comm: MPI.Intracomm = formed.user
+        self.ranks = formed.ranks
+
+    @property
+    def rank(self) -> int:
+        """This rank in `comm`."""
+        return self._ground.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the node has."""
+        return self._ground.size
+
+    @property
+    def leader(self) -> int:
+        """The rank in `comm` that allocates what the node shares: the lowest."""
+        return self._report.leader
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank is the leader."""
+        return self.rank == self.leader
+
+    @property
+    def backend(self) -> str:
+        """``"cuda"`` or ``"host"``, the same on every rank of the given communicator."""
+        return self._ground.backend.name
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array library: CuPy or NumPy."""
+        return self._ground.backend.xp
+
+    @property
+    def device(self) -> Device | None:
+        """The GPU of this rank; None on the host backend."""
+        return self._ground.backend.device
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the node was closed."""
+        return self._is_closed
+
+    def report(self) -> Report:
+        """Return who shares with whom, by which route, and why not where not.
+
+        Local: what was found when the node was made. ``str()`` of it is a text, `Report.pairs` the
+        data.
+        """
+        return self._report
+
+    def barrier(self) -> None:
+        """Wait on the host until every rank of the node has called it.
+
+        Collective, host-blocking. Waits for no GPU: see `synchronize`.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If a rank is gone or does not arrive.
+        """
+        self._ground.agreement.step("Node.barrier", lambda: None)
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait on the host until all that was put on a stream is over, with the deadline.
+
+        Local, host-blocking. Unlike the stream's own method it raises where the stream waits for a
+        rank that is gone.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Default: CuPy's current stream. Ignored on the host backend.
+
+        Raises
+        ------
+        PeerTimeout
+            If a rank that the stream waits for died, or is late by more than the deadline.
+        PeerError
+            If such a rank left.
+        """
+        self._ground.synchronize(stream, "Node.synchronize")
+
+    def allocate(
+        self, shape: Any, dtype: Any = float, *, fill: Any = None, owner: int | None = None
+    ) -> Window:
+        """Allocate memory once and map it on every rank.
+
+        Collective, host-blocking. All arguments are the same on all ranks.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Of the whole; 0 is allowed.
+        dtype : dtype
+            Of the elements: anything without Python objects on the host backend, what CuPy has on
+            CUDA.
+        fill : scalar, optional
+            What every element is set to before the call returns. Default: nothing is set.
+        owner : int, optional
+            The rank in `comm` that allocates, on its GPU. Default: the leader.
+
+        Returns
+        -------
+        Window
+            Its `array` is the whole, on every rank.
+
+        Raises
+        ------
+        CudaError, UnsupportedError
+            On the owner, if there is not that much memory.
+        PeerError
+            If that or anything else failed on another rank; nothing is left allocated.
+        MismatchError
+            If the arguments differ.
+        """
+        return allocate.allocate(self._ground, shape, dtype, fill, owner)
+
+    def allocate_each(self, shape: Any, dtype: Any = float, *, fill: Any = None) -> Window:
+        """Allocate a segment on every rank, on its own GPU, and map all of them on every rank.
+
+        Collective, host-blocking. The dtype is the same on all ranks; shapes may differ.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Of this rank's segment; 0 is allowed.
+        dtype : dtype
+            Of the elements.
+        fill : scalar, optional
+            What every element of this rank's segment is set to before the call returns.
+
+        Returns
+        -------
+        Window
+            Its `array` is this rank's segment, ``segment(rank)`` another's.
+
+        Raises
+        ------
+        CudaError, UnsupportedError, PeerError, MismatchError
+            As `allocate`.
+        """
+        return allocate.allocate_each(self._ground, shape, dtype, fill)
+
+    def share(self, source: Any, *, owner: int | None = None) -> Window:
+        """Share what one rank has, or computes, as a window of its shape and dtype.
+
+        Collective, host-blocking.
+
+        Parameters
+        ----------
+        source : array, or callable without arguments that returns one
+            Looked at, or called, on the owner alone; what the others pass is ignored. It is copied.
+        owner : int, optional
+            A rank in `comm`, the same on all ranks. Default: the leader.
+
+        Raises
+        ------
+        Exception
+            On the owner, whatever the callable raised.
+        PeerError
+            On the others, with the words of that exception.
+        """
+        return allocate.share(self._ground, source, owner)
+
+    def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
+        """Make an event that one rank records and streams of others wait for.
+
+        Collective, host-blocking. All arguments are the same on all ranks.
+
+        Parameters
+        ----------
+        owner : int, optional
+            The rank in `comm` that records. Default: the leader.
+        waiters : sequence of int, optional
+            The ranks that wait. Default: all others.
+        """
+        return make_event(self._ground, self.leader if owner is None else owner, waiters)
+
+    def close(self) -> None:
+        """Close the node and what was made from it, newest first.
+
+        Collective over the node, host-blocking; closing twice does nothing. Local where the node
+        is broken: then what other ranks may still map is left to the end of the process.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If a rank is gone or does not arrive; the node is closed all the same, by this rank
+            alone.
+        """
+        if self._is_closed:
+            return
+        ground = self._ground
+        if ground.agreement.failure is not None:
+            self._abandon()
+            return
+        ground.agreement.check()
+        try:
+            for child in reversed(list(ground.children)):
+                child.close()
+            for retained in ground.retained:
+                retained.release(None)
+            dissolve(ground, self._ending)
+        except BaseException:
+            self._abandon()
+            raise
+        self._is_closed = True
+        ground.agreement.fail(lambda: ClosedError("the node is closed"), fatal=False)
+        for comm in self._comms:
+            comm.Free()
+
+    def _abandon(self) -> None:
+        """Leave without the other ranks. Local; frees nothing that they may still map."""
+        self._is_closed = True
+        for child in list(self._ground.children):
+            child.abandon()
+
+    def __enter__(self) -> Self:
+        """Return the node."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the node; by an exception leave it without waiting for anyone, and say why."""
+        if error is None:
+            self.close()
+        elif not self._is_closed:
+            agreement = self._ground.agreement
+            agreement.block.depart(State.LEFT, words(error))
+            agreement.fail(
+                lambda: ClosedError("the node was left by an exception"), fatal=False
+            )
+            self._abandon()
+
+    def __repr__(self) -> str:
+        """Name the node, this rank and the backend."""
+        state = ", closed" if self._is_closed else ""
+        return (
+            f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
+            f"device={self.device}{state}>"
+        )
+
+    def __reduce__(self) -> Callable[..., Any]:
+        """Refuse: a node belongs to this process."""
+        raise TypeError("an mpishare Node cannot be pickled: it belongs to one process")

@@ -1,0 +1,175 @@
+"""Host memory that several processes map: a file in /dev/shm that has a name for a moment only.
+
+Why not an MPI shared window: an array of a freed window is a segmentation fault, a window larger
+than /dev/shm is made without complaint and kills the process at the first touch, and `Win.Free`
+cannot be called once a rank is gone. A file that is unlinked as soon as every rank has opened it
+has none of these: its room is reserved before anyone touches it, it lives as long as somebody maps
+it, and nothing is left behind after a crash.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import secrets
+from pathlib import Path
+
+from mpishare.errors import HandleError, UnsupportedError
+
+FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
+_NAME = re.compile(r"mpishare-[0-9a-f]{32}")
+
+
+class SharedMemory:
+    """Bytes that this process maps, with the open file behind them.
+
+    Attributes
+    ----------
+    nbytes : int, bytes
+        Size of the mapping, a multiple of the page size.
+    buffer : mmap.mmap
+        The bytes. Views of it keep it mapped.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.buffer = mmap.mmap(fd, nbytes)
+
+    def close(self) -> bool:
+        """Unmap and close. Local.
+
+        Returns
+        -------
+        bool
+            False where views of the buffer are alive: then the memory goes with the last of them.
+        """
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        try:
+            self.buffer.close()
+        except BufferError:
+            return False
+        return True
+
+
+def create(nbytes: int) -> tuple[SharedMemory, str]:
+    """Reserve zeroed shared memory and give it a name under which others can `attach`. Local.
+
+    Parameters
+    ----------
+    nbytes : int, bytes
+        Rounded up to whole pages; at least one.
+
+    Returns
+    -------
+    tuple of SharedMemory and str
+        The memory, and its name until `forget`.
+
+    Raises
+    ------
+    UnsupportedError
+        If /dev/shm or the machine has not that much left. Nothing has been touched by then.
+    """
+    nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    _check_room(nbytes)
+    fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            # Reserves the pages, so that the first touch cannot be SIGBUS.
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                raise _no_room(nbytes, _free()) from error
+            raise
+        memory = SharedMemory(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    name = f"mpishare-{secrets.token_hex(16)}"
+    try:
+        # The name comes last: a process that is killed while pages are reserved leaves nothing.
+        # A folder descriptor makes Python call linkat, which follows the link in /proc.
+        folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        memory.close()
+        raise
+    return memory, name
+
+
+def attach(name: str, nbytes: int) -> SharedMemory:
+    """Map the memory that another process of this machine created. Local.
+
+    Raises
+    ------
+    HandleError
+        If the name is none of `create`'s, or if the memory is smaller than `nbytes`.
+    OSError
+        If there is no such memory here.
+    """
+    if not _NAME.fullmatch(name):
+        raise HandleError(f"{name!r} is not a name of shared memory")
+    fd = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        if size < nbytes:
+            raise HandleError(f"shared memory of {size} bytes where {nbytes} bytes are needed")
+        return SharedMemory(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def forget(name: str) -> None:
+    """Take the name away; the memory lives on as long as it is mapped. Local, may be repeated."""
+    Path(FOLDER, name).unlink(missing_ok=True)
+
+
+def _check_room(nbytes: int) -> None:
+    free = _free()
+    if nbytes > free:
+        raise _no_room(nbytes, free)
+    available = _available()
+    if nbytes > available:
+        raise UnsupportedError(
+            f"{nbytes} bytes of shared memory failed: this machine has {available} bytes of memory "
+            "left. Ask for less, or run on more nodes."
+        )
+
+
+def _free() -> int:
+    room = os.statvfs(FOLDER)
+    return room.f_bavail * room.f_frsize
+
+
+def _no_room(nbytes: int, free: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{nbytes} bytes of shared memory failed: {FOLDER} has {free} bytes left. In a container, "
+        "start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; else enlarge it "
+        f"with `mount -o remount,size=SIZE {FOLDER}`."
+    )
+
+
+def _available() -> int:
+    """Return how much memory this process may still take: the machine's, or its control group's."""
+    meminfo = Path("/proc/meminfo").read_text()
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    limits = [int(match[1]) * 1024] if match else []
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        cache = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+    except OSError:
+        # No such control group here: then it sets no limit.
+        limit = "max"
+    if limit != "max":
+        limits.append(int(limit) - used + (int(cache[1]) if cache else 0))
+    return min(limits, default=1 << 62)

@@ -1,0 +1,237 @@
+"""Waits of the host for other ranks: they end, by arrival, by a reason or by the deadline."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from mpishare.control import ControlBlock, State, Status
+from mpishare.errors import (
+    ClosedError,
+    MismatchError,
+    MpiShareError,
+    PeerError,
+    PeerTimeout,
+    UnsupportedError,
+)
+
+log = logging.getLogger("mpishare")
+
+LATE_S = 30.0
+"""A rank that is waited for this long is named in a warning."""
+
+_CYCLE_S = 0.5
+"""How long a cycle of waits must stand still before it is called one."""
+
+
+class Waits:
+    """How one rank waits for the others of its node, and whether the node is whole.
+
+    Parameters
+    ----------
+    block : ControlBlock
+        Where the ranks of the node speak.
+    timeout_s : float, seconds
+        After this a wait of the host for another rank raises `PeerTimeout`.
+    """
+
+    def __init__(self, block: ControlBlock, timeout_s: float) -> None:
+        self.block = block
+        self.rank = block.rank
+        self.size = block.size
+        self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
+        self.timeout_s = timeout_s
+        self.failure: Callable[[], MpiShareError] | None = None
+        """Makes the error that every later call raises; None while the node is whole."""
+        self.is_fatal = False
+        """A rank died or timed out: MPI itself cannot be brought to an orderly end."""
+        self.is_told = False
+        """The main thread has raised the failure at least once."""
+        self._thread = threading.get_ident()
+        _all.add(self)
+
+    # --- whether this node can still be used
+
+    def check(self) -> None:
+        """Raise if the node is closed or broken, or if this is another thread or process."""
+        if self.failure is not None or threading.get_ident() != self._thread:
+            self._refuse()
+
+    def fail(self, failure: Callable[[], MpiShareError], *, fatal: bool) -> None:
+        """Mark the node broken; the first reason stands. Called by the watcher's thread too."""
+        if self.failure is None:
+            self.is_fatal = fatal
+            self.failure = failure
+
+    def _refuse(self) -> None:
+        if self.failure is not None:
+            self.is_told = True
+            raise self.failure()
+        raise UnsupportedError(
+            "an object of mpishare was used in another thread than the one that made it. Order "
+            "between ranks is order between calls: make them all in one thread."
+        )
+
+    # --- host waits
+
+    def wait(self, call: str, lagging: Callable[[], list[int]], timeout_s: float = 0.0) -> None:
+        """Wait on the host until nobody lags, a lagging rank has gone, or the deadline.
+
+        Parameters
+        ----------
+        call : str
+            In which call this rank waits, for the others to read.
+        lagging : callable
+            Returns the ranks that are waited for; none ends the wait.
+        timeout_s : float, seconds
+            Default: the node's.
+        """
+        spins = 0
+        while lagging():
+            spins += 1
+            # Give the core away at once: with more ranks than cores the rank that is waited for
+            # may need this very core, and a spin would hold it for a whole time slice.
+            os.sched_yield()
+            if spins == 200:
+                self._wait_long(call, lagging, timeout_s or self.timeout_s)
+                return
+
+    def _wait_long(
+        self, call: str, lagging: Callable[[], list[int]], timeout_s: float
+    ) -> None:
+        start = time.monotonic()
+        warned = False
+        awaited: list[int] = []
+        published: list[int] | None = None
+        cycle: dict[int, Status] = {}
+        cycle_since = start
+        try:
+            while awaited := lagging():
+                os.sched_yield()
+                now = time.monotonic()
+                self._check_peers(call, lagging)
+                if now - start > timeout_s:
+                    raise self.timed_out(call, awaited, timeout_s)
+                if now - start > LATE_S and not warned:
+                    warned = True
+                    log.warning("%s", late_words(call, awaited, now - start, self.rank))
+                if now - start > 0.05 and published != awaited:
+                    self.block.begin_wait(call, awaited)
+                    published = awaited
+                self.block.look()
+                if now - cycle_since > _CYCLE_S:
+                    cycle_since = now
+                    seen = self._cycle(awaited)
+                    if seen and _stands_still(cycle, seen):
+                        raise self._deadlock(call, seen)
+                    cycle = seen
+        finally:
+            if published is not None:
+                self.block.end_wait()
+
+    def _check_peers(self, call: str, lagging: Callable[[], list[int]]) -> None:
+        if self.failure is not None:
+            self._refuse()
+        state = self.block.state
+        gone = [rank for rank in self.others if state(rank) != State.PRESENT]
+        if gone:
+            # Asked again, since a rank may do what is waited for and leave just after.
+            missing = {rank: self.gone_words(rank) for rank in lagging() if rank in gone}
+            if missing:
+                self.fail(lambda: peer_error(call, missing), fatal=False)
+                self._refuse()
+
+    def gone_words(self, rank: int) -> str:
+        """Say how a rank left that is no longer there."""
+        state = self.block.state(rank)
+        if state == State.LEFT:
+            return self.block.departure(rank)
+        return "closed the node" if state == State.CLOSED else "exited without closing the node"
+
+    def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> PeerTimeout:
+        """Break the node since ranks are missing, tell the others, and return the error."""
+        ranks = tuple(awaited)
+        text = (
+            f"{call} failed: {_ranks(ranks)} did not arrive within {timeout_s:g} s "
+            f"(rank {self.rank} of {self.size}). The node cannot be used any more."
+        )
+        self.fail(lambda: PeerTimeout(text, ranks=ranks, timeout_s=timeout_s), fatal=True)
+        self.is_told = True
+        self.block.depart(State.LEFT, f"PeerTimeout: {text}")
+        return PeerTimeout(text, ranks=ranks, timeout_s=timeout_s)
+
+    def _cycle(self, awaited: Sequence[int]) -> dict[int, Status]:
+        """Follow who waits for whom; return the waits if they lead back to this rank."""
+        seen: dict[int, Status] = {}
+        path = list(awaited)
+        closed = False
+        while path:
+            rank = path.pop()
+            if rank == self.rank:
+                closed = True
+            elif rank not in seen:
+                status = self.block.status(rank)
+                if status is not None:
+                    seen[rank] = status
+                    path.extend(status.awaited)
+        return seen if closed else {}
+
+    def _deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
+        failures = {rank: f"waits in {status.call}" for rank, status in sorted(cycle.items())}
+        text = (
+            f"ranks wait for each other: rank {self.rank} in {call}, "
+            + ", ".join(f"rank {rank} in {status.call}" for rank, status in sorted(cycle.items()))
+            + ". Calls that meet each other are made in the same order on all ranks of a node."
+        )
+        self.fail(lambda: MismatchError(text, failures=failures), fatal=False)
+        self.is_told = True
+        self.block.depart(State.LEFT, f"MismatchError: {text}")
+        return MismatchError(text, failures=failures)
+
+
+def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:
+    # Each rank is in the same wait and has looked again since: what it waits for is really not
+    # there. A rank that was merely stopped has not looked, and may find it when it goes on.
+    return before.keys() == now.keys() and all(
+        now[rank].version == status.version and now[rank].looks > status.looks + 1
+        for rank, status in before.items()
+    )
+
+
+def peer_error(call: str, failures: dict[int, str]) -> PeerError:
+    """Return the error that says which other ranks failed in a call."""
+    told = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+    return PeerError(f"{call} failed on {_ranks(failures)}: {told}", failures=failures)
+
+
+def late_words(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
+    """Say which ranks are late."""
+    return f"rank {rank} has waited {since_s:.0f} s in {call} for {_ranks(ranks)}"
+
+
+def closed_error(what: str) -> Callable[[], ClosedError]:
+    """Return what makes the error of an object that is used after `close()`."""
+    return lambda: ClosedError(f"{what} is closed")
+
+
+def _ranks(ranks: Sequence[int] | dict[int, str]) -> str:
+    listed = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+_all: weakref.WeakSet[Waits] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for waits in _all:
+        waits.failure = lambda: UnsupportedError(
+            "an object of mpishare was used in a forked process. MPI and CUDA do not survive a "
+            "fork: start processes with the `spawn` method, or use the object in its own process."
+        )
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,144 @@
+"""The watcher: a thread that sees a rank die and lets go whatever waits for it.
+
+It makes no MPI call and no CUDA call. A stream that waits for a counter waits for a word of host
+memory, so one store of the CPU releases it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from mpishare.agree import Agreement
+from mpishare.control import State
+from mpishare.errors import PeerTimeout
+from mpishare.waits import LATE_S, late_words, peer_error
+
+log = logging.getLogger("mpishare")
+
+PERIOD_S = 0.1
+GRACE_S = 30.0
+"""After a death, how long the main thread may stay away from mpishare before the process ends."""
+
+
+class Waiting(Protocol):
+    """What may have put a wait on a stream."""
+
+    name: str
+
+    def lagging(self) -> list[int]:
+        """Ranks whose signal is waited for by what this rank has enqueued so far."""
+        ...
+
+
+class Watcher:
+    """Watches the other ranks of a node until `stop`.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        Told of a death first, so that a released wait is never taken for a signal.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._block = agreement.block
+        self._waiting: tuple[Waiting, ...] = ()
+        self._late: dict[tuple[int, int], float] = {}
+        self._warned: set[tuple[int, int]] = set()
+        self._stop = threading.Event()
+        self._broken_at = 0.0
+        self.grace_s = GRACE_S
+        self._thread = threading.Thread(target=self._run, name="mpishare-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch. Local."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait until it has ended. Local."""
+        self._stop.set()
+        self._thread.join()
+
+    def add(self, waiting: Waiting) -> None:
+        """Watch what an object has put on streams, until `remove`."""
+        # A new tuple each time, since the thread may be walking over the old one.
+        self._waiting = (*self._waiting, waiting)
+
+    def remove(self, waiting: Waiting) -> None:
+        """Watch it no more."""
+        self._waiting = tuple(item for item in self._waiting if item is not waiting)
+
+    def lagging(self) -> dict[str, list[int]]:
+        """For each object with a wait that is not over: the ranks that it waits for."""
+        return {item.name: ranks for item in self._waiting if (ranks := item.lagging())}
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            if self._agreement.failure is None:
+                self._look_for_the_dead()
+                self._look_for_the_late()
+            if self._agreement.failure is not None:
+                # Again and again: a stream of this or another rank may still write its counter.
+                self._block.pool.release_all()
+                self._end_if_forgotten()
+
+    def _look_for_the_dead(self) -> None:
+        agreement, block = self._agreement, self._block
+        dead, left = [], {}
+        for rank in agreement.others:
+            runs = block.is_running(rank)
+            # The state is read after the lock: an orderly end says so first, then lets go.
+            state = block.state(rank)
+            if state == State.LEFT:
+                left[rank] = agreement.gone_words(rank)
+            elif not runs and state == State.PRESENT:
+                dead.append(rank)
+            elif state != State.PRESENT and any(rank in lag for lag in self.lagging().values()):
+                left[rank] = agreement.gone_words(rank)
+        if dead:
+            agreement.fail(_death(dead, agreement), fatal=True)
+        elif left:
+            agreement.fail(lambda: peer_error("a call", left), fatal=False)
+
+    def _look_for_the_late(self) -> None:
+        now = time.monotonic()
+        for item in self._waiting:
+            ranks = item.lagging()
+            for rank in self._agreement.others:
+                key = (id(item), rank)
+                if rank not in ranks:
+                    self._late.pop(key, None)
+                    self._warned.discard(key)
+                elif now - self._late.setdefault(key, now) > LATE_S and key not in self._warned:
+                    self._warned.add(key)
+                    words = late_words(item.name, [rank], LATE_S, self._agreement.rank)
+                    log.warning("%s on a stream", words)
+
+    def _end_if_forgotten(self) -> None:
+        agreement = self._agreement
+        if not agreement.is_fatal or agreement.is_told or agreement.failure is None:
+            return
+        self._broken_at = self._broken_at or time.monotonic()
+        if time.monotonic() - self._broken_at > self.grace_s:
+            # The main thread hangs elsewhere, most likely in a message to the dead rank.
+            sys.stderr.write(
+                f"mpishare: rank {agreement.rank} ends: {agreement.failure()} This rank made no "
+                f"call to mpishare for {self.grace_s:.0f} s since.\n"
+            )
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _death(dead: list[int], agreement: Agreement) -> Callable[[], PeerTimeout]:
+    who = "rank " + ", ".join(str(rank) for rank in dead)
+    text = (
+        f"{who} of {agreement.size} died (seen by rank {agreement.rank}). The node cannot be used "
+        "any more; close() is local, and the job is aborted at exit."
+    )
+    return lambda: PeerTimeout(text, ranks=dead, timeout_s=agreement.timeout_s)

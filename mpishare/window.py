@@ -1,0 +1,180 @@
+"""Windows: memory that one rank allocates and every rank of the node maps."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from mpishare.backends import Memory
+from mpishare.control import Counters
+from mpishare.epochs import Epochs
+from mpishare.errors import ClosedError
+from mpishare.ground import Ground
+
+Shape = tuple[int, ...]
+
+
+class Window(Epochs):
+    """A shared allocation, with the epochs that order access to it.
+
+    Made by `Node.allocate`, `Node.allocate_each` and `Node.share`.
+
+    Attributes
+    ----------
+    name : str
+        The same on every rank: ``window 3``.
+    shape : tuple of int
+        Of `array`.
+    dtype : numpy.dtype
+        Of the elements.
+    nbytes : int, bytes
+        Of `array`.
+    owner : int or None
+        The rank that allocated it, in ``node.comm``; None where each rank allocated its segment.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        name: str,
+        counters: Counters,
+        memories: list[Memory | None],
+        shapes: list[Shape | None],
+        dtype: np.dtype[Any],
+        owner: int | None,
+    ) -> None:
+        super().__init__(ground, counters, name)
+        self._ground = ground
+        self._memories = memories
+        self._shapes = shapes
+        self._arrays: dict[int, Any] = {}
+        self._is_closed = False
+        self._home = ground.rank if owner is None else owner
+        self.owner = owner
+        self.dtype = dtype
+        self.shape = shapes[self._home] or ()
+        self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
+        ground.children.append(self)
+        ground.watcher.add(self)
+
+    @property
+    def array(self) -> Any:
+        """The whole window, or this rank's own segment of one that each rank allocated. Local."""
+        return self.segment(self._home)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the window was closed."""
+        return self._is_closed
+
+    def segment(self, rank: int) -> Any:
+        """Return that rank's segment as an array of mine: the same bytes, no copy.
+
+        Local, host-blocking: nothing is waited for.
+
+        Parameters
+        ----------
+        rank : int
+            In ``node.comm``. Of a window with an owner, only the owner has a segment: the whole.
+
+        Returns
+        -------
+        cupy.ndarray or numpy.ndarray
+            On this rank's own device. Valid as long as it is held, also after `close`.
+
+        Raises
+        ------
+        ValueError
+            If that rank has no segment here.
+        ClosedError
+            If the window is closed.
+        """
+        if self._is_closed:
+            raise ClosedError(f"{self.name} is closed")
+        if rank not in self._arrays:
+            memory, shape = None, None
+            if isinstance(rank, int | np.integer) and 0 <= rank < len(self._memories):
+                memory, shape = self._memories[rank], self._shapes[rank]
+            if memory is None or shape is None:
+                having = [r for r, memory in enumerate(self._memories) if memory is not None]
+                raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
+            self._arrays[rank] = memory.array(shape, self.dtype)
+        return self._arrays[rank]
+
+    def close(self) -> None:
+        """Unmap the window on all ranks, then free it.
+
+        Collective, host-blocking: waits for this process's streams and for the other ranks.
+        Closing twice does nothing. Arrays that are still held stay valid: then the memory is kept
+        until the node is closed, and a `ResourceWarning` names the window.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then nothing is freed.
+        """
+        if self._is_closed:
+            return
+        self._check()
+        self._is_closed = True
+        self._arrays.clear()
+        is_gone = self.release(self.counters)
+        is_mine = any(memory is not None for memory in self._memories)
+        self._forget()
+        if not is_gone:
+            self._ground.retained.append(self)
+        if is_mine:
+            warnings.warn(
+                f"{self.name} of shape {self.shape} was closed while arrays of it are held: its "
+                "memory stays mapped until they are gone",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def release(self, counters: Counters | None) -> bool:
+        """Unmap and free what no array holds; return whether all is gone on all ranks.
+
+        Collective, host-blocking. Part of `close`, and once more when the node is closed.
+        """
+        rank = self._ground.rank
+
+        def imports() -> list[int]:
+            others = [r for r in range(len(self._memories)) if r != rank]
+            return [r for r in others if not self._let_go(r)]
+
+        def own(kept: list[list[int]]) -> bool:
+            # A rank that still maps my segment would be left without ground.
+            return not any(rank in ranks for ranks in kept) and self._let_go(rank)
+
+        return all(self._ground.close_in_two(f"{self.name}: close", imports, own, counters))
+
+    def abandon(self) -> None:
+        """Mark it closed without the other ranks. Local; frees nothing that others may map."""
+        self._is_closed = True
+        self._arrays.clear()
+        self._forget()
+
+    def __repr__(self) -> str:
+        """Name the window, its shape and its owner."""
+        state = ", closed" if self._is_closed else ""
+        return (
+            f"<mpishare.Window {self.name}: shape={self.shape}, dtype={self.dtype}, "
+            f"owner={self.owner}{state}>"
+        )
+
+    def __reduce__(self) -> Any:
+        """Refuse: a window belongs to this process."""
+        raise TypeError("an mpishare Window cannot be pickled: send a copy of its array instead")
+
+    def _let_go(self, rank: int) -> bool:
+        memory = self._memories[rank]
+        if memory is not None and memory.close():
+            self._memories[rank] = None
+        return self._memories[rank] is None
+
+    def _forget(self) -> None:
+        self._ground.watcher.remove(self)
+        self._ground.children.remove(self)
+        self._end()
