@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpishare.control import MAIL, ControlBlock
 from mpishare.errors import MismatchError, MpiShareError, words
 from mpishare.waits import Waits, peer_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 class Agreement(Waits):
@@ -51,7 +54,7 @@ class Agreement(Waits):
         mine: BaseException | None = None
         try:
             reply = [call, None, work()]
-        except BaseException as error:  # noqa: BLE001  told to all, then raised below
+        except BaseException as error:
             mine = error
             reply = [call, words(error), None]
         try:
@@ -74,7 +77,7 @@ class Agreement(Waits):
         calls = [reply[0] for reply in replies]
         if any(other != call for other in calls):
             raise MismatchError(
-                f"ranks made different collective calls: "
+                "ranks made different collective calls: "
                 + "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(calls))
                 + ". Collective calls are made in the same order on all ranks of a node.",
                 failures={r: f"called {name}" for r, name in enumerate(calls) if name != call},
@@ -87,7 +90,7 @@ class Agreement(Waits):
             self._number += 1
             number = self._number
             self.block.post_mail(number, len(data), data[start : start + MAIL])
-            self.wait(call, lambda: self._silent(number))
+            self.wait(call, functools.partial(self._silent, number))
             totals = []
             for rank in range(self.size):
                 total, part = self.block.read_mail(rank, number, start)

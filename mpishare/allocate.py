@@ -5,18 +5,21 @@ from __future__ import annotations
 import operator
 import pickle
 import traceback
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.agree import require_same
-from mpishare.backends import Memory
 from mpishare.epochs import Epochs
 from mpishare.errors import MpiShareError, UnsupportedError
-from mpishare.ground import Ground
 from mpishare.handles import Handle
 from mpishare.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.backends import Memory
+    from mpishare.ground import Ground
 
 _CUDA_DTYPES = "?bhilqBHILQefdFD"
 """Type characters of the dtypes that CuPy has."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import Backend
+if TYPE_CHECKING:
+    from mpishare.backends import Backend
 
 
 class Chain:

@@ -12,11 +12,14 @@ import fcntl
 import json
 import os
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from mpishare.shm import SharedMemory
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.shm import SharedMemory
 
 LINE = 16
 """Words of 8 bytes in a slot: 128 bytes, so that two writers never share a cache line."""
@@ -132,7 +135,7 @@ class CounterPool:
 
     @staticmethod
     def clear(counters: Counters) -> None:
-        """Zero counters that nobody uses any more: by one rank, before the others may `take` them."""
+        """Zero counters that nobody uses any more: one rank, before any may `take` them."""
         for index in range(len(counters.view)):
             counters.view[index] = 0
 
@@ -237,7 +240,7 @@ class ControlBlock:
         self.words[at] += 2
 
     def status(self, rank: int) -> Status | None:
-        """What that rank waits in; None where it does not, or is just changing its words."""
+        """Return what that rank waits in; None where it does not, or just changes its words."""
         at = rank * _RANK_WORDS + _STATE_WORDS
         version = self.words[at]
         self.sync()
@@ -289,4 +292,3 @@ class ControlBlock:
     def _read_text(self, at: int) -> str:
         length = min(self.words[at], 8 * _STATUS_WORDS)
         return bytes(self._bytes[8 * (at + 1) : 8 * (at + 1) + length]).decode(errors="replace")
-

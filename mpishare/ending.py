@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpishare.agree import Agreement
 from mpishare.control import State
 from mpishare.errors import ClosedError
+
+if TYPE_CHECKING:
+    from mpishare.agree import Agreement
 
 
 class Ending:
@@ -24,6 +27,7 @@ class Ending:
         from mpi4py import MPI
 
         self._agreement = agreement
+        self._pid = os.getpid()
         self._mpi: Any = MPI
         # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
         self._keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._at_finalize())
@@ -54,8 +58,8 @@ class Ending:
 
     def _at_exit(self) -> None:
         agreement = self._agreement
-        if self._mpi.Is_finalized():
-            return
+        if self._mpi.Is_finalized() or os.getpid() != self._pid:
+            return  # a forked child must not speak for its parent
         if agreement.is_fatal and agreement.failure is not None:
             # A collective that is under way cannot be cancelled, and Finalize would hang in it.
             sys.stderr.write(

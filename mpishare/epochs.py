@@ -8,23 +8,28 @@ counters are stored and looked at by the calls themselves, which block.
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from os import sched_yield
+from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import Signals
-from mpishare.chain import Chain
-from mpishare.control import LINE, Counters
-from mpishare.errors import ClosedError, EpochError
-from mpishare.ground import Ground
+from mpishare.control import LINE
+from mpishare.errors import EpochError
+from mpishare.order import Ordered
+from mpishare.rounds import rounds, row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.control import Counters
+    from mpishare.ground import Ground
 
 FLAT_RANKS = 16
 """Up to here a fence waits for every other rank at once; above, in log2(ranks) rounds."""
 
-_SPINS = 200
+_LOOKS = 400
+"""After so many looks at the counters a fence waits in the way that watches deadlines."""
 
 
-class Epochs:
+class Epochs(Ordered):
     """The epochs of one window.
 
     Parameters
@@ -42,22 +47,13 @@ class Epochs:
     def __init__(
         self, ground: Ground, counters: Counters, name: str, *, flat_ranks: int = FLAT_RANKS
     ) -> None:
-        self.name = name
-        self.counters = counters
-        self._check: Callable[[], None] = ground.agreement.check
-        self._wait_on_host = ground.agreement.wait
-        self._backend = ground.backend
-        self._rank, self._size = ground.rank, ground.size
-        self._view = counters.view
-        self._sync = ground.agreement.block.sync
-        self._has_streams = ground.backend.has_streams
-        self._chain = Chain(ground.backend, name)
-        self._signals: dict[Any, Signals] = {}
+        super().__init__(ground, counters, name)
         self._epoch = 0
-        self._rounds = _rounds(self._rank, self._size, flat_ranks)
+        self._rounds = rounds(self._rank, self._size, flat_ranks)
         self._my_slot = LINE * self._rank
         self._other_slots = [LINE * rank for rank in ground.agreement.others]
         self._operations = sum(1 + len(waits) for _, waits in self._rounds)
+        self._is_plain = not self._has_streams and self._size <= flat_ranks
         self._is_flat = self._size <= flat_ranks
         # Of each pair both sides count, so that neither needs to ask the other.
         self._exposed = [0] * self._size  # my posts to that origin
@@ -70,7 +66,7 @@ class Epochs:
     @staticmethod
     def words(size: int) -> int:
         """Return how many counters a window of a node with that many ranks needs."""
-        return size * (LINE + 2 * _row(size))
+        return size * (LINE + 2 * row(size))
 
     # --- fence
 
@@ -94,20 +90,22 @@ class Epochs:
         """
         self._check()
         epoch = self._epoch + 1
-        if self._has_streams:
-            self._enqueue_fence(stream, epoch)
-        elif self._is_flat:
+        if self._is_plain:
             view = self._view
             self._sync()
             view[self._my_slot] = epoch
-            spins = 0
+            looks = 0
             for slot in self._other_slots:
                 while view[slot] < epoch:
-                    os.sched_yield()
-                    spins += 1
-                    if spins > _SPINS:
+                    looks += 1
+                    if looks > _LOOKS:
                         self._wait("fence", lambda: self._behind(epoch))
+                    elif not looks % 4:
+                        # With more ranks than cores, who is waited for may need this very core.
+                        sched_yield()
             self._sync()
+        elif self._has_streams:
+            self._enqueue_fence(stream, epoch)
         else:
             self._fence_in_rounds(epoch)
         self._epoch = epoch
@@ -158,7 +156,7 @@ class Epochs:
                 f"{self.name}: post failed: the exposure to ranks {list(self._exposure)} is still "
                 "open. Call wait() first."
             )
-        base = LINE * self._size + _row(self._size) * self._rank
+        base = LINE * self._size + row(self._size) * self._rank
         self._apply(
             "post",
             stream,
@@ -192,7 +190,7 @@ class Epochs:
                 f"{self.name}: start failed: the access to ranks {list(self._access)} is still "
                 "open. Call complete() first."
             )
-        base, row = LINE * self._size + self._rank, _row(self._size)
+        base, stride = LINE * self._size + self._rank, row(self._size)
         for target in targets:
             self._accessed[target] += 1
         try:
@@ -200,7 +198,7 @@ class Epochs:
                 "start",
                 stream,
                 targets,
-                waits=[(base + row * t, self._accessed[t], t) for t in targets],
+                waits=[(base + stride * t, self._accessed[t], t) for t in targets],
             )
         except BaseException:
             for target in targets:
@@ -220,9 +218,11 @@ class Epochs:
         """
         self._check()
         if self._access is None:
-            raise EpochError(f"{self.name}: complete failed: no access is open. Call start() first.")
+            raise EpochError(
+                f"{self.name}: complete failed: no access is open. Call start() first."
+            )
         targets = self._access
-        base = (LINE + _row(self._size)) * self._size + _row(self._size) * self._rank
+        base = (LINE + row(self._size)) * self._size + row(self._size) * self._rank
         self._apply(
             "complete",
             stream,
@@ -247,8 +247,8 @@ class Epochs:
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
         origins = self._exposure
-        base = (LINE + _row(self._size)) * self._size + self._rank
-        row = _row(self._size)
+        base = (LINE + row(self._size)) * self._size + self._rank
+        stride = row(self._size)
         for origin in origins:
             self._completed[origin] += 1
         try:
@@ -256,7 +256,7 @@ class Epochs:
                 "wait",
                 stream,
                 origins,
-                waits=[(base + row * o, self._completed[o], o) for o in origins],
+                waits=[(base + stride * o, self._completed[o], o) for o in origins],
             )
         except BaseException:
             for origin in origins:
@@ -268,22 +268,20 @@ class Epochs:
 
     def lagging(self) -> list[int]:
         """Ranks whose signal is waited for by what this rank has called so far. Local."""
-        row, mine = _row(self._size), self._rank
+        stride, mine = row(self._size), self._rank
         ready = LINE * self._size + mine
-        done = (LINE + row) * self._size + mine
+        done = (LINE + stride) * self._size + mine
         view = self._view
         behind = set(self._behind(self._epoch))
         for rank in range(self._size):
             if (
-                view[ready + row * rank] < self._accessed[rank]
-                or view[done + row * rank] < self._completed[rank]
+                view[ready + stride * rank] < self._accessed[rank]
+                or view[done + stride * rank] < self._completed[rank]
             ):
                 behind.add(rank)
         return sorted(behind)
 
-    def _behind(
-        self, epoch: int, waits: Sequence[tuple[int, int]] | None = None
-    ) -> list[int]:
+    def _behind(self, epoch: int, waits: Sequence[tuple[int, int]] | None = None) -> list[int]:
         """Ranks that a fence waits for: those that have not called it, where they are known."""
         view = self._view
         if waits is None:
@@ -307,79 +305,3 @@ class Epochs:
         if len(set(group)) != len(group):
             raise ValueError(f"{self.name}: {call} failed: {list(group)} names a rank twice")
         return group
-
-    def _apply(
-        self,
-        call: str,
-        stream: Any,
-        ranks: tuple[int, ...],
-        *,
-        writes: Sequence[tuple[int, int]] = (),
-        waits: Sequence[tuple[int, int, int]] = (),
-    ) -> None:
-        if not self._has_streams:
-            self._sync()
-            for slot, value in writes:
-                self._view[slot] = value
-            self._wait_for(call, waits)
-            return
-        number = self._chain.enter(call, stream)
-        if not ranks:
-            return
-        signals = self._signals.get((call, ranks))
-        if signals is None:
-            operations = [("write", slot) for slot, _ in writes]
-            operations += [("wait", slot) for slot, _, _ in waits]
-            signals = self._prepare((call, ranks), operations)
-        signals.enqueue(number, [item[1] for item in (*writes, *waits)])
-
-    def _wait_for(self, call: str, waits: Sequence[tuple[int, int, int]]) -> None:
-        view = self._view
-        if waits:
-            self._wait(call, lambda: [rank for slot, value, rank in waits if view[slot] < value])
-        self._sync()
-
-    def _wait(self, call: str, lagging: Callable[[], list[int]]) -> None:
-        self._wait_on_host(f"{self.name}: {call}", lagging)
-
-    def _prepare(self, key: Any, operations: Sequence[tuple[str, int]]) -> Signals:
-        address = self.counters.address
-        signals = self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
-        self._signals[key] = signals
-        return signals
-
-    def _end(self) -> None:
-        """Let go of the counters: every later call raises `ClosedError`."""
-        name = self.name
-
-        def refuse() -> None:
-            raise ClosedError(f"{name} is closed")
-
-        self._check = refuse
-        self._signals.clear()
-        self._chain.end()
-
-
-def _row(size: int) -> int:
-    return -(-size // LINE) * LINE
-
-
-def _rounds(
-    rank: int, size: int, flat_ranks: int
-) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Return the rounds of a fence: the slot to write, then the slots to wait for, with ranks.
-
-    Flat: one round, everybody's slot. Else dissemination (Hensgen, Finkel, Manber 1988): in round k
-    rank r tells r + 2^k and hears from r - 2^k, so that after log2(size) rounds each has heard, by
-    way of others, from all.
-    """
-    if size <= flat_ranks:
-        others = [(LINE * other, other) for other in range(size) if other != rank]
-        return [(LINE * rank, others)]
-    rounds = []
-    step, number = 1, 0
-    while step < size:
-        source = (rank - step) % size
-        rounds.append((LINE * rank + number, [(LINE * source + number, source)]))
-        step, number = 2 * step, number + 1
-    return rounds

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 class MpiShareError(Exception):
@@ -74,7 +77,7 @@ class PeerTimeout(MpiShareError, TimeoutError):
 
 
 class UnsupportedError(MpiShareError):
-    """This cannot be done here; the message says why and what to change."""
+    """What was asked for cannot be done here; the message says why and what to change."""
 
 
 class HandleError(MpiShareError, ValueError):

@@ -7,14 +7,17 @@ first sees that record k was called, then lets its stream wait for event k of a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpishare.agree import require_same
 from mpishare.chain import Chain
 from mpishare.control import LINE, Counters
 from mpishare.errors import ClosedError
-from mpishare.ground import Ground
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.ground import Ground
 
 RING = 16
 """Events of one owner: a record waits only for a waiter that is this far behind."""
@@ -115,8 +118,7 @@ class Event:
         rank = self._ground.rank
         if rank not in self.waiters:
             raise ValueError(
-                f"{self.name}: wait failed: rank {rank} is none of the waiters "
-                f"{list(self.waiters)}"
+                f"{self.name}: wait failed: rank {rank} is none of the waiters {list(self.waiters)}"
             )
         number = self._chain.enter("wait", stream)
         count, view, owner = self._count + 1, self._counters.view, self.owner
@@ -187,9 +189,7 @@ def make_event(ground: Ground, owner: Any, waiters: Sequence[int] | None) -> Eve
         return [owner, sorted(ranks)]
 
     replies = agreement.step(call, check)
-    require_same(
-        call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank
-    )
+    require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)
     events: list[Any] = []
     ranks: list[int] = replies[0][1]
     is_owner = agreement.rank == owner

@@ -6,8 +6,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare import shm
@@ -15,14 +15,13 @@ from mpishare.agree import Agreement, require_same
 from mpishare.backends import Backend, Device
 from mpishare.control import ControlBlock, State
 from mpishare.ending import Ending
-from mpishare.errors import PeerError, PeerTimeout, UnsupportedError, words
+from mpishare.errors import PeerTimeout, UnsupportedError, words
 from mpishare.ground import Ground
 from mpishare.handles import boot_id
 from mpishare.launch import check_singleton
-from mpishare.messages import finish, gather
+from mpishare.messages import agree, finish, gather, raise_together
 from mpishare.probe import probe_cuda, probe_host
 from mpishare.report import Member, Report
-from mpishare.waits import peer_error
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,14 +38,14 @@ class Formed:
 
     ground: Ground
     ending: Ending
-    whole: MPI.Intracomm
-    team: MPI.Intracomm
-    user: MPI.Intracomm
+    whole: MPI.Comm
+    team: MPI.Comm
+    user: MPI.Comm
     ranks: tuple[int, ...]
     report: Report
 
 
-def form(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) -> Formed:
+def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> Formed:
     """Form the nodes of a communicator. Collective over it; see `Node`."""
     from mpi4py import MPI
 
@@ -55,8 +54,7 @@ def form(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) 
         raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
     library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
-    is_number = isinstance(timeout_s, int | float) and timeout_s > 0
-    deadline_s = float(timeout_s) if is_number else 300.0
+    deadline_s = float(timeout_s) if _is_duration(timeout_s) else 300.0
     whole, request = comm.Idup()
     finish(request, CALL, deadline_s)
     try:
@@ -85,7 +83,7 @@ def form(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) 
         )
 
     try:
-        _agree(whole, build, deadline_s)
+        agree(whole, CALL, build, deadline_s)
     except PeerTimeout:
         raise
     except Exception:
@@ -95,7 +93,7 @@ def form(comm: MPI.Intracomm | None, backend: Any, device: Any, timeout_s: Any) 
         whole.Free()
         raise
     part = formed[0]
-    return Formed(**{**part.__dict__, "user": team.Dup()})
+    return replace(part, user=team.Dup())
 
 
 def dissolve(ground: Ground, ending: Ending) -> None:
@@ -113,29 +111,19 @@ def dissolve(ground: Ground, ending: Ending) -> None:
 
 
 def _choose_backend(
-    whole: MPI.Intracomm, backend: Any, timeout_s: Any, deadline_s: float
+    whole: MPI.Comm, backend: Any, timeout_s: Any, deadline_s: float
 ) -> tuple[str, str | None]:
     """Return the backend of all ranks, and why it is the host's if nobody asked for that."""
     mine: dict[str, Any] = {"error": None, "missing": None}
     error: BaseException | None = None
     try:
-        wanted = os.environ.get("MPISHARE_BACKEND") or backend
-        if wanted not in BACKENDS:
-            raise ValueError(f"backend must be one of {BACKENDS}, not {wanted!r}")
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
-            raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-        mine["arguments"] = {"backend": wanted, "timeout_s": timeout_s}
-        if wanted != "host":
-            from mpishare.backends import available
-
-            mine["missing"] = available.missing()
-            if wanted == "cuda" and mine["missing"]:
-                raise UnsupportedError(f"backend='cuda' failed: {mine['missing']}")
-    except Exception as caught:  # noqa: BLE001  told to all, then raised
+        mine["arguments"] = _check_arguments(backend, timeout_s)
+        mine["missing"] = _why_no_gpu(mine["arguments"]["backend"])
+    except Exception as caught:
         error = caught
         mine["error"] = words(caught)
     told = gather(whole, CALL, mine, deadline_s)
-    _raise_together(error, [each["error"] for each in told])
+    raise_together(CALL, error, [each["error"] for each in told])
     require_same(CALL, [each["arguments"] for each in told], whole.rank)
     if told[0]["arguments"]["backend"] == "host":
         return "host", None
@@ -154,7 +142,31 @@ def _choose_backend(
     return "host", why
 
 
-def _find_node(whole: MPI.Intracomm, deadline_s: float) -> tuple[int, list[str]]:
+def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
+    wanted = os.environ.get("MPISHARE_BACKEND") or backend
+    if wanted not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, not {wanted!r}")
+    if not _is_duration(timeout_s):
+        raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+    return {"backend": wanted, "timeout_s": timeout_s}
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _why_no_gpu(wanted: str) -> str | None:
+    if wanted == "host":
+        return None
+    from mpishare.backends import available
+
+    why = available.missing()
+    if wanted == "cuda" and why:
+        raise UnsupportedError(f"backend='cuda' failed: {why}")
+    return why
+
+
+def _find_node(whole: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
     """Return the lowest rank that shares memory with this one, and what looks odd.
 
     MPI's word alone is not enough: launchers were seen to call ranks shared that are not, and the
@@ -165,7 +177,10 @@ def _find_node(whole: MPI.Intracomm, deadline_s: float) -> tuple[int, list[str]]
     shared = whole.Split_type(MPI.COMM_TYPE_SHARED, whole.rank)
     first = gather(shared, CALL, whole.rank, deadline_s)[0]
     shared.Free()
-    place = [boot_id(), os.stat(shm.FOLDER).st_dev]
+    try:
+        place = [boot_id(), Path(shm.FOLDER).stat().st_dev]
+    except OSError:
+        place = ["", whole.rank]  # alone; that there is no shared memory is said where it is made
     told = gather(whole, CALL, [first, place], deadline_s)
     mates = [rank for rank, each in enumerate(told) if each == [first, place]]
     notes = []
@@ -186,8 +201,8 @@ def _find_node(whole: MPI.Intracomm, deadline_s: float) -> tuple[int, list[str]]
 
 
 def _build(
-    whole: MPI.Intracomm,
-    team: MPI.Intracomm,
+    whole: MPI.Comm,
+    team: MPI.Comm,
     chosen: str,
     device: Any,
     deadline_s: float,
@@ -229,14 +244,25 @@ def _build(
         )
         uuids = [member.device.uuid if member.device else "" for member in members]
         ground = Ground(agreement, made[0], [each["nonce"] for each in told], uuids)
-        report = _report(ground, members, why_host, notes)
     except Exception:
-        if made:
-            made[0].unregister(block.memory)
-        block.close()
+        _take_down(made, block)
         raise
     ground.watcher.start()
+    try:
+        report = _report(ground, members, why_host, notes)
+    except Exception:
+        ground.watcher.stop()
+        _take_down(made, block)
+        raise
     return ground, Ending(agreement), report
+
+
+def _take_down(made: list[Backend], block: ControlBlock) -> None:
+    # Said before the lock goes: a rank that still reads what was agreed must not see a death.
+    block.depart(State.CLOSED)
+    for backend in made:
+        backend.unregister(block.memory)
+    block.close()
 
 
 def _report(
@@ -274,7 +300,7 @@ def _report(
     return Report(ground.backend.name, why_host, 0, members, pairs, tuple(notes))
 
 
-def _control_block(team: MPI.Intracomm, deadline_s: float) -> ControlBlock:
+def _control_block(team: MPI.Comm, deadline_s: float) -> ControlBlock:
     nbytes = ControlBlock.nbytes_for(team.size)
     made: list[tuple[shm.SharedMemory, str]] = []
     attached: list[shm.SharedMemory] = []
@@ -289,8 +315,8 @@ def _control_block(team: MPI.Intracomm, deadline_s: float) -> ControlBlock:
         attached.append(made[0][0] if made else shm.attach(names[0], nbytes))
 
     try:
-        names = _agree(team, create, deadline_s)
-        _agree(team, attach, deadline_s)
+        names = agree(team, CALL, create, deadline_s)
+        agree(team, CALL, attach, deadline_s)
     finally:
         for _, name in made:
             shm.forget(name)
@@ -306,31 +332,3 @@ def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
     from mpishare.backends.cuda import CudaBackend
 
     return CudaBackend(driver.choose_device(device, rank), where)
-
-
-def _agree(comm: MPI.Intracomm, work: Callable[[], Any], deadline_s: float) -> list[Any]:
-    """Do `work`, and learn by messages how it went on every rank; as `Agreement.step`."""
-    error: BaseException | None = None
-    value = None
-    try:
-        value = work()
-    except PeerTimeout:
-        raise  # nobody will answer
-    except Exception as caught:  # noqa: BLE001  told to all, then raised
-        error = caught
-    # A rank that only heard of another's failure has none of its own to tell.
-    own = None if error is None or type(error) is PeerError else words(error)
-    told = gather(comm, CALL, [own, value], deadline_s)
-    _raise_together(None if own is None else error, [each[0] for each in told])
-    if error is not None:
-        raise error
-    return [each[1] for each in told]
-
-
-def _raise_together(error: BaseException | None, told: list[str | None]) -> None:
-    if error is not None:
-        raise error
-    failures = {rank: text for rank, text in enumerate(told) if text is not None}
-    if failures:
-        raise peer_error(CALL, failures)
-

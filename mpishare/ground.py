@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare import shm
-from mpishare.agree import Agreement
-from mpishare.backends import Backend
 from mpishare.control import LINE, Counters
-from mpishare.errors import MpiShareError
 from mpishare.handles import Handle, boot_id
-from mpishare.shm import SharedMemory
 from mpishare.watch import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.agree import Agreement
+    from mpishare.backends import Backend
+    from mpishare.errors import MpiShareError
+    from mpishare.shm import SharedMemory
 
 _CHUNK_WORDS = 1 << 16
 
@@ -74,7 +77,7 @@ class Ground:
 
     @property
     def rank(self) -> int:
-        """This rank among those of the node."""
+        """The rank of this process among those of the node."""
         return self.agreement.rank
 
     @property

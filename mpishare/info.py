@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.launch import Parser, UsageError, fail_usage, run_on_ranks, seconds
+from mpishare.bench.launch import Parser, UsageError, fail_node, fail_usage, run_on_ranks, seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -56,17 +56,13 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
         with Node(comm, timeout_s=timeout_s) as node:
             reports = comm.gather(_of_node(node), 0)
     except MpiShareError as exc:
-        # Every rank raises; the words of a rank that failed alone are in those of rank 0.
-        if comm.rank == 0:
-            sys.stderr.write(f"{PROG}: {exc}\n")
-            sys.stderr.flush()
-        return 1
+        return fail_node(PROG, comm, exc)
     status = 0
     if reports is not None:
         nodes = [report for report in reports if report is not None]
         sys.stdout.write(_as_json(nodes) if is_json else _as_text(nodes))
         sys.stdout.flush()
-        status = int(any(report["shares_nothing"] for report in nodes))
+        status = int(not all(report["can_share"] for report in nodes))
     return int(comm.bcast(status, 0))
 
 
@@ -75,18 +71,13 @@ def _of_node(node: Node) -> dict[str, Any] | None:
     report = node.report()
     if node.rank != 0:
         return None
-    pairs = [pair for pair in report.pairs if pair.origin != pair.target]
-    return {
-        "text": str(report),
-        "data": report.as_dict(),
-        "shares_nothing": bool(pairs) and not any(pair.memory for pair in pairs),
-    }
+    return {"text": str(report), "data": report.as_dict(), "can_share": report.can_share}
 
 
 def _as_text(nodes: list[dict[str, Any]]) -> str:
     texts = []
     for node in nodes:
-        verdict = "No two ranks of this node share memory.\n" if node["shares_nothing"] else ""
+        verdict = "" if node["can_share"] else "No two ranks of this node share memory.\n"
         texts.append(node["text"].rstrip("\n") + "\n" + verdict)
     return "\n".join(texts)
 

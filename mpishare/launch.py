@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _COUNTS = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",

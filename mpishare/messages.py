@@ -7,13 +7,16 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import PeerTimeout
+from mpishare.errors import PeerError, PeerTimeout, words
+from mpishare.waits import peer_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from mpi4py import MPI
 
 
-def gather(comm: MPI.Intracomm, call: str, value: Any, timeout_s: float) -> list[Any]:
+def gather(comm: MPI.Comm, call: str, value: Any, timeout_s: float) -> list[Any]:
     """Learn every rank's value by messages, with a deadline.
 
     Collective over `comm`, host-blocking.
@@ -51,3 +54,31 @@ def finish(request: MPI.Request, call: str, timeout_s: float) -> None:
                 ranks=(),
                 timeout_s=timeout_s,
             )
+
+
+def agree(comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float) -> list[Any]:
+    """Do `work`, and learn by messages how it went on every rank; as `Agreement.step`."""
+    error: BaseException | None = None
+    value = None
+    try:
+        value = work()
+    except PeerTimeout:
+        raise  # nobody will answer
+    except Exception as caught:
+        error = caught
+    # A rank that only heard of another's failure has none of its own to tell.
+    own = None if error is None or type(error) is PeerError else words(error)
+    told = gather(comm, call, [own, value], timeout_s)
+    raise_together(call, None if own is None else error, [each[0] for each in told])
+    if error is not None:
+        raise error
+    return [each[1] for each in told]
+
+
+def raise_together(call: str, error: BaseException | None, told: Sequence[str | None]) -> None:
+    """Raise this rank's own error, or `PeerError` if another rank told one. Local."""
+    if error is not None:
+        raise error
+    failures = {rank: text for rank, text in enumerate(told) if text is not None}
+    if failures:
+        raise peer_error(call, failures)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare import allocate
-from mpishare.backends import Device
 from mpishare.control import State
 from mpishare.errors import ClosedError, words
 from mpishare.event import Event, make_event
 from mpishare.form import dissolve, form
-from mpishare.report import Report
-from mpishare.window import Window
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType, TracebackType
+
     from mpi4py import MPI
+
+    from mpishare.backends import Device
+    from mpishare.report import Report
+    from mpishare.window import Window
 
 
 class Node:
@@ -59,7 +61,7 @@ class Node:
 
     def __init__(
         self,
-        comm: MPI.Intracomm | None = None,
+        comm: MPI.Comm | None = None,
         *,
         backend: str = "auto",
         device: Any = None,
@@ -71,12 +73,12 @@ class Node:
         self._comms = (formed.user, formed.team, formed.whole)
         self._report = formed.report
         self._is_closed = False
-        self.comm: MPI.Intracomm = formed.user
+        self.comm: MPI.Comm = formed.user
         self.ranks = formed.ranks
 
     @property
     def rank(self) -> int:
-        """This rank in `comm`."""
+        """The rank of this process in `comm`."""
         return self._ground.rank
 
     @property
@@ -305,9 +307,7 @@ class Node:
         elif not self._is_closed:
             agreement = self._ground.agreement
             agreement.block.depart(State.LEFT, words(error))
-            agreement.fail(
-                lambda: ClosedError("the node was left by an exception"), fatal=False
-            )
+            agreement.fail(lambda: ClosedError("the node was left by an exception"), fatal=False)
             self._abandon()
 
     def __repr__(self) -> str:
@@ -318,6 +318,6 @@ class Node:
             f"device={self.device}{state}>"
         )
 
-    def __reduce__(self) -> Callable[..., Any]:
+    def __reduce__(self) -> Any:
         """Refuse: a node belongs to this process."""
         raise TypeError("an mpishare Node cannot be pickled: it belongs to one process")

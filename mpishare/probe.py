@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends import Memory
 from mpishare.control import LINE, RELEASED
 from mpishare.errors import CudaError, HandleError
-from mpishare.ground import Ground
 from mpishare.handles import Handle
 from mpishare.report import Pair, route_of
+
+if TYPE_CHECKING:
+    from mpishare.backends import Memory
+    from mpishare.ground import Ground
 
 _CALL = "Node: probe"
 _NBYTES = 4096

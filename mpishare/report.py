@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpishare.backends import Device
+if TYPE_CHECKING:
+    from mpishare.backends import Device
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,8 @@ class Report:
                 device = member.device
                 gpu = f", GPU {device.ordinal} {device.uuid[:12]} {device.name} at {device.pci_id}"
                 gpu += ", MPS" if device.mps else ""
-            lines.append(
-                f"  rank {member.rank} (given rank {member.given_rank}), pid {member.pid}{gpu}{role}"
-            )
+            who = f"rank {member.rank} (given rank {member.given_rank}), pid {member.pid}"
+            lines.append(f"  {who}{gpu}{role}")
         lines.append("  from \\ to " + "".join(f"{rank:>12}" for rank in range(count)))
         for origin in range(count):
             cells = [pair for pair in self.pairs if pair.origin == origin]

@@ -36,7 +36,11 @@ class SharedMemory:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self.buffer = mmap.mmap(fd, nbytes)
+        try:
+            self.buffer = mmap.mmap(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def close(self) -> bool:
         """Unmap and close. Local.
@@ -78,17 +82,14 @@ def create(nbytes: int) -> tuple[SharedMemory, str]:
     _check_room(nbytes)
     fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            # Reserves the pages, so that the first touch cannot be SIGBUS.
-            os.posix_fallocate(fd, 0, nbytes)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                raise _no_room(nbytes, _free()) from error
-            raise
-        memory = SharedMemory(fd, nbytes)
-    except BaseException:
+        # Reserves the pages, so that the first touch cannot be SIGBUS.
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
         os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise _no_room(nbytes, _free()) from error
         raise
+    memory = SharedMemory(fd, nbytes)
     name = f"mpishare-{secrets.token_hex(16)}"
     try:
         # The name comes last: a process that is killed while pages are reserved leaves nothing.
@@ -117,14 +118,11 @@ def attach(name: str, nbytes: int) -> SharedMemory:
     if not _NAME.fullmatch(name):
         raise HandleError(f"{name!r} is not a name of shared memory")
     fd = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        if size < nbytes:
-            raise HandleError(f"shared memory of {size} bytes where {nbytes} bytes are needed")
-        return SharedMemory(fd, size)
-    except BaseException:
+    size = os.fstat(fd).st_size
+    if size < nbytes:
         os.close(fd)
-        raise
+        raise HandleError(f"shared memory of {size} bytes where {nbytes} bytes are needed")
+    return SharedMemory(fd, size)
 
 
 def forget(name: str) -> None:
@@ -166,7 +164,9 @@ def _available() -> int:
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
-        cache = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+        cache = re.search(
+            r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
+        )
     except OSError:
         # No such control group here: then it sets no limit.
         limit = "max"

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from mpishare.control import ControlBlock, State, Status
 from mpishare.errors import (
@@ -18,6 +18,9 @@ from mpishare.errors import (
     PeerTimeout,
     UnsupportedError,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 log = logging.getLogger("mpishare")
 
@@ -100,9 +103,7 @@ class Waits:
                 self._wait_long(call, lagging, timeout_s or self.timeout_s)
                 return
 
-    def _wait_long(
-        self, call: str, lagging: Callable[[], list[int]], timeout_s: float
-    ) -> None:
+    def _wait_long(self, call: str, lagging: Callable[[], list[int]], timeout_s: float) -> None:
         start = time.monotonic()
         warned = False
         awaited: list[int] = []

@@ -11,13 +11,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from mpishare.agree import Agreement
 from mpishare.control import State
 from mpishare.errors import PeerTimeout
 from mpishare.waits import LATE_S, late_words, peer_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.agree import Agreement
 
 log = logging.getLogger("mpishare")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends import Memory
-from mpishare.control import Counters
 from mpishare.epochs import Epochs
 from mpishare.errors import ClosedError
-from mpishare.ground import Ground
+
+if TYPE_CHECKING:
+    from mpishare.backends import Memory
+    from mpishare.control import Counters
+    from mpishare.ground import Ground
 
 Shape = tuple[int, ...]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.shm import SharedMemory
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from mpishare.shm import SharedMemory
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,17 @@ class Backend(Protocol):
     """Memory, streams and order on one kind of machine. All methods are local."""
 
     name: str
-    xp: ModuleType
-    device: Device | None
     has_streams: bool
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array library."""
+        ...
+
+    @property
+    def device(self) -> Device | None:
+        """The GPU of this rank."""
+        ...
 
     def allocate(self, nbytes: int) -> tuple[Memory, str]:
         """Allocate memory to share; return it with the token by which others `open` it."""
@@ -128,4 +138,3 @@ class Signals(Protocol):
     def enqueue(self, stream: int, values: Sequence[int]) -> None:
         """Put them on a stream with these values, in the order in which they were given."""
         ...
-

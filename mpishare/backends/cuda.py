@@ -8,15 +8,18 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy
 
 from mpishare.backends import Signals, driver
 from mpishare.errors import CudaError, UnsupportedError
-from mpishare.shm import SharedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.shm import SharedMemory
 
 SLAB = 2 << 20
 """Allocations are multiples of this, so that a handle never opens a neighbor's bytes with ours:

@@ -6,14 +6,16 @@ The only file that touches cuda.bindings. Nothing here is imported before a GPU 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy
 from cuda.bindings import driver
 
 from mpishare.backends import Device
 from mpishare.errors import CudaError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NOT_READY = 600
 _WAIT_64, _WRITE_64 = 4, 5
@@ -144,11 +146,7 @@ def choose_device(wanted: Any, rank: int) -> int:
         return found[0]
     if wanted is not None:
         raise TypeError(f"device must be an ordinal, a UUID or None, not {wanted!r}")
-    active = [
-        ordinal
-        for ordinal in range(count)
-        if call("cuDevicePrimaryCtxGetState", ordinal)[1]
-    ]
+    active = [ordinal for ordinal in range(count) if call("cuDevicePrimaryCtxGetState", ordinal)[1]]
     if len(active) == 1:
         return active[0]
     return int(cupy.cuda.runtime.getDevice()) if active else rank % count

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare import shm
-from mpishare.backends import Device, Signals
-from mpishare.shm import SharedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.backends import Device, Signals
+    from mpishare.shm import SharedMemory
 
 
 class HostMemory:
