@@ -13,6 +13,7 @@ from mpishare.agree import require_same
 from mpishare.chain import Chain
 from mpishare.control import LINE, Counters
 from mpishare.errors import ClosedError
+from mpishare.local import Local
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ RING = 16
 """Events of one owner: a record waits only for a waiter that is this far behind."""
 
 
-class Event:
+class Event(Local):
     """An event of one rank that streams of other ranks wait for. Made by `Node.event`.
 
     Attributes
@@ -162,10 +163,6 @@ class Event:
         """Name the event and its ranks."""
         state = ", closed" if self._is_closed else ""
         return f"<mpishare.Event {self.name}: owner={self.owner}, waiters={self.waiters}{state}>"
-
-    def __reduce__(self) -> Any:
-        """Refuse: an event belongs to this process."""
-        raise TypeError("an mpishare Event cannot be pickled: it belongs to one process")
 
     def _check(self, call: str) -> None:
         self._ground.agreement.check()

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare import shm
-from mpishare.agree import Agreement, require_same
+from mpishare.agree import Agreement
 from mpishare.backends import Backend, Device
+from mpishare.choose import choose_backend, is_duration
 from mpishare.control import ControlBlock, State
 from mpishare.ending import Ending
-from mpishare.errors import PeerTimeout, UnsupportedError, words
+from mpishare.errors import PeerTimeout
 from mpishare.ground import Ground
 from mpishare.handles import boot_id
 from mpishare.launch import check_singleton
-from mpishare.messages import agree, finish, gather, raise_together
+from mpishare.messages import agree, finish, gather
 from mpishare.probe import probe_cuda, probe_host
 from mpishare.report import Member, Report
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 CALL = "Node"
-BACKENDS = ("auto", "cuda", "host")
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> Fo
         raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
     library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
-    deadline_s = float(timeout_s) if _is_duration(timeout_s) else 300.0
+    deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
     whole, request = comm.Idup()
     finish(request, CALL, deadline_s)
     try:
-        chosen, why_host = _choose_backend(whole, backend, timeout_s, deadline_s)
+        chosen, why_host = choose_backend(whole, CALL, backend, timeout_s, deadline_s)
         color, notes = _find_node(whole, deadline_s)
     except PeerTimeout:
         raise
@@ -108,62 +108,6 @@ def dissolve(ground: Ground, ending: Ending) -> None:
     ground.close_chunks()
     ground.backend.unregister(block.memory)
     block.close()
-
-
-def _choose_backend(
-    whole: MPI.Comm, backend: Any, timeout_s: Any, deadline_s: float
-) -> tuple[str, str | None]:
-    """Return the backend of all ranks, and why it is the host's if nobody asked for that."""
-    mine: dict[str, Any] = {"error": None, "missing": None}
-    error: BaseException | None = None
-    try:
-        mine["arguments"] = _check_arguments(backend, timeout_s)
-        mine["missing"] = _why_no_gpu(mine["arguments"]["backend"])
-    except Exception as caught:
-        error = caught
-        mine["error"] = words(caught)
-    told = gather(whole, CALL, mine, deadline_s)
-    raise_together(CALL, error, [each["error"] for each in told])
-    require_same(CALL, [each["arguments"] for each in told], whole.rank)
-    if told[0]["arguments"]["backend"] == "host":
-        return "host", None
-    lacking = {rank: each["missing"] for rank, each in enumerate(told) if each["missing"]}
-    if not lacking:
-        return "cuda", None
-    rank, why = next(iter(lacking.items()))
-    if len(lacking) < whole.size and whole.rank == 0:
-        log.warning(
-            "all ranks use the host backend, though %d of %d have a GPU: rank %d: %s",
-            whole.size - len(lacking),
-            whole.size,
-            rank,
-            why,
-        )
-    return "host", why
-
-
-def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
-    wanted = os.environ.get("MPISHARE_BACKEND") or backend
-    if wanted not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, not {wanted!r}")
-    if not _is_duration(timeout_s):
-        raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
-    return {"backend": wanted, "timeout_s": timeout_s}
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _why_no_gpu(wanted: str) -> str | None:
-    if wanted == "host":
-        return None
-    from mpishare.backends import available
-
-    why = available.missing()
-    if wanted == "cuda" and why:
-        raise UnsupportedError(f"backend='cuda' failed: {why}")
-    return why
 
 
 def _find_node(whole: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:

@@ -9,6 +9,7 @@ from mpishare.control import State
 from mpishare.errors import ClosedError, words
 from mpishare.event import Event, make_event
 from mpishare.form import dissolve, form
+from mpishare.local import Local
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mpishare.window import Window
 
 
-class Node:
+class Node(Local):
     """The ranks of a communicator that share memory with this one.
 
     Collective over the given communicator, host-blocking: some milliseconds on the host backend,
@@ -317,7 +318,3 @@ class Node:
             f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
             f"device={self.device}{state}>"
         )
-
-    def __reduce__(self) -> Any:
-        """Refuse: a node belongs to this process."""
-        raise TypeError("an mpishare Node cannot be pickled: it belongs to one process")

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpishare.epochs import Epochs
 from mpishare.errors import ClosedError
+from mpishare.local import Local
 
 if TYPE_CHECKING:
     from mpishare.backends import Memory
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-class Window(Epochs):
+class Window(Local, Epochs):
     """A shared allocation, with the epochs that order access to it.
 
     Made by `Node.allocate`, `Node.allocate_each` and `Node.share`.
@@ -165,10 +166,6 @@ class Window(Epochs):
             f"<mpishare.Window {self.name}: shape={self.shape}, dtype={self.dtype}, "
             f"owner={self.owner}{state}>"
         )
-
-    def __reduce__(self) -> Any:
-        """Refuse: a window belongs to this process."""
-        raise TypeError("an mpishare Window cannot be pickled: send a copy of its array instead")
 
     def _let_go(self, rank: int) -> bool:
         memory = self._memories[rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 
 from mpishare.errors import UnsupportedError
 
@@ -37,11 +38,8 @@ def _package_versions() -> tuple[str | None, int | None]:
     bindings: str | None
     runtime: int | None
     try:
-        import cuda.bindings
-        import cuda.bindings.driver
-
-        bindings = str(cuda.bindings.__version__)
-    except ImportError:
+        bindings = importlib.metadata.version("cuda-bindings")
+    except importlib.metadata.PackageNotFoundError:
         bindings = None
     try:
         import cupy

@@ -1,0 +1,135 @@
+"""The benchmark's main: read the command line, run the cases, report on rank 0."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpishare.bench.cases import CASES
+from mpishare.bench.launch import (
+    UsageError,
+    fail_node,
+    fail_usage,
+    is_first_process,
+    is_terminal,
+    run_on_ranks,
+)
+from mpishare.bench.options import PROG, Options, parse
+from mpishare.bench.report import render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.bench.rows import Row
+    from mpishare.bench.session import Session
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``python -m mpishare.bench`` and return its exit status.
+
+    Collective over COMM_WORLD, host-blocking. 0: all that ran was right. 1: a result was wrong.
+    2: the command line is. A rank that raises aborts all of them with status 1.
+    """
+    try:
+        options = parse(argv)
+    except UsageError as exc:
+        return fail_usage(PROG, str(exc))
+    if options.cases == ("list",):
+        if is_first_process():
+            sys.stdout.write(case_list())
+        return 0
+    return run_on_ranks(lambda comm: _run(comm, options))
+
+
+def case_list() -> str:
+    """Return what ``list`` prints: each case with its arms and rivals.
+
+    Local.
+    """
+    lines = []
+    for case in CASES.values():
+        names = sorted({name for names in case.rivals.values() for name in names})
+        lines.append(f"{case.name:<10} {case.summary}")
+        lines.append(f"{'':<10} {', '.join(case.arms)}; against {', '.join(names)}")
+    return "\n".join(lines) + "\n"
+
+
+def _run(comm: MPI.Intracomm, options: Options) -> int:
+    from mpishare import MpiShareError
+    from mpishare.bench.session import Session
+
+    # Only rank 0 writes the file and can tell whether it may; to find out after the run is late.
+    problem = comm.bcast(_output_problem(options.output) if comm.rank == 0 else None, 0)
+    if problem is not None:
+        return fail_usage(PROG, problem)
+    try:
+        session = Session(comm, options)
+    except MpiShareError as exc:
+        return fail_node(PROG, comm, exc)
+    header, rows = measure_all(session)
+    if comm.rank == 0:
+        _write(options, header, rows)
+    # A launcher ends the job at the first status that is not 0: rank 0 has its report out first.
+    comm.Barrier()
+    return int(any(row.wrong for row in rows))
+
+
+def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:
+    """Run the cases that the options name, close the node, and return the header and the rows.
+
+    Collective, host-blocking. Both are the same on every rank.
+    """
+    from mpishare.bench import header
+
+    options = session.options
+    rows: list[Row] = []
+    with session.node, session.progress as progress:
+        progress.expect(_turns(options, len(session.sizes)))
+        found = header.gather(session)
+        for name in options.cases:
+            rows += import_module(f"mpishare.bench.cases.{name}").run(session)
+    return found, rows
+
+
+def _turns(options: Options, sizes: int) -> int:
+    """Return how often the bar advances: once when each arm of a case and size had its turn."""
+    return sum(options.repeat * (sizes if CASES[name].is_sized else 1) for name in options.cases)
+
+
+def _output_problem(output: str | None) -> str | None:
+    """Return why the report cannot be written to `output`, None where it can."""
+    if output is None:
+        return None
+    path = Path(output).absolute()
+    if path.is_dir():
+        return f"--output: {output!r} is a folder"
+    if not path.parent.is_dir():
+        return f"--output: the folder of {output!r} does not exist"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return f"--output: no permission to write {output!r}"
+    return None
+
+
+def _write(options: Options, header: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Write the report to the file that was asked for, or to stdout."""
+    is_color = options.output is None and is_terminal(sys.stdout)
+    text = render(options.format, header, rows, is_color=is_color)
+    if options.output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        try:
+            Path(options.output).write_text(text)
+        except OSError:
+            # A full disk must not cost the run: the report is then on stdout.
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            raise
+    if options.format == "csv":
+        # Its lines are rows and nothing else.
+        sys.stderr.write("".join(f"{note}\n" for note in header["notes"]))

@@ -1,0 +1,140 @@
+"""Clocks: how long one iteration takes, on this rank and as the maximum over all."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+#: How long a timed block may take where ``--iters`` does not say how often it iterates.
+BLOCK_S = 0.01
+_LEAST, _MOST = 5, 1000
+#: A throughput block is cut into batches, so that there is a median of them.
+_BATCHES = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often a timed block iterates.
+
+    Attributes
+    ----------
+    iters : int
+        Samples of a latency block.
+    batches : int
+        Samples of a throughput block.
+    batch : int
+        Iterations in each of them.
+    """
+
+    iters: int
+    batches: int
+    batch: int
+
+
+def plan(iters: int | None, step_s: float) -> Plan:
+    """Return how often a block iterates.
+
+    Local.
+
+    Parameters
+    ----------
+    iters : int or None
+        How often the user wants it; None for as often as `BLOCK_S` has room for.
+    step_s : float, seconds
+        One iteration, the same number on every rank.
+    """
+    if iters is None:
+        iters = min(max(int(BLOCK_S / max(step_s, 1e-9)), _LEAST), _MOST)
+    batches = min(_BATCHES, iters)
+    return Plan(iters, batches, iters // batches)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the garbage collector out of a timed block."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def time_each(step: Callable[[], None], synchronize: Callable[[], None], count: int) -> list[float]:
+    """Time `count` steps with a synchronize after each: the latency clock.
+
+    Local by itself; the steps are what the ranks have in common.
+
+    Returns
+    -------
+    list of float, seconds
+        From the end of one step to the end of the next, so that no time falls between two samples.
+    """
+    stamps = [0.0] * (count + 1)
+    with _undisturbed():
+        stamps[0] = perf_counter()
+        for i in range(1, count + 1):
+            step()
+            synchronize()
+            stamps[i] = perf_counter()
+    return [after - before for before, after in pairwise(stamps)]
+
+
+def time_batches(
+    step: Callable[[], None], synchronize: Callable[[], None], batches: int, batch: int
+) -> list[float]:
+    """Time `batches` times `batch` steps back to back: the throughput clock.
+
+    Local by itself; the steps are what the ranks have in common.
+
+    Returns
+    -------
+    list of float, seconds
+        For each batch, the time of one step: the batch and one synchronize, over its steps.
+    """
+    stamps = [0.0] * (batches + 1)
+    with _undisturbed():
+        stamps[0] = perf_counter()
+        for i in range(1, batches + 1):
+            for _ in range(batch):
+                step()
+            synchronize()
+            stamps[i] = perf_counter()
+    return [(after - before) / batch for before, after in pairwise(stamps)]
+
+
+def max_over_ranks(comm: MPI.Intracomm, samples_s: Sequence[float]) -> NDArray[np.float64]:
+    """Return for each iteration the time of its slowest rank.
+
+    Collective, host-blocking. Every rank gives the same number of samples.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks.
+    samples_s : sequence of float, seconds
+        This rank's samples.
+
+    Returns
+    -------
+    numpy.ndarray of float, seconds
+        The same on every rank.
+    """
+    from mpi4py import MPI
+
+    slowest = np.array(samples_s, dtype=np.float64)
+    comm.Allreduce(MPI.IN_PLACE, slowest, op=MPI.MAX)
+    return slowest

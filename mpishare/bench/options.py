@@ -1,0 +1,227 @@
+"""The command line of the benchmark, read without MPI."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mpishare.bench.cases import CASES, RIVALS
+from mpishare.bench.launch import Parser, UsageError, seconds
+
+PROG = "python -m mpishare.bench"
+
+#: The sizes of a full run, in bytes; ``--min`` and ``--max`` cut it and stand in it themselves.
+SIZES = (8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+#: The sizes of a run that names none; a machine without a GPU copies a hundred times slower.
+DEFAULT_SIZES = {
+    "host": (8, 4 << 10, 64 << 10, 1 << 20),
+    "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20),
+}
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+_EPILOG = """\
+cases: 'list' prints them, 'all' runs every case at every size. Without a case every case runs at
+the sizes that end soon. Sizes are bytes, or written as 64KiB, 1MiB; they are multiples of 8.
+Clocks: 'latency' synchronizes after each exchange, 'throughput' after a batch of them.
+Every time is the maximum over the ranks. The exit status is 1 if a result was wrong.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes
+    ----------
+    cases : tuple of str
+        The cases to run, in order; ``("list",)`` to print them.
+    full : bool
+        Whether a case runs at every size where the command line names none.
+    min_nbytes, max_nbytes : int or None, bytes
+        The smallest and the largest face or message.
+    iters : int or None
+        Iterations of a timed block; None for as many as fit the time a block is given.
+    warmup : int
+        Iterations before each timed block that are not counted.
+    repeat : int
+        Timed blocks of each arm, taken in turn with those of the others.
+    against : tuple of str or None
+        The rivals to run beside mpishare; None for every one the backend has.
+    check : bool
+        Whether results are checked.
+    timeout_s : float, seconds
+        The deadline of the host's waits.
+    format : str
+        ``table``, ``json`` or ``csv``.
+    output : str or None
+        The file that takes the report instead of stdout.
+    """
+
+    cases: tuple[str, ...] = tuple(CASES)
+    full: bool = False
+    min_nbytes: int | None = None
+    max_nbytes: int | None = None
+    iters: int | None = None
+    warmup: int = 3
+    repeat: int = 5
+    against: tuple[str, ...] | None = None
+    check: bool = True
+    timeout_s: float = 120.0
+    format: str = "table"
+    output: str | None = None
+
+    def sizes(self, backend: str) -> tuple[int, ...]:
+        """Sizes of a face or message on `backend`, in bytes and in order.
+
+        Local.
+        """
+        named = {n for n in (self.min_nbytes, self.max_nbytes) if n is not None}
+        ladder = SIZES if self.full or named else DEFAULT_SIZES[backend]
+        low = self.min_nbytes or 0
+        high = self.max_nbytes or max(*ladder, low)
+        return tuple(sorted({n for n in ladder if low <= n <= high} | named))
+
+    def wants(self, rival: str) -> bool:
+        """Whether `rival` is named by ``--against``, or nothing is.
+
+        Local.
+        """
+        return self.against is None or rival in self.against
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the options that change a number, for the header.
+
+        Local.
+        """
+        options = asdict(self)
+        del options["format"], options["output"]
+        return options
+
+
+def parse_nbytes(text: str) -> int:
+    """Read ``8``, ``64KiB`` or ``1MiB``.
+
+    Local.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If `text` is no size, or not a positive multiple of 8 bytes.
+    """
+    match = re.fullmatch(r"(\d+) ?([KMG]i)?(B?)", text.strip())
+    if match is None or (match[2] and not match[3]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 8, 64KiB or 1MiB")
+    nbytes = int(match[1]) * _UNITS[(match[2] or "") + match[3]]
+    if nbytes <= 0 or nbytes % 8:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive multiple of 8 bytes")
+    return nbytes
+
+
+def _count(text: str, *, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than {least}")
+    return value
+
+
+def _positive(text: str) -> int:
+    return _count(text, least=1)
+
+
+def _not_negative(text: str) -> int:
+    return _count(text, least=0)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog=PROG,
+        description="Measure mpishare beside its rivals, with every result checked.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    default = Options()
+    add("cases", nargs="*", metavar="case", help="list, all, or some of: " + ", ".join(CASES))
+    add("--min", dest="min_nbytes", type=parse_nbytes, metavar="SIZE", help="smallest face")
+    add("--max", dest="max_nbytes", type=parse_nbytes, metavar="SIZE", help="largest face")
+    add("--iters", type=_positive, metavar="N", help="iterations of a timed block")
+    add(
+        "--warmup",
+        type=_not_negative,
+        default=default.warmup,
+        metavar="N",
+        help="uncounted iterations before each block (%(default)s)",
+    )
+    add(
+        "--repeat",
+        type=_positive,
+        default=default.repeat,
+        metavar="N",
+        help="timed blocks of each arm (%(default)s)",
+    )
+    add("--against", metavar="RIVAL,...", help="none, all, or some of: " + ", ".join(RIVALS))
+    add("--format", choices=("table", "json", "csv"), default=default.format)
+    add("--output", metavar="FILE", help="write the report there instead of to stdout")
+    add("--no-check", dest="check", action="store_false", help="do not check results")
+    add(
+        "--timeout-s",
+        type=seconds,
+        default=default.timeout_s,
+        metavar="S",
+        help="deadline of the host's waits (%(default)g s)",
+    )
+    return parser
+
+
+def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
+    """Return the cases to run, and whether at every size."""
+    unknown = [name for name in names if name not in (*CASES, "all", "list")]
+    if unknown:
+        known = ", ".join(("list", "all", *CASES))
+        raise UsageError(f"unknown case {unknown[0]!r}: choose from {known}")
+    if "list" in names:
+        return ("list",), False
+    if "all" in names:
+        return tuple(CASES), True
+    # In the order they were named, each once.
+    return tuple(dict.fromkeys(names)) or tuple(CASES), False
+
+
+def _chosen_rivals(text: str | None) -> tuple[str, ...] | None:
+    """Return the rivals to run, None for all."""
+    if text is None or text == "all":
+        return None
+    if text == "none":
+        return ()
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in RIVALS]
+    if unknown:
+        known = ", ".join(("none", "all", *RIVALS))
+        raise UsageError(f"--against: unknown rival {unknown[0]!r}: choose from {known}")
+    return tuple(dict.fromkeys(names))
+
+
+def parse(argv: list[str] | None = None) -> Options:
+    """Read the command line.
+
+    Local: every rank reads the same words and so comes to the same end.
+
+    Raises
+    ------
+    UsageError
+        If a case, an option or its value is unknown or does not fit.
+    """
+    found = vars(_parser().parse_intermixed_args(argv))
+    found["cases"], found["full"] = _chosen_cases(found["cases"])
+    found["against"] = _chosen_rivals(found["against"])
+    options = Options(**found)
+    low, high = options.min_nbytes, options.max_nbytes
+    if low is not None and high is not None and low > high:
+        raise UsageError(f"--min ({low} bytes) is larger than --max ({high} bytes)")
+    return options

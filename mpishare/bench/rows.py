@@ -1,0 +1,124 @@
+"""One row of a report: what one arm needed for one size on one clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Clock = Literal["latency", "throughput"]
+CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
+
+
+@dataclass
+class Row:
+    """What one arm needed for one size on one clock.
+
+    Attributes
+    ----------
+    case, arm, backend : str
+        What was timed.
+    ranks : int
+        How many ranks took part; each time is the maximum over them.
+    nbytes : int, bytes
+        One face, or one message; 0 where no data moves.
+    clock : str
+        ``latency``: a synchronize after each iteration. ``throughput``: one after a batch of them.
+    median_us, p95_us, min_us : float or None, microseconds
+        Of one iteration; None where the arm did not run, or gave a wrong result.
+    count : int
+        How many samples stand behind them: iterations, or batches of them.
+    gb_per_s : float or None, 1e9 bytes a second
+        What one rank sends in an iteration, over the median; None where no data moves.
+    ok : bool
+        Whether the arm ran and no check found it wrong.
+    reason : str or None
+        Why there is no number.
+    wrong : bool
+        Whether that is because a check found a wrong result.
+    rival : bool
+        Whether this is what mpishare is measured beside.
+    ratio : float or None
+        The median over that of the fastest rival; below 1 mpishare is the faster one.
+    """
+
+    case: str
+    arm: str
+    backend: str
+    ranks: int
+    nbytes: int
+    clock: Clock
+    median_us: float | None = None
+    p95_us: float | None = None
+    min_us: float | None = None
+    count: int = 0
+    gb_per_s: float | None = None
+    ok: bool = False
+    reason: str | None = None
+    wrong: bool = False
+    rival: bool = False
+    ratio: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as JSON has it.
+
+        Local.
+        """
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def fill(self, samples_s: Sequence[float], sent_nbytes: int) -> None:
+        """Set the statistics from `samples_s`, the maximum over the ranks of each iteration.
+
+        Local.
+
+        Parameters
+        ----------
+        samples_s : sequence of float, seconds
+            At least one.
+        sent_nbytes : int, bytes
+            What one rank sends in an iteration.
+        """
+        us = np.asarray(samples_s) * 1e6
+        self.median_us = float(np.median(us))
+        self.p95_us = float(np.percentile(us, 95))
+        self.min_us = float(us.min())
+        self.count = int(us.size)
+        if sent_nbytes and self.median_us > 0:
+            self.gb_per_s = sent_nbytes / self.median_us / 1e3
+        self.ok = True
+
+    def fail(self, reason: str, *, wrong: bool) -> None:
+        """Take every number away and say why.
+
+        Local.
+        """
+        self.median_us = self.p95_us = self.min_us = self.gb_per_s = self.ratio = None
+        self.count = 0
+        self.ok = False
+        self.reason = reason
+        self.wrong = wrong
+
+
+#: The keys of a row in JSON, and the columns of CSV.
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def set_ratio(row: Row, rows: Sequence[Row], against: Sequence[str]) -> None:
+    """Set the ratio of `row` to the fastest of the rivals `against` that ran on the same clock.
+
+    Local.
+    """
+    rivals = [
+        other.median_us
+        for other in rows
+        if other.arm in against
+        and other.rival
+        and (other.case, other.nbytes, other.clock) == (row.case, row.nbytes, row.clock)
+        and other.median_us
+    ]
+    if rivals and row.median_us is not None:
+        row.ratio = row.median_us / min(rivals)

@@ -1,0 +1,141 @@
+"""What every case of a run shares: the node, the stream, the options, and how ranks agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
+from mpishare.bench.progress import Progress
+from mpishare.bench.words import nbytes_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi4py import MPI
+
+    from mpishare.bench.options import Options
+
+Made = TypeVar("Made")
+
+
+def _available_nbytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _nothing() -> None:
+    """Take the place of a stream's synchronize where calls block anyway."""
+
+
+class Session:
+    """One run of the benchmark.
+
+    Collective over `comm`, host-blocking: makes the node.
+
+    Attributes
+    ----------
+    comm : MPI.Intracomm
+        All ranks of the run; the maximum over the ranks is taken here.
+    options : Options
+        What the command line asks for.
+    progress : Progress
+        The bar on stderr.
+    node : Node
+        The node of this rank.
+    stream : cupy.cuda.Stream or None
+        Every arm works on this one stream; None on the host backend.
+    synchronize : callable
+        Waits for the stream; does nothing on the host backend, whose calls block.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
+        self.comm = comm
+        self.options = options
+        self.progress = Progress(is_shown=comm.rank == 0)
+        self.node = Node(comm, timeout_s=options.timeout_s)
+        self.stream: Any = None
+        self.synchronize: Callable[[], None] = _nothing
+        if self.on_cuda:
+            # Not the null stream, which waits for all others.
+            self.stream = self.node.xp.cuda.Stream(non_blocking=True)
+            self.stream.use()
+            self.synchronize = self.stream.synchronize
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the node shares GPU memory."""
+        return self.node.backend == "cuda"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of a face or message, in bytes."""
+        return self.options.sizes(self.node.backend)
+
+    def require_memory(self, nbytes: int) -> None:
+        """Refuse a size for which this machine has no memory.
+
+        Local. The host hands out memory that it does not have and then ends a process that touches
+        it; a GPU does not.
+
+        Parameters
+        ----------
+        nbytes : int, bytes
+            What each rank of the node will take.
+
+        Raises
+        ------
+        MemoryError
+            If the ranks of the node will take more than is available.
+        """
+        needed, available = nbytes * self.node.size, _available_nbytes()
+        if not self.on_cuda and available is not None and needed > available:
+            raise MemoryError(
+                f"{nbytes_words(needed)} of memory are needed on this node and "
+                f"{nbytes_words(available)} available"
+            )
+
+    def attempt(self, make: Callable[[], Made]) -> tuple[Made | None, str | None]:
+        """Return what `make` makes, or why some rank could not make it.
+
+        Collective, host-blocking. A missing peer is no reason but the end of the run.
+
+        Returns
+        -------
+        made : object or None
+            None where any rank failed. What this rank made then is left to its node to close.
+        reason : str or None
+            The words of the first rank that failed by itself.
+        """
+        made, words, is_peer = None, None, False
+        try:
+            made = make()
+        except PeerTimeout:
+            raise
+        except (UnsupportedError, CudaError, MemoryError, PeerError) as exc:
+            words, is_peer = str(exc) or type(exc).__name__, isinstance(exc, PeerError)
+        said = self.comm.allgather((is_peer, words))
+        failures = sorted((peer, rank, text) for rank, (peer, text) in enumerate(said) if text)
+        if failures:
+            return None, failures[0][2]
+        return made, None
+
+    def wrong_on(self, wrong: int) -> str | None:
+        """Return which ranks found wrong words and how many, None where no rank did.
+
+        Collective, host-blocking.
+
+        Parameters
+        ----------
+        wrong : int
+            How many words this rank found wrong.
+        """
+        found = self.comm.allgather(wrong)
+        bad = [f"{count} on rank {rank}" for rank, count in enumerate(found) if count]
+        return ", ".join(bad) or None
