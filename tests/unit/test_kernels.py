@@ -1,0 +1,69 @@
+"""Every CUDA source compiles for every architecture we name. NVRTC needs no GPU for that."""
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launch import ROOT
+
+SOURCES = sorted((ROOT / "mpishare").rglob("*.cu"))
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+
+
+@functools.cache
+def nvrtc() -> ctypes.CDLL:
+    """libnvrtc of the nvidia-cuda-nvrtc wheel, else of the system."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else [])]
+    wheels = [path for folder in folders for path in folder.glob("cu13/lib/libnvrtc.so.13")]
+    for name in [*map(str, wheels), "libnvrtc.so.13"]:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    pytest.fail("no libnvrtc.so.13: install the dependency group nvrtc")
+
+
+def compile_cuda(source: str, architecture: str) -> tuple[bytes, str]:
+    """The machine code, empty where it does not compile, and what the compiler said."""
+    library, program = nvrtc(), ctypes.c_void_p()
+    text = source.encode()
+    made = library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None)
+    assert made == 0
+    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
+    array = (ctypes.c_char_p * len(options))(*options)
+    status = library.nvrtcCompileProgram(program, len(options), array)
+    nbytes = ctypes.c_size_t()
+    library.nvrtcGetProgramLogSize(program, ctypes.byref(nbytes))
+    log = ctypes.create_string_buffer(nbytes.value)
+    library.nvrtcGetProgramLog(program, log)
+    code = b""
+    if status == 0:
+        library.nvrtcGetCUBINSize(program, ctypes.byref(nbytes))
+        buffer = ctypes.create_string_buffer(nbytes.value)
+        library.nvrtcGetCUBIN(program, buffer)
+        code = buffer.raw
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return code, log.value.decode()
+
+
+def test_there_are_kernels():
+    assert SOURCES
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_compiles(path, architecture):
+    code, log = compile_cuda(path.read_text(), architecture)
+    assert code.startswith(b"\x7fELF"), log
+    assert log.strip("\0\n ") == ""  # no warning either
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_broken_source_does_not(architecture):
+    code, log = compile_cuda('extern "C" __global__ void f(int *p) { *p = missing; }', architecture)
+    assert code == b""
+    assert "missing" in log
