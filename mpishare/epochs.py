@@ -8,25 +8,36 @@ counters are stored and looked at by the calls themselves, which block.
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass, field
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.control import LINE
 from mpishare.errors import EpochError
-from mpishare.order import Ordered
-from mpishare.rounds import rounds, row
+from mpishare.order import LOOKS, Ordered, Pairs
+from mpishare.rounds import done, ready, rounds, words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from mpishare.backends import Signals
     from mpishare.control import Counters
     from mpishare.ground import Ground
 
 FLAT_RANKS = 16
 """Up to here a fence waits for every other rank at once; above, in log2(ranks) rounds."""
 
-_LOOKS = 400
-"""After so many looks at the counters a fence waits in the way that watches deadlines."""
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that were named together, with the counters between each of them and this rank."""
+
+    ranks: tuple[int, ...]
+    ready_out: Pairs
+    ready_in: Pairs
+    done_out: Pairs
+    done_in: Pairs
+    signals: dict[str, Signals] = field(default_factory=dict)
 
 
 class Epochs(Ordered):
@@ -60,13 +71,15 @@ class Epochs(Ordered):
         self._completed = [0] * self._size  # done signals awaited from that origin
         self._accessed = [0] * self._size  # ready signals awaited from that target
         self._finished = [0] * self._size  # my completes towards that target
-        self._exposure: tuple[int, ...] | None = None
-        self._access: tuple[int, ...] | None = None
+        self._groups: dict[tuple[Any, ...], Group] = {}
+        self._exposure: Group | None = None
+        self._access: Group | None = None
+        self._fence_signals: Signals | None = None
 
     @staticmethod
     def words(size: int) -> int:
         """Return how many counters a window of a node with that many ranks needs."""
-        return size * (LINE + 2 * row(size))
+        return words(size)
 
     # --- fence
 
@@ -98,7 +111,7 @@ class Epochs(Ordered):
             for slot in self._other_slots:
                 while view[slot] < epoch:
                     looks += 1
-                    if looks > _LOOKS:
+                    if looks > LOOKS:
                         self._wait("fence", lambda: self._behind(epoch))
                     elif not looks % 4:
                         # With more ranks than cores, who is waited for may need this very core.
@@ -119,14 +132,13 @@ class Epochs(Ordered):
 
     def _enqueue_fence(self, stream: Any, epoch: int) -> None:
         number = self._chain.enter("fence", stream)
-        signals = self._signals.get("fence")
-        if signals is None:
+        if self._fence_signals is None:
             operations = []
             for write, waits in self._rounds:
                 operations.append(("write", write))
                 operations += [("wait", slot) for slot, _ in waits]
-            signals = self._prepare("fence", operations)
-        signals.enqueue(number, [epoch] * self._operations)
+            self._fence_signals = self._prepare(operations)
+        self._fence_signals.enqueue(number, [epoch] * self._operations)
 
     # --- pairs: post, start, complete, wait
 
@@ -150,22 +162,14 @@ class Epochs(Ordered):
         ValueError
             If a rank is none of the node's, or is named twice.
         """
-        origins = self._group("post", ranks)
+        group = self._group("post", ranks)
         if self._exposure is not None:
             raise EpochError(
-                f"{self.name}: post failed: the exposure to ranks {list(self._exposure)} is still "
-                "open. Call wait() first."
+                f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
+                "still open. Call wait() first."
             )
-        base = LINE * self._size + row(self._size) * self._rank
-        self._apply(
-            "post",
-            stream,
-            origins,
-            writes=[(base + origin, self._exposed[origin] + 1) for origin in origins],
-        )
-        for origin in origins:
-            self._exposed[origin] += 1
-        self._exposure = origins
+        self._raise_counters("post", stream, group.ready_out, self._exposed, group.signals)
+        self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Any = None) -> None:
         """Begin to access the segments of `ranks`: what my stream does next comes after their post.
@@ -184,27 +188,14 @@ class Epochs(Ordered):
         EpochError
             If an access is open already.
         """
-        targets = self._group("start", ranks)
+        group = self._group("start", ranks)
         if self._access is not None:
             raise EpochError(
-                f"{self.name}: start failed: the access to ranks {list(self._access)} is still "
-                "open. Call complete() first."
+                f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
+                "still open. Call complete() first."
             )
-        base, stride = LINE * self._size + self._rank, row(self._size)
-        for target in targets:
-            self._accessed[target] += 1
-        try:
-            self._apply(
-                "start",
-                stream,
-                targets,
-                waits=[(base + stride * t, self._accessed[t], t) for t in targets],
-            )
-        except BaseException:
-            for target in targets:
-                self._accessed[target] -= 1
-            raise
-        self._access = targets
+        self._await_counters("start", stream, group.ready_in, self._accessed, group.signals)
+        self._access = group
 
     def complete(self, stream: Any = None) -> None:
         """End the access: what my stream did so far is visible to the targets after their wait.
@@ -221,16 +212,8 @@ class Epochs(Ordered):
             raise EpochError(
                 f"{self.name}: complete failed: no access is open. Call start() first."
             )
-        targets = self._access
-        base = (LINE + row(self._size)) * self._size + row(self._size) * self._rank
-        self._apply(
-            "complete",
-            stream,
-            targets,
-            writes=[(base + target, self._finished[target] + 1) for target in targets],
-        )
-        for target in targets:
-            self._finished[target] += 1
+        group = self._access
+        self._raise_counters("complete", stream, group.done_out, self._finished, group.signals)
         self._access = None
 
     def wait(self, stream: Any = None) -> None:
@@ -246,37 +229,20 @@ class Epochs(Ordered):
         self._check()
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
-        origins = self._exposure
-        base = (LINE + row(self._size)) * self._size + self._rank
-        stride = row(self._size)
-        for origin in origins:
-            self._completed[origin] += 1
-        try:
-            self._apply(
-                "wait",
-                stream,
-                origins,
-                waits=[(base + stride * o, self._completed[o], o) for o in origins],
-            )
-        except BaseException:
-            for origin in origins:
-                self._completed[origin] -= 1
-            raise
+        group = self._exposure
+        self._await_counters("wait", stream, group.done_in, self._completed, group.signals)
         self._exposure = None
 
     # --- what both have in common
 
     def lagging(self) -> list[int]:
         """Ranks whose signal is waited for by what this rank has called so far. Local."""
-        stride, mine = row(self._size), self._rank
-        ready = LINE * self._size + mine
-        done = (LINE + stride) * self._size + mine
-        view = self._view
+        view, mine, size = self._view, self._rank, self._size
         behind = set(self._behind(self._epoch))
-        for rank in range(self._size):
+        for rank in range(size):
             if (
-                view[ready + stride * rank] < self._accessed[rank]
-                or view[done + stride * rank] < self._completed[rank]
+                view[ready(rank, mine, size)] < self._accessed[rank]
+                or view[done(rank, mine, size)] < self._completed[rank]
             ):
                 behind.add(rank)
         return sorted(behind)
@@ -293,15 +259,29 @@ class Epochs(Ordered):
         absent = [r for r in range(self._size) if r != self._rank and view[LINE * r] < epoch]
         return absent or sources
 
-    def _group(self, call: str, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _group(self, call: str, ranks: Iterable[int]) -> Group:
         self._check()
-        group = tuple(operator.index(rank) for rank in ranks)
-        for rank in group:
+        key = tuple(ranks)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self._new_group(call, key)
+        return group
+
+    def _new_group(self, call: str, key: tuple[Any, ...]) -> Group:
+        ranks = tuple(operator.index(rank) for rank in key)
+        for rank in ranks:
             if not 0 <= rank < self._size:
                 raise ValueError(
                     f"{self.name}: {call} failed: {rank!r} is not a rank of the node "
                     f"(0 to {self._size - 1})"
                 )
-        if len(set(group)) != len(group):
-            raise ValueError(f"{self.name}: {call} failed: {list(group)} names a rank twice")
-        return group
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"{self.name}: {call} failed: {list(ranks)} names a rank twice")
+        mine, size = self._rank, self._size
+        return Group(
+            ranks=ranks,
+            ready_out=tuple((rank, ready(mine, rank, size)) for rank in ranks),
+            ready_in=tuple((rank, ready(rank, mine, size)) for rank in ranks),
+            done_out=tuple((rank, done(mine, rank, size)) for rank in ranks),
+            done_in=tuple((rank, done(rank, mine, size)) for rank in ranks),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.chain import Chain
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from mpishare.backends import Signals
     from mpishare.control import Counters
     from mpishare.ground import Ground
+
+LOOKS = 400
+"""After so many looks at its counters a call waits in the way that watches deadlines."""
+
+Pairs = tuple[tuple[int, int], ...]
+"""Ranks, each with the place of the counter between it and this rank."""
 
 
 class Ordered:
@@ -39,47 +46,65 @@ class Ordered:
         self._sync = ground.agreement.block.sync
         self._has_streams = ground.backend.has_streams
         self._chain = Chain(ground.backend, name)
-        self._signals: dict[Any, Signals] = {}
 
-    def _apply(
+    def _raise_counters(
+        self, call: str, stream: Any, pairs: Pairs, counts: list[int], signals: dict[str, Signals]
+    ) -> None:
+        """Raise my counter towards each rank of `pairs` to one more than was counted so far."""
+        if self._has_streams:
+            self._enqueue(call, "write", stream, pairs, counts, signals)
+        else:
+            self._sync()
+            for rank, slot in pairs:
+                self._view[slot] = counts[rank] + 1
+        for rank, _ in pairs:
+            counts[rank] += 1
+
+    def _await_counters(
+        self, call: str, stream: Any, pairs: Pairs, counts: list[int], signals: dict[str, Signals]
+    ) -> None:
+        """Wait until each rank of `pairs` has raised its counter once more than was counted."""
+        if self._has_streams:
+            self._enqueue(call, "wait", stream, pairs, counts, signals)
+        else:
+            self._look_at_counters(call, pairs, counts)
+        for rank, _ in pairs:
+            counts[rank] += 1
+
+    def _look_at_counters(self, call: str, pairs: Pairs, counts: list[int]) -> None:
+        view, looks = self._view, 0
+        for rank, slot in pairs:
+            value = counts[rank] + 1
+            while view[slot] < value:
+                looks += 1
+                if looks > LOOKS:
+                    self._wait(call, lambda: [r for r, s in pairs if view[s] <= counts[r]])
+                elif not looks % 4:
+                    # With more ranks than cores, who is waited for may need this very core.
+                    sched_yield()
+        self._sync()
+
+    def _enqueue(
         self,
         call: str,
+        kind: str,
         stream: Any,
-        ranks: tuple[int, ...],
-        *,
-        writes: Sequence[tuple[int, int]] = (),
-        waits: Sequence[tuple[int, int, int]] = (),
+        pairs: Pairs,
+        counts: list[int],
+        signals: dict[str, Signals],
     ) -> None:
-        if not self._has_streams:
-            self._sync()
-            for slot, value in writes:
-                self._view[slot] = value
-            self._wait_for(call, waits)
-            return
         number = self._chain.enter(call, stream)
-        if not ranks:
-            return
-        signals = self._signals.get((call, ranks))
-        if signals is None:
-            operations = [("write", slot) for slot, _ in writes]
-            operations += [("wait", slot) for slot, _, _ in waits]
-            signals = self._prepare((call, ranks), operations)
-        signals.enqueue(number, [item[1] for item in (*writes, *waits)])
-
-    def _wait_for(self, call: str, waits: Sequence[tuple[int, int, int]]) -> None:
-        view = self._view
-        if waits:
-            self._wait(call, lambda: [rank for slot, value, rank in waits if view[slot] < value])
-        self._sync()
+        if pairs:
+            if call not in signals:
+                signals[call] = self._prepare([(kind, slot) for _, slot in pairs])
+            signals[call].enqueue(number, [counts[rank] + 1 for rank, _ in pairs])
 
     def _wait(self, call: str, lagging: Callable[[], list[int]]) -> None:
         self._wait_on_host(f"{self.name}: {call}", lagging)
 
-    def _prepare(self, key: Any, operations: Sequence[tuple[str, int]]) -> Signals:
+    def _prepare(self, operations: Sequence[tuple[str, int]]) -> Signals:
         address = self.counters.address
-        signals = self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
-        self._signals[key] = signals
-        return signals
+        return self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
 
     def _end(self) -> None:
         """Let go of the counters: every later call raises `ClosedError`."""
@@ -89,5 +114,4 @@ class Ordered:
             raise ClosedError(f"{name} is closed")
 
         self._check = refuse
-        self._signals.clear()
         self._chain.end()

@@ -1,12 +1,27 @@
-"""Which counters a fence writes and waits for, round by round."""
+"""Where the counters of a window stand, and which ones a fence writes and waits for."""
 
 from __future__ import annotations
 
 from mpishare.control import LINE
 
 
-def row(size: int) -> int:
-    """Return the counters of one rank towards every other, in whole slots."""
+def words(size: int) -> int:
+    """Return how many counters a window of a node of `size` ranks has."""
+    return size * (LINE + 2 * _row(size))
+
+
+def ready(writer: int, reader: int, size: int) -> int:
+    """Return the place of the counter by which a target tells an origin that it has posted."""
+    return LINE * size + _row(size) * writer + reader
+
+
+def done(writer: int, reader: int, size: int) -> int:
+    """Return the place of the counter by which an origin tells a target that it has completed."""
+    return (LINE + _row(size)) * size + _row(size) * writer + reader
+
+
+def _row(size: int) -> int:
+    # What one rank writes stands in slots of its own.
     return -(-size // LINE) * LINE
 
 
