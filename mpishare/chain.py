@@ -36,7 +36,7 @@ class Chain:
             If it is no stream.
         """
         number, owner = self._backend.stream(stream)
-        self._backend.refuse_capture(number, f"{self._name}: {call}")
+        self._backend.refuse_capture(number, self._name, call)
         if number != self._number:
             if self._number is not None:
                 self._backend.follow(number, self._number)

@@ -119,7 +119,7 @@ class Backend(Protocol):
         """Let a stream wait for the latest record of an event."""
         ...
 
-    def refuse_capture(self, stream: int, call: str) -> None:
+    def refuse_capture(self, stream: int, name: str, call: str) -> None:
         """Raise `UnsupportedError` if the stream is being captured."""
         ...
 

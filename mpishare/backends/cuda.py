@@ -148,7 +148,8 @@ class CudaBackend:
         Takes CuPy's and PyTorch's streams, any `__cuda_stream__`, an int, or None.
         """
         if stream is None:
-            stream = cupy.cuda.get_current_stream()
+            current = cupy.cuda.get_current_stream()
+            return current.ptr, current
         if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
             return stream, None
         for name in ("ptr", "cuda_stream"):
@@ -200,12 +201,12 @@ class CudaBackend:
         """Let a stream wait for the latest record of an event."""
         self.call("cuStreamWaitEvent", stream, event, 0)
 
-    def refuse_capture(self, stream: int, call: str) -> None:
+    def refuse_capture(self, stream: int, name: str, call: str) -> None:
         """Raise `UnsupportedError` if the stream is being captured."""
         if driver.is_capturing(stream):
             raise UnsupportedError(
-                f"{call} failed: the stream is being captured into a graph. The value that is "
-                "waited for would be baked in, and the second replay would pass early. Call it "
+                f"{name}: {call} failed: the stream is being captured into a graph. The value that "
+                "is waited for would be baked in, and the second replay would pass early. Call it "
                 "outside of the capture."
             )
 

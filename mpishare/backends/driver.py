@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NOT_READY = 600
+_CAPTURE_IMPLICIT = 906
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 _BATCH = 256  # the driver's limit on operations a call
@@ -86,8 +87,12 @@ def is_done(stream: int, where: str) -> bool:
 
 def is_capturing(stream: int) -> bool:
     """Whether the stream is being captured, or another capture forbids its use."""
-    code, status = driver.cuStreamIsCapturing(stream)
-    return bool(int(code) or int(status))
+    try:
+        return bool(cupy.cuda.runtime.streamIsCapturing(stream))
+    except cupy.cuda.runtime.CUDARuntimeError as failure:
+        if failure.status != _CAPTURE_IMPLICIT:
+            raise
+        return True  # the legacy stream, while another stream of this process is captured
 
 
 class CudaSignals:
@@ -102,21 +107,23 @@ class CudaSignals:
         self._parts = []
         for start in range(0, len(operations), _BATCH):
             part = operations[start : start + _BATCH]
-            words = (ctypes.c_uint64 * (_PARAM_WORDS * len(part)))()
+            params = (ctypes.c_uint64 * (_PARAM_WORDS * len(part)))()
             for index, (kind, address) in enumerate(part):
-                words[_PARAM_WORDS * index] = _WAIT_64 if kind == "wait" else _WRITE_64
-                words[_PARAM_WORDS * index + 1] = address
-                words[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
-            self._parts.append((start, len(part), words))
+                params[_PARAM_WORDS * index] = _WAIT_64 if kind == "wait" else _WRITE_64
+                params[_PARAM_WORDS * index + 1] = address
+                params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
+            self._parts.append((start, len(part), params))
         self._call = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
         self._call.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
 
     def enqueue(self, stream: int, values: Sequence[int]) -> None:
         """Put them on a stream, one batch for up to 256."""
-        for start, count, words in self._parts:
-            for index in range(count):
-                words[_PARAM_WORDS * index + 2] = values[start + index]
-            code = self._call(stream, count, words, 0)
+        for start, count, params in self._parts:
+            place = 2
+            for value in values if count == len(values) else values[start : start + count]:
+                params[place] = value
+                place += _PARAM_WORDS
+            code = self._call(stream, count, params, 0)
             if code:
                 raise error("cuStreamBatchMemOp", code, self._where)
 

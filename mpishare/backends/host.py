@@ -66,7 +66,7 @@ class HostBackend:
     def follow(self, stream: int, earlier: int) -> None:
         """Nothing to order: calls block."""
 
-    def refuse_capture(self, stream: int, call: str) -> None:
+    def refuse_capture(self, stream: int, name: str, call: str) -> None:
         """Nothing is captured here."""
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:

@@ -40,7 +40,7 @@ class Pattern:
 
     def poison(self, out: Any) -> None:
         """Write the word that no face has to `out`."""
-        out.fill(POISON)
+        out.fill(self._xp.uint64(POISON))
 
     def count(self, got: Any, owner: int, side: int, step: int) -> None:
         """Add to `wrong` how many words of `got` are not those that `fill` wrote."""

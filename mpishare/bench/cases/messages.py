@@ -29,17 +29,11 @@ class Messages(RingArm):
         self.comm = ring.node.comm
         self.half = 0
         self._ghosts: Any = ring.node.xp.zeros(shape, "u8")
-        self._stages = ring.session.on_cuda
-        if self._stages:
-            import cupyx
-
-            self._pinned_out: Any = cupyx.zeros_pinned(shape, "u8")
-            self._pinned_in: Any = [cupyx.zeros_pinned(shape, "u8") for _ in (0, 1)]
-            self._memcpy = ring.node.xp.cuda.runtime.memcpyAsync
-            self._stream = ring.session.stream
-            out, into = self._pinned_out, self._pinned_in
-        else:
-            out, into = ring.faces, [self._ghosts, self._ghosts]
+        out, into = ring.faces, [self._ghosts, self._ghosts]
+        self._staging: _Staging | None = None
+        if ring.session.on_cuda:
+            self._staging = _Staging(ring, self._ghosts)
+            out, into = self._staging.out, self._staging.into
         # Views that a step passes to MPI as they are.
         self.to_left, self.to_right = out[LEFT], out[RIGHT]
         self.from_left = [half[LEFT] for half in into]
@@ -51,17 +45,45 @@ class Messages(RingArm):
 
     def stage_out(self) -> None:
         """Bring both faces to where MPI sends from, and wait until they are there."""
-        if self._stages:
-            faces, target = self.ring.faces, self._pinned_out.ctypes.data
-            self._memcpy(target, faces.data.ptr, faces.nbytes, _TO_HOST, self._stream.ptr)
-            self._stream.synchronize()
+        if self._staging is not None:
+            self._staging.copy_out()
 
     def stage_in(self) -> None:
         """Bring both ghosts from where MPI received them, and let the next step use the others."""
-        if self._stages:
-            source, ghosts = self._pinned_in[self.half].ctypes.data, self._ghosts
-            self._memcpy(ghosts.data.ptr, source, ghosts.nbytes, _TO_DEVICE, self._stream.ptr)
+        if self._staging is not None:
+            self._staging.copy_in(self.half)
         self.half = 1 - self.half
+
+
+class _Staging:
+    """Pinned memory beside the faces and the ghosts, and one copy each way. CUDA only."""
+
+    def __init__(self, ring: Ring, ghosts: Any) -> None:
+        import cupyx
+
+        shape = ring.faces.shape
+        self.out: Any = cupyx.zeros_pinned(shape, "u8")
+        self.into: Any = [cupyx.zeros_pinned(shape, "u8") for _ in (0, 1)]
+        stream = ring.session.stream
+        self._memcpy = ring.node.xp.cuda.runtime.memcpyAsync
+        self._synchronize = stream.synchronize
+        # Everything that a copy is called with, found once.
+        nbytes, number = int(ring.faces.nbytes), int(stream.ptr)
+        target, source = int(self.out.ctypes.data), int(ring.faces.data.ptr)
+        self._copy_out = target, source, nbytes, _TO_HOST, number
+        self._copies_in = [
+            (int(ghosts.data.ptr), int(half.ctypes.data), nbytes, _TO_DEVICE, number)
+            for half in self.into
+        ]
+
+    def copy_out(self) -> None:
+        """Copy both faces out and wait until they are there."""
+        self._memcpy(*self._copy_out)
+        self._synchronize()
+
+    def copy_in(self, half: int) -> None:
+        """Copy both ghosts in. Stream-ordered."""
+        self._memcpy(*self._copies_in[half])
 
 
 class Isend(Messages):

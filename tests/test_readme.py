@@ -1,0 +1,54 @@
+"""The README is run: its example prints what it says, its commands exist."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launch import run_ranks
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.limit(120)
+def test_the_example_prints_what_the_readme_says():
+    (program,) = blocks("python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 15
+    done = run_ranks(4, program, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    printed = [text for text in blocks("text") if text.startswith("4 ranks")]
+    assert [done.stdout] == printed
+
+
+def test_every_script_it_names_is_there():
+    named = set(re.findall(r"scripts/[\w-]+", README))
+    assert named == {"scripts/bench", "scripts/test"}
+    for name in named:
+        assert (ROOT / name).stat().st_mode & 0o111, name
+
+
+def test_the_first_commands_are_the_two():
+    assert [line.split()[1] for line in blocks("console")[0].splitlines()] == [
+        "scripts/bench",
+        "scripts/test",
+    ]
+
+
+def test_info_is_shown_as_it_prints():
+    """The columns of the table in the README are those of a real report."""
+    done = run_ranks(4, [sys.executable, "-m", "mpishare.info"], timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    (shown,) = [text for text in blocks("text") if text.startswith("node ")]
+    for line in (shown, done.stdout):
+        lines = line.splitlines()
+        assert re.match(r"node \S+: 4 ranks, backend (cuda|host)", lines[0])
+        assert re.match(r"  rank 0 \(given rank 0\), pid \d+.*, leader$", lines[1])
+        assert lines[5].split() == ["from", "\\", "to", "0", "1", "2", "3"]
+        assert [row.split()[0] for row in lines[6:10]] == ["0", "1", "2", "3"]
+        assert all("self" in row for row in lines[6:10])
