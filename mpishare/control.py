@@ -3,7 +3,7 @@
 One piece of shared memory a node, in slots of 128 bytes with one writer each: who is alive, who
 waits for whom, a mailbox for agreement, and the counters that order streams. Everything is an
 aligned 8-byte item, read and written whole; a full memory barrier stands before the store that
-publishes and after the load that saw it, since processors such as aarch64 reorder both.
+publishes and after the load that saw it, where the processor reorders them, as aarch64 does.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from mpi4py import MPI
 
     from mpishare.shm import SharedMemory
 
@@ -29,6 +32,10 @@ RELEASED = 1 << 62
 
 MAIL = 4096
 """Bytes that a rank can say in one round of agreement."""
+
+ORDERED_MACHINES = ("x86_64", "AMD64")
+"""Processors that show stores in the order in which they were made, and load in order (Intel
+Software Developer's Manual, volume 3, 9.2.2)."""
 
 _STATE_WORDS = 128
 _STATUS_WORDS = 128
@@ -61,25 +68,33 @@ class Status:
 
 
 class MemoryBarrier:
-    """A full memory barrier, taken from MPI: the only portable one that Python has.
+    """A full memory barrier, where the processor needs one.
 
-    `MPI.Win.Sync` is one by the Standard's text on shared windows; a window of this process alone
-    makes it local, about 50 ns, and lets it be freed at any time.
+    `MPI.Win.Sync` is the only portable one that Python has: on a window of this process alone it is
+    local, about 50 ns, and can be freed at any time.
     """
 
     def __init__(self) -> None:
         from mpi4py import MPI
 
-        self._window = MPI.Win.Allocate_shared(8, comm=MPI.COMM_SELF)
-        self._window.Lock_all()
-        self.sync = self._window.Sync
         self._is_finalized = MPI.Is_finalized
+        self._window: MPI.Win | None = None
+        self.sync: Callable[[], None] = _nothing
+        if platform.machine() not in ORDERED_MACHINES:
+            self._window = MPI.Win.Allocate_shared(8, comm=MPI.COMM_SELF)
+            self._window.Lock_all()
+            self.sync = self._window.Sync
 
     def close(self) -> None:
         """Free the window. Local; does nothing once MPI is finalized."""
-        if self._window and not self._is_finalized():
+        if self._window is not None and not self._is_finalized():
             self._window.Unlock_all()
             self._window.Free()
+        self._window = None
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)

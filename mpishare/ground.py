@@ -125,15 +125,19 @@ class Ground:
             made.append(shm.create(8 * words))
             return made[0][1]
 
+        attached: list[tuple[SharedMemory, int]] = []
+
         def attach() -> None:
             memory = made[0][0] if made else shm.attach(name, 8 * words)
-            address = self.backend.register(memory)
-            self._chunks.append(memory)
-            agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), address)
+            attached.append((memory, self.backend.register(memory)))
 
         try:
             name = agreement.step(call, create)[0]
             agreement.step(call, attach)
+            # Only now, so that the pools of all ranks stay the same.
+            memory, address = attached[0]
+            self._chunks.append(memory)
+            agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), address)
         finally:
             for _, own in made:
                 shm.forget(own)
