@@ -21,6 +21,7 @@ class Chain:
 
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend = backend
+        self._enter = backend.enter
         self._name = name
         self._number: int | None = None
         self._owner: Any = None
@@ -35,8 +36,7 @@ class Chain:
         TypeError
             If it is no stream.
         """
-        number, owner = self._backend.stream(stream)
-        self._backend.refuse_capture(number, self._name, call)
+        number, owner = self._enter(stream, self._name, call)
         if number != self._number:
             if self._number is not None:
                 self._backend.follow(number, self._number)

@@ -51,12 +51,17 @@ class Ordered:
         self, call: str, stream: Any, pairs: Pairs, counts: list[int], signals: dict[str, Signals]
     ) -> None:
         """Raise my counter towards each rank of `pairs` to one more than was counted so far."""
+        values = [counts[rank] + 1 for rank, _ in pairs]
         if self._has_streams:
-            self._enqueue(call, "write", stream, pairs, counts, signals)
+            number = self._chain.enter(call, stream)
+            if pairs:
+                if call not in signals:
+                    signals[call] = self._prepare([("write", slot) for _, slot in pairs])
+                signals[call].enqueue(number, values)
         else:
             self._sync()
-            for rank, slot in pairs:
-                self._view[slot] = counts[rank] + 1
+            for (_, slot), value in zip(pairs, values, strict=True):
+                self._view[slot] = value
         for rank, _ in pairs:
             counts[rank] += 1
 
@@ -65,7 +70,11 @@ class Ordered:
     ) -> None:
         """Wait until each rank of `pairs` has raised its counter once more than was counted."""
         if self._has_streams:
-            self._enqueue(call, "wait", stream, pairs, counts, signals)
+            number = self._chain.enter(call, stream)
+            if pairs:
+                if call not in signals:
+                    signals[call] = self._prepare([("wait", slot) for _, slot in pairs])
+                signals[call].enqueue(number, [counts[rank] + 1 for rank, _ in pairs])
         else:
             self._look_at_counters(call, pairs, counts)
         for rank, _ in pairs:
@@ -83,21 +92,6 @@ class Ordered:
                     # With more ranks than cores, who is waited for may need this very core.
                     sched_yield()
         self._sync()
-
-    def _enqueue(
-        self,
-        call: str,
-        kind: str,
-        stream: Any,
-        pairs: Pairs,
-        counts: list[int],
-        signals: dict[str, Signals],
-    ) -> None:
-        number = self._chain.enter(call, stream)
-        if pairs:
-            if call not in signals:
-                signals[call] = self._prepare([(kind, slot) for _, slot in pairs])
-            signals[call].enqueue(number, [counts[rank] + 1 for rank, _ in pairs])
 
     def _wait(self, call: str, lagging: Callable[[], list[int]]) -> None:
         self._wait_on_host(f"{self.name}: {call}", lagging)

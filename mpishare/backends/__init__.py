@@ -91,6 +91,10 @@ class Backend(Protocol):
         """Return the number of a stream given in any accepted form, and what keeps it alive."""
         ...
 
+    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any]:
+        """As `stream`, for a call on a named object; raise if the stream is being captured."""
+        ...
+
     def follow(self, stream: int, earlier: int) -> None:
         """Let `stream` wait for what was put on `earlier` so far."""
         ...
@@ -117,10 +121,6 @@ class Backend(Protocol):
 
     def wait_event(self, event: Any, stream: int) -> None:
         """Let a stream wait for the latest record of an event."""
-        ...
-
-    def refuse_capture(self, stream: int, name: str, call: str) -> None:
-        """Raise `UnsupportedError` if the stream is being captured."""
         ...
 
     def is_done(self, stream: int) -> bool:

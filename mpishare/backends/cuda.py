@@ -26,6 +26,7 @@ SLAB = 2 << 20
 the driver places smaller ones several to a block, and a handle opens the whole block (CUDA
 Programming Guide, interprocess communication)."""
 
+_current_stream = cupy.cuda.get_current_stream
 _IPC_LAZY_PEER_ACCESS = 1
 _EVENT_FLAGS = 2 | 4  # no timing, interprocess
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
@@ -142,13 +143,28 @@ class CudaBackend:
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
         self.call("cuMemHostUnregister", start)
 
+    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any]:
+        """Return a stream's number, and what keeps it alive; refuse one that is being captured."""
+        if stream is None:
+            owner = _current_stream()
+            number = owner.ptr
+        else:
+            number, owner = self.stream(stream)
+        if driver.is_capturing(number):
+            raise UnsupportedError(
+                f"{name}: {call} failed: the stream is being captured into a graph. The value that "
+                "is waited for would be baked in, and the second replay would pass early. Call it "
+                "outside of the capture."
+            )
+        return number, owner
+
     def stream(self, stream: Any) -> tuple[int, Any]:
         """Return a stream's number, and what keeps it alive.
 
         Takes CuPy's and PyTorch's streams, any `__cuda_stream__`, an int, or None.
         """
         if stream is None:
-            current = cupy.cuda.get_current_stream()
+            current = _current_stream()
             return current.ptr, current
         if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
             return stream, None
@@ -200,15 +216,6 @@ class CudaBackend:
     def wait_event(self, event: Any, stream: int) -> None:
         """Let a stream wait for the latest record of an event."""
         self.call("cuStreamWaitEvent", stream, event, 0)
-
-    def refuse_capture(self, stream: int, name: str, call: str) -> None:
-        """Raise `UnsupportedError` if the stream is being captured."""
-        if driver.is_capturing(stream):
-            raise UnsupportedError(
-                f"{name}: {call} failed: the stream is being captured into a graph. The value that "
-                "is waited for would be baked in, and the second replay would pass early. Call it "
-                "outside of the capture."
-            )
 
     def is_done(self, stream: int) -> bool:
         """Whether all that was put on the stream is over."""

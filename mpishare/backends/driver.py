@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NOT_READY = 600
 _CAPTURE_IMPLICIT = 906
+_is_capturing = cupy.cuda.runtime.streamIsCapturing
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 _BATCH = 256  # the driver's limit on operations a call
@@ -88,7 +89,7 @@ def is_done(stream: int, where: str) -> bool:
 def is_capturing(stream: int) -> bool:
     """Whether the stream is being captured, or another capture forbids its use."""
     try:
-        return bool(cupy.cuda.runtime.streamIsCapturing(stream))
+        return _is_capturing(stream)  # type: ignore[no-any-return]
     except cupy.cuda.runtime.CUDARuntimeError as failure:
         if failure.status != _CAPTURE_IMPLICIT:
             raise

@@ -63,11 +63,12 @@ class HostBackend:
         """Return stream 0: streams are ignored here."""
         return 0, None
 
+    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any]:  # noqa: ARG002
+        """Return stream 0: there is nothing to order, since calls block."""
+        return 0, None
+
     def follow(self, stream: int, earlier: int) -> None:
         """Nothing to order: calls block."""
-
-    def refuse_capture(self, stream: int, name: str, call: str) -> None:
-        """Nothing is captured here."""
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
         """Refuse: the host looks at counters itself."""
