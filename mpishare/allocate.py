@@ -34,7 +34,7 @@ def allocate(ground: Ground, shape: Any, dtype: Any, fill: Any, owner: Any) -> W
         return {
             "shape": list(layout[0]),
             "dtype": str(layout[1]),
-            "fill": _fill_bytes(fill, layout[1]),
+            "fill": _fill_bytes(call, fill, layout[1]),
             "owner": _owner(ground, call, owner),
         }
 
@@ -51,7 +51,7 @@ def allocate_each(ground: Ground, shape: Any, dtype: Any, fill: Any) -> Window:
 
     def check() -> tuple[list[int], str]:
         layout = _layout(ground, call, shape, dtype)
-        _fill_bytes(fill, layout[1])
+        _fill_bytes(call, fill, layout[1])
         return list(layout[0]), str(layout[1])
 
     arguments = ground.agreement.step(call, check)
@@ -205,9 +205,16 @@ def _owner(ground: Ground, call: str, owner: Any) -> int:
     return rank
 
 
-def _fill_bytes(fill: Any, dtype: np.dtype[Any]) -> str | None:
+def _fill_bytes(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
     """Return the value as it will stand in memory; raises where it cannot."""
-    return None if fill is None else np.array(fill).astype(dtype, casting="unsafe").tobytes().hex()
+    if fill is None:
+        return None
+    if np.ndim(fill):
+        raise ValueError(f"{call} failed: fill must be a scalar, not of shape {np.shape(fill)}")
+    try:
+        return np.full((), fill, dtype=dtype).tobytes().hex()
+    except OverflowError as error:
+        raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}") from error
 
 
 def _filler(fill: Any) -> Callable[[Any], None] | None:

@@ -117,6 +117,10 @@ class Counters:
     start: int
 
 
+NO_COUNTERS = Counters(memoryview(b"").cast("Q"), 0, 0, 0)
+"""What a closed object has."""
+
+
 class CounterPool:
     """Hands out counters, the same run on every rank, since every rank asks in the same order."""
 

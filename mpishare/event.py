@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.agree import require_same
 from mpishare.chain import Chain
-from mpishare.control import LINE, Counters
+from mpishare.control import LINE, NO_COUNTERS, Counters
 from mpishare.errors import ClosedError
 from mpishare.local import Local
 
@@ -141,6 +141,7 @@ class Event(Local):
         if self._is_closed:
             return
         ground, is_owner = self._ground, self._ground.rank == self.owner
+        ground.agreement.check()
 
         def destroy() -> None:
             ground.backend.close_events(self._events)
@@ -153,11 +154,13 @@ class Event(Local):
             lambda _: destroy() if is_owner else None,
             self._counters,
         )
-        ground.children.remove(self)
+        self.abandon()
 
     def abandon(self) -> None:
         """Mark it closed without the other ranks. Local."""
         self._is_closed = True
+        self._counters = NO_COUNTERS
+        self._ground.children.remove(self)
 
     def __repr__(self) -> str:
         """Name the event and its ranks."""

@@ -105,9 +105,9 @@ def dissolve(ground: Ground, ending: Ending) -> None:
     agreement.step(call, lambda: None)
     block.depart(State.CLOSED)
     ending.cancel()
-    ground.close_chunks()
     ground.backend.unregister(block.memory)
     block.close()
+    ground.close_chunks()  # after the block, whose pool looks at them
 
 
 def _find_node(whole: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:

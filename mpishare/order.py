@@ -6,6 +6,7 @@ from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.chain import Chain
+from mpishare.control import NO_COUNTERS
 from mpishare.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -108,4 +109,7 @@ class Ordered:
             raise ClosedError(f"{name} is closed")
 
         self._check = refuse
+        # Else a closed object that is still held would keep the control block mapped.
+        self.counters = NO_COUNTERS
+        self._view = NO_COUNTERS.view
         self._chain.end()

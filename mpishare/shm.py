@@ -9,6 +9,7 @@ it, and nothing is left behind after a crash.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -23,7 +24,7 @@ _NAME = re.compile(r"mpishare-[0-9a-f]{32}")
 
 
 class SharedMemory:
-    """Bytes that this process maps, with the open file behind them.
+    """Bytes of an open file that this process maps.
 
     Attributes
     ----------
@@ -31,6 +32,8 @@ class SharedMemory:
         Size of the mapping, a multiple of the page size.
     buffer : mmap.mmap
         The bytes. Views of it keep it mapped.
+    fd : int
+        The open file, for locks.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -42,22 +45,20 @@ class SharedMemory:
             os.close(fd)
             raise
 
-    def close(self) -> bool:
-        """Unmap and close. Local.
-
-        Returns
-        -------
-        bool
-            False where views of the buffer are alive: then the memory goes with the last of them.
-        """
+    def close_file(self) -> None:
+        """Close the file; the mapping stays. Local, may be repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        try:
+
+    def close(self) -> None:
+        """Close the file and unmap. Local.
+
+        Where views of the buffer are alive, the memory goes with this object and the last of them.
+        """
+        self.close_file()
+        with contextlib.suppress(BufferError):
             self.buffer.close()
-        except BufferError:
-            return False
-        return True
 
 
 def create(nbytes: int) -> tuple[SharedMemory, str]:

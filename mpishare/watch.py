@@ -51,7 +51,8 @@ class Watcher:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self._block = agreement.block
-        self._waiting: tuple[Waiting, ...] = ()
+        self._waiting: list[Waiting] = []
+        self._lock = threading.RLock()
         self._late: dict[tuple[int, int], float] = {}
         self._warned: set[tuple[int, int]] = set()
         self._stop = threading.Event()
@@ -70,22 +71,25 @@ class Watcher:
 
     def add(self, waiting: Waiting) -> None:
         """Watch what an object has put on streams, until `remove`."""
-        # A new tuple each time, since the thread may be walking over the old one.
-        self._waiting = (*self._waiting, waiting)
+        with self._lock:
+            self._waiting.append(waiting)
 
     def remove(self, waiting: Waiting) -> None:
         """Watch it no more."""
-        self._waiting = tuple(item for item in self._waiting if item is not waiting)
+        with self._lock:
+            self._waiting.remove(waiting)
 
     def lagging(self) -> dict[str, list[int]]:
         """For each object with a wait that is not over: the ranks that it waits for."""
-        return {item.name: ranks for item in self._waiting if (ranks := item.lagging())}
+        with self._lock:
+            return {item.name: ranks for item in self._waiting if (ranks := item.lagging())}
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD_S):
             if self._agreement.failure is None:
-                self._look_for_the_dead()
-                self._look_for_the_late()
+                with self._lock:  # what is looked at is not taken away meanwhile
+                    self._look_for_the_dead()
+                    self._look_for_the_late()
             if self._agreement.failure is not None:
                 # Again and again: a stream of this or another rank may still write its counter.
                 self._block.pool.release_all()

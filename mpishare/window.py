@@ -123,12 +123,12 @@ class Window(Local, Epochs):
         self._check()
         self._is_closed = True
         self._arrays.clear()
+        is_held = any(memory is not None and memory.is_held for memory in self._memories)
         is_gone = self.release(self.counters)
-        is_mine = any(memory is not None for memory in self._memories)
         self._forget()
         if not is_gone:
             self._ground.retained.append(self)
-        if is_mine:
+        if is_held:
             warnings.warn(
                 f"{self.name} of shape {self.shape} was closed while arrays of it are held: its "
                 "memory stays mapped until they are gone",

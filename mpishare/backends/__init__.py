@@ -42,12 +42,17 @@ class Memory(Protocol):
 
     nbytes: int
 
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays of it are alive."""
+        ...
+
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return the first bytes as an array; it keeps the mapping alive."""
         ...
 
     def close(self) -> bool:
-        """Unmap or free; False, and nothing done, where arrays of it are still alive."""
+        """Unmap or free; False, and nothing done, where arrays of it forbid that."""
         ...
 
 

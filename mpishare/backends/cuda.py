@@ -42,6 +42,11 @@ class CudaMemory:
         self._is_mine = is_mine
         self._anchor: Callable[[], _Anchor | None] = lambda: None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays of it are alive."""
+        return self._anchor() is not None
+
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return the first bytes as a CuPy array on this rank's device."""
         xp = self._backend.xp
@@ -57,7 +62,7 @@ class CudaMemory:
 
     def close(self) -> bool:
         """Unmap or free; False, and nothing done, where arrays of it are still alive."""
-        if self._anchor() is not None:
+        if self.is_held:
             return False
         if self._is_mine:
             self._backend.call("cuMemFree", self.address)
@@ -248,12 +253,3 @@ def store(target: Any, value: int) -> None:
     """Store an 8-byte value by a kernel on the current stream, compiled at the first call."""
     source = Path(__file__).with_name("store.cu").read_text()
     cupy.RawKernel(source, "store")((1,), (1,), (target, cupy.uint64(value)))
-
-
-def batch_mem_ops(stream: int, operations: Sequence[tuple[str, int, int]]) -> None:
-    """Put bare operations ``("write" | "wait", address, value)`` on a stream as one batch.
-
-    Local, stream-ordered: what the bench compares with.
-    """
-    signals = driver.CudaSignals([(kind, where) for kind, where, _ in operations], 0, "bare")
-    signals.enqueue(stream, [value for _, _, value in operations])

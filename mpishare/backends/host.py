@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from mpishare import shm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.backends import Device, Signals
     from mpishare.shm import SharedMemory
@@ -19,16 +20,34 @@ class HostMemory:
     """Shared host memory as one rank maps it."""
 
     def __init__(self, memory: SharedMemory) -> None:
-        self._memory = memory
+        memory.close_file()  # one descriptor a window is enough: the mapping has its own
+        self._memory: SharedMemory | None = memory
+        self._whole: Callable[[], np.ndarray[Any, Any] | None] = lambda: None
         self.nbytes = memory.nbytes
+
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays of it are alive."""
+        return self._whole() is not None
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """Return the first bytes as an array; it keeps the mapping alive."""
-        return np.ndarray(shape, dtype=dtype, buffer=self._memory.buffer)
+        if self._memory is None:
+            raise ValueError("the memory is closed")
+        # Not on the mapping itself: an array made on that does not keep it from being unmapped
+        # under it. One made by frombuffer does, and is the base of all that are made on it.
+        whole = self._whole()
+        if whole is None:
+            whole = np.frombuffer(self._memory.buffer, dtype=np.uint8)
+            self._whole = weakref.ref(whole)
+        return np.ndarray(shape, dtype=dtype, buffer=whole)
 
     def close(self) -> bool:
         """Unmap; where arrays are alive the memory goes with the last of them."""
-        return self._memory.close()
+        if self._memory is not None and not self.is_held:
+            self._memory.close()
+        self._memory = None
+        return True
 
 
 class HostBackend:

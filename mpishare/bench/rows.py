@@ -68,7 +68,7 @@ class Row:
 
         Local.
         """
-        return {name: getattr(self, name) for name in COLUMNS}
+        return {name: _shortened(getattr(self, name)) for name in COLUMNS}
 
     def fill(self, samples_s: Sequence[float], sent_nbytes: int) -> None:
         """Set the statistics from `samples_s`, the maximum over the ranks of each iteration.
@@ -101,6 +101,11 @@ class Row:
         self.ok = False
         self.reason = reason
         self.wrong = wrong
+
+
+def _shortened(value: Any) -> Any:
+    # Six digits are more than any clock gives.
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 #: The keys of a row in JSON, and the columns of CSV.
