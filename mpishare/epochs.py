@@ -113,8 +113,7 @@ class Epochs(Ordered):
                     looks += 1
                     if looks > LOOKS:
                         self._wait("fence", lambda: self._behind(epoch))
-                    elif not looks % 4:
-                        # With more ranks than cores, who is waited for may need this very core.
+                    elif not looks % self._patience:
                         sched_yield()
             self._sync()
         elif self._has_streams:

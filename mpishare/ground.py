@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpishare.shm import SharedMemory
 
 _CHUNK_WORDS = 1 << 16
+_SPIN = 16
 
 
 class Child(Protocol):
@@ -70,6 +71,9 @@ class Ground:
         self.nonces = nonces
         self.uuids = uuids
         self.watcher = Watcher(agreement)
+        self.patience = _SPIN if agreement.size <= len(os.sched_getaffinity(0)) else 1
+        """Looks at a counter before the core is given away: with more ranks than cores, who is
+        waited for may need this very core."""
         self.children: list[Child] = []
         self.retained: list[Retained] = []
         self._chunks: list[SharedMemory] = []
@@ -146,6 +150,8 @@ class Ground:
         """Wait on the host for a stream, with the deadline; see `Node.synchronize`."""
         agreement, backend = self.agreement, self.backend
         agreement.check()
+        if not backend.has_streams:
+            return
         number, owner = backend.stream(stream)
         deadline = time.monotonic() + agreement.timeout_s
         while not backend.is_done(number):

@@ -46,6 +46,7 @@ class Ordered:
         self._view = counters.view
         self._sync = ground.agreement.block.sync
         self._has_streams = ground.backend.has_streams
+        self._patience = ground.patience
         self._chain = Chain(ground.backend, name)
 
     def _raise_counters(
@@ -89,8 +90,7 @@ class Ordered:
                 looks += 1
                 if looks > LOOKS:
                     self._wait(call, lambda: [r for r, s in pairs if view[s] <= counts[r]])
-                elif not looks % 4:
-                    # With more ranks than cores, who is waited for may need this very core.
+                elif not looks % self._patience:
                     sched_yield()
         self._sync()
 
