@@ -25,6 +25,8 @@ class Chain:
         self._name = name
         self._number: int | None = None
         self._owner: Any = None
+        self._is_kept = True
+        self._event: Any = None
 
     def enter(self, call: str, stream: Any) -> int:
         """Return the stream's number, after what was put on the object's last stream.
@@ -36,15 +38,34 @@ class Chain:
         TypeError
             If it is no stream.
         """
-        number, owner = self._enter(stream, self._name, call)
-        if number != self._number:
-            if self._number is not None:
-                self._backend.follow(number, self._number)
+        number, owner, is_kept = self._enter(stream, self._name, call)
+        if number != self._number or not self._is_kept:
+            self._follow(number)
             self._number = number
         # Held, so that the stream is not destroyed before the next one has followed it.
-        self._owner = owner
+        self._owner, self._is_kept = owner, is_kept
         return number
 
+    def leave(self) -> None:
+        """Remember what was put on the stream, where it may be destroyed before the next call."""
+        if not self._is_kept and self._number is not None:
+            self._record(self._number)
+
     def end(self) -> None:
-        """Let go of the stream."""
-        self._owner = None
+        """Let go of the stream and of the event."""
+        self._owner = self._number = None
+        if self._event is not None:
+            self._backend.close_events([self._event])
+            self._event = None
+
+    def _follow(self, number: int) -> None:
+        if self._number is None:
+            return
+        if self._is_kept:
+            self._record(self._number)
+        self._backend.wait_event(self._event, number)
+
+    def _record(self, number: int) -> None:
+        if self._event is None:
+            self._event = self._backend.local_event()
+        self._backend.record(self._event, number)

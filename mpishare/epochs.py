@@ -138,6 +138,7 @@ class Epochs(Ordered):
                 operations += [("wait", slot) for slot, _ in waits]
             self._fence_signals = self._prepare(operations)
         self._fence_signals.enqueue(number, [epoch] * self._operations)
+        self._chain.leave()
 
     # --- pairs: post, start, complete, wait
 

@@ -96,6 +96,7 @@ class Event(Local):
                 lambda: [w for w in self.waiters if view[LINE * w] < oldest],
             )
         self._ground.backend.record(self._events[count % RING], number)
+        self._chain.leave()
         self._sync()
         view[LINE * rank] = count
         self._count = count
@@ -129,6 +130,7 @@ class Event(Local):
             )
         self._sync()
         self._ground.backend.wait_event(self._events[count % RING], number)
+        self._chain.leave()
         self._sync()
         view[LINE * rank] = count
         self._count = count
@@ -160,6 +162,7 @@ class Event(Local):
         """Mark it closed without the other ranks. Local."""
         self._is_closed = True
         self._counters = NO_COUNTERS
+        self._chain.end()
         self._ground.children.remove(self)
 
     def __repr__(self) -> str:

@@ -60,6 +60,7 @@ class Ordered:
                 if call not in signals:
                     signals[call] = self._prepare([("write", slot) for _, slot in pairs])
                 signals[call].enqueue(number, values)
+                self._chain.leave()
         else:
             self._sync()
             for (_, slot), value in zip(pairs, values, strict=True):
@@ -77,6 +78,7 @@ class Ordered:
                 if call not in signals:
                     signals[call] = self._prepare([("wait", slot) for _, slot in pairs])
                 signals[call].enqueue(number, [counts[rank] + 1 for rank, _ in pairs])
+                self._chain.leave()
         else:
             self._look_at_counters(call, pairs, counts)
         for rank, _ in pairs:

@@ -96,12 +96,15 @@ class Backend(Protocol):
         """Return the number of a stream given in any accepted form, and what keeps it alive."""
         ...
 
-    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any]:
-        """As `stream`, for a call on a named object; raise if the stream is being captured."""
+    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any, bool]:
+        """As `stream`, for a call on a named object, and whether the stream is sure to live.
+
+        Raises `UnsupportedError` if the stream is being captured.
+        """
         ...
 
-    def follow(self, stream: int, earlier: int) -> None:
-        """Let `stream` wait for what was put on `earlier` so far."""
+    def local_event(self) -> Any:
+        """Make an event for this process alone."""
         ...
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:

@@ -28,6 +28,7 @@ Programming Guide, interprocess communication)."""
 
 _current_stream = cupy.cuda.get_current_stream
 _IPC_LAZY_PEER_ACCESS = 1
+_LOCAL_EVENT_FLAGS = 2  # no timing
 _EVENT_FLAGS = 2 | 4  # no timing, interprocess
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
 
@@ -98,7 +99,6 @@ class CudaBackend:
         self.device = driver.device_of(ordinal)
         self._where = f"{where}, {self.device.uuid[:12]}"
         self._wait_flags = driver.wait_flags(ordinal)
-        self._switch = self.call("cuEventCreate", 2)
 
     def call(self, name: str, *arguments: Any, todo: str = "") -> Any:
         """Call a driver function; return what it returns, or raise `CudaError`."""
@@ -148,8 +148,12 @@ class CudaBackend:
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
         self.call("cuMemHostUnregister", start)
 
-    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any]:
-        """Return a stream's number, and what keeps it alive; refuse one that is being captured."""
+    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any, bool]:
+        """Return a stream's number, what keeps it alive, and whether that is sure to.
+
+        Only a stream of CuPy's own is: behind a number, or behind another library's object, it may
+        be destroyed at any time. Refuses a stream that is being captured.
+        """
         if stream is None:
             owner = _current_stream()
             number = owner.ptr
@@ -161,7 +165,7 @@ class CudaBackend:
                 "is waited for would be baked in, and the second replay would pass early. Call it "
                 "outside of the capture."
             )
-        return number, owner
+        return number, owner, isinstance(owner, cupy.cuda.Stream)
 
     def stream(self, stream: Any) -> tuple[int, Any]:
         """Return a stream's number, and what keeps it alive.
@@ -185,10 +189,9 @@ class CudaBackend:
             )
         return int((protocol() if callable(protocol) else protocol)[1]), stream
 
-    def follow(self, stream: int, earlier: int) -> None:
-        """Let `stream` wait for what was put on `earlier` so far."""
-        self.call("cuEventRecord", self._switch, earlier)
-        self.call("cuStreamWaitEvent", stream, self._switch, 0)
+    def local_event(self) -> Any:
+        """Make an event for this process alone."""
+        return self.call("cuEventCreate", _LOCAL_EVENT_FLAGS)
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
         """Prepare operations ``("write" | "wait", device address)``."""

@@ -82,12 +82,13 @@ class HostBackend:
         """Return stream 0: streams are ignored here."""
         return 0, None
 
-    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any]:  # noqa: ARG002
+    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any, bool]:  # noqa: ARG002
         """Return stream 0: there is nothing to order, since calls block."""
-        return 0, None
+        return 0, None, True
 
-    def follow(self, stream: int, earlier: int) -> None:
-        """Nothing to order: calls block."""
+    def local_event(self) -> Any:
+        """Return a place without an event."""
+        return None
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
         """Refuse: the host looks at counters itself."""

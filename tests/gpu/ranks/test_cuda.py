@@ -1,0 +1,288 @@
+"""The CUDA backend: real CuPy arrays on the rank's own GPU, whoever's memory they are."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from mpishare import CudaError, Node, PeerError, UnsupportedError
+from tests.helpers.held import gpu_free
+
+MIB = 1 << 20
+TWO = pytest.mark.ranks(min=2)
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    """These tests prove nothing on another backend."""
+    assert node.backend == "cuda"
+
+
+def uuids(node):
+    return [member.device.uuid for member in node.report().members]
+
+
+# --- what it found
+
+
+def test_device_is_the_current_one(node):
+    import cupy
+
+    device = node.device
+    assert cupy.cuda.Device().id == device.ordinal
+    properties = cupy.cuda.runtime.getDeviceProperties(device.ordinal)
+    assert device.name == properties["name"].decode()
+    assert device.uuid == "GPU-" + _dashed(bytes(properties["uuid"]).hex()[:32])
+    assert device.pci_id == cupy.cuda.runtime.deviceGetPCIBusId(device.ordinal).lower()
+    assert uuids(node)[node.rank] == device.uuid
+    assert device.uuid in repr(node)
+
+
+def _dashed(text):
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def test_ranks_are_spread_over_the_gpus(node):
+    """As even as it can be: each GPU that the ranks see, in turn."""
+    import cupy
+
+    seen = node.comm.allgather(cupy.cuda.runtime.getDeviceCount())
+    counts = [uuids(node).count(uuid) for uuid in set(uuids(node))]
+    if min(seen) >= node.size:
+        assert counts == [1] * node.size
+    assert max(counts) - min(counts) <= 1 or min(seen) == 1
+
+
+def test_report_is_what_this_machine_must_give(node):
+    """What the pairs are follows from which GPU each rank has and sees; all of it must work."""
+    import cupy
+
+    from mpishare.backends import driver
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    visible = {driver.device_of(ordinal).uuid for ordinal in range(count)}
+    visible_of = node.comm.allgather(visible)
+    members = node.report().members
+    is_shared = any(uuids(node).count(m.device.uuid) > 1 and not m.device.mps for m in members)
+    for pair in node.report().pairs:
+        mine, theirs = uuids(node)[pair.origin], uuids(node)[pair.target]
+        assert (pair.memory, pair.copy, pair.kernel, pair.counters, pair.events) == (True,) * 5
+        assert pair.reason is None
+        if pair.origin == pair.target:
+            assert (pair.link, pair.route) == ("self", "copy")
+            continue
+        if mine == theirs:
+            assert pair.link == "same GPU"
+        elif theirs in visible_of[pair.origin]:
+            assert pair.link in ("NVLink", "PCIe")
+        else:
+            assert pair.link == "peer"
+        assert pair.route == ("copy" if is_shared else "fused")
+    text = str(node.report())
+    assert ("nvidia-cuda-mps-control" in text) == is_shared
+    assert all(uuid[:12] in text for uuid in uuids(node))
+    assert node.report().why_host is None
+    assert node.report().can_share
+
+
+@pytest.mark.parametrize("form", ["ordinal", "uuid", "cupy"])
+def test_device_as_an_argument(node, form):
+    import cupy
+
+    ordinal = node.device.ordinal
+    device = {"ordinal": ordinal, "uuid": node.device.uuid, "cupy": cupy.cuda.Device(ordinal)}[form]
+    with Node(device=device) as other:
+        assert other.device == node.device
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [(99, ValueError), (-1, ValueError), ("GPU-none", ValueError), (1.5, TypeError)],
+)
+def test_wrong_device(node, device, error):
+    with pytest.raises(error):
+        Node(device=device)
+    assert node.allocate(2, fill=1).array.tolist() == [1, 1]
+
+
+@TWO
+def test_wrong_device_on_one_rank(node):
+    odd = node.size - 1
+    if node.rank == odd:
+        with pytest.raises(ValueError, match="device=99"):
+            Node(device=99)
+    else:
+        with pytest.raises(PeerError) as caught:
+            Node()
+        assert caught.value.ranks == (odd,)
+
+
+def test_host_backend_on_a_gpu_machine():
+    with Node(backend="host") as node:
+        assert node.device is None
+        win = node.allocate(3, "i4", fill=4)
+        assert type(win.array) is np.ndarray
+        win.fence()
+
+
+# --- arrays
+
+
+def test_arrays_are_on_my_device(node):
+    import cupy
+
+    win = node.allocate_each((3, 4), "f4", fill=node.rank)
+    for rank in range(node.size):
+        array = win.segment(rank)
+        assert type(array) is cupy.ndarray
+        assert array.device.id == array.data.device_id == node.device.ordinal
+        described = array.__cuda_array_interface__
+        assert described["data"] == (array.data.ptr, False)
+        assert (described["shape"], described["typestr"]) == ((3, 4), "<f4")
+        assert float((array * 2).sum()) == 24 * rank
+    win.fence()
+
+
+def test_memory_is_plain_and_outside_of_the_pool(node):
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    node.barrier()
+    before, used = gpu_free(), pool.total_bytes()
+    node.barrier()
+    win = node.allocate_each(64 * MIB + 1, "u1")
+    assert gpu_free() <= before - 64 * MIB
+    assert pool.total_bytes() == used
+    assert win._memories[node.rank].nbytes == 66 * MIB
+    assert {win.segment(rank).data.ptr % 512 for rank in range(node.size)} == {0}
+    node.barrier()
+    win.close()
+    gc.collect()
+    node.barrier()
+    assert gpu_free() >= before - 32 * MIB
+
+
+@pytest.mark.parametrize(
+    "dtype", ["S3", "M8[s]", ">f8", "V4", [("a", "i4")], np.longdouble], ids=str
+)
+def test_dtype_that_cupy_has_not(node, dtype):
+    for call in (node.allocate, node.allocate_each):
+        with pytest.raises(UnsupportedError, match="CuPy has no dtype"):
+            call(3, dtype)
+    source = np.zeros(3, dtype)
+    with pytest.raises(UnsupportedError if node.is_leader else PeerError):
+        node.share(source)
+    assert node.allocate(2, fill=1).array.tolist() == [1, 1]
+
+
+def test_more_memory_than_the_gpu_has(node):
+    """Somewhat more than there is, not absurdly more; and the message says how much there is."""
+    asked = node.comm.bcast(2 * gpu_free())
+    node.barrier()
+    if node.is_leader:
+        with pytest.raises(CudaError, match=f"{asked} bytes of GPU memory were asked for") as own:
+            node.allocate(asked, "u1")
+        assert (own.value.call, own.value.name) == ("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
+        assert own.value.code == 2
+    else:
+        with pytest.raises(PeerError, match="CUDA_ERROR_OUT_OF_MEMORY") as caught:
+            node.allocate(asked, "u1")
+        assert caught.value.ranks == (0,)
+    assert node.allocate(2, fill=1).array.tolist() == [1, 1]
+
+
+# --- reaching the others
+
+
+def test_segments_are_reached_by_kernels_and_by_copies(node):
+    """Each rank stores into each segment: by a kernel, an array operation, and a copy."""
+    import cupy
+
+    kernel = cupy.RawKernel(
+        'extern "C" __global__ void put(long long* to, long long value) { *to = value; }', "put"
+    )
+    win = node.allocate_each((3, node.size), "i8", fill=-1)
+    mark = 1000 * node.rank
+    source = cupy.full(1, mark + 2)
+    win.fence()
+    for rank in range(node.size):
+        theirs = win.segment(rank)
+        kernel((1,), (1,), (theirs[0, node.rank :], cupy.int64(mark)))
+        theirs[1, node.rank] = mark + 1
+        theirs[2, node.rank :].data.copy_from_device_async(source.data, 8)
+    win.fence()
+    expected = [[1000 * rank + way for rank in range(node.size)] for way in range(3)]
+    for rank in range(node.size):
+        assert win.segment(rank).tolist() == expected
+    win.fence()
+
+
+def test_large_segments_arrive_whole(node):
+    import cupy
+
+    win = node.allocate_each(16 * MIB, "u4")
+    right = (node.rank + 1) % node.size
+    for step in range(3):
+        win.segment(right)[...] = cupy.arange(16 * MIB, dtype="u4") + (node.rank + step)
+        win.fence()
+        left = (node.rank - 1) % node.size
+        assert bool((win.array == cupy.arange(16 * MIB, dtype="u4") + (left + step)).all())
+        win.fence()
+
+
+def test_share_of_a_gpu_array_on_a_side_stream(node):
+    """The copy comes after what was put on the current stream, and is there when share returns."""
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True):
+        source = cupy.zeros(4 * MIB, "f4")
+        for _ in range(50):
+            source += 1
+        win = node.share(source)
+        source[...] = 0
+    assert bool((win.array == 50).all())
+
+
+# --- PyTorch
+
+
+def test_torch_sees_the_same_bytes(node):
+    torch = pytest.importorskip("torch")
+
+    win = node.allocate_each((2, 3), "f4", fill=0)
+    for rank in range(node.size):
+        array = win.segment(rank)
+        by_dlpack, by_interface = torch.from_dlpack(array), torch.as_tensor(array, device="cuda")
+        for tensor in (by_dlpack, by_interface):
+            assert tensor.data_ptr() == array.data.ptr
+            assert tensor.device.index == node.device.ordinal
+            assert tensor.shape == (2, 3)
+    mine = torch.from_dlpack(win.array)
+    mine.fill_(node.rank + 0.5)
+    torch.cuda.synchronize()
+    win.fence()
+    for rank in range(node.size):
+        found = torch.from_dlpack(win.segment(rank))
+        assert bool((found == rank + 0.5).all())
+    win.fence()
+
+
+def test_cupy_takes_a_tensor_over_a_window_back(node):
+    import cupy
+
+    torch = pytest.importorskip("torch")
+    win = node.allocate(6, "i4", fill=1)
+    back = cupy.from_dlpack(torch.from_dlpack(win.array).view(2, 3))
+    assert back.data.ptr == win.array.data.ptr
+    assert back.shape == (2, 3)
+    del back
+
+
+def test_tensor_over_a_window_keeps_its_memory(node):
+    torch = pytest.importorskip("torch")
+    win = node.allocate(6, "i4", fill=8)
+    tensor = torch.from_dlpack(win.array)
+    with pytest.warns(ResourceWarning, match=win.name):
+        win.close()
+    assert tensor.tolist() == [8] * 6
+    node.barrier()

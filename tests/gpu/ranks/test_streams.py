@@ -1,0 +1,281 @@
+"""Streams: whose they are, when they change, and what may not be captured."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from mpishare import UnsupportedError
+from tests.helpers.latch import Latch, check_order, within
+
+TWO = pytest.mark.ranks(min=2)
+FORMS = ["cupy", "int", "method", "attribute", "cuda_stream", "torch"]
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    """These tests prove nothing on another backend."""
+    assert node.backend == "cuda"
+
+
+@pytest.fixture
+def streams():
+    import cupy
+
+    return [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+
+
+def as_form(stream, form):
+    """The same stream, as other libraries would name it."""
+    if form == "torch":
+        torch = pytest.importorskip("torch")
+        return torch.cuda.ExternalStream(stream.ptr)
+    return {
+        "cupy": stream,
+        "int": stream.ptr,
+        "method": SimpleNamespace(__cuda_stream__=lambda: (0, stream.ptr)),
+        "attribute": SimpleNamespace(__cuda_stream__=(0, stream.ptr)),
+        "cuda_stream": SimpleNamespace(cuda_stream=stream.ptr),
+    }[form]
+
+
+@TWO
+@pytest.mark.parametrize("form", FORMS)
+def test_stream_in_every_form(node, form):
+    """The stream that is given counts, not the current one."""
+    import cupy
+
+    win, event = node.allocate(1000, "i4", fill=0), node.event()
+    other = cupy.cuda.Stream(non_blocking=True)
+
+    def on_given(call):
+        def run():
+            given = as_form(cupy.cuda.get_current_stream(), form)
+            with other:
+                call(stream=given)
+
+        return run
+
+    fence = on_given(win.fence)
+    check_order(node, win.array, 0, signal=fence, wait=fence, finish=win.fence, value=1)
+    check_order(
+        node,
+        win.array,
+        0,
+        signal=on_given(event.record),
+        wait=on_given(event.wait),
+        finish=node.synchronize,
+        value=2,
+    )
+
+
+@TWO
+def test_pairs_on_given_streams(node, streams):
+    """Everything of a pair on one side stream that is never the current one."""
+    win = node.allocate_each(16, "i8", fill=-1)
+    mine, other = streams
+    everyone = range(node.size)
+    for step in range(20):
+        with mine:
+            win.post(everyone, stream=mine)
+            win.start(everyone, stream=mine)
+            for rank in everyone:
+                win.segment(rank)[node.rank] = 100 * step + node.rank
+        with other:
+            win.complete(mine)
+            win.wait(mine)
+        with mine:
+            assert win.array[: node.size].tolist() == [100 * step + rank for rank in everyone]
+
+
+@TWO
+@pytest.mark.parametrize("kind", ["null", "per thread", "blocking", "non-blocking"])
+def test_kinds_of_streams(node, kind):
+    import cupy
+
+    stream = {
+        "null": lambda: cupy.cuda.Stream.null,
+        "per thread": lambda: cupy.cuda.Stream.ptds,
+        "blocking": cupy.cuda.Stream,
+        "non-blocking": lambda: cupy.cuda.Stream(non_blocking=True),
+    }[kind]()
+    win = node.allocate_each(100, "i8", fill=0)
+    with stream:
+        for step in range(1, 11):
+            win.array[...] = 10 * step + node.rank
+            win.fence()
+            found = [int(win.segment(rank)[99]) for rank in range(node.size)]
+            assert found == [10 * step + rank for rank in range(node.size)]
+            win.fence()
+    node.synchronize(stream)
+
+
+@TWO
+def test_torchs_own_streams(node):
+    torch = pytest.importorskip("torch")
+    win = node.allocate_each(1000, "f4", fill=0)
+    tensors = [torch.from_dlpack(win.segment(rank)) for rank in range(node.size)]
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            for step in range(1, 6):
+                tensors[node.rank].fill_(10 * step + node.rank)
+                win.fence(stream=torch.cuda.current_stream())
+                found = [float(tensor[999]) for tensor in tensors]
+                assert found == [10 * step + rank for rank in range(node.size)]
+                win.fence(stream=torch.cuda.current_stream())
+        node.synchronize(stream)
+    del tensors
+
+
+# --- one chain
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["kept", "not followed"])
+@pytest.mark.parametrize("what", ["window", "event"])
+def test_a_new_stream_waits_for_the_last_one(node, monkeypatch, streams, what, control):
+    """The first call's stream is held: the second one's must not come to its end."""
+    first, second = streams
+    if control:
+        monkeypatch.setattr(node._ground.backend, "follow", lambda stream, earlier: None)
+    win, event = node.allocate(2), node.event(owner=node.size - 1, waiters=[])
+    if what == "window":
+        calls = [lambda stream: win.post([], stream), lambda stream: win.start([], stream)]
+    elif event.owner == node.rank:
+        calls = [event.record, event.record]
+    else:
+        calls = [lambda stream: None] * 2
+    with Latch() as latch:
+        latch.hold(first.ptr)
+        calls[0](first)
+        calls[1](second)
+        passed = within(5 if control else 0.03, lambda: second.done)
+        latch.release()
+        node.synchronize(first)
+        node.synchronize(second)
+    has_calls = what == "window" or event.owner == node.rank
+    assert passed == (control or not has_calls)
+
+
+def test_streams_in_turn(node, streams):
+    win = node.allocate_each(1000, "i8", fill=0)
+    for step in range(1, 31):
+        with streams[step % 2]:
+            win.array[...] = 10 * step + node.rank
+            win.fence()
+        with streams[step // 2 % 2]:
+            win.fence()
+            found = [int(win.segment(rank)[999]) for rank in range(node.size)]
+            win.fence()
+        assert found == [10 * step + rank for rank in range(node.size)]
+
+
+def test_stream_that_is_dropped_between_calls(node):
+    """Its work is still waited for, though nobody but the window holds it."""
+    import cupy
+
+    win = node.allocate_each(1000, "i8", fill=0)
+    for step in range(1, 21):
+        with cupy.cuda.Stream(non_blocking=True):
+            win.array[...] = step
+            win.fence()
+    assert {int(win.segment(rank)[0]) for rank in range(node.size)} == {20}
+    win.fence()
+
+
+# --- what is no stream, or may not be used
+
+
+@pytest.mark.parametrize("stream", ["0", 1.5, -1, True, object, [0]], ids=repr)
+def test_what_is_no_stream(node, stream):
+    win, event = node.allocate(2), node.event(waiters=[])
+    calls = [win.fence, lambda s: win.post([node.rank], s), lambda s: win.start([node.rank], s)]
+    calls.append(node.synchronize)
+    if event.owner == node.rank:
+        calls.append(event.record)
+    for call in calls:
+        with pytest.raises(TypeError, match="stream must be"):
+            call(stream)
+    # Nothing was counted by these.
+    win.post([node.rank])
+    win.start([node.rank])
+    win.complete()
+    win.wait()
+    win.fence()
+    node.synchronize()
+
+
+def test_capture_is_refused(node, streams):
+    win, event = node.allocate(2), node.event()
+    stream = streams[0]
+    mine = [node.rank]
+    with stream:
+        stream.begin_capture()
+        try:
+            calls = [win.fence, lambda: win.post(mine), lambda: win.start(mine)]
+            calls.append(event.record if event.owner == node.rank else event.wait)
+            for call in calls:
+                with pytest.raises(UnsupportedError, match="captured"):
+                    call()
+        finally:
+            stream.end_capture()
+        win.post(mine)
+        win.start(mine)
+        win.complete()
+        win.wait()
+        win.fence()
+        (event.record if event.owner == node.rank else event.wait)()
+    node.synchronize(stream)
+
+
+# --- who waits
+
+
+def test_calls_do_not_wait_for_the_gpu(node, streams):
+    """With its stream held, a rank enqueues a hundred fences and goes on."""
+    win = node.allocate_each(2, "i4", fill=0)
+    with Latch() as latch, streams[0]:
+        win.fence()
+        streams[0].synchronize()
+        latch.hold(streams[0].ptr)
+        for _ in range(100):
+            win.fence()
+        assert not streams[0].done
+        latch.release()
+    node.synchronize(streams[0])
+    assert win.lagging() == []
+    node.barrier()
+
+
+def test_synchronize_waits_for_its_stream_alone(node, streams):
+    held, free = streams
+    with Latch() as latch:
+        latch.hold(held.ptr)
+        node.synchronize(free)
+        assert not held.done
+        timer = threading.Timer(0.1, latch.release)
+        begin = time.monotonic()
+        timer.start()
+        node.synchronize(held)
+        assert time.monotonic() - begin > 0.09
+        assert held.done
+        timer.join()
+
+
+@TWO
+def test_host_sees_who_lags(node, streams):
+    """A rank that does not call is named, while the stream of the other only waits."""
+    win = node.allocate_each(2, "i4", fill=0)
+    late = node.size - 1
+    if node.rank != late:
+        with streams[0]:
+            win.fence()
+        assert within(10, lambda: win.lagging() == [late])
+        assert node._ground.watcher.lagging() == {win.name: [late]}
+    node.barrier()
+    if node.rank == late:
+        win.fence()
+    node.synchronize(streams[0])
+    node.synchronize()
+    assert win.lagging() == []
+    node.barrier()

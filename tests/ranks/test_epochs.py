@@ -1,0 +1,427 @@
+"""Order by counters: fences and pairs. The producer is held; without the wait each check fails."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from mpishare import EpochError
+from mpishare.epochs import Epochs
+from tests.helpers.latch import Hasty, check_order
+
+TWO = pytest.mark.ranks(min=2)
+
+
+@pytest.fixture(params=["flat", "rounds"])
+def fence_kind(request, monkeypatch):
+    """Fences that wait for all at once, and in rounds as above 16 ranks."""
+    if request.param == "rounds":
+        monkeypatch.setitem(Epochs.__init__.__kwdefaults__, "flat_ranks", 1)
+    return request.param
+
+
+@pytest.fixture(params=["kept", "taken out"])
+def waits(request, node, monkeypatch):
+    """Also the negative control: everything as it is, but no rank waits for another."""
+    if request.param == "taken out":
+        take_out_waits(node, monkeypatch)
+    return request.param
+
+
+def take_out_waits(node, monkeypatch):
+    if node.backend == "host":
+        real = Epochs.__init__
+
+        def init(self, *arguments, **keywords):
+            real(self, *arguments, **keywords)
+            self._view = Hasty(self._view)
+
+        init.__kwdefaults__ = real.__kwdefaults__
+        monkeypatch.setattr(Epochs, "__init__", init)
+    else:
+        real = node._ground.backend.signals
+
+        def signals(operations):
+            return real([item for item in operations if item[0] == "write"])
+
+        monkeypatch.setattr(node._ground.backend, "signals", signals)
+
+
+def expect_order(waits, node, *arguments, **keywords):
+    """Check the order; where the waits are taken out, the check must fail on every rank."""
+    if waits == "kept":
+        check_order(node, *arguments, **keywords)
+        return
+    with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
+        check_order(node, *arguments, patience_s=5, **keywords)
+
+
+# --- held producers
+
+
+@TWO
+@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
+def test_fence_waits_for_a_held_rank(waits, fence_kind, node, last):
+    win = node.allocate(1000, "i4", fill=0)
+    producer = node.size - 1 if last else 0
+    expect_order(
+        waits,
+        node,
+        win.array,
+        producer,
+        signal=win.fence,
+        wait=win.fence,
+        finish=win.fence,
+    )
+
+
+@TWO
+def test_fence_waits_for_a_held_rank_every_time(fence_kind, node):
+    win = node.allocate(100, "i4", fill=0)
+    for step in range(1, 4):
+        check_order(
+            node,
+            win.array,
+            step % node.size,
+            signal=win.fence,
+            wait=win.fence,
+            finish=win.fence,
+            value=step,
+        )
+
+
+@TWO
+def test_start_waits_for_a_held_post(waits, node):
+    """The target writes and then posts; the origins read after their start."""
+    win = node.allocate_each(1000, "i4", fill=0)
+    target = node.size - 1
+    origins = [rank for rank in range(node.size) if rank != target]
+
+    def finish():
+        if node.rank == target:
+            win.wait()
+        else:
+            win.complete()
+        node.synchronize()
+
+    expect_order(
+        waits,
+        node,
+        win.segment(target),
+        target,
+        signal=lambda: win.post(origins),
+        wait=lambda: win.start([target]),
+        finish=finish,
+    )
+
+
+@TWO
+def test_wait_waits_for_a_held_complete(waits, node):
+    """The targets post; the origin writes and completes; the targets read after their wait."""
+    win = node.allocate(1000, "i4", fill=0)
+    origin = node.size - 1
+    targets = [rank for rank in range(node.size) if rank != origin]
+    expect_order(
+        waits,
+        node,
+        win.array,
+        origin,
+        prepare=lambda: win.start(targets) if node.rank == origin else win.post([origin]),
+        signal=win.complete,
+        wait=win.wait,
+        finish=node.synchronize,
+    )
+
+
+@pytest.mark.ranks(min=3)
+def test_wait_waits_for_each_origin(node):
+    """All origins but one have completed: the target still waits."""
+    win = node.allocate(100, "i4", fill=0)
+    held, target = node.size - 1, 0
+    quick = range(1, held)
+
+    def prepare():
+        if node.rank == target:
+            win.post(range(1, node.size))
+        else:
+            win.start([target])
+        if node.rank in quick:
+            win.complete()
+
+    # Those that are quick have nothing to wait for: they see the data after the target does.
+    def wait():
+        if node.rank == target:
+            win.wait()
+        win.fence()
+
+    def signal():
+        win.complete()
+        win.fence()
+
+    check_order(
+        node, win.array, held, prepare=prepare, signal=signal, wait=wait, finish=node.synchronize
+    )
+
+
+# --- fences, many
+
+
+def test_fence_again_and_again(fence_kind, node):
+    """Each rank writes its segment and reads all others, with random delays between."""
+    shake = random.Random(node.rank)
+    win = node.allocate_each(50, "i8", fill=0)
+    peers = range(node.size)
+    for step in range(1, 31):
+        if shake.random() < 0.2:
+            time.sleep(shake.random() * 2e-3)
+        win.array[...] = 100 * step + node.rank
+        win.fence()
+        if shake.random() < 0.2:
+            time.sleep(shake.random() * 2e-3)
+        found = [int(win.segment(rank)[-1]) for rank in peers]
+        assert found == [100 * step + rank for rank in peers]
+        win.fence()
+
+
+def test_fence_makes_large_writes_whole(fence_kind, node):
+    win = node.allocate(200_000, "i8", fill=0)
+    for step in range(1, 6):
+        writer = step % node.size
+        if node.rank == writer:
+            win.array[...] = node.xp.arange(win.shape[0]) * step
+        win.fence()
+        assert bool((win.array == node.xp.arange(win.shape[0]) * step).all())
+        win.fence()
+
+
+def test_ten_thousand_fences(host_node):
+    node = host_node
+    win = node.allocate_each(1, "i8", fill=0)
+    right = win.segment((node.rank + 1) % node.size)
+    mine, count = win.array, 10_000 if node.size <= 2 else 5_000
+    for step in range(1, count + 1):
+        mine[0] = step
+        win.fence()
+        assert right[0] == step
+        win.fence()
+    assert win._epoch == 2 * count
+
+
+@TWO
+def test_fences_of_two_windows_do_not_mix(node):
+    """A fence of one window says nothing about the other: each has counters of its own."""
+    one, other = node.allocate(10, "i4", fill=0), node.allocate(10, "i4", fill=0)
+    for _ in range(3):
+        one.fence()
+    check_order(
+        node, other.array, 0, signal=other.fence, wait=other.fence, finish=other.fence, value=3
+    )
+
+
+# --- pairs, many
+
+
+def ring(node):
+    """The neighbors in a ring: two ranks, one that is both, or myself."""
+    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    return left, right, sorted({left, right})
+
+
+@pytest.mark.parametrize("drift", [False, True], ids=["in step", "drifting"])
+def test_ring_with_both_neighbors(node, drift):
+    """Each rank puts a face into both neighbors; with two ranks both are the same rank."""
+    left, right, both = ring(node)
+    shake = random.Random(100 + node.rank)
+    win = node.allocate_each((2, 64), "i8", fill=-1)
+    for step in range(25):
+        if drift and shake.random() < 0.3:
+            time.sleep(shake.random() * 3e-3)
+        win.post(both)
+        win.start(both)
+        win.segment(left)[1] = 1000 * step + node.rank
+        win.segment(right)[0] = 1000 * step + node.rank
+        win.complete()
+        win.wait()
+        found = win.array[:, 63].tolist()
+        assert found == [1000 * step + left, 1000 * step + right]
+
+
+def test_all_with_all(node):
+    everyone = range(node.size)
+    win = node.allocate_each(node.size, "i8", fill=-1)
+    for step in range(10):
+        win.post(everyone)
+        win.start(everyone)
+        for rank in everyone:
+            win.segment(rank)[node.rank] = 100 * step + node.rank
+        win.complete()
+        win.wait()
+        assert win.array.tolist() == [100 * step + rank for rank in everyone]
+
+
+def test_myself_alone(node):
+    win = node.allocate_each(3, "i4", fill=0)
+    for step in range(3):
+        win.post([node.rank])
+        win.start([node.rank])
+        win.array[...] += 1
+        win.complete()
+        win.wait()
+        assert win.array.tolist() == [step + 1] * 3
+
+
+def test_empty_groups_pass_at_once(node):
+    """Nobody else calls anything: rank 0 waits for nobody."""
+    win = node.allocate_each(3, "i4", fill=0)
+    if node.rank == 0:
+        for _ in range(5):
+            win.post([])
+            win.start([])
+            win.complete()
+            win.wait()
+        node.synchronize()
+    node.barrier()
+
+
+@TWO
+def test_one_direction_only(node):
+    """A chain: each rank puts into the next, the last only receives, the first only sends."""
+    win = node.allocate_each(8, "i8", fill=-1)
+    before = [node.rank - 1] if node.rank > 0 else []
+    behind = [node.rank + 1] if node.rank < node.size - 1 else []
+    for step in range(20):
+        win.post(before)
+        if behind:
+            win.start(behind)
+            win.segment(behind[0])[...] = 10 * step + node.rank
+            win.complete()
+        win.wait()
+        if before:
+            assert win.array.tolist() == [10 * step + before[0]] * 8
+
+
+@TWO
+def test_groups_that_change(node):
+    """The counts are kept for each pair, whoever else is in the group."""
+    win = node.allocate_each(node.size, "i8", fill=-1)
+    shake = random.Random(5)  # the same on all ranks
+    for step in range(25):
+        pairs = [
+            (origin, target)
+            for origin in range(node.size)
+            for target in range(node.size)
+            if shake.random() < 0.5
+        ]
+        win.post([origin for origin, target in pairs if target == node.rank])
+        targets = [target for origin, target in pairs if origin == node.rank]
+        win.start(targets)
+        for target in targets:
+            win.segment(target)[node.rank] = 100 * step + node.rank
+        win.complete()
+        win.wait()
+        for origin, target in pairs:
+            if target == node.rank:
+                assert int(win.array[origin]) == 100 * step + origin
+
+
+@TWO
+def test_target_may_run_ahead_of_its_origin(node):
+    """Posting blocks nobody: the target posts, and only its wait needs the origin."""
+    win = node.allocate_each(2, "i4", fill=0)
+    if node.rank == 0:
+        win.post([1])
+        node.barrier()
+        win.wait()
+    else:
+        node.barrier()
+        if node.rank == 1:
+            win.start([0])
+            win.segment(0)[...] = 5
+            win.complete()
+    win.fence()
+    assert win.segment(0).tolist() == [5, 5]
+    win.fence()
+
+
+def test_pairs_between_fences(node):
+    _, right, both = ring(node)
+    win = node.allocate_each(2, "i4", fill=0)
+    for step in range(1, 6):
+        win.fence()
+        win.post(both)
+        win.start(both)
+        win.segment(right)[0] = step
+        win.complete()
+        win.wait()
+        win.fence()
+        assert {int(win.segment(rank)[0]) for rank in range(node.size)} == {step}
+        win.fence()
+
+
+# --- wrong order, wrong ranks
+
+
+def test_calls_in_the_wrong_order(node):
+    win = node.allocate_each(2)
+    with pytest.raises(EpochError, match="complete failed: no access"):
+        win.complete()
+    with pytest.raises(EpochError, match="wait failed: nothing is exposed"):
+        win.wait()
+    win.post([node.rank])
+    with pytest.raises(EpochError, match="post failed: the exposure"):
+        win.post([])
+    with pytest.raises(EpochError, match="complete failed"):
+        win.complete()
+    win.start([node.rank])
+    with pytest.raises(EpochError, match="start failed: the access"):
+        win.start([node.rank])
+    win.complete()
+    with pytest.raises(EpochError):
+        win.complete()
+    win.wait()
+    with pytest.raises(EpochError):
+        win.wait()
+    # None of these errors has counted.
+    win.post([node.rank])
+    win.start([node.rank])
+    win.complete()
+    win.wait()
+    win.fence()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "error"),
+    [([-1], ValueError), ([99], ValueError), ([0, 0], ValueError), (["0"], TypeError)],
+    ids=repr,
+)
+def test_groups_must_be_ranks(node, ranks, error):
+    win = node.allocate_each(2)
+    for call in (win.post, win.start):
+        with pytest.raises(error):
+            call(ranks)
+    win.post([node.rank])  # nothing was opened by the errors
+    win.start([node.rank])
+    win.complete()
+    win.wait()
+
+
+def test_ranks_in_every_form(node):
+    win = node.allocate_each(2)
+    for ranks in ([node.rank], (np.int64(node.rank),), range(node.rank, node.rank + 1)):
+        win.post(ranks)
+        win.start(ranks)
+        win.complete()
+        win.wait()
+
+
+def test_host_backend_ignores_streams(host_node):
+    win = host_node.allocate(2)
+    event = host_node.event()
+    win.fence(stream=object())
+    win.post([], stream=3)
+    win.start([], "any")
+    win.complete(stream=object())
+    win.wait(stream=object())
+    (event.record if event.owner == host_node.rank else event.wait)(stream=object())
+    host_node.synchronize(object())

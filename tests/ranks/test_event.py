@@ -1,0 +1,282 @@
+"""Events: the owner records, the others' streams wait, and none passes early."""
+
+import dataclasses
+import random
+import time
+
+import pytest
+
+from mpishare import ClosedError, MismatchError
+from mpishare.event import RING
+from tests.helpers.latch import Hasty, check_order, waits_on_host, within
+
+TWO = pytest.mark.ranks(min=2)
+
+
+def others_of(node, owner):
+    return tuple(rank for rank in range(node.size) if rank != owner)
+
+
+def ignore_count(event):
+    event._counters = dataclasses.replace(event._counters, view=Hasty(event._counters.view))
+
+
+# --- held owners
+
+
+@TWO
+@pytest.mark.parametrize("control", [False, True], ids=["kept", "count ignored"])
+@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
+def test_waiter_that_calls_first(node, last, control):
+    """The owner has not yet called record: CUDA alone would take that for done."""
+    owner = node.size - 1 if last else 0
+    event, win = node.event(owner=owner), node.allocate(1000, "i4", fill=0)
+    if control:
+        ignore_count(event)
+
+    def check(value):
+        check_order(
+            node,
+            win.array,
+            owner,
+            signal=event.record,
+            wait=event.wait,
+            value=value,
+            on_host=True,
+        )
+
+    if control:
+        with pytest.raises(AssertionError, match="other ranks read"):
+            check(1)
+    else:
+        for value in (1, 2, 3):
+            check(value)
+            node.barrier()
+
+
+@TWO
+@pytest.mark.parametrize("control", [False, True], ids=["kept", "wait taken out"])
+def test_waiter_waits_for_the_owners_work(node, monkeypatch, control):
+    """Record was called, but the owner's stream is held; on the host both are one."""
+    event, win = node.event(), node.allocate(1000, "i4", fill=0)
+    if control:
+        if node.backend == "host":
+            ignore_count(event)
+        monkeypatch.setattr(node._ground.backend, "wait_event", lambda event, stream: None)
+
+    def check(**keywords):
+        check_order(node, win.array, 0, signal=event.record, wait=event.wait, **keywords)
+
+    if control:
+        with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
+            check(patience_s=5)
+    else:
+        for value in range(1, 4):
+            check(value=value)
+
+
+# --- the ring
+
+
+@TWO
+def test_records_and_waits_in_turn(node):
+    """Two events, one each way, far more often than the ring has places."""
+    win = node.allocate(10, "i8", fill=0)
+    ready, taken = node.event(owner=0, waiters=[1]), node.event(owner=1, waiters=[0])
+    for step in range(1, 3 * RING):
+        if node.rank == 0:
+            win.array[...] = step
+            ready.record()
+            taken.wait()
+        elif node.rank == 1:
+            ready.wait()
+            found = win.array.tolist()
+            taken.record()
+            assert found == [step] * 10
+
+
+@TWO
+def test_owner_runs_ahead_by_the_ring(node):
+    """Sixteen records block nobody; one more needs that each waiter has taken the first."""
+    event = node.event()
+    if node.is_leader:
+        for _ in range(RING):
+            event.record()
+    node.comm.barrier()
+    if not node.is_leader:
+        event.wait()
+    node.comm.barrier()
+    if node.is_leader:
+        event.record()
+    else:
+        for _ in range(RING):
+            event.wait()
+    node.synchronize()
+    node.barrier()
+
+
+@TWO
+def test_record_blocks_while_a_waiter_lags(node):
+    event, slow = node.event(), node.size - 1
+    if node.is_leader:
+        for _ in range(RING + 1):
+            event.record()  # the last one blocks until rank `slow` has taken the first
+        node.comm.send(time.monotonic(), slow, tag=2)
+    elif node.rank == slow:
+        assert within(20, lambda: waits_on_host(node, 0))
+        waited_for = node._ground.agreement.block.status(0).awaited
+        assert waited_for == (slow,) or node.size > 2
+        assert not node.comm.Iprobe(source=0, tag=2)
+        took = time.monotonic()
+        event.wait()
+        assert node.comm.recv(source=0, tag=2) >= took
+        for _ in range(RING):
+            event.wait()
+    else:
+        for _ in range(RING + 1):
+            event.wait()
+    node.barrier()
+
+
+def test_each_wait_is_one_record(node):
+    """Waiters at their own pace; with random delays each sees what its record stands for."""
+    shake = random.Random(node.rank)
+    win, event = node.allocate(4, "i8", fill=0), node.event()
+    for step in range(1, 41):
+        if shake.random() < 0.1:
+            time.sleep(shake.random() * 2e-3)
+        if node.is_leader:
+            win.array[...] = step
+            event.record()
+        else:
+            event.wait()
+            # The owner may be ahead, never behind.
+            assert int(win.array[0]) >= step
+    node.synchronize()
+    node.barrier()
+
+
+@pytest.mark.ranks(min=3)
+def test_some_waiters_only(node):
+    """The others take no part: record never waits for them."""
+    event = node.event(owner=1, waiters=[node.size - 1])
+    assert (event.owner, event.waiters) == (1, (node.size - 1,))
+    for _ in range(2 * RING + 3):
+        if node.rank == 1:
+            event.record()
+        elif node.rank == node.size - 1:
+            event.wait()
+    if node.rank == 0:
+        with pytest.raises(ValueError, match="none of the waiters"):
+            event.wait()
+    node.synchronize()
+    node.barrier()
+
+
+def test_nobody_waits(node):
+    event = node.event(waiters=[])
+    assert event.waiters == ()
+    if node.is_leader:
+        for _ in range(3 * RING):
+            event.record()
+    else:
+        with pytest.raises(ValueError, match="none of the waiters"):
+            event.wait()
+    node.barrier()
+
+
+@TWO
+def test_many_events_at_once(node):
+    """One of each rank, for all others."""
+    events = [node.event(owner=rank) for rank in range(node.size)]
+    win = node.allocate_each(2, "i8", fill=0)
+    for step in range(1, 11):
+        win.array[...] = step
+        events[node.rank].record()
+        for rank in others_of(node, node.rank):
+            events[rank].wait()
+            assert int(win.segment(rank)[1]) == step
+        win.fence()
+
+
+# --- misuse, the end
+
+
+def test_only_the_owner_records(node):
+    owner = node.size - 1
+    event = node.event(owner=owner)
+    assert event.waiters == others_of(node, owner)
+    wrong = event.wait if node.rank == owner else event.record
+    with pytest.raises(ValueError, match=event.name):
+        wrong()
+    (event.record if node.rank == owner else event.wait)()
+    node.synchronize()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"owner": -1},
+        {"owner": 99},
+        {"owner": "0"},
+        {"waiters": [0]},
+        {"waiters": [99]},
+        {"waiters": ["1"]},
+        {"waiters": 1},
+    ],
+    ids=repr,
+)
+def test_wrong_arguments_on_all_ranks(node, arguments):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        node.event(**arguments)
+    assert not isinstance(caught.value, MismatchError)
+    node.event().close()
+
+
+@pytest.mark.ranks(min=2)
+def test_a_waiter_named_twice(node):
+    with pytest.raises(ValueError, match="twice"):
+        node.event(waiters=[1, 1])
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [({"owner": 0}, {"owner": 1}), ({"waiters": []}, {"waiters": [1]})],
+    ids=["owner", "waiters"],
+)
+def test_arguments_that_differ(node, mine, theirs):
+    with pytest.raises(MismatchError) as caught:
+        node.event(**(mine if node.is_leader else theirs))
+    assert caught.value.ranks == (tuple(range(1, node.size)) if node.is_leader else (0,))
+    node.event().close()
+
+
+def test_close_is_idempotent_and_use_after_it_an_error(node):
+    event = node.event()
+    event.close()
+    event.close()
+    assert event.is_closed
+    for call in (event.record, event.wait):
+        with pytest.raises(ClosedError, match=event.name):
+            call()
+
+
+@TWO
+def test_counters_that_are_used_again_start_from_zero(node):
+    """Else the waiters of a new event would take the records of the one before for its own."""
+    win = node.allocate(10, "i4", fill=0)
+    for value in range(1, 4):
+        event = node.event()
+        check_order(
+            node,
+            win.array,
+            0,
+            signal=event.record,
+            wait=event.wait,
+            value=value,
+            on_host=True,
+        )
+        for _ in range(3):
+            (event.record if node.is_leader else event.wait)()
+        event.close()

@@ -1,0 +1,416 @@
+"""The node: who is in it, what it keeps apart, and what it says when it is misused."""
+
+import json
+import os
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpishare import (
+    ClosedError,
+    MismatchError,
+    Node,
+    PeerError,
+    UnsupportedError,
+)
+
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
+
+def check_works(node):
+    """Data goes from the leader to all: the node is whole. Collective."""
+    win = node.allocate(3, "i8")
+    if node.is_leader:
+        win.array[...] = 41
+    win.fence()
+    found = win.array.tolist()
+    win.fence()
+    win.close()
+    assert node.comm.allgather(found) == [[41, 41, 41]] * node.size
+
+
+# --- what it is
+
+
+def test_attributes(node, comm):
+    assert (node.rank, node.size) == (comm.rank, comm.size)
+    assert node.ranks == tuple(range(comm.size))
+    assert node.leader == 0
+    assert node.is_leader == (comm.rank == 0)
+    assert node.backend in ("cuda", "host")
+    assert node.xp.__name__ == {"cuda": "cupy", "host": "numpy"}[node.backend]
+    assert (node.device is None) == (node.backend == "host")
+    assert not node.is_closed
+    assert len(set(comm.allgather(node.backend))) == 1
+
+
+def test_comm_has_the_ranks_of_the_node_and_is_private(node, comm):
+    # The same ranks in another context: not the given one, nor what mpishare itself talks on.
+    for other in (comm, *node._comms[1:]):
+        assert MPI.Comm.Compare(node.comm, other) == MPI.CONGRUENT
+
+
+def test_sub_communicator_in_reverse_order(comm):
+    sub = comm.Split(comm.rank % 2, key=-comm.rank)
+    with Node(sub) as node:
+        assert node.ranks == tuple(range(sub.size))
+        assert node.rank == sub.rank
+        assert node.is_leader == (sub.rank == 0)
+        given = node.comm.allgather(comm.rank)
+        assert given == sorted(given, reverse=True)
+        check_works(node)
+    sub.Free()
+
+
+def test_node_of_a_single_rank():
+    with Node(MPI.COMM_SELF) as node:
+        assert (node.rank, node.size, node.ranks, node.is_leader) == (0, 1, (0,), True)
+        check_works(node)
+        node.barrier()
+        event = node.event()
+        event.record()
+        assert event.waiters == ()
+        node.synchronize()
+        assert node.report().can_share
+
+
+def test_two_nodes_at_once(comm):
+    with Node() as one:
+        with Node() as two:
+            windows = [one.allocate(4, "i8", fill=0), two.allocate(4, "i8", fill=0)]
+            for value, win in enumerate(windows, start=1):
+                if win.owner == comm.rank:
+                    win.array[...] = value
+                win.fence()
+            assert [int(win.array[0]) for win in windows] == [1, 2]
+            comm.barrier()
+        check_works(one)
+
+
+def test_messages_of_the_user_are_never_taken(comm):
+    """Receives for anything, posted before and answered after all that mpishare does."""
+    boxes = [np.zeros(1, "i8"), np.zeros(1, "i8")]
+    wild = [comm.Irecv(boxes[0], MPI.ANY_SOURCE, MPI.ANY_TAG)]
+    with Node(comm) as node:
+        wild.append(node.comm.Irecv(boxes[1], MPI.ANY_SOURCE, MPI.ANY_TAG))
+        node.allocate(5, "f4", fill=1).fence()
+        node.share(lambda: [1, 2])
+        node.event().close()
+        node.barrier()
+        taken = [request.Test() for request in wild]
+        assert node.comm.allgather(taken) == [[False, False]] * node.size
+        to = (comm.rank + 1) % comm.size
+        own = [np.array([100]), np.array([200])]
+        sends = [comm.Isend(own[0], to, 3), node.comm.Isend(own[1], to, 4)]
+        MPI.Request.Waitall(wild + sends)
+    assert [int(box[0]) for box in boxes] == [100, 200]
+
+
+# --- the end
+
+
+def test_close_twice(comm):
+    node = Node()
+    node.close()
+    node.close()
+    assert node.is_closed
+    with Node() as other:
+        other.close()
+    assert other.is_closed
+    assert node.comm == MPI.COMM_NULL
+
+
+def test_node_closes_what_was_made_from_it():
+    with Node() as node:
+        made = [node.allocate(2), node.event(), node.allocate_each(2)]
+        assert not any(item.is_closed for item in made)
+    assert all(item.is_closed for item in made)
+    for item in made:
+        item.close()  # nothing to do, and nobody to talk to
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda node: node.barrier(),
+        lambda node: node.synchronize(),
+        lambda node: node.allocate(1),
+        lambda node: node.allocate_each(1),
+        lambda node: node.share([1]),
+        lambda node: node.event(),
+    ],
+    ids=["barrier", "synchronize", "allocate", "allocate_each", "share", "event"],
+)
+def test_use_after_close(closed_node, call):
+    with pytest.raises(ClosedError, match="the node is closed"):
+        call(closed_node)
+
+
+@pytest.fixture(scope="module")
+def closed_node():
+    node = Node()
+    node.close()
+    return node
+
+
+def test_closed_node_still_says_what_it_was(closed_node, comm):
+    assert (closed_node.rank, closed_node.size) == (comm.rank, comm.size)
+    assert closed_node.ranks == tuple(range(comm.size))
+    assert "rank" in str(closed_node.report())
+    assert repr(closed_node).endswith(", closed>")
+
+
+def test_windows_and_events_of_a_closed_node_are_closed():
+    with Node() as node:
+        win, event = node.allocate(2), node.event()
+    calls = [win.fence, win.complete, win.wait, event.record, event.wait]
+    calls += [lambda: win.array, lambda: win.segment(0), lambda: win.post([0])]
+    for call in [*calls, lambda: win.start([0])]:
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_repr_in_every_state(node):
+    win, each, event = node.allocate((2, 3), "i4"), node.allocate_each(1), node.event()
+    assert repr(node).startswith(f"<mpishare.Node: rank={node.rank} of {node.size}, backend='")
+    assert "shape=(2, 3), dtype=int32, owner=0" in repr(win)
+    assert "owner=None" in repr(each)
+    assert f"owner=0, waiters={tuple(range(1, node.size))}" in repr(event)
+    for item in (win, each, event):
+        assert item.name in repr(item)
+        assert "closed" not in repr(item)
+        item.close()
+        assert repr(item).endswith(", closed>")
+
+
+# --- wrong arguments
+
+
+@pytest.fixture
+def no_environment(monkeypatch):
+    """The variable would win over the argument."""
+    monkeypatch.delenv("MPISHARE_BACKEND", raising=False)
+
+
+@pytest.mark.parametrize("comm", ["world", 3, MPI.COMM_NULL], ids=["str", "int", "null"])
+def test_comm_must_be_a_communicator(comm):
+    with pytest.raises(TypeError, match="intracommunicator"):
+        Node(comm)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"backend": "gpu"}, ValueError, "'gpu'"),
+        ({"backend": None}, (TypeError, ValueError), "None"),
+        ({"timeout_s": 0}, ValueError, "timeout_s"),
+        ({"timeout_s": -1.0}, ValueError, "timeout_s"),
+        ({"timeout_s": float("nan")}, ValueError, "timeout_s"),
+        ({"timeout_s": "long"}, (TypeError, ValueError), "timeout_s"),
+    ],
+)
+def test_wrong_argument_on_all_ranks(no_environment, arguments, error, told):
+    with pytest.raises(error, match=told) as caught:
+        Node(**arguments)
+    assert not isinstance(caught.value, PeerError)
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("wrong", [{"backend": "gpu"}, {"timeout_s": -2}], ids=str)
+def test_wrong_argument_on_one_rank(no_environment, comm, wrong):
+    last = comm.size - 1
+    if comm.rank == last:
+        with pytest.raises(ValueError, match=str(next(iter(wrong.values())))) as own:
+            Node(**wrong)
+        assert not isinstance(own.value, PeerError)
+    else:
+        with pytest.raises(PeerError) as caught:
+            Node()
+        assert not isinstance(caught.value, MismatchError)
+        assert caught.value.ranks == (last,)
+        assert "ValueError" in caught.value.failures[last]
+    with Node() as node:
+        check_works(node)
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [({"backend": "host"}, {"backend": "auto"}), ({"timeout_s": 10}, {"timeout_s": 20})],
+    ids=["backend", "timeout_s"],
+)
+def test_ranks_that_disagree_are_told_each_others_values(no_environment, comm, mine, theirs):
+    with pytest.raises(MismatchError) as caught:
+        Node(**(mine if comm.rank == 0 else theirs))
+    others = tuple(range(1, comm.size)) if comm.rank == 0 else (0,)
+    assert caught.value.ranks == others
+    for value in (*mine.values(), *theirs.values()):
+        assert repr(value) in str(caught.value)
+    with Node() as node:
+        check_works(node)
+
+
+def test_backend_from_the_environment(monkeypatch):
+    monkeypatch.setenv("MPISHARE_BACKEND", "host")
+    for backend in ("auto", "host", "cuda"):
+        with Node(backend=backend) as node:
+            assert node.backend == "host"
+            assert node.report().why_host is None or "MPISHARE_BACKEND" in node.report().why_host
+
+
+def test_wrong_backend_in_the_environment(monkeypatch):
+    monkeypatch.setenv("MPISHARE_BACKEND", "fpga")
+    with pytest.raises(ValueError, match="fpga"):
+        Node()
+
+
+@pytest.mark.ranks(min=2)
+def test_environments_that_differ(no_environment, comm, monkeypatch):
+    if comm.rank == comm.size - 1:
+        monkeypatch.setenv("MPISHARE_BACKEND", "host")
+    with pytest.raises(MismatchError) as caught:
+        Node()
+    last = comm.size - 1
+    assert caught.value.ranks == (tuple(range(last)) if comm.rank == last else (last,))
+
+
+# --- where it may not be used
+
+
+def test_another_thread_is_refused_by_name(node):
+    win, event = node.allocate(2), node.event()
+    calls = [
+        node.barrier,
+        node.synchronize,
+        lambda: node.allocate(1),
+        win.fence,
+        lambda: win.post([]),
+        win.close,
+        event.record if event.owner == node.rank else event.wait,
+        event.close,
+    ]
+    caught = []
+
+    def run():
+        for call in calls:
+            try:
+                call()
+            except Exception as error:
+                caught.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert [type(error) for error in caught] == [UnsupportedError] * len(calls)
+    assert all("thread" in str(error) for error in caught)
+    assert not win.is_closed
+    assert not event.is_closed
+    check_works(node)
+
+
+@FORKS
+def test_fork_is_refused_by_name(node):
+    win = node.allocate(2)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            told = []
+            for call in (node.barrier, win.fence, win.close, node.close):
+                try:
+                    call()
+                except UnsupportedError as error:
+                    told.append("fork" in str(error))
+            status = 0 if told[:2] == [True, True] and all(told) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    check_works(node)
+
+
+@pytest.mark.parametrize("what", ["Node", "Window", "Event"])
+def test_pickling_is_refused_by_name(node, what):
+    made = {"Node": lambda: node, "Window": lambda: node.allocate(2), "Event": node.event}[what]()
+    with pytest.raises(TypeError, match=f"{what} cannot be pickled"):
+        pickle.dumps(made)
+
+
+# --- barrier, report
+
+
+def test_barrier_waits_for_the_last(node):
+    late = node.size - 1
+    for _ in range(3):
+        node.comm.barrier()
+        if node.rank == late:
+            time.sleep(0.02)
+        arrived = time.monotonic()
+        node.barrier()
+        passed = time.monotonic()
+        # One clock: CLOCK_MONOTONIC is the machine's.
+        assert min(node.comm.allgather(passed)) >= max(node.comm.allgather(arrived))
+
+
+def test_report_of_the_host_backend(host_node):
+    node, report = host_node, host_node.report()
+    assert report.backend == "host"
+    assert report.leader == 0
+    assert report.can_share
+    assert [pair.origin * node.size + pair.target for pair in report.pairs] == list(
+        range(node.size**2)
+    )
+    for pair in report.pairs:
+        link = "self" if pair.origin == pair.target else "host memory"
+        assert (pair.link, pair.route, pair.reason) == (link, "host", None)
+        assert pair.memory
+        assert pair.copy
+        assert pair.counters
+        assert pair.events
+    assert [member.rank for member in report.members] == list(range(node.size))
+    assert [member.given_rank for member in report.members] == list(node.ranks)
+    assert [member.pid for member in report.members] == node.comm.allgather(os.getpid())
+    assert {member.device for member in report.members} == {None}
+
+
+def test_report_is_the_same_on_all_ranks_and_plain_data(node):
+    data = node.report().as_dict()
+    assert json.loads(json.dumps(data))["backend"] == node.backend
+    everyone = node.comm.allgather(json.dumps(data))
+    assert everyone == everyone[:1] * node.size
+    text = str(node.report())
+    assert f"{node.size} rank" in text
+    assert f"backend {node.backend}" in text
+
+
+def test_report_says_why_there_is_no_gpu(node):
+    if node.backend == "cuda" or "MPISHARE_BACKEND" in os.environ:
+        assert node.report().why_host is None
+    else:
+        assert node.report().why_host
+        assert node.report().why_host in str(node.report())
+
+
+def test_leaving_by_an_exception_is_not_masked():
+    class OwnError(Exception):
+        pass
+
+    node = Node()
+
+    def leave():
+        with node:
+            node.allocate(10)
+            node.barrier()
+            raise OwnError
+
+    with pytest.raises(OwnError):
+        leave()
+    assert node.is_closed
+    with pytest.raises(ClosedError, match="left by an exception"):
+        node.barrier()
+    node.close()
+    with Node() as other:
+        check_works(other)

@@ -1,0 +1,718 @@
+"""Windows: one allocation, every rank's array, and nothing left of what could not be made."""
+
+import contextlib
+import gc
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+from mpishare import (
+    ClosedError,
+    CudaError,
+    HandleError,
+    MismatchError,
+    Node,
+    PeerError,
+    UnsupportedError,
+)
+from tests.helpers.held import gpu_free, held
+from tests.helpers.latch import within
+
+MIB = 1 << 20
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+STRUCTURED = np.dtype([("place", "f8", (3,)), ("id", "i4"), ("name", "S5")])
+HOST_DTYPES = [STRUCTURED, "S7", "U3", "M8[us]", "m8[s]", ">f8", "V3", np.longdouble]
+SHAPES = [(), (1,), (0,), (5,), (3, 0), (2, 3), (2, 3, 4), (2, 1, 3, 2)]
+TOO_MUCH = 1 << 45  # bytes: 32 TiB
+
+
+def values_of(array):
+    """The array's values in host memory, when the GPU has come so far."""
+    return np.asarray(array.get() if hasattr(array, "get") else array).copy()
+
+
+def some(shape, dtype, seed=0):
+    """Values that differ from element to element, where the dtype can hold that."""
+    count = int(np.prod(shape, dtype=int))
+    return ((np.arange(count) * 7 + seed) % 101).astype(dtype).reshape(shape)
+
+
+def put(node, array, values):
+    """Write from host memory, and wait."""
+    array[...] = node.xp.asarray(values)
+    node.synchronize()
+
+
+def on_every_rank(node, work):
+    """Call `work`; return the exception of every rank, by its name."""
+    try:
+        work()
+    except Exception as error:
+        return error, node.comm.allgather(type(error).__name__)
+    return None, node.comm.allgather("")
+
+
+# --- shapes and dtypes
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_allocate_shapes(node, shape):
+    win = node.allocate(shape, "i4")
+    assert (win.shape, win.dtype, win.owner) == (shape, np.dtype("i4"), 0)
+    assert win.nbytes == 4 * int(np.prod(shape, dtype=int))
+    assert win.array.shape == shape
+    assert isinstance(win.array, node.xp.ndarray)
+    assert win.array.flags.c_contiguous
+    writer = node.size - 1
+    if node.rank == writer:
+        put(node, win.array, some(shape, "i4"))
+    win.fence()
+    assert np.array_equal(values_of(win.array), some(shape, "i4"))
+    win.fence()
+
+
+@pytest.mark.parametrize("shape", [7, np.int64(7), [7], (np.int32(7),)], ids=repr)
+def test_shape_as_an_int_or_a_list(node, shape):
+    assert node.allocate(shape).shape == (7,)
+    assert node.allocate_each(shape).array.shape == (7,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(node, dtype):
+    expected = some((3, 4), dtype)
+    for win in (
+        node.allocate((3, 4), dtype),
+        node.allocate_each((3, 4), dtype),
+        node.share(lambda: some((3, 4), dtype)),
+    ):
+        assert win.dtype == np.dtype(dtype)
+        assert win.array.dtype == np.dtype(dtype)
+        assert win.nbytes == expected.nbytes
+        source = 0 if win.owner is None else win.owner
+        if node.rank == source:
+            put(node, win.array, expected)
+        win.fence()
+        assert np.array_equal(values_of(win.segment(source)), expected)
+        win.fence()
+
+
+@pytest.mark.parametrize("dtype", [float, int, bool, complex, np.float32, np.dtype("u2")], ids=repr)
+def test_dtype_in_every_form(node, dtype):
+    assert node.allocate(2, dtype).dtype == np.dtype(dtype)
+
+
+def test_dtype_is_float_by_default(node):
+    assert node.allocate(2).dtype == node.allocate_each(2).dtype == np.dtype(float)
+
+
+@pytest.mark.parametrize("dtype", HOST_DTYPES, ids=str)
+def test_dtypes_of_numpy_alone(host_node, dtype):
+    node = host_node
+    dtype = np.dtype(dtype)
+    if dtype.kind in "SUV":
+        # Any bytes will do, but every one counts.
+        source = np.zeros((2, 3), dtype)
+        if dtype.kind != "U":
+            source.view("u1")[...] = 65
+        else:
+            source[...] = "xyz"
+    else:
+        source = np.arange(6).reshape(2, 3).astype(dtype)
+    win = node.share(source, owner=node.size - 1)
+    assert win.dtype == dtype
+    assert win.array.tobytes() == source.tobytes()
+    other = node.allocate((2, 3), dtype)
+    assert other.dtype == dtype
+    if node.is_leader:
+        other.array[...] = source
+    other.fence()
+    assert other.array.tobytes() == source.tobytes()
+    each = node.allocate_each(3, dtype)
+    each.array[...] = source[0]
+    each.fence()
+    assert all(each.segment(r).tobytes() == source[0].tobytes() for r in range(node.size))
+    each.fence()
+
+
+def test_dtype_with_python_objects_is_refused_on_all_ranks(node):
+    for call in (node.allocate, node.allocate_each):
+        with pytest.raises(TypeError, match="Python objects"):
+            call(3, object)
+    error, names = on_every_rank(node, lambda: node.share(np.array([{}, None])))
+    assert names == ["TypeError"] + ["PeerError"] * (node.size - 1)
+    assert "Python objects" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("x",), TypeError),
+        ((1.5,), TypeError),
+        (((2, None),), TypeError),
+        ((-1,), ValueError),
+        (((2, -3),), ValueError),
+        (((1 << 40, 1 << 40),), ValueError),
+        ((3, "no dtype"), TypeError),
+    ],
+    ids=repr,
+)
+def test_wrong_shape_or_dtype_on_all_ranks(node, arguments, error):
+    for call in (node.allocate, node.allocate_each):
+        with pytest.raises(error):
+            call(*arguments)
+    assert node.allocate(1).shape == (1,)
+
+
+# --- fill and owner
+
+
+@pytest.mark.parametrize(("fill", "dtype"), [(0, "f8"), (-3, "i2"), (1.5, "f4"), (True, "?")])
+def test_fill(node, fill, dtype):
+    for win in (node.allocate((2, 3), dtype, fill=fill), node.allocate_each(5, dtype, fill=fill)):
+        sources = range(node.size) if win.owner is None else [win.owner]
+        for rank in sources:
+            assert (values_of(win.segment(rank)) == np.array(fill, dtype)).all()
+
+
+def test_fill_with_not_a_number(node):
+    assert np.isnan(values_of(node.allocate(4, fill=float("nan")).array)).all()
+
+
+def test_fill_may_differ_in_segments_of_each(node):
+    win = node.allocate_each(3, "i4", fill=10 + node.rank)
+    found = [values_of(win.segment(rank)).tolist() for rank in range(node.size)]
+    assert found == [[10 + rank] * 3 for rank in range(node.size)]
+
+
+def test_fill_of_nothing(node):
+    assert node.allocate(0, fill=3).array.size == 0
+    assert node.allocate((), "i4", fill=3).array.item() == 3
+
+
+@pytest.mark.parametrize(
+    ("fill", "dtype"), [("x", "f8"), (300, "u1"), (-1, "u4"), ([1, 2], "f8"), (object(), "f8")]
+)
+def test_fill_that_does_not_fit_is_an_error_on_all_ranks(node, fill, dtype):
+    for call in (node.allocate, node.allocate_each):
+        error, names = on_every_rank(node, lambda call=call: call(3, dtype, fill=fill))
+        assert isinstance(error, TypeError | ValueError | OverflowError), names
+        assert "PeerError" not in names
+    assert node.allocate(1).shape == (1,)
+
+
+def test_owner(node):
+    for owner in (node.size - 1, np.int64(0)):
+        win = node.allocate(4, "i8", fill=owner + 5, owner=owner)
+        assert win.owner == owner
+        assert values_of(win.array).tolist() == [owner + 5] * 4
+        assert win.segment(owner) is win.array
+        shared = node.share(lambda owner=owner: [owner] * 3, owner=owner)
+        assert shared.owner == owner
+        assert values_of(shared.array).tolist() == [owner] * 3
+
+
+@pytest.mark.parametrize("owner", [-1, 99, "0", 1.0], ids=repr)
+def test_owner_must_be_a_rank(node, owner):
+    for call in (lambda: node.allocate(4, owner=owner), lambda: node.share([1], owner=owner)):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    assert node.allocate(1).shape == (1,)
+
+
+# --- segments
+
+
+def test_segments_of_different_shapes(node):
+    shapes = [(), (3,), (0, 2), (2, 2)]
+    win = node.allocate_each(shapes[node.rank % 4], "f4")
+    assert win.owner is None
+    assert win.shape == win.array.shape == shapes[node.rank % 4]
+    put(node, win.array, some(win.shape, "f4", node.rank))
+    win.fence()
+    for rank in range(node.size):
+        shape = shapes[rank % 4]
+        assert win.segment(rank).shape == shape
+        assert np.array_equal(values_of(win.segment(rank)), some(shape, "f4", rank))
+    win.fence()
+
+
+def test_arrays_are_the_same_bytes_not_copies(node):
+    """Every rank writes into every segment; everyone sees all of it."""
+    win = node.allocate_each((node.size,), "i8", fill=-1)
+    win.fence()
+    for rank in range(node.size):
+        win.segment(rank)[node.rank] = 100 * node.rank + rank
+    win.fence()
+    for rank in range(node.size):
+        expected = [100 * writer + rank for writer in range(node.size)]
+        assert values_of(win.segment(rank)).tolist() == expected
+    assert win.segment(node.rank) is win.array
+    win.fence()
+
+
+def test_segment_of_a_rank_that_has_none(node):
+    win = node.allocate(2, owner=node.size - 1)
+    for rank in {*range(node.size - 1), node.size, -1, "0", None}:
+        with pytest.raises(ValueError, match="no segment"):
+            win.segment(rank)
+    each = node.allocate_each(2)
+    for rank in (node.size, -1):
+        with pytest.raises(ValueError, match="no segment"):
+            each.segment(rank)
+
+
+# --- share
+
+
+def sources():
+    grid = np.arange(12, dtype="i4").reshape(3, 4)
+    return {
+        "array": (grid, grid),
+        "callable": (lambda: grid, grid),
+        "list": ([[1, 2], [3, 4]], np.array([[1, 2], [3, 4]])),
+        "scalar": (2.5, np.array(2.5)),
+        "fortran": (np.asfortranarray(grid), grid),
+        "strided": (grid[::2, ::-1], grid[::2, ::-1]),
+        "empty": (grid[:0], grid[:0]),
+        "callable with a list": (lambda: [True, False], np.array([True, False])),
+    }
+
+
+@pytest.mark.parametrize("kind", sources())
+def test_share(node, kind):
+    source, expected = sources()[kind]
+    owner = node.size - 1
+    win = node.share(source if node.rank == owner else None, owner=owner)
+    assert (win.shape, win.dtype, win.owner) == (expected.shape, expected.dtype, owner)
+    assert win.array.flags.c_contiguous
+    assert np.array_equal(values_of(win.array), expected)
+
+
+def test_share_of_the_librarys_own_array(node):
+    source = node.xp.arange(6).reshape(2, 3).T
+    win = node.share(source)
+    source[...] = 0  # a copy was shared
+    assert values_of(win.array).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_callable_runs_on_the_owner_alone(node):
+    calls = []
+    node.share(lambda: calls.append(1) or [1.0])
+    assert node.comm.allgather(len(calls)) == [1] + [0] * (node.size - 1)
+
+
+class OwnError(Exception):
+    pass
+
+
+def test_callable_that_raises(node):
+    def fail():
+        raise OwnError("the file is missing")
+
+    gc.collect()
+    before = held()
+    owner = node.size - 1
+    error, names = on_every_rank(node, lambda: node.share(fail, owner=owner))
+    assert names == ["PeerError"] * owner + ["OwnError"]
+    if node.rank != owner:
+        assert error.failures == {owner: "OwnError: the file is missing"}
+    node.barrier()
+    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+    assert values_of(node.share([1, 2]).array).tolist() == [1, 2]
+
+
+def test_words_of_any_length_reach_the_others(node):
+    """Longer than a mailbox of the control block, and of every length around one."""
+    for length in (4000, 4090, 4096, 8192, 20_000):
+        text = "é" + "x" * length
+
+        def fail(text=text):
+            raise OwnError(text)
+
+        error, _ = on_every_rank(node, lambda fail=fail: node.share(fail))
+        if node.is_leader:
+            assert str(error) == text
+        else:
+            assert error.failures == {0: f"OwnError: {text}"}
+
+
+def test_share_of_a_dtype_with_very_many_fields(host_node):
+    dtype = np.dtype([(f"field_{number}", "f4") for number in range(500)])
+    win = host_node.share(np.ones(2, dtype))
+    assert win.dtype == dtype
+    assert win.array["field_499"].tolist() == [1, 1]
+
+
+# --- ranks that disagree
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"shape": (2, 3)}, {"shape": (3, 2)}),
+        ({"shape": 2, "dtype": "f4"}, {"shape": 2, "dtype": "f8"}),
+        ({"shape": 2, "owner": 0}, {"shape": 2, "owner": 1}),
+        ({"shape": 2, "fill": 0.0}, {"shape": 2, "fill": None}),
+    ],
+    ids=["shape", "dtype", "owner", "fill"],
+)
+def test_allocate_with_arguments_that_differ(node, mine, theirs):
+    odd = node.size - 1
+    with pytest.raises(MismatchError) as caught:
+        node.allocate(**(mine if node.rank == odd else theirs))
+    assert caught.value.ranks == (tuple(range(odd)) if node.rank == odd else (odd,))
+    name = next(name for name in mine if mine[name] != theirs[name])
+    values = [np.dtype(v).name if name == "dtype" else v for v in (mine[name], theirs[name])]
+    if name == "shape":
+        values = [list(value) for value in values]
+    if name == "fill":
+        values = ["fill=None"]
+    for value in values:
+        assert str(value) in str(caught.value)
+    assert node.allocate(1).shape == (1,)
+
+
+@pytest.mark.ranks(min=2)
+def test_allocate_each_with_dtypes_that_differ(node):
+    with pytest.raises(MismatchError) as caught:
+        node.allocate_each(3, "f4" if node.is_leader else "i8")
+    assert caught.value.ranks == (tuple(range(1, node.size)) if node.is_leader else (0,))
+    assert "float32" in str(caught.value)
+    assert "int64" in str(caught.value)
+
+
+@pytest.mark.ranks(min=2)
+def test_share_with_owners_that_differ(node):
+    with pytest.raises(MismatchError) as caught:
+        node.share([1], owner=0 if node.is_leader else 1)
+    assert caught.value.ranks == (tuple(range(1, node.size)) if node.is_leader else (0,))
+    assert "owner=0" in str(caught.value)
+    assert "owner=1" in str(caught.value)
+    assert node.allocate(1).shape == (1,)
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("allocate", "event"), ("allocate", "allocate_each"), ("barrier", "share")],
+)
+def test_different_calls_that_meet(node, one, other):
+    calls = {
+        "allocate": lambda: node.allocate(3),
+        "allocate_each": lambda: node.allocate_each(3),
+        "share": lambda: node.share([1]),
+        "event": node.event,
+        "barrier": node.barrier,
+    }
+    odd = node.size - 1
+    with pytest.raises(MismatchError) as caught:
+        calls[one if node.rank == odd else other]()
+    assert caught.value.ranks == (tuple(range(odd)) if node.rank == odd else (odd,))
+    assert f"Node.{one}" in str(caught.value)
+    assert f"Node.{other}" in str(caught.value)
+    assert node.allocate(1).shape == (1,)
+
+
+@pytest.mark.ranks(min=2)
+def test_argument_that_is_wrong_on_one_rank(node):
+    odd = node.size - 1
+    error, names = on_every_rank(node, lambda: node.allocate(-1 if node.rank == odd else 1))
+    assert names == ["PeerError"] * odd + ["ValueError"]
+    if node.rank != odd:
+        assert error.ranks == (odd,)
+    assert node.allocate(1).shape == (1,)
+
+
+# --- more than there is
+
+
+@contextlib.contextmanager
+def nothing_leaked(node):
+    """What runs inside leaves neither files, mappings, names nor GPU memory on any rank."""
+    gc.collect()
+    node.barrier()
+    before = held()
+    free = gpu_free() if node.backend == "cuda" else 0
+    node.barrier()
+    yield
+    gc.collect()
+    node.barrier()
+    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+    # A name of another job stands only for a moment.
+    assert within(5, lambda: not held().names - before.names)
+    if node.backend == "cuda":
+        # Other ranks and the driver take a little at any time.
+        assert gpu_free() >= free - 32 * MIB
+    node.barrier()
+
+
+def is_no_memory(error):
+    if isinstance(error, CudaError):
+        return error.name == "CUDA_ERROR_OUT_OF_MEMORY" and error.call == "cuMemAlloc"
+    return isinstance(error, UnsupportedError) and (
+        "--shm-size" in str(error) or "of memory left" in str(error)
+    )
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
+def test_window_larger_than_memory(node, last):
+    owner = node.size - 1 if last else 0
+    with nothing_leaked(node):
+        error, _ = on_every_rank(node, lambda: node.allocate(TOO_MUCH, "u1", owner=owner))
+        if node.rank == owner:
+            assert is_no_memory(error), repr(error)
+        else:
+            assert type(error) is PeerError
+            assert error.ranks == (owner,)
+            assert str(TOO_MUCH) in error.failures[owner]
+        del error
+    assert values_of(node.allocate(3, "i4", fill=2, owner=owner).array).tolist() == [2, 2, 2]
+
+
+def test_share_of_something_larger_than_memory(node):
+    """The array itself takes no room: one element, repeated."""
+    with nothing_leaked(node):
+        source = np.broadcast_to(np.uint8(1), (TOO_MUCH,))
+        error, _ = on_every_rank(node, lambda: node.share(source))
+        assert is_no_memory(error) if node.is_leader else type(error) is PeerError
+        del error
+    assert values_of(node.share([3]).array).tolist() == [3]
+
+
+@pytest.mark.ranks(min=2)
+def test_segment_larger_than_memory_on_one_rank(node):
+    """What the other ranks have allocated by then is freed."""
+    odd = node.size - 1
+    nbytes = TOO_MUCH if node.rank == odd else 8 * MIB
+    with nothing_leaked(node):
+        for _ in range(3):
+            error, _ = on_every_rank(node, lambda: node.allocate_each(nbytes, "u1", fill=1))
+            if node.rank == odd:
+                assert is_no_memory(error), repr(error)
+            else:
+                assert type(error) is PeerError
+                assert error.ranks == (odd,)
+            del error
+    win = node.allocate_each(8 * MIB, "u1", fill=node.rank)
+    assert int(win.segment(odd)[-1]) == odd
+
+
+def test_segment_larger_than_memory_on_all_ranks(node):
+    with nothing_leaked(node):
+        error, _ = on_every_rank(node, lambda: node.allocate_each(TOO_MUCH, "u1"))
+        assert is_no_memory(error), repr(error)
+        del error
+
+
+# --- handles that do not fit
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("part", ["body", "digest", "version", "token"])
+def test_handle_that_was_tampered_with(node, monkeypatch, part):
+    """One character of what the owner hands round: refused before the driver sees it."""
+    ground = node._ground
+    real = ground.handle
+
+    def tampered(*arguments):
+        text = real(*arguments)
+        version, digest, body = text.split(":", 2)
+        if part == "version":
+            return f"{int(version) + 1}:{digest}:{body}"
+        if part == "digest":
+            return f"{version}:{_flip(digest, 5)}:{body}"
+        at = body.index('"token": "') + len('"token": "') + 12 if part == "token" else 20
+        return f"{version}:{digest}:{_flip(body, at)}"
+
+    with nothing_leaked(node):
+        monkeypatch.setattr(ground, "handle", tampered)
+        error, names = on_every_rank(node, lambda: node.allocate(64, fill=1))
+        assert names == ["PeerError"] + ["HandleError"] * (node.size - 1)
+        if node.is_leader:
+            assert error.ranks == tuple(range(1, node.size))
+            assert all("HandleError" in text for text in error.failures.values())
+        del error
+        monkeypatch.undo()
+    assert values_of(node.allocate(2, "i4", fill=9).array).tolist() == [9, 9]
+
+
+def _flip(text, at):
+    return text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
+
+
+@pytest.mark.ranks(min=2)
+def test_handle_of_another_window_with_less_memory(host_node, monkeypatch):
+    """Whole and of the right process, but for fewer bytes than are about to be mapped."""
+    node = host_node
+    real = node._ground.handle
+    monkeypatch.setattr(node._ground, "handle", lambda token, _, capacity: real(token, 8, capacity))
+    error, names = on_every_rank(node, lambda: node.allocate(64))
+    assert names == ["PeerError"] + ["HandleError"] * (node.size - 1)
+    if not node.is_leader:
+        assert isinstance(error, HandleError)
+        assert isinstance(error, ValueError)
+        assert "8 bytes" in str(error)
+
+
+# --- the end
+
+
+def test_close_is_idempotent(node):
+    win = node.allocate(3)
+    assert not win.is_closed
+    win.close()
+    win.close()
+    assert win.is_closed
+
+
+def test_use_after_close(node):
+    win = node.allocate_each(3)
+    win.close()
+    calls = [win.fence, win.complete, win.wait, lambda: win.array, lambda: win.segment(0)]
+    calls += [lambda: win.post([0]), lambda: win.start([0]), lambda: win.post([])]
+    for call in calls:
+        with pytest.raises(ClosedError, match=win.name):
+            call()
+    assert (win.shape, win.dtype, win.nbytes) == ((3,), np.dtype(float), 24)
+
+
+def test_view_outlives_its_window(node):
+    win = node.allocate_each(4, "i4", fill=node.rank)
+    views = [win.segment(rank)[1:3] for rank in range(node.size)]
+    with pytest.warns(ResourceWarning, match=win.name):
+        win.close()
+    # New windows take none of its place.
+    node.allocate_each(4, "i4", fill=-1)
+    found = [values_of(view).tolist() for view in views]
+    assert found == [[rank, rank] for rank in range(node.size)]
+    node.barrier()
+    views[node.rank][...] = 50 + node.rank
+    node.synchronize()
+    node.barrier()
+    found = [values_of(view).tolist() for view in views]
+    assert found == [[50 + rank] * 2 for rank in range(node.size)]
+    node.barrier()
+
+
+@pytest.mark.ranks(min=2)
+def test_view_that_one_rank_holds(node):
+    holder = node.size - 1
+    win = node.allocate(4, "i4", fill=6)
+    view = win.array[:2] if node.rank == holder else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        win.close()
+    told = node.comm.allgather([str(warning.message) for warning in caught])
+    assert len(told[holder]) == 1
+    assert win.name in told[holder][0]
+    assert all(not told[rank] for rank in range(1, holder))
+    if view is not None:
+        assert values_of(view).tolist() == [6, 6]
+
+
+def test_view_outlives_its_node():
+    with Node() as node:
+        size = node.size
+        win = node.allocate_each(4, "i4", fill=node.rank)
+        views = [win.segment(rank) for rank in range(size)]
+        message = win.name
+        with pytest.warns(ResourceWarning, match=message):
+            node.close()
+    assert [values_of(view).tolist() for view in views] == [[rank] * 4 for rank in range(size)]
+
+
+def test_memory_goes_with_the_last_view():
+    with Node() as node:
+        node.allocate_each(1).close()
+        with nothing_leaked(node):
+            win = node.allocate_each(4 * MIB, "u1", fill=1)
+            view = win.array[:10]
+            with pytest.warns(ResourceWarning, match=win.name):
+                win.close()
+            assert int(view[3]) == 1
+            del view
+            gc.collect()
+            if node.backend == "cuda":
+                node._ground.retained[-1].release(None)
+
+
+def test_window_that_is_dropped_is_closed_with_its_node():
+    gc.collect()
+    before = held()
+    with Node() as node:
+        for _ in range(3):
+            node.allocate(10)
+    gc.collect()
+    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+
+
+# --- many
+
+
+def test_many_windows_one_after_another(node):
+    """Nothing grows, and counters that are used again start from zero."""
+    node.allocate_each(4, "i8", fill=0).close()
+    with nothing_leaked(node):
+        for step in range(50 if node.backend == "cuda" else 200):
+            win = node.allocate_each(4, "i8")
+            win.array[...] = 1000 * step + node.rank
+            win.fence()
+            if step % 10 == 0:
+                found = [int(win.segment(rank)[3]) for rank in range(node.size)]
+                assert found == [1000 * step + rank for rank in range(node.size)]
+                win.fence()
+            win.close()
+
+
+def test_many_windows_at_once_take_more_counters():
+    gc.collect()
+    files = held().fds
+    with Node() as node:
+        pool = node._ground.agreement.block.pool
+        chunks = len(pool._chunks)
+        room = len(pool._chunks[-1][0]) - pool._fresh
+        node._ground.take_counters("test", room - 4 * 64 * node.size)  # nearly all there is
+        windows = [node.allocate_each(2, "i8", fill=0) for _ in range(40)]
+        assert len(pool._chunks) == chunks + 1
+        for step in (1, 2):
+            for number, win in enumerate(windows):
+                win.array[...] = 100 * step + number
+                win.fence()
+            for number, win in enumerate(windows):
+                found = {int(win.segment(rank)[0]) for rank in range(node.size)}
+                assert found == {100 * step + number}
+                win.fence()
+        for win in windows[::2]:
+            win.close()
+        for number, win in enumerate(windows[1::2]):
+            assert int(win.segment(node.size - 1)[1]) == 200 + 2 * number + 1
+        windows[::2] = [node.allocate(2, "i8", fill=0) for _ in windows[::2]]
+        for number, win in enumerate(windows):
+            if win.owner in (None, node.rank):
+                win.array[...] = number
+            win.fence()
+        assert [int(win.array[0]) for win in windows] == list(range(40))
+        del win, pool
+    # The node has let go, though its objects are still held here.
+    assert held().fds == files
+    assert all(win.is_closed for win in windows)
+
+
+def test_collective_calls_interleave_on_many_objects(node):
+    windows = [node.allocate_each(3, "i4", fill=0) for _ in range(5)]
+    for step in range(1, 6):
+        for win in windows[step % 5 :] + windows[: step % 5]:
+            win.array[...] = step
+            win.fence()
+            assert int(win.segment((node.rank + 1) % node.size)[2]) == step
+            win.fence()
+
+
+def test_pickling_of_a_closed_window_is_refused_too(node):
+    win = node.allocate(1)
+    win.close()
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(win)

@@ -1,0 +1,100 @@
+"""Whether a GPU can be used: asked of a driver that is not there, or is a stand-in."""
+
+import ctypes
+
+import pytest
+
+from mpishare import UnsupportedError
+from mpishare.backends import available
+
+
+class Driver:
+    """Answers as libcuda.so.1 does."""
+
+    def __init__(self, *, init=0, count=1, version=13000):
+        self.init, self.count, self.version = init, count, version
+
+    def cuInit(self, flags):  # noqa: N802  the driver's name
+        return self.init
+
+    def cuDeviceGetCount(self, pointer):  # noqa: N802
+        pointer._obj.value = self.count
+        return 0
+
+    def cuDriverGetVersion(self, pointer):  # noqa: N802
+        pointer._obj.value = self.version
+        return 0
+
+
+@pytest.fixture
+def use(monkeypatch):
+    def use(driver, versions=("13.3.1", 13)):
+        def load(name):
+            assert name == "libcuda.so.1"
+            if driver is None:
+                raise OSError("no such file")
+            return driver
+
+        monkeypatch.setattr(ctypes, "CDLL", load)
+        monkeypatch.setattr(available, "_package_versions", lambda: versions)
+
+    return use
+
+
+def test_no_driver(use):
+    use(None, (None, None))
+    assert "libcuda.so.1" in available.missing()
+
+
+def test_no_gpu_visible(use):
+    use(Driver(init=100), (None, None))
+    assert "no GPU is visible" in available.missing()
+
+
+def test_driver_that_fails(use):
+    use(Driver(init=999), (None, None))
+    assert "999" in available.missing()
+
+
+def test_driver_that_shows_none(use):
+    use(Driver(count=0), (None, None))
+    assert "no GPU" in available.missing()
+
+
+def test_a_gpu_with_all_it_needs(use):
+    use(Driver(), ("13.3.1", 13))
+    assert available.missing() is None
+    use(Driver(version=12080), ("12.9.0", 12))
+    assert available.missing() is None
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "told"),
+    [
+        (13000, (None, None), "no CuPy"),
+        (13000, ("13.3.1", None), "no CuPy"),
+        (13000, (None, 13), "no cuda-bindings"),
+        (13000, ("12.9.0", 13), "cuda-bindings 12.9.0"),
+        (13000, ("13.3.1", 12), "CuPy for CUDA 12"),
+        (12080, ("13.3.1", 13), "driver of CUDA 12"),
+        (12080, ("13.3.1", 12), "cuda-bindings 13.3.1"),
+    ],
+)
+def test_a_gpu_without_the_packages_is_an_error_with_the_pip_line(use, version, versions, told):
+    use(Driver(version=version), versions)
+    with pytest.raises(UnsupportedError, match=told) as caught:
+        available.missing()
+    assert f"python -m pip install 'mpishare[cu{version // 1000}]'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("bindings", "runtime"), [("12.9.0", 12), ("12.4", 12)])
+def test_packages_of_an_older_major_fit_each_other_and_a_newer_driver(bindings, runtime):
+    """CUDA's drivers run programs of older majors."""
+    available.check_packages(13, bindings, runtime)
+
+
+def test_versions_of_what_is_installed():
+    """Whatever is there, asking for it does not fail and needs no GPU."""
+    bindings, runtime = available._package_versions()
+    assert bindings is None or bindings[0].isdecimal()
+    assert runtime is None or runtime >= 11

@@ -1,0 +1,272 @@
+"""The control block, looked at by several ranks in one process."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpishare import shm
+from mpishare.control import LINE, MAIL, RELEASED, ControlBlock, CounterPool, State
+from tests.helpers.latch import within
+from tests.helpers.launch import ROOT
+
+SIZE = 3
+
+
+@pytest.fixture
+def blocks():
+    made, name = shm.create(ControlBlock.nbytes_for(SIZE))
+    nbytes = made.nbytes
+    memories = [made, *(shm.attach(name, nbytes) for _ in range(SIZE - 1))]
+    found = [ControlBlock(memory, rank, SIZE) for rank, memory in enumerate(memories)]
+    found[0].name = name
+    yield found
+    shm.forget(name)
+    for block in found:
+        block.close()
+
+
+# --- how a rank stands, and its words
+
+
+def test_all_are_present_at_first(blocks):
+    for block in blocks:
+        assert [block.state(rank) for rank in range(SIZE)] == [State.PRESENT] * SIZE
+
+
+@pytest.mark.parametrize("state", [State.CLOSED, State.LEFT, State.EXITED])
+def test_departure_is_seen_by_all(blocks, state):
+    blocks[1].depart(state, "ValueError: no such file")
+    for block in blocks:
+        assert block.state(1) is state
+        assert block.departure(1) == "ValueError: no such file"
+        assert block.state(0) is block.state(2) is State.PRESENT
+
+
+def test_first_departure_stands(blocks):
+    blocks[1].depart(State.LEFT, "first")
+    blocks[1].depart(State.CLOSED, "second")
+    assert blocks[0].state(1) is State.LEFT
+    assert blocks[0].departure(1) == "first"
+
+
+@pytest.mark.parametrize("text", ["", "é" * 2000, "\ud800 lone", "x" * 1_000_000, "\x00"])
+def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
+    blocks[1].depart(State.LEFT, text)
+    found = blocks[0].departure(1)
+    assert blocks[0].state(2) is State.PRESENT
+    assert blocks[0].status(1) is None
+    kept = text.encode(errors="replace").decode()
+    assert found[:400] == kept[:400]
+    assert len(found.encode()) < 1100
+
+
+# --- the lock that tells who runs
+
+CHILD = """
+import sys
+from mpishare import shm
+from mpishare.control import ControlBlock
+block = ControlBlock(shm.attach(sys.argv[1], ControlBlock.nbytes_for(3)), 2, 3)
+block.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_goes_with_its_process(blocks):
+    assert blocks[0].is_running(0)
+    assert not blocks[0].is_running(2)
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, blocks[0].name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout.readline() == "locked\n"
+            assert blocks[0].is_running(2)
+            assert not blocks[0].is_running(1)
+        finally:
+            child.kill()
+        child.wait(10)
+        assert within(5, lambda: not blocks[0].is_running(2))
+
+
+# --- who waits for whom
+
+
+def test_status_comes_and_goes(blocks):
+    assert blocks[0].status(1) is None
+    blocks[1].begin_wait("window 3: fence", [0, 2])
+    first = blocks[0].status(1)
+    assert (first.call, first.awaited) == ("window 3: fence", (0, 2))
+    blocks[1].look()
+    blocks[1].look()
+    again = blocks[0].status(1)
+    assert again.looks == first.looks + 2
+    assert again.version == first.version
+    blocks[1].begin_wait("window 3: fence", [2])
+    assert blocks[0].status(1).awaited == (2,)
+    assert blocks[0].status(1).version > first.version
+    blocks[1].end_wait()
+    assert blocks[0].status(1) is None
+    assert blocks[0].status(0) is blocks[0].status(2) is None
+
+
+def test_status_that_is_being_written_is_none(blocks):
+    blocks[1].begin_wait("a", [0])
+    at = next(i for i in range(len(blocks[1].words)) if blocks[1].words[i] == 2)
+    blocks[1].words[at] += 1
+    assert blocks[0].status(1) is None
+
+
+def test_status_of_very_many_ranks_is_cut_not_lost(blocks):
+    blocks[1].begin_wait("Node.barrier", range(10_000, 11_000))
+    assert blocks[0].status(1).awaited == tuple(range(10_000, 10_064))
+
+
+# --- mail
+
+
+def test_mail_in_turn(blocks):
+    for number in range(1, 6):
+        data = f"round {number}".encode()
+        assert not blocks[0].has_mail(1, number)
+        blocks[1].post_mail(number, len(data), data)
+        assert blocks[0].has_mail(1, number)
+        assert blocks[2].read_mail(1, number, 0) == (len(data), data)
+
+
+def test_the_round_before_is_still_there(blocks):
+    """A rank that is quick has published the next round while another reads the last."""
+    blocks[1].post_mail(1, 3, b"one")
+    blocks[1].post_mail(2, 3, b"two")
+    assert blocks[0].read_mail(1, 1, 0) == (3, b"one")
+    assert blocks[0].read_mail(1, 2, 0) == (3, b"two")
+
+
+def test_full_boxes_do_not_touch_each_other(blocks):
+    for rank, block in enumerate(blocks):
+        block.post_mail(1, MAIL, bytes([rank + 1]) * MAIL)
+        block.post_mail(2, MAIL, bytes([rank + 101]) * MAIL)
+    for rank in range(SIZE):
+        assert blocks[0].read_mail(rank, 1, 0) == (MAIL, bytes([rank + 1]) * MAIL)
+        assert blocks[0].read_mail(rank, 2, 0) == (MAIL, bytes([rank + 101]) * MAIL)
+        assert blocks[0].state(rank) is State.PRESENT
+    start = blocks[0].pool_start
+    assert not any(blocks[0].words[start:])
+
+
+def test_mail_longer_than_a_box_comes_in_parts(blocks):
+    data = bytes(range(256)) * (MAIL // 256) + b"the rest"
+    received = b""
+    for number, start in enumerate((0, MAIL), start=1):
+        blocks[1].post_mail(number, len(data), data[start : start + MAIL])
+        total, part = blocks[0].read_mail(1, number, start)
+        assert total == len(data)
+        received += part
+    assert received == data
+    blocks[1].post_mail(3, 2, b"")
+    assert blocks[0].read_mail(1, 3, 2 * MAIL) == (2, b"")
+
+
+# --- counters
+
+
+def chunk(words):
+    return memoryview(bytearray(8 * words)).cast("Q")
+
+
+def test_pool_hands_out_runs_that_do_not_overlap():
+    pool = CounterPool()
+    pool.add(chunk(10 * LINE), 1 << 20)
+    runs = [pool.take(2 * LINE) for _ in range(5)]
+    assert not pool.has(LINE)
+    assert [run.address for run in runs] == [(1 << 20) + 8 * 2 * LINE * k for k in range(5)]
+    for number, run in enumerate(runs):
+        for index in range(len(run.view)):
+            run.view[index] = number
+    assert [set(run.view) for run in runs] == [{number} for number in range(5)]
+
+
+def test_pool_without_a_gpu_has_no_addresses():
+    pool = CounterPool()
+    pool.add(chunk(4 * LINE), 0)
+    assert [pool.take(LINE).address for _ in range(4)] == [0] * 4
+
+
+def test_counters_come_back_cleared():
+    pool = CounterPool()
+    pool.add(chunk(2 * LINE), 0)
+    first = pool.take(2 * LINE)
+    first.view[3] = 9
+    assert not pool.has(2 * LINE)
+    pool.clear(first)
+    pool.give(first)
+    assert pool.has(2 * LINE)
+    assert not pool.has(LINE)
+    again = pool.take(2 * LINE)
+    assert (again.chunk, again.start) == (first.chunk, first.start)
+    assert not any(again.view)
+
+
+def test_pool_grows_by_a_chunk():
+    pool = CounterPool()
+    assert not pool.has(LINE)
+    pool.add(chunk(LINE), 1000)
+    first = pool.take(LINE)
+    assert not pool.has(LINE)
+    pool.add(chunk(2 * LINE), 5000)
+    second, third = pool.take(LINE), pool.take(LINE)
+    assert (first.chunk, second.chunk, third.chunk) == (0, 1, 1)
+    assert (second.address, third.address) == (5000, 5000 + 8 * LINE)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 100)), max_size=60),
+)
+def test_ranks_that_ask_in_the_same_order_get_the_same(calls):
+    """And what is taken never overlaps what is held."""
+    pools = [CounterPool(), CounterPool()]
+    held = []
+    for is_take, lines, which in calls:
+        if is_take:
+            for pool in pools:
+                if not pool.has(lines * LINE):
+                    pool.add(chunk(8 * LINE), 0)
+            one, other = (pool.take(lines * LINE) for pool in pools)
+            assert (one.chunk, one.start) == (other.chunk, other.start)
+            words = {(one.chunk, one.start + word) for word in range(len(one.view))}
+            assert all(words.isdisjoint(theirs) for _, _, theirs in held)
+            held.append((one, other, words))
+        elif held:
+            one, other, _ = held.pop(which % len(held))
+            pools[0].give(one)
+            pools[1].give(other)
+
+
+def test_release_lets_every_wait_pass_and_is_repeated_safely():
+    pool = CounterPool()
+    pool.add(chunk(LINE), 0)
+    pool.add(chunk(LINE), 0)
+    views = [view for view, _ in pool._chunks]
+    views[0][2], views[1][5] = 7, RELEASED + 3
+    pool.release_all()
+    pool.release_all()
+    assert views[0][2] == RELEASED + 7
+    assert views[0][0] == RELEASED
+    assert views[1][5] == RELEASED + 3
+    # Cyclic, as a stream compares: far ahead of whatever is waited for, never behind.
+    assert all(0 < (value - 5) % (1 << 64) < 1 << 63 for view in views for value in view)
+
+
+def test_nbytes_has_room_for_every_rank():
+    sizes = [ControlBlock.nbytes_for(size) for size in (1, 2, 3, 64)]
+    assert sizes == sorted(set(sizes))
+    assert sizes[1] - sizes[0] == sizes[2] - sizes[1]
+    # Slots of 128 bytes: no two ranks write to one cache line.
+    assert (sizes[1] - sizes[0]) % (8 * LINE) == 0

@@ -1,0 +1,81 @@
+"""The exception tree: what can be caught as what, and the facts as attributes."""
+
+import builtins
+
+import pytest
+
+import mpishare
+from mpishare.errors import words
+
+TREE = {
+    "CudaError": (),
+    "PeerError": (),
+    "MismatchError": (mpishare.PeerError, ValueError),
+    "PeerTimeout": (TimeoutError,),
+    "UnsupportedError": (),
+    "HandleError": (ValueError,),
+    "ClosedError": (RuntimeError,),
+    "EpochError": (RuntimeError,),
+}
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_tree(name):
+    error = getattr(mpishare, name)
+    assert issubclass(error, mpishare.MpiShareError)
+    assert all(issubclass(error, other) for other in TREE[name])
+    foreign = {c for c in error.__mro__ if c.__module__ == "builtins"}
+    expected = {c for base in TREE[name] for c in base.__mro__ if c.__module__ == "builtins"}
+    assert foreign - {Exception, BaseException, object} == expected - {
+        Exception,
+        BaseException,
+        object,
+    }
+
+
+def test_every_error_is_public_and_documented():
+    errors = {
+        name
+        for name, item in vars(mpishare.errors).items()
+        if isinstance(item, type) and issubclass(item, mpishare.MpiShareError)
+    }
+    assert errors == {*TREE, "MpiShareError"}
+    assert errors <= set(mpishare.__all__)
+    assert all(getattr(mpishare, name).__doc__ for name in errors)
+
+
+def test_facts_of_a_driver_call():
+    error = mpishare.CudaError(
+        "cuMemAlloc failed", call="cuMemAlloc", code=2, name="CUDA_ERROR_OUT_OF_MEMORY"
+    )
+    assert (error.call, error.code, error.name) == ("cuMemAlloc", 2, "CUDA_ERROR_OUT_OF_MEMORY")
+    assert str(error) == "cuMemAlloc failed"
+
+
+@pytest.mark.parametrize("kind", [mpishare.PeerError, mpishare.MismatchError])
+def test_facts_of_failed_peers(kind):
+    failures = {3: "OSError: full", 1: "ValueError"}
+    error = kind("two failed", failures=failures)
+    failures.clear()
+    assert error.ranks == (1, 3)
+    assert error.failures == {3: "OSError: full", 1: "ValueError"}
+
+
+def test_facts_of_a_missing_peer():
+    error = mpishare.PeerTimeout("late", ranks=[2, 0], timeout_s=1.5)
+    assert (error.ranks, error.timeout_s) == ((0, 2), 1.5)
+    with pytest.raises(builtins.TimeoutError):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (MemoryError(), "MemoryError"),
+        (mpishare.ClosedError("gone"), "ClosedError: gone"),
+    ],
+)
+def test_words(error, text):
+    assert words(error) == text

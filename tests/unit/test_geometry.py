@@ -1,0 +1,488 @@
+"""Halos as integers, against `numpy.pad` of the global array."""
+
+import doctest
+import itertools
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpishare import geometry
+from mpishare.geometry import Block, Box, Grid
+
+POISON = -1
+Case = namedtuple("Case", "grid blocks corners")
+
+
+def layout(dims, periods, splits, width, corners=False):
+    """A case: `splits` are the owned cells of the ranks along each axis; `width` of all or each."""
+    ranks = list(np.ndindex(*dims))
+    widths = width if isinstance(width, list) else [width] * len(ranks)
+    blocks = [
+        Block(
+            tuple(split[coord] for split, coord in zip(splits, coords, strict=True)),
+            geometry.normalize_widths(each, len(dims)),
+        )
+        for coords, each in zip(ranks, widths, strict=True)
+    ]
+    return Case(Grid(tuple(dims), tuple(periods)), blocks, corners)
+
+
+@st.composite
+def cases(draw, naxes=st.integers(1, 4), alike=False):
+    """Any grid, uneven blocks, widths that differ from rank to rank, none wider than is owned."""
+    naxes = draw(naxes)
+    most = {1: 5, 2: 4, 3: 3, 4: 2}[naxes]
+    dims = draw(st.tuples(*[st.integers(1, most)] * naxes))
+    periods = draw(st.tuples(*[st.booleans()] * naxes))
+    splits = [draw(st.tuples(*[st.integers(1, 4)] * extent)) for extent in dims]
+    if alike:
+        side = [st.integers(0, min(split)) for split in splits]
+        width = draw(st.tuples(*[st.tuples(each, each) for each in side]))
+    else:
+        random = draw(st.randoms(use_true_random=False))
+        width = [
+            tuple(
+                tuple(random.randint(0, split[(coord + step) % len(split)]) for step in (-1, 1))
+                for split, coord in zip(splits, coords, strict=True)
+            )
+            for coords in np.ndindex(*dims)
+        ]
+    return layout(dims, periods, splits, width, draw(st.booleans()))
+
+
+def ranks(case):
+    return range(len(case.blocks))
+
+
+def both(case, rank):
+    return geometry.transfers(case.grid, rank, case.blocks, corners=case.corners)
+
+
+def shape(block):
+    return tuple(low + n + high for n, (low, high) in zip(block.extents, block.widths, strict=True))
+
+
+def owned_alone(case):
+    """The global array, each cell its own number, and the arrays of all ranks, ghosts poisoned."""
+    dims = case.grid.dims
+    blocks = np.empty(dims, dtype=object)
+    for coords, block in zip(np.ndindex(*dims), case.blocks, strict=True):
+        blocks[coords] = block
+    starts = []
+    for axis in range(len(dims)):
+        line = np.moveaxis(blocks, axis, 0).reshape(dims[axis], -1)[:, 0]
+        starts.append(np.cumsum([0, *(block.extents[axis] for block in line)]))
+    whole = np.arange(np.prod([each[-1] for each in starts])).reshape([s[-1] for s in starts])
+    arrays, offsets = [], []
+    for coords, block in zip(np.ndindex(*dims), case.blocks, strict=True):
+        offset = [int(each[coord]) for each, coord in zip(starts, coords, strict=True)]
+        arrays.append(np.full(shape(block), POISON))
+        inside = tuple(
+            slice(low, low + n) for n, (low, _) in zip(block.extents, block.widths, strict=True)
+        )
+        arrays[-1][inside] = whole[
+            tuple(slice(first, first + n) for first, n in zip(offset, block.extents, strict=True))
+        ]
+        offsets.append(offset)
+    return whole, arrays, offsets
+
+
+def expected(case):
+    """What every rank must hold afterwards, by `numpy.pad` alone."""
+    padded, _, offsets = owned_alone(case)
+    most = max(max(pair) for block in case.blocks for pair in block.widths)
+    for wraps in (True, False):  # then poison also stands where one axis wraps and another ends
+        pads = [(most, most) if each == wraps else (0, 0) for each in case.grid.periods]
+        more = {"mode": "wrap"} if wraps else {"constant_values": POISON}
+        padded = np.pad(padded, pads, **more)
+    found = []
+    for block, offset in zip(case.blocks, offsets, strict=True):
+        first = [most + o - low for o, (low, _) in zip(offset, block.widths, strict=True)]
+        cells = tuple(slice(f, f + n) for f, n in zip(first, shape(block), strict=True))
+        array = padded[cells].copy()
+        if not case.corners:
+            outside = sum(
+                (at < low) | (at >= low + n)
+                for at, n, (low, _) in zip(
+                    np.indices(array.shape), block.extents, block.widths, strict=True
+                )
+            )
+            array[outside > 1] = POISON
+        found.append(array)
+    return found
+
+
+def by_direction(case):
+    """Each receive with the one send of the same name."""
+    sent = {(t.direction, t.sender, t.receiver): t for r in ranks(case) for t in both(case, r)[0]}
+    for rank in ranks(case):
+        for mine in both(case, rank)[1]:
+            yield sent.pop((mine.direction, mine.sender, mine.receiver)), mine
+    assert not sent
+
+
+def by_rank(case):
+    """The mistake: each receive with the next send of that rank, in the order the sender sees."""
+    for rank in ranks(case):
+        for other in case.grid.neighbors(rank, corners=case.corners):
+            sent = [each for each in both(case, other)[0] if each.receiver == rank]
+            sent.sort(key=lambda each: [-step for step in each.direction])
+            mine = [each for each in both(case, rank)[1] if each.sender == other]
+            yield from zip(sent, mine, strict=True)
+
+
+def applied(case, pairs):
+    """The arrays of all ranks after the exchange; every ghost is written once at most."""
+    _, arrays, _ = owned_alone(case)
+    before = [array.copy() for array in arrays]
+    for sent, received in pairs(case):
+        ghosts = arrays[received.receiver][received.target.slices()]
+        assert (ghosts == POISON).all()
+        ghosts[...] = before[sent.sender][sent.source.slices()]
+    return arrays
+
+
+def same(some, others):
+    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+@given(cases())
+def test_every_ghost_holds_its_owners_cell_and_the_others_keep_their_poison(case):
+    assert same(applied(case, by_direction), expected(case))
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("width", [0, 1, 2, ((1, 0), (0, 2)), ((0, 2), (2, 0))])
+@pytest.mark.parametrize("periods", list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("dims", list(itertools.product([1, 2, 3], repeat=2)))
+def test_small_grids_one_by_one(dims, periods, width, corners):
+    case = layout(dims, periods, [(2, 5, 3)[:extent] for extent in dims], width, corners)
+    assert same(applied(case, by_direction), expected(case))
+
+
+def test_all_of_a_periodic_domain_is_known_to_all():
+    case = layout((2, 1), (True, True), [(3, 3), (2,)], ((3, 3), (2, 2)), corners=True)
+    assert all((array != POISON).all() for array in applied(case, by_direction))
+
+
+@pytest.mark.parametrize(("extent", "goes_wrong"), [(1, True), (2, True), (3, False)])
+def test_matching_by_rank_is_seen_to_be_wrong(extent, goes_wrong):
+    case = layout((extent,), (True,), [(4, 5, 6)[:extent]], 1)
+    assert same(applied(case, by_direction), expected(case))
+    assert same(applied(case, by_rank), expected(case)) != goes_wrong
+
+
+@given(cases())
+def test_sends_meet_receives_one_to_one_and_in_order(case):
+    total = 0
+    for rank in ranks(case):
+        for other in ranks(case):
+            sent = [each for each in both(case, rank)[0] if each.receiver == other]
+            assert sent == [each for each in both(case, other)[1] if each.sender == rank]
+            total += len(sent)
+        order = case.grid.directions(corners=case.corners)
+        for side in both(case, rank):
+            assert [each.direction for each in side] == [
+                d for d in order if d in {each.direction for each in side}
+            ]
+    assert total == sum(len(both(case, rank)[1]) for rank in ranks(case))
+
+
+@given(cases())
+def test_sources_are_owned_and_targets_are_not(case):
+    for rank in ranks(case):
+        block = case.blocks[rank]
+        owned = np.zeros(shape(block), bool)
+        owned[block.owned.slices()] = True
+        assert owned.sum() == block.owned.size == np.prod(block.extents)
+        sent, received = both(case, rank)
+        assert all(owned[each.source.slices()].all() for each in sent)
+        assert not any(owned[each.target.slices()].any() for each in received)
+        for each in sent + received:
+            assert each.source.shape == each.target.shape
+            assert each.source.size > 0
+
+
+def test_no_other_block_than_a_neighbors_is_looked_at():
+    grid, block = Grid((1000, 1000, 1000), (True, False, True)), Block((4, 5, 6), ((1, 2),) * 3)
+    for rank in (0, 10**9 - 1, 123_456_789):
+        for corners, most in ((False, 6), (True, 26)):
+            blocks = dict.fromkeys([rank, *grid.neighbors(rank, corners=corners)], block)
+            sent, received = geometry.transfers(grid, rank, blocks, corners=corners)
+            assert len(sent) == len(received) == len(blocks) - 1 <= most
+
+
+@given(cases())
+def test_neighbors_are_where_the_coordinates_say(case):
+    dims, periods = case.grid.dims, case.grid.periods
+    for rank in ranks(case):
+        for direction in case.grid.directions(corners=True):
+            moved = np.add(np.unravel_index(rank, dims), direction)
+            found = None
+            if all(wraps or 0 <= c < n for wraps, c, n in zip(periods, moved, dims, strict=True)):
+                found = np.ravel_multi_index(tuple(moved % dims), dims)
+            assert case.grid.neighbor(rank, direction) == found
+
+
+def test_directions():
+    grid = Grid((1, 1, 1), (False,) * 3)
+    faces, every = grid.directions(corners=False), grid.directions(corners=True)
+    assert len(set(faces)) == 6
+    assert len(set(every)) == len(every) == 26
+    assert every[:6] == faces
+    assert all(len(d) - d.count(0) == 1 for d in faces)
+
+
+@given(
+    cases(naxes=st.integers(1, 3)),
+    st.permutations(range(5)),
+    st.integers(0, 2),
+    st.randoms(use_true_random=False),
+)
+def test_other_axes_travel_whole(case, places, extra, random):
+    naxes = len(case.grid.dims)
+    ndim = naxes + extra
+    places = [place for place in places if place < ndim]
+    cut = places[:naxes]
+    said = [axis - ndim if random.random() < 0.5 else axis for axis in cut]
+    axes = geometry.normalize_axes(said, naxes, ndim)
+    assert axes == tuple(cut)
+    others = [random.randint(1, 3) for _ in range(extra)]
+
+    def field(array):
+        full = np.broadcast_to(array[(...,) + (None,) * extra], (*array.shape, *others))
+        full = full + 1000 * np.arange(np.prod(others, dtype=int)).reshape(others)
+        return np.moveaxis(full, range(ndim), places).copy()
+
+    before = [field(array) for array in owned_alone(case)[1]]
+    after = [array.copy() for array in before]
+    for sent, received in by_direction(case):
+        source = sent.source.along(axes, before[sent.sender].shape)
+        target = received.target.along(axes, after[received.receiver].shape)
+        assert source.shape == target.shape
+        after[received.receiver][target.slices()] = before[sent.sender][source.slices()]
+    assert same(after, [field(array) for array in expected(case)])
+    for array, block in zip(after, case.blocks, strict=True):
+        assert Block.of(array.shape, block.widths, axes) == block
+
+
+def parts(case, rank):
+    """How often each owned cell is in the interior, in the shell, and read; the boxes too."""
+    block, sent = case.blocks[rank], both(case, rank)[0]
+    inner = geometry.interior(block, sent)
+    outer = geometry.shell(block, inner)
+    counts = []
+    for boxes in ([inner], outer, [each.source for each in sent]):
+        count = np.zeros(shape(block), int)
+        for box in boxes:
+            count[box.slices()] += 1
+        counts.append(count)
+    return inner, outer, *counts
+
+
+@given(cases())
+def test_interior_and_shell_make_up_what_is_owned(case):
+    for rank in ranks(case):
+        inner, outer, inside, around, read = parts(case, rank)
+        owned = np.zeros_like(inside)
+        owned[case.blocks[rank].owned.slices()] = 1
+        assert np.array_equal(inside + around, owned)
+        assert not (inside & (read > 0)).any()
+        assert min(inner.shape) >= 0
+        assert all(box.size for box in outer)
+        assert len(outer) <= 2 * len(case.grid.dims)
+        if not case.corners:
+            assert np.array_equal(inside, owned * (read == 0))
+
+
+@given(cases(alike=True))
+def test_where_all_ask_alike_the_interior_is_every_cell_that_is_not_read(case):
+    for rank in ranks(case):
+        _, _, inside, around, read = parts(case, rank)
+        assert np.array_equal(inside > 0, (inside + around > 0) & (read == 0))
+
+
+def test_a_corner_read_deeper_than_its_faces_costs_the_shorter_side():
+    widths = [0, 0, 0, ((2, 0), (2, 0))]
+    case = layout((2, 2), (False, False), [(4, 4), (9, 9)], widths, corners=True)
+    inner, outer, *_ = parts(case, 0)
+    assert inner == Box((0, 0), (4, 7))
+    assert outer == (Box((0, 7), (4, 9)),)
+
+
+def test_a_small_block_is_all_shell():
+    case = layout((3, 1), (True, False), [(2, 2, 2), (5,)], ((1, 1), (0, 0)))
+    inner, outer, *_ = parts(case, 0)
+    assert inner.size == 0
+    assert sum(box.size for box in outer) == 10
+
+
+def test_without_neighbors_all_is_interior():
+    case = layout((1, 1), (False, False), [(4,), (5,)], 2, corners=True)
+    inner, outer, *_ = parts(case, 0)
+    assert inner == case.blocks[0].owned == Box((2, 2), (6, 7))
+    assert outer == ()
+
+
+@pytest.mark.parametrize(
+    ("width", "naxes", "found"),
+    [
+        (0, 1, ((0, 0),)),
+        (2, 3, ((2, 2),) * 3),
+        (np.int64(2), 1, ((2, 2),)),
+        (np.array(2), 2, ((2, 2),) * 2),
+        (np.array([1, 2]), 2, ((1, 1), (2, 2))),
+        (np.array([[1, 2], [3, 4]]), 2, ((1, 2), (3, 4))),
+        ((1, 0), 2, ((1, 1), (0, 0))),
+        ((1, 0), 1, ((1, 0),)),
+        ([[1, 0]], 1, ((1, 0),)),
+        ([3], 1, ((3, 3),)),
+        ([1, (0, 2)], 2, ((1, 1), (0, 2))),
+        (((0, 0), (1, 2), (0, 3)), 3, ((0, 0), (1, 2), (0, 3))),
+    ],
+)
+def test_widths(width, naxes, found):
+    assert geometry.normalize_widths(width, naxes) == found
+    assert all(type(cells) is int for pair in found for cells in pair)
+
+
+@pytest.mark.parametrize(
+    ("width", "naxes"),
+    [
+        (-1, 1),
+        (1.0, 2),
+        (None, 2),
+        ("1", 1),
+        ("12", 2),
+        ((), 2),
+        ((1, 2), 3),
+        ((1, 2, 3), 2),
+        ((1, 2, 3), 1),
+        (((1, 2, 3), (1, 2, 3)), 2),
+        (((1, 0), (1, 0)), 1),
+        ((1, (0, -1)), 2),
+        (((1, 0.5), 1), 2),
+        (((), 1), 2),
+    ],
+)
+def test_wrong_widths_are_refused(width, naxes):
+    with pytest.raises(ValueError, match=rf"^width is .* {naxes} axes .* not .*"):
+        geometry.normalize_widths(width, naxes)
+
+
+@pytest.mark.parametrize(
+    ("axes", "naxes", "ndim", "found"),
+    [
+        (None, 3, 3, (0, 1, 2)),
+        ((-2, -1), 2, 4, (2, 3)),
+        ((2, 0), 2, 3, (2, 0)),
+        ([np.int32(-1)], 1, 2, (1,)),
+        (0, 1, 2, (0,)),
+    ],
+)
+def test_axes(axes, naxes, ndim, found):
+    assert geometry.normalize_axes(axes, naxes, ndim) == found
+
+
+@pytest.mark.parametrize(
+    ("axes", "naxes", "ndim"),
+    [
+        (None, 2, 3),
+        (None, 3, 2),
+        ((0, 2), 2, 2),
+        ((0, -3), 2, 2),
+        ((1, -1), 2, 2),
+        ((0, 1, 1), 2, 3),
+        ((0,), 2, 3),
+        ((), 1, 1),
+        (1.0, 1, 3),
+        ("0", 1, 1),
+        ((0, None), 2, 3),
+        ((0,), 1, 0),
+    ],
+)
+def test_wrong_axes_are_refused(axes, naxes, ndim):
+    with pytest.raises(ValueError, match=rf"{naxes} different axes of the field's {ndim}"):
+        geometry.normalize_axes(axes, naxes, ndim)
+
+
+def test_a_field_without_room_for_its_ghosts_is_refused():
+    widths = ((1, 1), (3, 2))
+    assert Block.of((2, 7, 5), widths, (0, 2)).extents == (0, 0)
+    with pytest.raises(ValueError, match=r"axis 2 .* \(2, 7, 4\) has 4 cells, .* 3 \+ 2 ghosts"):
+        Block.of((2, 7, 4), widths, (0, 2))
+
+
+def told(case):
+    """The error on each rank that has one, and the one that `check` tells all."""
+    texts = {}
+    for rank in ranks(case):
+        try:
+            both(case, rank)
+        except ValueError as error:
+            texts[rank] = str(error)
+    with pytest.raises(ValueError, match="rank") as caught:
+        geometry.check(case.grid, case.blocks, corners=case.corners)
+    return texts, str(caught.value)
+
+
+def test_a_halo_wider_than_the_neighbors_block_is_refused_at_both_ends():
+    case = layout((1, 3), (False, False), [(4,), (5, 2, 5)], [0, 0, ((0, 0), (3, 0))])
+    texts, text = told(case)
+    assert set(texts) == {1, 2}
+    assert set(texts.values()) == {text}
+    assert text == (
+        "rank 2 asks rank 1 for a halo of 3 cells along axis 1 of the cart, wider than the 2 that "
+        "rank 1 owns there"
+    )
+
+
+def test_a_halo_wider_than_ones_own_block_is_refused():
+    texts, text = told(layout((1,), (True,), [(2,)], (0, 3)))
+    assert texts == {0: text}
+    assert "rank 0 asks rank 0 for a halo of 3 cells along axis 0" in text
+
+
+@pytest.mark.parametrize("extent", [0, 7])
+def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
+    case = layout((2, 2), (False, False), [(4, 4), (5, 6)], ((1, 1), (0, 0)))
+    case.blocks[3] = Block((4, extent), case.blocks[3].widths)
+    texts, text = told(case)
+    assert set(texts) == {1, 3}
+    assert text == texts[1]
+    assert text == (
+        "the faces of rank 1 and of its neighbor, rank 3, do not match: along axis 1 of the cart "
+        f"they own 6 and {extent} cells"
+    )
+
+
+def test_where_nothing_travels_nothing_need_match():
+    case = layout((2, 2), (False, True), [(4, 4), (5, 6)], ((0, 0), (1, 1)))
+    case.blocks[2:] = [Block((3, 1), case.blocks[2].widths), Block((3, 8), case.blocks[3].widths)]
+    geometry.check(case.grid, case.blocks, corners=case.corners)
+    assert {t.sender for t in both(case, 2)[1]} == {3}
+
+
+@given(cases(), st.data())
+def test_check_raises_where_any_rank_does(case, data):
+    rank = data.draw(st.sampled_from(ranks(case)))
+    block = case.blocks[rank]
+    axis = data.draw(st.integers(0, len(block.extents) - 1))
+    extents = list(block.extents)
+    extents[axis] = data.draw(st.integers(0, 5))
+    case.blocks[rank] = Block(tuple(extents), block.widths)
+    try:
+        geometry.check(case.grid, case.blocks, corners=case.corners)
+    except ValueError:
+        texts, text = told(case)
+        assert text in texts.values()
+    else:
+        for each in ranks(case):
+            both(case, each)
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(geometry) == (0, 7)

@@ -1,0 +1,143 @@
+"""The report as text and as data."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mpishare.backends import Device
+from mpishare.probe import probe_host
+from mpishare.report import Member, Pair, Report, route_of
+
+GPUS = [
+    Device(
+        ordinal=0,
+        uuid=f"GPU-{number:08x}-aaaa",
+        pci_id=f"0000:{number:02x}:00.0",
+        name="H200",
+        mps=False,
+    )
+    for number in range(2)
+]
+
+
+def member(rank, device=None):
+    return Member(rank=rank, given_rank=rank + 4, host="n7", pid=100 + rank, device=device)
+
+
+def pair(origin, target, *, memory=True, reason=None):
+    return Pair(
+        origin=origin,
+        target=target,
+        memory=memory,
+        copy=memory,
+        kernel=memory,
+        counters=True,
+        events=True,
+        link="self" if origin == target else "NVLink",
+        route=route_of(memory, is_self=origin == target, takes_turns=False),
+        reason=reason,
+    )
+
+
+def report(*pairs, notes=(), why_host=None):
+    return Report("cuda", why_host, 0, (member(0, GPUS[0]), member(1, GPUS[1])), pairs, notes)
+
+
+WHOLE = [pair(origin, target) for origin in range(2) for target in range(2)]
+
+
+def test_text():
+    text = str(report(*WHOLE, notes=("start MPS",)))
+    lines = text.splitlines()
+    assert lines[0] == "node n7: 2 ranks, backend cuda"
+    assert "rank 0 (given rank 4), pid 100" in lines[1]
+    assert "GPU-00000000" in lines[1]
+    assert "H200 at 0000:00:00.0" in lines[1]
+    assert lines[1].endswith(", leader")
+    assert "leader" not in lines[2]
+    assert [line.split()[1:] for line in lines[4:6]] == [["self", "NVLink"], ["NVLink", "self"]]
+    assert lines[-1] == "  start MPS"
+    assert text == text.rstrip()
+
+
+def test_text_says_why_not():
+    pairs = [*WHOLE]
+    pairs[1] = pair(0, 1, memory=False, reason="cuIpcOpenMemHandle failed")
+    text = str(report(*pairs))
+    assert "rank 0 to rank 1: cuIpcOpenMemHandle failed" in text
+    assert [line.split()[1:] for line in text.splitlines()[4:6]] == [
+        ["self", "-"],
+        ["NVLink", "self"],
+    ]
+
+
+def test_text_of_the_host_backend_says_why():
+    host = Report("host", "no NVIDIA driver", 0, (member(0),), probe_host(1), ())
+    assert str(host).splitlines()[0] == "node n7: 1 rank, backend host (no NVIDIA driver)"
+
+
+def test_mps_is_said():
+    shared = replace(GPUS[0], mps=True)
+    text = str(Report("cuda", None, 0, (member(0, shared),), (pair(0, 0),), ()))
+    assert "MPS" in text
+    assert "MPS" not in str(report(*WHOLE))
+
+
+@pytest.mark.parametrize(("others", "expected"), [((True, True), True), ((False, False), False)])
+def test_can_share(others, expected):
+    pairs = [pair(0, 0), pair(0, 1, memory=others[0]), pair(1, 0, memory=others[1]), pair(1, 1)]
+    assert report(*pairs).can_share is expected
+
+
+def test_can_share_where_only_one_direction_works():
+    assert report(pair(0, 0), pair(0, 1), pair(1, 0, memory=False), pair(1, 1)).can_share
+
+
+def test_a_node_of_one_rank_can_share():
+    assert Report("host", None, 0, (member(0),), probe_host(1), ()).can_share
+
+
+def test_plain_data():
+    found = report(*WHOLE, notes=("a",)).as_dict()
+    assert json.loads(json.dumps(found))["notes"] == ["a"]
+    assert found["can_share"] is True
+    assert found["members"][1]["device"]["uuid"] == GPUS[1].uuid
+    assert found["pairs"][1]["route"] == "fused"
+    assert set(found["pairs"][0]) == {
+        "origin",
+        "target",
+        "memory",
+        "copy",
+        "kernel",
+        "counters",
+        "events",
+        "link",
+        "route",
+        "reason",
+    }
+
+
+@pytest.mark.parametrize(
+    ("memory", "is_self", "takes_turns", "route"),
+    [
+        (True, False, False, "fused"),
+        (True, False, True, "copy"),
+        (True, True, False, "copy"),
+        (True, True, True, "copy"),
+        (False, False, False, "pinned"),
+        (False, False, True, "pinned"),
+    ],
+)
+def test_routes(memory, is_self, takes_turns, route):
+    assert route_of(memory, is_self=is_self, takes_turns=takes_turns) == route
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_pair_of_the_host_backend_shares(size):
+    pairs = probe_host(size)
+    assert [(p.origin, p.target) for p in pairs] == [
+        (origin, target) for origin in range(size) for target in range(size)
+    ]
+    assert all(p.memory and p.counters and p.events and p.route == "host" for p in pairs)
+    assert {p.link for p in pairs if p.origin == p.target} == {"self"}

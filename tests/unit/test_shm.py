@@ -1,0 +1,206 @@
+"""Shared memory of the host: reserved before it is touched, and nothing left of it."""
+
+import errno
+import gc
+import mmap
+import os
+import stat
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpishare import HandleError, UnsupportedError, shm
+from mpishare.backends.host import HostBackend
+from tests.helpers.held import held
+
+PAGE = mmap.PAGESIZE
+MISSING = f"mpishare-{'0' * 32}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    gc.collect()
+    before = held()
+    yield
+    gc.collect()
+    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+    assert not held().names - before.names
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"), [(0, PAGE), (1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)]
+)
+def test_whole_pages_at_least_one(asked, got):
+    memory, name = shm.create(asked)
+    shm.forget(name)
+    assert memory.nbytes == len(memory.buffer) == got
+    assert bytes(memory.buffer) == bytes(got)
+    memory.close()
+
+
+def test_two_mappings_are_the_same_bytes():
+    one, name = shm.create(100)
+    other = shm.attach(name, 100)
+    assert stat.S_IMODE(os.fstat(other.fd).st_mode) == 0o600
+    shm.forget(name)
+    one.buffer[5] = 77
+    assert other.buffer[5] == 77
+    one.close()
+    other.buffer[6] = 78
+    assert bytes(other.buffer[5:7]) == bytes([77, 78])
+    other.close()
+
+
+def test_name_is_gone_after_forget():
+    memory, name = shm.create(1)
+    assert name in held().names
+    shm.forget(name)
+    shm.forget(name)
+    with pytest.raises(FileNotFoundError):
+        shm.attach(name, 1)
+    memory.close()
+
+
+def test_close_twice():
+    memory, name = shm.create(1)
+    shm.forget(name)
+    memory.close()
+    memory.close()
+    assert memory.fd == -1
+
+
+def test_memory_goes_with_its_last_view():
+    before = held()
+    memory, name = shm.create(3 * PAGE)
+    shm.forget(name)
+    view = memoryview(memory.buffer)
+    memory.close()
+    view[0] = 1  # still mapped
+    assert held().mapped == before.mapped + 3 * PAGE
+    view.release()
+    del memory
+    gc.collect()
+    assert held().mapped == before.mapped
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, 3)], ids=["whole", "part"])
+def test_an_array_keeps_its_memory(part):
+    """Without it, reading the array after `close` is a segmentation fault."""
+    before = held()
+    backend = HostBackend()
+    memory, token = backend.allocate(4 * PAGE)
+    backend.settle(token)
+    assert not memory.is_held
+    array = memory.array((8,), "i8")[part]
+    array[...] = 5
+    assert memory.is_held
+    memory.close()
+    gc.collect()
+    # Asked before the array is looked at: the process would end there.
+    assert held().mapped == before.mapped + 4 * PAGE
+    assert set(array.tolist()) == {5}
+    del array
+    assert not memory.is_held
+    gc.collect()
+    assert held().mapped == before.mapped
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "../etc/passwd", "mpishare-", MISSING.upper(), MISSING + "\n", "x" + MISSING]
+)
+def test_other_names_are_refused(name):
+    with pytest.raises(HandleError):
+        shm.attach(name, 1)
+
+
+def test_memory_smaller_than_needed_is_refused():
+    memory, name = shm.create(PAGE)
+    with pytest.raises(HandleError, match=f"{PAGE} bytes where {PAGE + 1}"):
+        shm.attach(name, PAGE + 1)
+    shm.forget(name)
+    memory.close()
+
+
+def test_more_than_the_folder_has(monkeypatch):
+    room = SimpleNamespace(f_bavail=16, f_frsize=PAGE)
+    monkeypatch.setattr(shm.os, "statvfs", lambda path: room)
+    memory, name = shm.create(16 * PAGE)
+    shm.forget(name)
+    memory.close()
+    with pytest.raises(UnsupportedError, match=f"{17 * PAGE} bytes .*--shm-size"):
+        shm.create(16 * PAGE + 1)
+
+
+def test_more_than_the_machine_has(monkeypatch):
+    monkeypatch.setattr(shm, "_available", lambda: 3 * PAGE)
+    with pytest.raises(UnsupportedError, match="of memory left"):
+        shm.create(3 * PAGE + 1)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
+def test_room_that_is_taken_meanwhile(monkeypatch, code):
+    def full(fd, offset, length):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(shm.os, "posix_fallocate", full)
+    with pytest.raises(UnsupportedError, match="--shm-size"):
+        shm.create(PAGE)
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    def broken(fd, offset, length):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(shm.os, "posix_fallocate", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        shm.create(PAGE)
+
+
+def test_naming_that_fails_leaves_nothing(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(shm.os, "link", refuse)
+    with pytest.raises(PermissionError):
+        shm.create(PAGE)
+
+
+def test_pages_are_reserved_not_promised():
+    """The whole has its room before it is touched: no SIGBUS later."""
+    memory, name = shm.create(64 * PAGE)
+    shm.forget(name)
+    assert os.fstat(memory.fd).st_blocks * 512 >= 64 * PAGE
+    memory.close()
+
+
+def test_available_memory_is_a_number_of_this_machine():
+    total = os.sysconf("SC_PHYS_PAGES") * PAGE
+    assert 0 < shm._available() <= total
+
+
+def test_limit_of_a_control_group_counts(monkeypatch, tmp_path):
+    real = shm.Path
+    (tmp_path / "memory.max").write_text(f"{50 * PAGE}\n")
+    (tmp_path / "memory.current").write_text(f"{20 * PAGE}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {5 * PAGE}\nactive_file 2\n")
+
+    def path(*parts):
+        return tmp_path if parts == ("/sys/fs/cgroup",) else real(*parts)
+
+    monkeypatch.setattr(shm, "Path", path)
+    assert shm._available() == 35 * PAGE
+    (tmp_path / "memory.max").write_text("max\n")
+    assert shm._available() > 35 * PAGE
+
+
+def test_array_of_a_dtype_and_shape():
+    backend = HostBackend()
+    memory, token = backend.allocate(100)
+    backend.settle(token)
+    array = memory.array((2, 3), np.dtype("f4"))
+    assert (array.shape, array.dtype, array.sum()) == ((2, 3), np.dtype("f4"), 0)
+    assert memory.array((), "i8").shape == ()
+    assert memory.array((0, 4), "i8").size == 0
+    del array
+    assert memory.close()
