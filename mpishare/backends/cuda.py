@@ -106,12 +106,12 @@ class CudaBackend:
 
     def allocate(self, nbytes: int) -> tuple[CudaMemory, str]:
         """Allocate a slab of plain device memory; its token is the legacy IPC handle."""
-        nbytes = -(-max(nbytes, 1) // SLAB) * SLAB
+        asked, nbytes = nbytes, -(-max(nbytes, 1) // SLAB) * SLAB
         address = int(
             self.call(
                 "cuMemAlloc",
                 nbytes,
-                todo=f"{nbytes} bytes of GPU memory were asked for, {self._free()} are free: ask "
+                todo=f"{asked} bytes of GPU memory were asked for, {self._free()} are free: ask "
                 "for less, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())",
             )
         )

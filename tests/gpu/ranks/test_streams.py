@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpishare import UnsupportedError
+from mpishare import UnsupportedError, chain
 from tests.helpers.latch import Latch, check_order, within
 
 TWO = pytest.mark.ranks(min=2)
@@ -137,7 +137,7 @@ def test_a_new_stream_waits_for_the_last_one(node, monkeypatch, streams, what, c
     """The first call's stream is held: the second one's must not come to its end."""
     first, second = streams
     if control:
-        monkeypatch.setattr(node._ground.backend, "follow", lambda stream, earlier: None)
+        monkeypatch.setattr(chain.Chain, "_follow", lambda self, number: None)
     win, event = node.allocate(2), node.event(owner=node.size - 1, waiters=[])
     if what == "window":
         calls = [lambda stream: win.post([], stream), lambda stream: win.start([], stream)]
@@ -161,6 +161,7 @@ def test_streams_in_turn(node, streams):
     win = node.allocate_each(1000, "i8", fill=0)
     for step in range(1, 31):
         with streams[step % 2]:
+            win.fence()  # what the other stream did on the window comes before the next line
             win.array[...] = 10 * step + node.rank
             win.fence()
         with streams[step // 2 % 2]:
@@ -177,8 +178,10 @@ def test_stream_that_is_dropped_between_calls(node):
     win = node.allocate_each(1000, "i8", fill=0)
     for step in range(1, 21):
         with cupy.cuda.Stream(non_blocking=True):
+            win.fence()  # after what was put on the stream that is gone
             win.array[...] = step
             win.fence()
+    win.fence()
     assert {int(win.segment(rank)[0]) for rank in range(node.size)} == {20}
     win.fence()
 
