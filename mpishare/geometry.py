@@ -1,0 +1,299 @@
+"""Cartesian halos as integers: which box of which rank goes to which box of which neighbor.
+
+All counts are cells along the axes of the cart; a field with more axes travels whole along the
+others (`Box.along`). Ranks are those of the cart, which MPI numbers row by row.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Blocks = Mapping[int, "Block"] | Sequence["Block"]
+
+Direction = tuple[int, ...]
+"""A step of -1, 0 or 1 along each axis: where the sender stands, as the receiver sees it."""
+
+Widths = tuple[tuple[int, int], ...]
+"""The ghosts of one rank: (low, high) for each axis."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Cells of one rank's array, ghosts counted: from `start` up to before `stop`."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """How many cells it has."""
+        return prod(self.shape)
+
+    def along(self, axes: Sequence[int], shape: Sequence[int]) -> Box:
+        """Return the same cells in a field that the cart cuts along `axes`, all of the others."""
+        start, stop = [0] * len(shape), list(shape)
+        for axis, first, last in zip(axes, self.start, self.stop, strict=True):
+            start[axis], stop[axis] = first, last
+        return Box(tuple(start), tuple(stop))
+
+    def slices(self) -> tuple[slice, ...]:
+        """Return what indexes it in an array."""
+        return tuple(map(slice, self.start, self.stop))
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one rank has: `extents` owned cells an axis, and ghosts of `widths` around them."""
+
+    extents: tuple[int, ...]
+    widths: Widths
+
+    @classmethod
+    def of(cls, shape: Sequence[int], widths: Widths, axes: Sequence[int]) -> Block:
+        """Return the block in a field of this shape, ghosts counted; `ValueError` without room."""
+        extents = []
+        for axis, (low, high) in zip(axes, widths, strict=True):
+            extents.append(shape[axis] - low - high)
+            if extents[-1] < 0:
+                raise ValueError(
+                    f"axis {axis} of a field of shape {tuple(shape)} has {shape[axis]} cells, "
+                    f"fewer than its {low} + {high} ghosts"
+                )
+        return cls(tuple(extents), widths)
+
+    @property
+    def owned(self) -> Box:
+        """The owned cells."""
+        return self.ghosts((0,) * len(self.extents))
+
+    def ghosts(self, direction: Direction) -> Box:
+        """Return the ghosts on that side: a face, an edge or a corner."""
+        spans = []
+        for step, extent, (low, high) in zip(direction, self.extents, self.widths, strict=True):
+            top = low + extent
+            spans.append(((low, top), (top, top + high), (0, low))[step])
+        return Box(*zip(*spans, strict=True))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cart: `dims` ranks an axis, `periods` the axes that wrap.
+
+    Examples
+    --------
+    >>> grid = Grid((2, 3), (False, True))
+    >>> grid.neighbor(5, (0, 1)), grid.neighbor(5, (1, 0)), grid.directions(corners=False)
+    (3, None, ((-1, 0), (0, -1), (0, 1), (1, 0)))
+    """
+
+    dims: tuple[int, ...]
+    periods: tuple[bool, ...]
+
+    def neighbor(self, rank: int, direction: Direction) -> int | None:
+        """Return the rank one step away, maybe `rank` itself; None beyond the domain's edge."""
+        found, stride = 0, 1
+        for axis in reversed(range(len(self.dims))):
+            extent = self.dims[axis]
+            rank, coord = divmod(rank, extent)
+            coord += direction[axis]
+            if not self.periods[axis] and not 0 <= coord < extent:
+                return None
+            found += stride * (coord % extent)
+            stride *= extent
+        return found
+
+    def directions(self, *, corners: bool) -> tuple[Direction, ...]:
+        """Return the faces and, with `corners`, after them the edges and the corners."""
+        every = list(product((-1, 0, 1), repeat=len(self.dims)))
+        orders = range(1, len(self.dims) + 1 if corners else 2)
+        return tuple(each for order in orders for each in every if sum(map(abs, each)) == order)
+
+    def neighbors(self, rank: int, *, corners: bool) -> tuple[int, ...]:
+        """Return the ranks whose blocks `transfers` looks at beside that of `rank`, sorted."""
+        found = {self.neighbor(rank, each) for each in self.directions(corners=corners)}
+        return tuple(sorted(other for other in found if other is not None))
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Owned cells of the sender that go to ghosts of the receiver, as many along each axis.
+
+    Two ranks may be each other's neighbor on both sides, and a rank its own: sender, receiver and
+    direction (where the sender stands, as the receiver sees it) together name a transfer.
+    """
+
+    direction: Direction
+    sender: int
+    receiver: int
+    source: Box
+    target: Box
+
+
+def normalize_widths(width: Any, naxes: int) -> Widths:
+    """Return one (low, high) pair for each axis of the cart; `ValueError` if it cannot be.
+
+    An int is for all axes; else one int or pair an axis; with one axis a bare pair will do.
+
+    Examples
+    --------
+    >>> normalize_widths(1, 2), normalize_widths((1, (2, 0)), 2), normalize_widths((1, 0), 1)
+    (((1, 1), (1, 1)), ((1, 1), (2, 0)), ((1, 0),))
+    """
+    each = _items(width) or [width] * naxes
+    if naxes == 1 and len(each) == 2:
+        each = [each]
+    try:
+        pairs = (_items(item) or [item, item] for item in each)
+        widths = tuple((index(low), index(high)) for low, high in pairs)
+    except (TypeError, ValueError):
+        widths = ()
+    if len(widths) != naxes or any(min(pair) < 0 for pair in widths):
+        raise ValueError(
+            f"width is an int, or for each of the {naxes} axes of the cart an int or a (low, high) "
+            f"pair, none of them negative; not {width!r}"
+        )
+    return widths
+
+
+def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
+    """Return which axis of a field of `ndim` axes each axis of the cart cuts, or `ValueError`.
+
+    An int stands for the one axis of the cart, None for all axes of a field that has no others.
+
+    Examples
+    --------
+    >>> normalize_axes((-2, -1), 2, 3), normalize_axes(None, 2, 2), normalize_axes(-1, 1, 4)
+    ((1, 2), (0, 1), (3,))
+    """
+    every = range(ndim) if ndim == naxes else ()
+    try:
+        found = [index(axis) for axis in (every if axes is None else _items(axes) or [axes])]
+    except TypeError:
+        found = []
+    places = {axis % ndim for axis in found if -ndim <= axis < ndim}
+    if not len(places) == len(found) == naxes:
+        raise ValueError(
+            f"axes= names {naxes} different axes of the field's {ndim}, those that the axes of the "
+            f"cart cut; not {axes!r}"
+        )
+    return tuple(axis % ndim for axis in found)
+
+
+def transfers(
+    grid: Grid, rank: int, blocks: Blocks, *, corners: bool
+) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+    """Return what `rank` sends and what it receives.
+
+    Both in the order of `Grid.directions`, as the receiver sees them: between two ranks the one's
+    sends are the other's receives, in the same order. Ghosts without an owner are in none. Of
+    `blocks`, by rank, those of `rank` and its `Grid.neighbors` are looked at.
+
+    Raises
+    ------
+    ValueError
+        If a halo is wider than the neighbor's block, or the faces of two neighbors do not match.
+
+    Examples
+    --------
+    >>> two = [Block((4,), ((1, 2),)), Block((3,), ((0, 0),))]
+    >>> for each in transfers(Grid((2,), (True,)), 0, two, corners=False)[1]:
+    ...     print(each.direction, each.sender, each.source.slices(), each.target.slices())
+    (-1,) 1 (slice(2, 3, None),) (slice(0, 1, None),)
+    (1,) 1 (slice(0, 2, None),) (slice(5, 7, None),)
+    """
+    directions = grid.directions(corners=corners)
+    received = [_transfer(each, grid.neighbor(rank, each), rank, blocks) for each in directions]
+    backward = ((each, tuple(-step for step in each)) for each in directions)
+    sent = [_transfer(each, rank, grid.neighbor(rank, back), blocks) for each, back in backward]
+    return tuple(filter(None, sent)), tuple(filter(None, received))
+
+
+def check(grid: Grid, blocks: Sequence[Block], *, corners: bool) -> None:
+    """Raise the first error of `transfers` of any rank: the same one, whichever rank asks."""
+    for rank, direction in product(range(prod(grid.dims)), grid.directions(corners=corners)):
+        _transfer(direction, grid.neighbor(rank, direction), rank, blocks)
+
+
+def interior(block: Block, sent: Iterable[Transfer]) -> Box:
+    """Return a box of owned cells that no transfer of `sent`, my sends, reads.
+
+    It has every such cell, unless some edge or corner is read deeper than the faces beside it.
+    """
+    kept = block.owned
+    for each in sent:
+        spans = zip(kept.start, each.source.start, each.source.stop, kept.stop, strict=True)
+        beyond = [
+            _within(kept, axis, *(span[2:] if step > 0 else span[:2]))
+            for axis, (step, span) in enumerate(zip(each.direction, spans, strict=True))
+            if step
+        ]
+        kept = max(beyond, key=lambda box: box.size)
+    return kept
+
+
+def shell(block: Block, inner: Box) -> tuple[Box, ...]:
+    """Return disjoint boxes of the owned cells outside `inner`, two an axis at most."""
+    rest, found = block.owned, []
+    for axis, (start, stop) in enumerate(zip(inner.start, inner.stop, strict=True)):
+        found += [_within(rest, axis, rest.start[axis], start)]
+        found += [_within(rest, axis, stop, rest.stop[axis])]
+        rest = _within(rest, axis, start, stop)
+    return tuple(box for box in found if box.size)
+
+
+def _items(value: Any) -> list[Any] | None:
+    # None for what is no sequence, as an array without axes is none.
+    with suppress(TypeError):
+        return list(value)
+    return None
+
+
+def _transfer(
+    direction: Direction, sender: int | None, receiver: int | None, blocks: Blocks
+) -> Transfer | None:
+    """Return what goes from one rank to the other, None where nothing does."""
+    if sender is None or receiver is None:
+        return None
+    theirs, target = blocks[sender], blocks[receiver].ghosts(direction)
+    if any(step and not cells for step, cells in zip(direction, target.shape, strict=True)):
+        return None
+    spans = []
+    for axis, (step, cells) in enumerate(zip(direction, target.shape, strict=True)):
+        extent, first = theirs.extents[axis], theirs.widths[axis][0]
+        if step and cells > extent:
+            raise ValueError(
+                f"rank {receiver} asks rank {sender} for a halo of {cells} cells along axis {axis} "
+                f"of the cart, wider than the {extent} that rank {sender} owns there"
+            )
+        if not step and cells != extent:
+            (one, ours), (other, others) = sorted([(sender, extent), (receiver, cells)])
+            raise ValueError(
+                f"the faces of rank {one} and of its neighbor, rank {other}, do not match: along "
+                f"axis {axis} of the cart they own {ours} and {others} cells"
+            )
+        first += extent - cells if step < 0 else 0
+        spans.append((first, first + cells))
+    source = Box(*zip(*spans, strict=True))
+    return Transfer(direction, sender, receiver, source, target) if target.size else None
+
+
+def _within(box: Box, axis: int, start: int, stop: int) -> Box:
+    """Return the cells of `box` from `start` to `stop` along `axis`."""
+    spans = list(zip(box.start, box.stop, strict=True))
+    low, high = spans[axis]
+    first = min(max(start, low), high)
+    spans[axis] = first, max(min(stop, high), first)
+    return Box(*zip(*spans, strict=True))
