@@ -70,8 +70,8 @@ def share(ground: Ground, source: Any, owner: Any) -> Window:
         if ground.rank != rank:
             return {"owner": rank}
         array = source() if callable(source) else source
-        if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-            array = np.asarray(array)
+        if not isinstance(getattr(array, "dtype", None), np.dtype):
+            array = ground.backend.xp.asarray(array)  # a tensor, a list, a number
         shape, dtype = _layout(ground, call, tuple(array.shape), np.dtype(array.dtype))
         made.append(array)
         return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
@@ -199,10 +199,7 @@ def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _owner(ground: Ground, call: str, owner: Any) -> int:
-    rank = 0 if owner is None else operator.index(owner)
-    if not 0 <= rank < ground.size:
-        raise ValueError(f"{call} failed: owner={owner!r} is not a rank of the node")
-    return rank
+    return 0 if owner is None else ground.rank_of(call, owner)
 
 
 def _fill_bytes(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:

@@ -7,7 +7,6 @@ counters are stored and looked at by the calls themselves, which block.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
@@ -268,13 +267,7 @@ class Epochs(Ordered):
         return group
 
     def _new_group(self, call: str, key: tuple[Any, ...]) -> Group:
-        ranks = tuple(operator.index(rank) for rank in key)
-        for rank in ranks:
-            if not 0 <= rank < self._size:
-                raise ValueError(
-                    f"{self.name}: {call} failed: {rank!r} is not a rank of the node "
-                    f"(0 to {self._size - 1})"
-                )
+        ranks = tuple(self._rank_of(f"{self.name}: {call}", rank) for rank in key)
         if len(set(ranks)) != len(ranks):
             raise ValueError(f"{self.name}: {call} failed: {list(ranks)} names a rank twice")
         mine, size = self._rank, self._size

@@ -183,18 +183,18 @@ def make_event(ground: Ground, owner: Any, waiters: Sequence[int] | None) -> Eve
     size = ground.size
 
     def check() -> list[Any]:
-        ranks = [r for r in range(size) if r != owner] if waiters is None else list(waiters)
-        for rank in (owner, *ranks):
-            if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
-                raise ValueError(f"{call} failed: {rank!r} is not a rank of the node")
-        if owner in ranks or len(set(ranks)) != len(ranks):
+        own = ground.rank_of(call, owner)
+        named = [r for r in range(size) if r != own] if waiters is None else waiters
+        ranks = [ground.rank_of(call, rank) for rank in named]
+        if own in ranks or len(set(ranks)) != len(ranks):
             raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
-        return [owner, sorted(ranks)]
+        return [own, sorted(ranks)]
 
     replies = agreement.step(call, check)
     require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)
     events: list[Any] = []
-    ranks: list[int] = replies[0][1]
+    ranks: list[int]
+    owner, ranks = replies[0]
     is_owner = agreement.rank == owner
     try:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,6 +89,17 @@ class Ground:
     def size(self) -> int:
         """How many ranks the node has."""
         return self.agreement.size
+
+    def rank_of(self, call: str, value: Any) -> int:
+        """Return a rank that the user gave, or raise `TypeError` or `ValueError`."""
+        if isinstance(value, bool):
+            raise TypeError(f"{call} failed: {value!r} is not a rank of the node")
+        rank = operator.index(value)
+        if not 0 <= rank < self.size:
+            raise ValueError(
+                f"{call} failed: {value!r} is not a rank of the node (0 to {self.size - 1})"
+            )
+        return rank
 
     def name(self, kind: str) -> str:
         """Return the name of a new object, the same on every rank: ``window 3``."""

@@ -41,6 +41,7 @@ class Ordered:
         self.counters = counters
         self._check: Callable[[], None] = ground.agreement.check
         self._wait_on_host = ground.agreement.wait
+        self._rank_of = ground.rank_of
         self._backend = ground.backend
         self._rank, self._size = ground.rank, ground.size
         self._view = counters.view
