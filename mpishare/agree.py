@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mpishare.control import MAIL, ControlBlock
-from mpishare.errors import MismatchError, MpiShareError, words
+from mpishare.errors import MismatchError, MpiShareError, UnsupportedError, words
 from mpishare.waits import Waits, peer_error
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ class Agreement(Waits):
 
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
-        self._number = 0
+        self._number = 0  # of rounds of mail
+        self._steps = 0
+        self._inside = ""
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`, then learn how it went on every rank.
@@ -51,12 +53,21 @@ class Agreement(Waits):
             If a rank died or did not arrive.
         """
         self.check()
+        if self._inside:
+            raise UnsupportedError(
+                f"{call} was called inside {self._inside}: a callable that is given to share() "
+                "runs on one rank alone, and may make no collective call."
+            )
+        self._steps += 1
         mine: BaseException | None = None
+        self._inside = call
         try:
-            reply = [call, None, work()]
+            reply = [call, self._steps, None, work()]
         except BaseException as error:
             mine = error
-            reply = [call, words(error), None]
+            reply = [call, self._steps, words(error), None]
+        finally:
+            self._inside = ""
         try:
             letters = self._exchange(call, json.dumps(reply).encode())
         except MpiShareError:
@@ -64,24 +75,32 @@ class Agreement(Waits):
                 raise
             # This rank's own error comes first; that the others are gone too stands behind it.
             raise mine  # noqa: B904
+        except BaseException as error:
+            # An interrupt: the others may have had this rank's part, it has not had theirs.
+            self.leave(call, error)
+            raise
         if mine is not None:
             raise mine
         replies = [json.loads(letter) for letter in letters]
-        self._same_call(call, replies)
-        failures = {rank: text for rank, (_, text, _) in enumerate(replies) if text is not None}
+        self._same_call(replies)
+        failures = {rank: reply[2] for rank, reply in enumerate(replies) if reply[2] is not None}
         if failures:
             raise peer_error(call, failures)
-        return [value for _, _, value in replies]
+        return [reply[3] for reply in replies]
 
-    def _same_call(self, call: str, replies: Sequence[Sequence[Any]]) -> None:
-        calls = [reply[0] for reply in replies]
-        if any(other != call for other in calls):
-            raise MismatchError(
-                "ranks made different collective calls: "
-                + "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(calls))
-                + ". Collective calls are made in the same order on all ranks of a node.",
-                failures={r: f"called {name}" for r, name in enumerate(calls) if name != call},
-            )
+    def _same_call(self, replies: Sequence[Sequence[Any]]) -> None:
+        calls = [tuple(reply[:2]) for reply in replies]
+        mine = calls[self.rank]
+        if all(other == mine for other in calls):
+            return
+        are_named = len({call for call, _ in calls}) > 1
+        names = [call if are_named else f"{call}, step {step}" for call, step in calls]
+        raise MismatchError(
+            "ranks made different collective calls: "
+            + "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
+            + ". Collective calls are made in the same order on all ranks of a node.",
+            failures={r: f"called {names[r]}" for r, call in enumerate(calls) if call != mine},
+        )
 
     def _exchange(self, call: str, data: bytes) -> list[bytes]:
         received = [bytearray() for _ in range(self.size)]

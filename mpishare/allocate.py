@@ -113,18 +113,21 @@ def _make(
     token: list[str] = []
     agreement, backend, rank = ground.agreement, ground.backend, ground.rank
 
-    def create() -> str:
+    def create() -> None:
         shape = shapes[rank]
-        if shape is None:
+        if shape is not None:
+            nbytes = _nbytes(shape, dtype)
+            memories[rank] = memory = backend.allocate(nbytes)
+            if write is not None and nbytes:
+                write(memory.array(shape, dtype))
+                ground.synchronize(None, call)
+
+    def publish() -> str:
+        shape, memory = shapes[rank], memories[rank]
+        if shape is None or memory is None:
             return ""
-        nbytes = _nbytes(shape, dtype)
-        memory, own = backend.allocate(nbytes)
-        token.append(own)
-        memories[rank] = memory
-        if write is not None and nbytes:
-            write(memory.array(shape, dtype))
-            ground.synchronize(None, call)
-        return ground.handle(own, nbytes, memory.nbytes)
+        token.append(backend.publish(memory))
+        return ground.handle(token[0], _nbytes(shape, dtype), memory.nbytes)
 
     def open_others() -> None:
         for other, shape in enumerate(shapes):
@@ -138,18 +141,25 @@ def _make(
                 memories[other] = backend.open(handle.token, handle.capacity, handle.uuid)
 
     try:
-        handles = agreement.step(call, create)
+        agreement.step(call, create)
+        handles = agreement.step(call, publish)
         agreement.step(call, open_others)
         counters = ground.take_counters(call, Epochs.words(ground.size))
-    except Exception as error:
-        # The frames of the error hold arrays of the memory that is about to go.
-        traceback.clear_frames(error.__traceback__)
+    except BaseException as error:
+        _clear_frames(error)
         _undo(ground, call, memories)
         raise
     finally:
         for own in token:
             backend.settle(own)
     return Window(ground, ground.name("window"), counters, memories, shapes, dtype, owner)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of an error hold: arrays of the memory that is about to go."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _undo(ground: Ground, call: str, memories: list[Memory | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
 
 def is_duration(value: Any) -> bool:
     """Whether a value is a positive number of seconds. Local."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf
 
 
 def _why_no_gpu(wanted: str) -> str | None:

@@ -17,18 +17,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from mpishare.counters import LINE, CounterPool
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
     from mpishare.shm import SharedMemory
-
-LINE = 16
-"""Words of 8 bytes in a slot: 128 bytes, so that two writers never share a cache line."""
-
-RELEASED = 1 << 62
-"""Added to a counter to let every wait on it pass, on the GPU too: waits compare cyclically."""
 
 MAIL = 4096
 """Bytes that a rank can say in one round of agreement."""
@@ -97,81 +93,6 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True)
-class Counters:
-    """A run of 8-byte counters that every rank of the node sees, and its GPUs too.
-
-    Attributes
-    ----------
-    view : memoryview of unsigned 64-bit items
-        The counters as the host sees them.
-    address : int
-        Where the GPU of this rank sees the first; 0 on the host backend.
-    chunk, start : int
-        Where they stand in the pool.
-    """
-
-    view: memoryview[int]
-    address: int
-    chunk: int
-    start: int
-
-
-NO_COUNTERS = Counters(memoryview(b"").cast("Q"), 0, 0, 0)
-"""What a closed object has."""
-
-
-class CounterPool:
-    """Hands out counters, the same run on every rank, since every rank asks in the same order."""
-
-    def __init__(self) -> None:
-        self._chunks: list[tuple[memoryview[int], int]] = []
-        self._fresh = 0
-        self._free: dict[int, list[tuple[int, int]]] = {}
-
-    def add(self, view: memoryview[int], address: int) -> None:
-        """Add a chunk of zeroed shared memory; what was left of the last one is given up."""
-        self._chunks.append((view, address))
-        self._fresh = 0
-
-    def has(self, words: int) -> bool:
-        """Whether `take` finds room; else a chunk must be added, collectively."""
-        if self._free.get(words):
-            return True
-        return bool(self._chunks) and self._fresh + words <= len(self._chunks[-1][0])
-
-    def take(self, words: int) -> Counters:
-        """Return counters that are all zero; `words` is a multiple of `LINE`."""
-        if self._free.get(words):
-            chunk, start = self._free[words].pop()
-        else:
-            chunk, start = len(self._chunks) - 1, self._fresh
-            self._fresh += words
-        view, address = self._chunks[chunk]
-        return Counters(
-            view[start : start + words], address + 8 * start if address else 0, chunk, start
-        )
-
-    @staticmethod
-    def clear(counters: Counters) -> None:
-        """Zero counters that nobody uses any more: one rank, before any may `take` them."""
-        for index in range(len(counters.view)):
-            counters.view[index] = 0
-
-    def give(self, counters: Counters) -> None:
-        """Take cleared counters back."""
-        free = self._free.setdefault(len(counters.view), [])
-        free.append((counters.chunk, counters.start))
-
-    def release_all(self) -> None:
-        """Let every wait on every counter pass. Repeated while a stream may still write."""
-        for view, _ in self._chunks:
-            for index in range(len(view)):
-                value = view[index]
-                if value < RELEASED:
-                    view[index] = value + RELEASED
-
-
 class ControlBlock:
     """One rank's view of its node's control block.
 
@@ -193,6 +114,7 @@ class ControlBlock:
         self.barrier = MemoryBarrier()
         self.sync = self.barrier.sync
         self.pool_start = size * _RANK_WORDS
+        self._pid = os.getpid()
 
     @staticmethod
     def nbytes_for(size: int) -> int:
@@ -217,6 +139,11 @@ class ControlBlock:
         answer = fcntl.fcntl(self.memory.fd, fcntl.F_GETLK, question)
         return bool(struct.unpack("hh4xqqi4x", answer)[0] != fcntl.F_UNLCK)
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this is the process that took part, not a fork of it."""
+        return os.getpid() == self._pid
+
     def state(self, rank: int) -> State:
         """How that rank stands to the node."""
         value = self.words[rank * _RANK_WORDS]
@@ -226,10 +153,21 @@ class ControlBlock:
     def depart(self, state: State, text: str = "") -> None:
         """Say how this rank leaves; the first word said stands."""
         at = self.rank * _RANK_WORDS
-        if self.words[at] == State.PRESENT:
-            self._write_text(at + 1, _STATE_WORDS - 1, text)
+        if self.is_mine and self.words[at] == State.PRESENT:
+            self._write_text(at + 1, _STATE_WORDS - 2, text)
             self.sync()
             self.words[at] = state
+
+    def mark_broken(self) -> None:
+        """Say, before any counter is released, that this rank releases counters."""
+        self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 1] = 1
+        self.sync()
+
+    def is_broken(self) -> bool:
+        """Whether any rank releases counters: a wait that is over may be no signal."""
+        self.sync()
+        at = _STATE_WORDS - 1
+        return any(self.words[r * _RANK_WORDS + at] for r in range(self.size))
 
     def departure(self, rank: int) -> str:
         """Return the words with which that rank left."""

@@ -12,6 +12,7 @@ from mpishare.errors import ClosedError
 
 if TYPE_CHECKING:
     from mpishare.agree import Agreement
+    from mpishare.watch import Watcher
 
 
 class Ending:
@@ -21,12 +22,15 @@ class Ending:
     ----------
     agreement : Agreement
         The node's.
+    watcher : Watcher
+        The node's, stopped before what it looks at goes.
     """
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: Agreement, watcher: Watcher) -> None:
         from mpi4py import MPI
 
         self._agreement = agreement
+        self._watcher = watcher
         self._pid = os.getpid()
         self._mpi: Any = MPI
         # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
@@ -54,6 +58,7 @@ class Ending:
         self._agreement.fail(
             lambda: ClosedError("MPI was finalized while the node was open"), fatal=False
         )
+        self._watcher.stop()
         block.barrier.close()
 
     def _at_exit(self) -> None:
@@ -69,4 +74,5 @@ class Ending:
             self._mpi.COMM_WORLD.Abort(1)
         self._forget_finalize()
         agreement.block.depart(State.EXITED)
+        self._watcher.stop()
         agreement.block.barrier.close()

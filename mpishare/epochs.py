@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
-from mpishare.control import LINE
+from mpishare.counters import LINE
 from mpishare.errors import EpochError
 from mpishare.order import LOOKS, Ordered, Pairs
 from mpishare.rounds import done, ready, rounds, words
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mpishare.backends import Signals
-    from mpishare.control import Counters
+    from mpishare.counters import Counters
     from mpishare.ground import Ground
 
 FLAT_RANKS = 16

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.agree import require_same
 from mpishare.chain import Chain
-from mpishare.control import LINE, NO_COUNTERS, Counters
+from mpishare.counters import LINE, NO_COUNTERS, Counters
 from mpishare.errors import ClosedError
 from mpishare.local import Local
 
@@ -95,6 +95,7 @@ class Event(Local):
                 f"{self.name}: record",
                 lambda: [w for w in self.waiters if view[LINE * w] < oldest],
             )
+            self._ground.check_signals()
         self._ground.backend.record(self._events[count % RING], number)
         self._chain.leave()
         self._sync()
@@ -129,6 +130,7 @@ class Event(Local):
                 f"{self.name}: wait", lambda: [owner] if view[LINE * owner] < count else []
             )
         self._sync()
+        self._ground.check_signals()
         self._ground.backend.wait_event(self._events[count % RING], number)
         self._chain.leave()
         self._sync()
@@ -148,6 +150,7 @@ class Event(Local):
         def destroy() -> None:
             ground.backend.close_events(self._events)
 
+        ground.begin_close(f"{self.name}: close")
         self._is_closed = True
         # The importers first: an event may not be used once its exporter has destroyed it.
         ground.close_in_two(

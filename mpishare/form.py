@@ -16,13 +16,14 @@ from mpishare.backends import Backend, Device
 from mpishare.choose import choose_backend, is_duration
 from mpishare.control import ControlBlock, State
 from mpishare.ending import Ending
-from mpishare.errors import PeerTimeout
+from mpishare.errors import PeerTimeout, words
 from mpishare.ground import Ground
 from mpishare.handles import boot_id
 from mpishare.launch import check_singleton
 from mpishare.messages import agree, finish, gather
 from mpishare.probe import probe_cuda, probe_host
 from mpishare.report import Member, Report
+from mpishare.watch import Watcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -56,7 +57,7 @@ def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> Fo
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
     whole, request = comm.Idup()
-    finish(request, CALL, deadline_s)
+    finish(request, CALL, deadline_s, whole)
     try:
         chosen, why_host = choose_backend(whole, CALL, backend, timeout_s, deadline_s)
         color, notes = _find_node(whole, deadline_s)
@@ -101,9 +102,9 @@ def dissolve(ground: Ground, ending: Ending) -> None:
     agreement, block = ground.agreement, ground.agreement.block
     call = "Node.close"
     agreement.step(call, lambda: ground.drain(call))
-    ground.watcher.stop()
     agreement.step(call, lambda: None)
-    block.depart(State.CLOSED)
+    block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
+    ground.watcher.stop()
     ending.cancel()
     ground.backend.unregister(block.memory)
     block.close()
@@ -155,58 +156,64 @@ def _build(
 ) -> tuple[Ground, Ending, Report]:
     block = _control_block(team, deadline_s)
     agreement = Agreement(block, deadline_s)
-    where = f"rank {team.rank} of {team.size} on {socket.gethostname()}"
-    block.lock()
-    agreement.step(CALL, lambda: None)  # from here on a rank without its lock is dead
+    watcher = Watcher(agreement, releases=chosen == "cuda")
     made: list[Backend] = []
+    try:
+        block.lock()
+        agreement.step(CALL, lambda: None)  # from here on a rank without its lock is dead
+        watcher.start()
+        ground, members = _ground(whole, agreement, watcher, chosen, device, made)
+        report = _report(ground, members, why_host, notes)
+    except BaseException as error:
+        # Said before the lock goes: a rank that still reads what was agreed must not see a death.
+        block.depart(State.LEFT, words(error))
+        watcher.stop()
+        for backend in made:
+            backend.unregister(block.memory)
+        block.close()
+        raise
+    return ground, Ending(agreement, watcher), report
+
+
+def _ground(
+    whole: MPI.Comm,
+    agreement: Agreement,
+    watcher: Watcher,
+    chosen: str,
+    device: Any,
+    made: list[Backend],
+) -> tuple[Ground, tuple[Member, ...]]:
+    block = agreement.block
+    where = f"rank {agreement.rank} of {agreement.size} on {socket.gethostname()}"
 
     def begin() -> dict[str, Any]:
-        made.append(_backend(chosen, device, team.rank, where))
-        address = made[0].register(block.memory)
+        backend = _backend(chosen, device, agreement.rank, where)
+        address = backend.register(block.memory)
+        made.append(backend)
         start = block.pool_start
         block.pool.add(block.words[start:], address + 8 * start if address else 0)
-        found = made[0].device
         return {
             "given_rank": whole.rank,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "device": None if found is None else asdict(found),
+            "device": None if backend.device is None else asdict(backend.device),
             "nonce": secrets.token_hex(8),
         }
 
-    try:
-        told = agreement.step(CALL, begin)
-        members = tuple(
-            Member(
-                rank=rank,
-                given_rank=each["given_rank"],
-                host=each["host"],
-                pid=each["pid"],
-                device=None if each["device"] is None else Device(**each["device"]),
-            )
-            for rank, each in enumerate(told)
+    told = agreement.step(CALL, begin)
+    members = tuple(
+        Member(
+            rank=rank,
+            given_rank=each["given_rank"],
+            host=each["host"],
+            pid=each["pid"],
+            device=None if each["device"] is None else Device(**each["device"]),
         )
-        uuids = [member.device.uuid if member.device else "" for member in members]
-        ground = Ground(agreement, made[0], [each["nonce"] for each in told], uuids)
-    except Exception:
-        _take_down(made, block)
-        raise
-    ground.watcher.start()
-    try:
-        report = _report(ground, members, why_host, notes)
-    except Exception:
-        ground.watcher.stop()
-        _take_down(made, block)
-        raise
-    return ground, Ending(agreement), report
-
-
-def _take_down(made: list[Backend], block: ControlBlock) -> None:
-    # Said before the lock goes: a rank that still reads what was agreed must not see a death.
-    block.depart(State.CLOSED)
-    for backend in made:
-        backend.unregister(block.memory)
-    block.close()
+        for rank, each in enumerate(told)
+    )
+    uuids = [member.device.uuid if member.device else "" for member in members]
+    nonces = [each["nonce"] for each in told]
+    return Ground(agreement, made[0], watcher, nonces, uuids), members
 
 
 def _report(
@@ -246,25 +253,34 @@ def _report(
 
 def _control_block(team: MPI.Comm, deadline_s: float) -> ControlBlock:
     nbytes = ControlBlock.nbytes_for(team.size)
-    made: list[tuple[shm.SharedMemory, str]] = []
-    attached: list[shm.SharedMemory] = []
-    names: list[Any] = []
+    made: list[shm.SharedMemory] = []
+    published: list[str] = []
+    name = ""
 
-    def create() -> str:
+    def create() -> None:
         if team.rank == 0:
             made.append(shm.create(nbytes))
-        return made[0][1] if made else ""
+
+    def publish() -> str:
+        published.extend(shm.publish(memory) for memory in made)
+        return published[0] if published else ""
 
     def attach() -> None:
-        attached.append(made[0][0] if made else shm.attach(names[0], nbytes))
+        if not made:
+            made.append(shm.attach(name, nbytes))
 
     try:
-        names = agree(team, CALL, create, deadline_s)
+        agree(team, CALL, create, deadline_s)
+        name = agree(team, CALL, publish, deadline_s)[0]
         agree(team, CALL, attach, deadline_s)
+    except BaseException:
+        for memory in made:
+            memory.close()
+        raise
     finally:
-        for _, name in made:
-            shm.forget(name)
-    return ControlBlock(attached[0], team.rank, team.size)
+        for own in published:
+            shm.forget(own)
+    return ControlBlock(made[0], team.rank, team.size)
 
 
 def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:

@@ -8,9 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare import shm
-from mpishare.control import LINE, Counters
+from mpishare.counters import LINE, Counters
 from mpishare.handles import Handle, boot_id
-from mpishare.watch import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from mpishare.backends import Backend
     from mpishare.errors import MpiShareError
     from mpishare.shm import SharedMemory
+    from mpishare.watch import Watcher
 
 _CHUNK_WORDS = 1 << 16
 _SPIN = 16
@@ -58,6 +58,8 @@ class Ground:
         How its ranks agree.
     backend : Backend
         Its memory and streams.
+    watcher : Watcher
+        Sees a rank die.
     nonces : list of str
         For each rank of the node, what names its process.
     uuids : list of str
@@ -65,13 +67,18 @@ class Ground:
     """
 
     def __init__(
-        self, agreement: Agreement, backend: Backend, nonces: list[str], uuids: list[str]
+        self,
+        agreement: Agreement,
+        backend: Backend,
+        watcher: Watcher,
+        nonces: list[str],
+        uuids: list[str],
     ) -> None:
         self.agreement = agreement
         self.backend = backend
         self.nonces = nonces
         self.uuids = uuids
-        self.watcher = Watcher(agreement)
+        self.watcher = watcher
         self.patience = _SPIN if agreement.size <= len(os.sched_getaffinity(0)) else 1
         """Looks at a counter before the core is given away: with more ranks than cores, who is
         waited for may need this very core."""
@@ -132,31 +139,42 @@ class Ground:
         return pool.take(words)
 
     def _add_chunk(self, call: str, words: int) -> None:
-        made: list[tuple[SharedMemory, str]] = []
-        agreement, name = self.agreement, ""
-
-        def create() -> str:
-            if agreement.rank != 0:
-                return ""
-            made.append(shm.create(8 * words))
-            return made[0][1]
-
+        made: list[SharedMemory] = []
         attached: list[tuple[SharedMemory, int]] = []
+        published: list[str] = []
+        agreement, backend, name = self.agreement, self.backend, ""
+
+        def create() -> None:
+            if agreement.rank == 0:
+                made.append(shm.create(8 * words))
+
+        def publish() -> str:
+            published.extend(shm.publish(memory) for memory in made)
+            return published[0] if published else ""
 
         def attach() -> None:
-            memory = made[0][0] if made else shm.attach(name, 8 * words)
-            attached.append((memory, self.backend.register(memory)))
+            if not made:
+                made.append(shm.attach(name, 8 * words))
+            made[0].close_file()
+            attached.append((made[0], backend.register(made[0])))
 
         try:
-            name = agreement.step(call, create)[0]
+            agreement.step(call, create)
+            name = agreement.step(call, publish)[0]
             agreement.step(call, attach)
-            # Only now, so that the pools of all ranks stay the same.
-            memory, address = attached[0]
-            self._chunks.append(memory)
-            agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), address)
+        except BaseException:
+            for memory, _ in attached:
+                backend.unregister(memory)
+            for memory in made:
+                memory.close()
+            raise
         finally:
-            for _, own in made:
+            for own in published:
                 shm.forget(own)
+        # Only now, so that the pools of all ranks stay the same.
+        memory, address = attached[0]
+        self._chunks.append(memory)
+        agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), address)
 
     def synchronize(self, stream: Any, call: str) -> None:
         """Wait on the host for a stream, with the deadline; see `Node.synchronize`."""
@@ -169,16 +187,25 @@ class Ground:
         while not backend.is_done(number):
             agreement.check()
             os.sched_yield()
-            if time.monotonic() > deadline:
+            # Asked again: this process may have been stopped since it asked.
+            if time.monotonic() > deadline and not backend.is_done(number):
                 raise self.missing(call)
         del owner  # held until here
-        # Once more: a wait that the watcher released is no signal.
-        agreement.check()
+        self.check_signals()
 
     def drain(self, call: str) -> None:
         """Wait on the host for all streams of this process, with the deadline."""
         if not self.backend.drain(self.agreement.timeout_s):
             raise self.missing(call)
+        self.check_signals()
+
+    def check_signals(self) -> None:
+        """Raise if a wait that is over may be no signal: a watcher of any rank releases waits."""
+        agreement = self.agreement
+        is_whole = not self.backend.has_streams or not agreement.block.is_broken()
+        if agreement.failure is None and not is_whole:
+            self.watcher.look()
+        agreement.check()
 
     def missing(self, call: str) -> MpiShareError:
         """Return the error for a stream that did not come to its end."""
@@ -188,6 +215,10 @@ class Ground:
         told = f"{call} ({waits})" if waits else f"{call} (no rank lags: the GPU itself is busy)"
         return self.agreement.timed_out(told, ranks, self.agreement.timeout_s)
 
+    def begin_close(self, call: str) -> None:
+        """Agree that an object is closed, once all streams have come to their end. Collective."""
+        self.agreement.step(call, lambda: self.drain(call))
+
     def close_in_two(
         self,
         call: str,
@@ -195,7 +226,7 @@ class Ground:
         own: Callable[[list[Any]], Any],
         counters: Counters | None,
     ) -> list[Any]:
-        """Close an object: all streams end, importers let go, then the owners free.
+        """Close an object after `begin_close`: the importers let go, then the owners free.
 
         Collective, host-blocking.
 
@@ -214,7 +245,6 @@ class Ground:
             What each rank's `own` returned.
         """
         agreement = self.agreement
-        agreement.step(call, lambda: self.drain(call))
         kept = agreement.step(call, imports)
 
         def free() -> Any:

@@ -31,10 +31,10 @@ def gather(comm: MPI.Comm, call: str, value: Any, timeout_s: float) -> list[Any]
     data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
     counts = np.empty(comm.size, dtype=np.int64)
     mine = np.array([data.size], dtype=np.int64)
-    finish(comm.Iallgather(mine, counts), call, timeout_s)
+    finish(comm.Iallgather(mine, counts), call, timeout_s, mine, counts)
     whole = np.empty(int(counts.sum()), dtype=np.uint8)
     # Not Iallgatherv on exact counts alone: displacements beyond an int are refused by MPI anyway.
-    finish(comm.Iallgatherv(data, [whole, counts]), call, timeout_s)
+    finish(comm.Iallgatherv(data, [whole, counts]), call, timeout_s, data, whole, counts)
     ends = np.cumsum(counts)
     return [
         json.loads(whole[end - count : end].tobytes())
@@ -42,12 +42,17 @@ def gather(comm: MPI.Comm, call: str, value: Any, timeout_s: float) -> list[Any]
     ]
 
 
-def finish(request: MPI.Request, call: str, timeout_s: float) -> None:
+_given_up: list[Any] = []
+"""Requests that cannot be cancelled, with their memory: MPI may still write there."""
+
+
+def finish(request: MPI.Request, call: str, timeout_s: float, *memory: Any) -> None:
     """Wait for a request with a deadline. A collective that is late cannot be cancelled."""
     deadline = time.monotonic() + timeout_s
     while not request.Test():
         os.sched_yield()
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and not request.Test():
+            _given_up.append((request, memory))
             raise PeerTimeout(
                 f"{call} failed: not every rank of the communicator arrived within "
                 f"{timeout_s:g} s. All of its ranks must call it.",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare import allocate
-from mpishare.control import State
-from mpishare.errors import ClosedError, words
+from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
 from mpishare.form import dissolve, form
 from mpishare.local import Local
@@ -57,7 +56,8 @@ class Node(Local):
     PeerError
         If another rank failed.
     PeerTimeout
-        If not all ranks of the communicator call it.
+        If not all ranks of the communicator call it. A rank that dies in the midst of it can hang
+        the others: MPI's own splitting of communicators has no deadline.
     """
 
     def __init__(
@@ -120,8 +120,7 @@ class Node(Local):
     def report(self) -> Report:
         """Return who shares with whom, by which route, and why not where not.
 
-        Local: what was found when the node was made. ``str()`` of it is a text, `Report.pairs` the
-        data.
+        Local: what was found when the node was made. ``str()`` is a text, `Report.pairs` data.
         """
         return self._report
 
@@ -267,18 +266,21 @@ class Node(Local):
         """
         if self._is_closed:
             return
-        ground = self._ground
-        if ground.agreement.failure is not None:
+        ground, agreement = self._ground, self._ground.agreement
+        if agreement.failure is not None:
             self._abandon()
+            if not agreement.is_told and agreement.block.is_mine:
+                agreement.check()
             return
-        ground.agreement.check()
+        agreement.check()
         try:
             for child in reversed(list(ground.children)):
                 child.close()
             for retained in ground.retained:
                 retained.release(None)
             dissolve(ground, self._ending)
-        except BaseException:
+        except BaseException as error:
+            agreement.leave("close()", error)
             self._abandon()
             raise
         self._is_closed = True
@@ -306,9 +308,7 @@ class Node(Local):
         if error is None:
             self.close()
         elif not self._is_closed:
-            agreement = self._ground.agreement
-            agreement.block.depart(State.LEFT, words(error))
-            agreement.fail(lambda: ClosedError("the node was left by an exception"), fatal=False)
+            self._ground.agreement.leave("its with block", error)
             self._abandon()
 
     def __repr__(self) -> str:

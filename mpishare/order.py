@@ -6,14 +6,14 @@ from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.chain import Chain
-from mpishare.control import NO_COUNTERS
+from mpishare.counters import NO_COUNTERS
 from mpishare.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import Signals
-    from mpishare.control import Counters
+    from mpishare.counters import Counters
     from mpishare.ground import Ground
 
 LOOKS = 400

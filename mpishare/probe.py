@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.control import LINE, RELEASED
+from mpishare.counters import LINE, RELEASED
 from mpishare.errors import CudaError, HandleError
 from mpishare.handles import Handle
 from mpishare.report import Pair, route_of
@@ -110,24 +110,34 @@ class _Prober:
         """Return what every rank saw, by rank."""
         step = self.ground.agreement.step
         counters = self.ground.take_counters(_CALL, LINE * self.size)
-        told = step(_CALL, self._create)
-        step(_CALL, lambda: self._open(told))
-        step(_CALL, self._write)
-        step(_CALL, self._look)
-        step(_CALL, lambda: self._count(counters.view, counters.address))
-        seen = step(_CALL, lambda: {"origin": self.origin, "target": self.target})
-        self.ground.close_in_two(_CALL, self._let_go, lambda _: self._free(), counters)
-        return seen
+        try:
+            step(_CALL, self._create)
+            told = step(_CALL, self._publish)
+            step(_CALL, lambda: self._open(told))
+            step(_CALL, self._write)
+            step(_CALL, self._look)
+            step(_CALL, lambda: self._count(counters.view, counters.address))
+            return step(_CALL, lambda: {"origin": self.origin, "target": self.target})
+        finally:
+            # After a failure too: every rank comes here, unless the node itself is broken.
+            self.ground.begin_close(_CALL)
+            self.ground.close_in_two(_CALL, self._let_go, lambda _: self._free(), counters)
 
-    def _create(self) -> dict[str, Any]:
-        memory, token = self.backend.allocate(_NBYTES)
+    def _create(self) -> None:
+        memory = self.backend.allocate(_NBYTES)
         self.memories[self.rank] = memory
         memory.array((_NBYTES,), "u1").fill(0)
-        events, event_tokens = self.backend.events(1)
+        self.ground.synchronize(None, _CALL)
+
+    def _publish(self) -> dict[str, Any]:
+        memory = self.memories[self.rank]
+        if memory is None:
+            return {}
+        events, tokens = self.backend.events(1)
         self.events[self.rank] = events
         self.backend.record(events[0], self._stream())
-        self.ground.synchronize(None, _CALL)
-        return {"handle": self.ground.handle(token, _NBYTES, memory.nbytes), "event": event_tokens}
+        token = self.backend.publish(memory)
+        return {"handle": self.ground.handle(token, _NBYTES, memory.nbytes), "event": tokens}
 
     def _open(self, told: list[dict[str, Any]]) -> None:
         for rank in range(self.size):
@@ -206,8 +216,9 @@ class _Prober:
             self.ground.agreement.check()
             os.sched_yield()
             if time.monotonic() > deadline:
-                return [rank for rank in range(self.size) if view[LINE * rank] != 1]
-        return []
+                break
+        # Asked of the counters in any case: another rank may have released them for its own sake.
+        return [rank for rank in range(self.size) if view[LINE * rank] != 1]
 
     def _let_go(self) -> None:
         for rank, memory in enumerate(self.memories):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpishare.control import LINE
+from mpishare.counters import LINE
 
 
 def words(size: int) -> int:

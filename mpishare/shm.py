@@ -61,18 +61,13 @@ class SharedMemory:
             self.buffer.close()
 
 
-def create(nbytes: int) -> tuple[SharedMemory, str]:
-    """Reserve zeroed shared memory and give it a name under which others can `attach`. Local.
+def create(nbytes: int) -> SharedMemory:
+    """Reserve zeroed shared memory without a name. Local.
 
     Parameters
     ----------
     nbytes : int, bytes
         Rounded up to whole pages; at least one.
-
-    Returns
-    -------
-    tuple of SharedMemory and str
-        The memory, and its name until `forget`.
 
     Raises
     ------
@@ -90,20 +85,23 @@ def create(nbytes: int) -> tuple[SharedMemory, str]:
         if error.errno in (errno.ENOSPC, errno.ENOMEM):
             raise _no_room(nbytes, _free()) from error
         raise
-    memory = SharedMemory(fd, nbytes)
+    return SharedMemory(fd, nbytes)
+
+
+def publish(memory: SharedMemory) -> str:
+    """Give memory a name under which others can `attach` it, until `forget`. Local.
+
+    A step of its own, so that the name is there for a moment only: what is killed while pages are
+    reserved, or filled, leaves nothing behind.
+    """
     name = f"mpishare-{secrets.token_hex(16)}"
+    # A folder descriptor makes Python call linkat, which follows the link in /proc.
+    folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # The name comes last: a process that is killed while pages are reserved leaves nothing.
-        # A folder descriptor makes Python call linkat, which follows the link in /proc.
-        folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
-        finally:
-            os.close(folder)
-    except BaseException:
-        memory.close()
-        raise
-    return memory, name
+        os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+    return name
 
 
 def attach(name: str, nbytes: int) -> SharedMemory:

@@ -17,6 +17,7 @@ from mpishare.errors import (
     PeerError,
     PeerTimeout,
     UnsupportedError,
+    words,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Waits:
         self.is_told = False
         """The main thread has raised the failure at least once."""
         self._thread = threading.get_ident()
+        self._lock = threading.Lock()  # the watcher breaks the node too
         _all.add(self)
 
     # --- whether this node can still be used
@@ -66,9 +68,20 @@ class Waits:
 
     def fail(self, failure: Callable[[], MpiShareError], *, fatal: bool) -> None:
         """Mark the node broken; the first reason stands. Called by the watcher's thread too."""
-        if self.failure is None:
-            self.is_fatal = fatal
-            self.failure = failure
+        with self._lock:
+            if self.failure is None:
+                self.is_fatal = fatal
+                self.failure = failure
+
+    def leave(self, call: str, error: BaseException) -> None:
+        """Leave the node by an exception: tell the others, and let nobody use it here. Local."""
+        said = words(error)
+        self.block.depart(State.LEFT, said)
+        self.fail(
+            lambda: ClosedError(f"the node was left by an exception in {call}: {said}"),
+            fatal=False,
+        )
+        self.is_told = True
 
     def _refuse(self) -> None:
         if self.failure is not None:
@@ -115,7 +128,7 @@ class Waits:
                 os.sched_yield()
                 now = time.monotonic()
                 self._check_peers(call, lagging)
-                if now - start > timeout_s:
+                if now - start > timeout_s and (awaited := lagging()):
                     raise self.timed_out(call, awaited, timeout_s)
                 if now - start > LATE_S and not warned:
                     warned = True

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from mpishare.control import State
-from mpishare.errors import PeerTimeout
+from mpishare.errors import MpiShareError, PeerTimeout, words
 from mpishare.waits import LATE_S, late_words, peer_error
 
 if TYPE_CHECKING:
@@ -46,11 +46,14 @@ class Watcher:
     ----------
     agreement : Agreement
         Told of a death first, so that a released wait is never taken for a signal.
+    releases : bool
+        Whether streams may wait for counters. Waits of the host see for themselves.
     """
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: Agreement, *, releases: bool) -> None:
         self._agreement = agreement
         self._block = agreement.block
+        self._releases = releases
         self._waiting: list[Waiting] = []
         self._lock = threading.RLock()
         self._late: dict[tuple[int, int], float] = {}
@@ -65,9 +68,10 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait until it has ended. Local."""
+        """End the thread, and wait until it has ended. Local, may be repeated."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def add(self, waiting: Waiting) -> None:
         """Watch what an object has put on streams, until `remove`."""
@@ -76,8 +80,22 @@ class Watcher:
 
     def remove(self, waiting: Waiting) -> None:
         """Watch it no more."""
+        if not self._block.is_mine:
+            return  # in a forked child there is no thread, and nobody to give the lock back
         with self._lock:
             self._waiting.remove(waiting)
+            for rank in self._agreement.others:
+                self._late.pop((id(waiting), rank), None)
+                self._warned.discard((id(waiting), rank))
+
+    def look(self) -> None:
+        """Look at once: another rank has released counters, so the node is broken."""
+        with self._lock:
+            self._look_for_the_dead()
+        self._agreement.fail(
+            lambda: peer_error("a call", dict.fromkeys(self._agreement.others, "gave the node up")),
+            fatal=False,
+        )
 
     def lagging(self) -> dict[str, list[int]]:
         """For each object with a wait that is not over: the ranks that it waits for."""
@@ -85,15 +103,35 @@ class Watcher:
             return {item.name: ranks for item in self._waiting if (ranks := item.lagging())}
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
-            if self._agreement.failure is None:
-                with self._lock:  # what is looked at is not taken away meanwhile
-                    self._look_for_the_dead()
-                    self._look_for_the_late()
-            if self._agreement.failure is not None:
-                # Again and again: a stream of this or another rank may still write its counter.
-                self._block.pool.release_all()
-                self._end_if_forgotten()
+        try:
+            while not self._stop.wait(self._period_s()):
+                if self._agreement.failure is None:
+                    with self._lock:  # what is looked at is not taken away meanwhile
+                        self._look_for_the_dead()
+                        self._look_for_the_late()
+                if self._agreement.failure is not None and self._end_of_watch():
+                    return
+        except Exception as error:
+            text = f"the watcher of rank {self._agreement.rank} failed: {words(error)}"
+            self._agreement.fail(lambda: MpiShareError(text), fatal=True)
+
+    def _period_s(self) -> float:
+        # Long after a break there is little left to release.
+        is_late = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
+        return 10 * PERIOD_S if is_late else PERIOD_S
+
+    def _end_of_watch(self) -> bool:
+        """Do what is owed once the node is broken; return whether that was all."""
+        agreement = self._agreement
+        self._broken_at = self._broken_at or time.monotonic()
+        if self._releases:
+            # Said first, and again and again: a stream of this or another rank may still write.
+            self._block.mark_broken()
+            self._block.pool.release_all()
+        is_owed = agreement.is_fatal and not agreement.is_told
+        if is_owed and time.monotonic() - self._broken_at > self.grace_s:
+            self._end_process()
+        return not self._releases and not is_owed
 
     def _look_for_the_dead(self) -> None:
         agreement, block = self._agreement, self._block
@@ -124,22 +162,19 @@ class Watcher:
                     self._warned.discard(key)
                 elif now - self._late.setdefault(key, now) > LATE_S and key not in self._warned:
                     self._warned.add(key)
-                    words = late_words(item.name, [rank], LATE_S, self._agreement.rank)
-                    log.warning("%s on a stream", words)
+                    late = late_words(item.name, [rank], LATE_S, self._agreement.rank)
+                    log.warning("%s on a stream", late)
 
-    def _end_if_forgotten(self) -> None:
+    def _end_process(self) -> None:
+        # The main thread hangs elsewhere, most likely in a message to the dead rank.
         agreement = self._agreement
-        if not agreement.is_fatal or agreement.is_told or agreement.failure is None:
-            return
-        self._broken_at = self._broken_at or time.monotonic()
-        if time.monotonic() - self._broken_at > self.grace_s:
-            # The main thread hangs elsewhere, most likely in a message to the dead rank.
-            sys.stderr.write(
-                f"mpishare: rank {agreement.rank} ends: {agreement.failure()} This rank made no "
-                f"call to mpishare for {self.grace_s:.0f} s since.\n"
-            )
-            sys.stderr.flush()
-            os._exit(1)
+        why = agreement.failure() if agreement.failure is not None else ""
+        sys.stderr.write(
+            f"mpishare: rank {agreement.rank} ends: {why} This rank made no call to mpishare for "
+            f"{self.grace_s:g} s since.\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _death(dead: list[int], agreement: Agreement) -> Callable[[], PeerTimeout]:

@@ -13,7 +13,7 @@ from mpishare.local import Local
 
 if TYPE_CHECKING:
     from mpishare.backends import Memory
-    from mpishare.control import Counters
+    from mpishare.counters import Counters
     from mpishare.ground import Ground
 
 Shape = tuple[int, ...]
@@ -121,6 +121,7 @@ class Window(Local, Epochs):
         if self._is_closed:
             return
         self._check()
+        self._ground.begin_close(f"{self.name}: close")
         self._is_closed = True
         self._arrays.clear()
         is_held = any(memory is not None and memory.is_held for memory in self._memories)

@@ -72,8 +72,12 @@ class Backend(Protocol):
         """The GPU of this rank."""
         ...
 
-    def allocate(self, nbytes: int) -> tuple[Memory, str]:
-        """Allocate memory to share; return it with the token by which others `open` it."""
+    def allocate(self, nbytes: int) -> Memory:
+        """Allocate memory to share."""
+        ...
+
+    def publish(self, memory: Memory) -> str:
+        """Return the token by which others `open` memory that this rank allocated."""
         ...
 
     def open(self, token: str, nbytes: int, uuid: str) -> Memory:

@@ -5,6 +5,7 @@ Nothing here is imported before a GPU was seen.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import weakref
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.backends import Signals, driver
-from mpishare.errors import CudaError, UnsupportedError
+from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from mpishare.backends import Memory
     from mpishare.shm import SharedMemory
 
 SLAB = 2 << 20
@@ -104,23 +106,22 @@ class CudaBackend:
         """Call a driver function; return what it returns, or raise `CudaError`."""
         return driver.call(name, *arguments, where=self._where, todo=todo)
 
-    def allocate(self, nbytes: int) -> tuple[CudaMemory, str]:
-        """Allocate a slab of plain device memory; its token is the legacy IPC handle."""
+    def allocate(self, nbytes: int) -> CudaMemory:
+        """Allocate a slab of plain device memory."""
         asked, nbytes = nbytes, -(-max(nbytes, 1) // SLAB) * SLAB
-        address = int(
-            self.call(
-                "cuMemAlloc",
-                nbytes,
-                todo=f"{asked} bytes of GPU memory were asked for, {self._free()} are free: ask "
-                "for less, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())",
-            )
+        address = self.call(
+            "cuMemAlloc",
+            nbytes,
+            todo=f"{asked} bytes of GPU memory were asked for, {self._free()} are free: ask for "
+            "less, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())",
         )
-        try:
-            handle = self.call("cuIpcGetMemHandle", address)
-        except CudaError:
-            self.call("cuMemFree", address)
-            raise
-        return CudaMemory(self, address, nbytes, is_mine=True), driver.handle_bytes(handle).hex()
+        return CudaMemory(self, int(address), nbytes, is_mine=True)
+
+    def publish(self, memory: Memory) -> str:
+        """Return the legacy IPC handle."""
+        if not isinstance(memory, CudaMemory):
+            raise TypeError(f"{memory!r} is no memory of this backend")
+        return driver.handle_bytes(self.call("cuIpcGetMemHandle", memory.address)).hex()
 
     def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
         """Map another rank's slab."""
@@ -199,18 +200,29 @@ class CudaBackend:
 
     def events(self, count: int) -> tuple[list[Any], list[str]]:
         """Make interprocess events."""
-        events = [self.call("cuEventCreate", _EVENT_FLAGS) for _ in range(count)]
-        return events, [
-            driver.handle_bytes(self.call("cuIpcGetEventHandle", event)).hex() for event in events
-        ]
+        with self._all_or_none() as events:
+            for _ in range(count):
+                events.append(self.call("cuEventCreate", _EVENT_FLAGS))
+            handles = [self.call("cuIpcGetEventHandle", event) for event in events]
+        return events, [driver.handle_bytes(handle).hex() for handle in handles]
 
     def open_events(self, tokens: Sequence[str]) -> list[Any]:
         """Open another rank's events."""
         todo = "Interprocess events need one /dev/shm: start containers with --ipc=host"
-        return [
-            self.call("cuIpcOpenEventHandle", driver.event_handle(bytes.fromhex(token)), todo=todo)
-            for token in tokens
-        ]
+        with self._all_or_none() as events:
+            for token in tokens:
+                handle = driver.event_handle(bytes.fromhex(token))
+                events.append(self.call("cuIpcOpenEventHandle", handle, todo=todo))
+        return events
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[list[Any]]:
+        events: list[Any] = []
+        try:
+            yield events
+        except BaseException:
+            self.close_events(events)
+            raise
 
     def close_events(self, events: Sequence[Any]) -> None:
         """Destroy events."""
@@ -237,13 +249,13 @@ class CudaBackend:
             try:
                 self.xp.cuda.Device(self.device.ordinal).use()
                 self.call("cuCtxSynchronize")
-            except CudaError as error:
+            except BaseException as error:
                 failures.append(error)
 
         # In a thread of its own, since the driver's wait has no deadline.
         thread = threading.Thread(target=synchronize, name="mpishare-drain", daemon=True)
         thread.start()
-        thread.join(timeout_s)
+        thread.join(min(timeout_s, threading.TIMEOUT_MAX))
         if failures:
             raise failures[0]
         return not thread.is_alive()

@@ -12,7 +12,7 @@ from mpishare import shm
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.backends import Device, Signals
+    from mpishare.backends import Device, Memory, Signals
     from mpishare.shm import SharedMemory
 
 
@@ -20,7 +20,6 @@ class HostMemory:
     """Shared host memory as one rank maps it."""
 
     def __init__(self, memory: SharedMemory) -> None:
-        memory.close_file()  # one descriptor a window is enough: the mapping has its own
         self._memory: SharedMemory | None = memory
         self._whole: Callable[[], np.ndarray[Any, Any] | None] = lambda: None
         self.nbytes = memory.nbytes
@@ -42,10 +41,20 @@ class HostMemory:
             self._whole = weakref.ref(whole)
         return np.ndarray(shape, dtype=dtype, buffer=whole)
 
+    def publish(self) -> str:
+        """Give the memory a name."""
+        if self._memory is None:
+            raise ValueError("the memory is closed")
+        name = shm.publish(self._memory)
+        self._memory.close_file()  # one descriptor a window is enough: the mapping has its own
+        return name
+
     def close(self) -> bool:
         """Unmap; where arrays are alive the memory goes with the last of them."""
-        if self._memory is not None and not self.is_held:
-            self._memory.close()
+        if self._memory is not None:
+            self._memory.close_file()
+            if not self.is_held:
+                self._memory.close()
         self._memory = None
         return True
 
@@ -58,14 +67,21 @@ class HostBackend:
     xp = np
     device: Device | None = None
 
-    def allocate(self, nbytes: int) -> tuple[HostMemory, str]:
-        """Reserve shared memory under a name."""
-        memory, name = shm.create(nbytes)
-        return HostMemory(memory), name
+    def allocate(self, nbytes: int) -> HostMemory:
+        """Reserve shared memory."""
+        return HostMemory(shm.create(nbytes))
+
+    def publish(self, memory: Memory) -> str:
+        """Give it a name."""
+        if not isinstance(memory, HostMemory):
+            raise TypeError(f"{memory!r} is no memory of this backend")
+        return memory.publish()
 
     def open(self, token: str, nbytes: int, uuid: str) -> HostMemory:  # noqa: ARG002  no GPU
         """Map what another rank reserved."""
-        return HostMemory(shm.attach(token, nbytes))
+        memory = shm.attach(token, nbytes)
+        memory.close_file()
+        return HostMemory(memory)
 
     def settle(self, token: str) -> None:
         """Take the name away."""

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare import shm
-from mpishare.control import LINE, MAIL, RELEASED, ControlBlock, CounterPool, State
+from mpishare.control import MAIL, ControlBlock, State
+from mpishare.counters import LINE, RELEASED, CounterPool
 from tests.helpers.latch import within
 from tests.helpers.launch import ROOT
 
