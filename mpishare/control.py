@@ -33,7 +33,8 @@ ORDERED_MACHINES = ("x86_64", "AMD64")
 """Processors that show stores in the order in which they were made, and load in order (Intel
 Software Developer's Manual, volume 3, 9.2.2)."""
 
-_STATE_WORDS = 128
+_STATE_WORDS = 512
+_MOST_SAID, _MOST_MISSING = 500, 64  # fit into _STATE_WORDS, however they are escaped
 _STATUS_WORDS = 128
 _MAIL_WORDS = LINE + 2 * (MAIL // 8 + 1)
 _MAIL_STRIDE = -(-_MAIL_WORDS // LINE) * LINE
@@ -150,11 +151,14 @@ class ControlBlock:
         self.sync()
         return State(value)
 
-    def depart(self, state: State, text: str = "") -> None:
-        """Say how this rank leaves; the first word said stands."""
+    def depart(self, state: State, text: str = "", missing: Sequence[int] = ()) -> None:
+        """Say how this rank leaves, and which ranks it missed; the first word said stands."""
         at = self.rank * _RANK_WORDS
         if self.is_mine and self.words[at] == State.PRESENT:
-            self._write_text(at + 1, _STATE_WORDS - 2, text)
+            # Cut, so that what is read is whole.
+            whole = text[:_MOST_SAID].encode(errors="replace").decode()
+            said = json.dumps([whole, list(missing)[:_MOST_MISSING]])
+            self._write_text(at + 1, _STATE_WORDS - 2, said)
             self.sync()
             self.words[at] = state
 
@@ -169,9 +173,10 @@ class ControlBlock:
         at = _STATE_WORDS - 1
         return any(self.words[r * _RANK_WORDS + at] for r in range(self.size))
 
-    def departure(self, rank: int) -> str:
-        """Return the words with which that rank left."""
-        return self._read_text(rank * _RANK_WORDS + 1)
+    def departure(self, rank: int) -> tuple[str, tuple[int, ...]]:
+        """Return the words with which that rank left, and the ranks that it missed."""
+        text, missing = json.loads(self._read_text(rank * _RANK_WORDS + 1))
+        return text, tuple(missing)
 
     # --- who waits for whom, so that a cycle of waits is seen
 
@@ -247,5 +252,5 @@ class ControlBlock:
         self.words[at] = len(data)
 
     def _read_text(self, at: int) -> str:
-        length = min(self.words[at], 8 * _STATUS_WORDS)
+        length = min(self.words[at], 8 * _STATE_WORDS)
         return bytes(self._bytes[8 * (at + 1) : 8 * (at + 1) + length]).decode(errors="replace")

@@ -56,8 +56,7 @@ class Node(Local):
     PeerError
         If another rank failed.
     PeerTimeout
-        If not all ranks of the communicator call it. A rank that dies in the midst of it can hang
-        the others: MPI's own splitting of communicators has no deadline.
+        If not all ranks call it. MPI's own splitting of communicators, inside, has no deadline.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class Node(Local):
         Raises
         ------
         PeerError, PeerTimeout
-            If a rank is gone or does not arrive.
+            If a rank is gone or late.
         """
         self._ground.agreement.step("Node.barrier", lambda: None)
 
@@ -256,7 +255,7 @@ class Node(Local):
         """Close the node and what was made from it, newest first.
 
         Collective over the node, host-blocking; closing twice does nothing. Local where the node
-        is broken: then what other ranks may still map is left to the end of the process.
+        is broken: what other ranks may still map is left to the end of the process.
 
         Raises
         ------
@@ -295,7 +294,8 @@ class Node(Local):
             child.abandon()
 
     def __enter__(self) -> Self:
-        """Return the node."""
+        """Return the node; raises if it is closed."""
+        self._ground.agreement.check()
         return self
 
     def __exit__(

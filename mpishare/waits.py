@@ -76,7 +76,8 @@ class Waits:
     def leave(self, call: str, error: BaseException) -> None:
         """Leave the node by an exception: tell the others, and let nobody use it here. Local."""
         said = words(error)
-        self.block.depart(State.LEFT, said)
+        missing = error.ranks if isinstance(error, PeerTimeout) else ()
+        self.block.depart(State.LEFT, said, missing)
         self.fail(
             lambda: ClosedError(f"the node was left by an exception in {call}: {said}"),
             fatal=False,
@@ -130,7 +131,7 @@ class Waits:
                 self._check_peers(call, lagging)
                 if now - start > timeout_s and (awaited := lagging()):
                     raise self.timed_out(call, awaited, timeout_s)
-                if now - start > LATE_S and not warned:
+                if now - start > LATE_S and not warned and (awaited := lagging()):
                     warned = True
                     log.warning("%s", late_words(call, awaited, now - start, self.rank))
                 if now - start > 0.05 and published != awaited:
@@ -154,17 +155,33 @@ class Waits:
         gone = [rank for rank in self.others if state(rank) != State.PRESENT]
         if gone:
             # Asked again, since a rank may do what is waited for and leave just after.
-            missing = {rank: self.gone_words(rank) for rank in lagging() if rank in gone}
-            if missing:
-                self.fail(lambda: peer_error(call, missing), fatal=False)
+            missed = [rank for rank in lagging() if rank in gone]
+            if missed:
+                self.fail_without(call, missed)
                 self._refuse()
 
-    def gone_words(self, rank: int) -> str:
-        """Say how a rank left that is no longer there."""
-        state = self.block.state(rank)
-        if state == State.LEFT:
-            return self.block.departure(rank)
-        return "closed the node" if state == State.CLOSED else "exited without closing the node"
+    def fail_without(self, call: str, gone: Sequence[int]) -> None:
+        """Break the node since ranks have left. The watcher calls it too.
+
+        Who left because another rank is missing is not to blame: then that one is missing here too.
+        """
+        said: dict[int, str] = {}
+        missing: set[int] = set()
+        for rank in gone:
+            state = self.block.state(rank)
+            if state == State.LEFT:
+                said[rank], without = self.block.departure(rank)
+                missing.update(without)
+            else:
+                is_closed = state == State.CLOSED
+                said[rank] = "closed the node" if is_closed else "exited without closing the node"
+        missing.discard(self.rank)
+        error = peer_error(call, said)
+        if missing:
+            text, timeout_s = str(error), self.timeout_s
+            self.fail(lambda: PeerTimeout(text, ranks=missing, timeout_s=timeout_s), fatal=True)
+        else:
+            self.fail(lambda: peer_error(call, said), fatal=False)
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> PeerTimeout:
         """Break the node since ranks are missing, tell the others, and return the error."""
@@ -175,7 +192,7 @@ class Waits:
         )
         self.fail(lambda: PeerTimeout(text, ranks=ranks, timeout_s=timeout_s), fatal=True)
         self.is_told = True
-        self.block.depart(State.LEFT, f"PeerTimeout: {text}")
+        self.block.depart(State.LEFT, f"PeerTimeout: {text}", ranks)
         return PeerTimeout(text, ranks=ranks, timeout_s=timeout_s)
 
     def _cycle(self, awaited: Sequence[int]) -> dict[int, Status]:

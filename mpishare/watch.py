@@ -135,21 +135,21 @@ class Watcher:
 
     def _look_for_the_dead(self) -> None:
         agreement, block = self._agreement, self._block
-        dead, left = [], {}
+        dead, left = [], []
         for rank in agreement.others:
             runs = block.is_running(rank)
             # The state is read after the lock: an orderly end says so first, then lets go.
             state = block.state(rank)
             if state == State.LEFT:
-                left[rank] = agreement.gone_words(rank)
+                left.append(rank)
             elif not runs and state == State.PRESENT:
                 dead.append(rank)
             elif state != State.PRESENT and any(rank in lag for lag in self.lagging().values()):
-                left[rank] = agreement.gone_words(rank)
+                left.append(rank)
         if dead:
             agreement.fail(_death(dead, agreement), fatal=True)
         elif left:
-            agreement.fail(lambda: peer_error("a call", left), fatal=False)
+            agreement.fail_without("the node", left)
 
     def _look_for_the_late(self) -> None:
         now = time.monotonic()

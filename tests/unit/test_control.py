@@ -18,7 +18,8 @@ SIZE = 3
 
 @pytest.fixture
 def blocks():
-    made, name = shm.create(ControlBlock.nbytes_for(SIZE))
+    made = shm.create(ControlBlock.nbytes_for(SIZE))
+    name = shm.publish(made)
     nbytes = made.nbytes
     memories = [made, *(shm.attach(name, nbytes) for _ in range(SIZE - 1))]
     found = [ControlBlock(memory, rank, SIZE) for rank, memory in enumerate(memories)]
@@ -42,7 +43,7 @@ def test_departure_is_seen_by_all(blocks, state):
     blocks[1].depart(state, "ValueError: no such file")
     for block in blocks:
         assert block.state(1) is state
-        assert block.departure(1) == "ValueError: no such file"
+        assert block.departure(1) == ("ValueError: no such file", ())
         assert block.state(0) is block.state(2) is State.PRESENT
 
 
@@ -50,13 +51,14 @@ def test_first_departure_stands(blocks):
     blocks[1].depart(State.LEFT, "first")
     blocks[1].depart(State.CLOSED, "second")
     assert blocks[0].state(1) is State.LEFT
-    assert blocks[0].departure(1) == "first"
+    assert blocks[0].departure(1) == ("first", ())
 
 
 @pytest.mark.parametrize("text", ["", "é" * 2000, "\ud800 lone", "x" * 1_000_000, "\x00"])
 def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
     blocks[1].depart(State.LEFT, text)
-    found = blocks[0].departure(1)
+    found, missing = blocks[0].departure(1)
+    assert missing == ()
     assert blocks[0].state(2) is State.PRESENT
     assert blocks[0].status(1) is None
     kept = text.encode(errors="replace").decode()
@@ -271,3 +273,10 @@ def test_nbytes_has_room_for_every_rank():
     assert sizes[1] - sizes[0] == sizes[2] - sizes[1]
     # Slots of 128 bytes: no two ranks write to one cache line.
     assert (sizes[1] - sizes[0]) % (8 * LINE) == 0
+
+
+def test_the_ranks_that_were_missed_are_told(blocks):
+    blocks[1].depart(State.LEFT, "\ud800" * 1000, range(1000))
+    text, missing = blocks[0].departure(1)
+    assert text == "?" * len(text)
+    assert missing == tuple(range(64))

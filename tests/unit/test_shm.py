@@ -32,7 +32,8 @@ def nothing_is_left():
     ("asked", "got"), [(0, PAGE), (1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)]
 )
 def test_whole_pages_at_least_one(asked, got):
-    memory, name = shm.create(asked)
+    memory = shm.create(asked)
+    name = shm.publish(memory)
     shm.forget(name)
     assert memory.nbytes == len(memory.buffer) == got
     assert bytes(memory.buffer) == bytes(got)
@@ -40,7 +41,8 @@ def test_whole_pages_at_least_one(asked, got):
 
 
 def test_two_mappings_are_the_same_bytes():
-    one, name = shm.create(100)
+    one = shm.create(100)
+    name = shm.publish(one)
     other = shm.attach(name, 100)
     assert stat.S_IMODE(os.fstat(other.fd).st_mode) == 0o600
     shm.forget(name)
@@ -53,7 +55,8 @@ def test_two_mappings_are_the_same_bytes():
 
 
 def test_name_is_gone_after_forget():
-    memory, name = shm.create(1)
+    memory = shm.create(1)
+    name = shm.publish(memory)
     assert name in held().names
     shm.forget(name)
     shm.forget(name)
@@ -63,7 +66,8 @@ def test_name_is_gone_after_forget():
 
 
 def test_close_twice():
-    memory, name = shm.create(1)
+    memory = shm.create(1)
+    name = shm.publish(memory)
     shm.forget(name)
     memory.close()
     memory.close()
@@ -72,7 +76,8 @@ def test_close_twice():
 
 def test_memory_goes_with_its_last_view():
     before = held()
-    memory, name = shm.create(3 * PAGE)
+    memory = shm.create(3 * PAGE)
+    name = shm.publish(memory)
     shm.forget(name)
     view = memoryview(memory.buffer)
     memory.close()
@@ -89,8 +94,8 @@ def test_an_array_keeps_its_memory(part):
     """Without it, reading the array after `close` is a segmentation fault."""
     before = held()
     backend = HostBackend()
-    memory, token = backend.allocate(4 * PAGE)
-    backend.settle(token)
+    memory = backend.allocate(4 * PAGE)
+    backend.settle(backend.publish(memory))
     assert not memory.is_held
     array = memory.array((8,), "i8")[part]
     array[...] = 5
@@ -115,7 +120,8 @@ def test_other_names_are_refused(name):
 
 
 def test_memory_smaller_than_needed_is_refused():
-    memory, name = shm.create(PAGE)
+    memory = shm.create(PAGE)
+    name = shm.publish(memory)
     with pytest.raises(HandleError, match=f"{PAGE} bytes where {PAGE + 1}"):
         shm.attach(name, PAGE + 1)
     shm.forget(name)
@@ -125,7 +131,8 @@ def test_memory_smaller_than_needed_is_refused():
 def test_more_than_the_folder_has(monkeypatch):
     room = SimpleNamespace(f_bavail=16, f_frsize=PAGE)
     monkeypatch.setattr(shm.os, "statvfs", lambda path: room)
-    memory, name = shm.create(16 * PAGE)
+    memory = shm.create(16 * PAGE)
+    name = shm.publish(memory)
     shm.forget(name)
     memory.close()
     with pytest.raises(UnsupportedError, match=f"{17 * PAGE} bytes .*--shm-size"):
@@ -162,13 +169,16 @@ def test_naming_that_fails_leaves_nothing(monkeypatch):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(shm.os, "link", refuse)
+    memory = shm.create(PAGE)
     with pytest.raises(PermissionError):
-        shm.create(PAGE)
+        shm.publish(memory)
+    memory.close()
 
 
 def test_pages_are_reserved_not_promised():
     """The whole has its room before it is touched: no SIGBUS later."""
-    memory, name = shm.create(64 * PAGE)
+    memory = shm.create(64 * PAGE)
+    name = shm.publish(memory)
     shm.forget(name)
     assert os.fstat(memory.fd).st_blocks * 512 >= 64 * PAGE
     memory.close()
@@ -196,7 +206,8 @@ def test_limit_of_a_control_group_counts(monkeypatch, tmp_path):
 
 def test_array_of_a_dtype_and_shape():
     backend = HostBackend()
-    memory, token = backend.allocate(100)
+    memory = backend.allocate(100)
+    token = backend.publish(memory)
     backend.settle(token)
     array = memory.array((2, 3), np.dtype("f4"))
     assert (array.shape, array.dtype, array.sum()) == ((2, 3), np.dtype("f4"), 0)
