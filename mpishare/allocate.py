@@ -71,7 +71,8 @@ def share(ground: Ground, source: Any, owner: Any) -> Window:
             return {"owner": rank}
         array = source() if callable(source) else source
         if not isinstance(getattr(array, "dtype", None), np.dtype):
-            array = ground.backend.xp.asarray(array)  # a tensor, a list, a number
+            is_on_gpu = hasattr(array, "__cuda_array_interface__")
+            array = (ground.backend.xp if is_on_gpu else np).asarray(array)  # a tensor, a list
         shape, dtype = _layout(ground, call, tuple(array.shape), np.dtype(array.dtype))
         made.append(array)
         return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}

@@ -167,7 +167,9 @@ class Waits:
         """
         said: dict[int, str] = {}
         missing: set[int] = set()
-        for rank in gone:
+        # All that left, since the one with the cause left before those that pass it on.
+        left = [rank for rank in self.others if self.block.state(rank) == State.LEFT]
+        for rank in sorted({*gone, *left}):
             state = self.block.state(rank)
             if state == State.LEFT:
                 said[rank], without = self.block.departure(rank)

@@ -1,0 +1,132 @@
+"""Plays a scene, a function of a test file, on ranks of its own, and reads what they told."""
+
+import contextlib
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launch import SHM, Result, launcher, run_ranks
+
+HEADER = """\
+import atexit, logging, os, signal, sys, time, warnings
+import mpishare
+from tests.faults.stage import CALLS, Stage, leftovers, shared_bytes
+from tests.helpers.reporting import report
+
+"""
+# Open MPI goes on without a killed rank when asked to. MPICH's mpirun must not learn of the death:
+# what it started, a shell that holds the rank's connection to it, lives on as `sleep`.
+ENABLE_RECOVERY = {"openmpi": ["--enable-recovery"], "mpich": []}
+KEEPER = """"$@"; status=$?; [ $status -lt 128 ] || exec sleep 30; exit $status"""
+KEEP = {"openmpi": [], "mpich": ["/bin/sh", "-c", KEEPER, "keeper"]}
+BACKENDS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
+KILLING_BACKENDS = ["host", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.kills])]
+
+
+@dataclass(frozen=True)
+class Told:
+    """How one call of one rank ended."""
+
+    error: str | None
+    begin: float
+    end: float
+    text: str = ""
+    ranks: list[int] | None = None
+    failures: dict[int, str] = field(default_factory=dict)
+    name: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of a scene."""
+
+    result: Result
+    stderr: dict[int, str]  # of each rank, where the scene can lose one
+
+    def rank(self, rank: int) -> dict:
+        assert rank in self.result.reports, f"rank {rank} told nothing\n{self.describe()}"
+        return self.result.reports[rank]
+
+    def told(self, rank: int, name: str) -> Told:
+        facts = self.rank(rank)
+        assert name in facts, f"rank {rank} told nothing of {name!r}\n{self.describe()}"
+        told = dict(facts[name])
+        return Told(**{**told, "failures": dict(told.get("failures", []))})
+
+    def raised(self, rank: int, name: str, error: str) -> Told:
+        """The named call, which must have raised the named error."""
+        told = self.told(rank, name)
+        assert told.error == error, f"rank {rank}, {name}: {told}\n{self.describe()}"
+        return told
+
+    def worked(self, ranks: Sequence[int], *names: str) -> None:
+        for rank in ranks:
+            for name in names:
+                told = self.told(rank, name)
+                assert told.error is None, f"rank {rank}, {name}: {told}\n{self.describe()}"
+
+    def ended_well(self) -> None:
+        """The job ended with status 0 and said nothing."""
+        assert self.result.returncode == 0, self.describe()
+        assert self.result.stderr.strip() == "", self.describe()
+
+    def describe(self) -> str:
+        return f"{self.result.describe()}\n-- stderr of ranks --\n{self.stderr}"
+
+
+def play(
+    n: int,
+    scene: Callable,
+    *arguments: object,
+    backend: str = "host",
+    survivable: bool = False,
+    python: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    timeout_s: float = 40.0,
+) -> Played:
+    """Run the function on `n` ranks, with a `Stage` as its first argument.
+
+    Its source is run and not its module, so that the ranks need no pytest. Ends in an error where
+    anything of mpishare's is left: a process, or a name in /dev/shm.
+    """
+    source = inspect.getsource(scene)
+    names = set(SHM.glob("mpishare-*"))
+    with tempfile.TemporaryDirectory(prefix="scene-") as folder:
+        program = Path(folder, "scene.py")
+        program.write_text(f"{HEADER}\n{source}\n\n{scene.__name__}(Stage(), *{arguments!r})\n")
+        stderr = Path(folder, "stderr")
+        stderr.mkdir()
+        variables = {"MPISHARE_BACKEND": backend, **(env or {})}
+        variables |= {"STAGE_STDERR": str(stderr)} if survivable else {}
+        kind = launcher()[1]
+        result = run_ranks(
+            n,
+            [*(KEEP[kind] if survivable else []), sys.executable, *python, program],
+            env=variables,
+            extra_mpirun=ENABLE_RECOVERY[kind] if survivable else [],
+            timeout_s=timeout_s,
+        )
+        words = {int(file.name): file.read_text() for file in sorted(stderr.iterdir())}
+    played = Played(result, words)
+    assert not result.timed_out, played.describe()
+    left = {name for name in set(SHM.glob("mpishare-*")) - names if not _is_mapped(name)}
+    assert not left, f"left in /dev/shm: {left}\n{played.describe()}"
+    return played
+
+
+def _is_mapped(name: Path) -> bool:
+    """Whether a process has it: then it is another job's, since none of this one is left."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if str(name) in maps.read_text(errors="replace"):
+                return True
+    return not name.exists()

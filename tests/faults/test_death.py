@@ -1,0 +1,205 @@
+"""A rank is killed: every survivor is told which one, within seconds, wherever it is."""
+
+import os
+import time
+
+import pytest
+
+import mpishare
+from tests.faults.scenes import KILLING_BACKENDS, play
+from tests.faults.stage import CALLS, Stage
+from tests.helpers.reporting import report
+
+VICTIM = 1
+LIMIT_S = 5.0
+
+
+def killed(stage: Stage, place: str, victim: int) -> None:
+    rest = stage.world.Split(stage.rank == victim, stage.rank)
+    node = stage.node()
+    calls = stage.calls(node, victim)
+    for name in CALLS:  # each works while all are there
+        if name != "start":
+            calls[name]()
+    node.barrier()
+    if stage.rank == victim:
+        time.sleep(0.4)
+        stage.die()
+    if place == "computing":
+        time.sleep(1.0)
+        place = "fence"
+    stage.attempt("first", calls[place])
+    for name in CALLS:
+        stage.attempt(f"then {name}", calls[name])
+    stage.attempt("close", node.close)
+    stage.attempt("close again", node.close)
+    stage.second_node(rest)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+@pytest.mark.parametrize("place", [*CALLS, "computing"])
+def test_all_survivors_name_the_killed_rank(place, backend):
+    played = play(3, killed, place, VICTIM, backend=backend, survivable=True)
+    died = played.rank(VICTIM)["died"]
+    for rank in (0, 2):
+        first = played.raised(rank, "first", "PeerTimeout")
+        assert first.ranks == [VICTIM]
+        assert max(first.end - died, first.seconds) < LIMIT_S
+        for name in CALLS:
+            then = played.raised(rank, f"then {name}", "PeerTimeout")
+            assert then.ranks == [VICTIM]
+            assert then.seconds < 1
+        for name in ("close", "close again"):
+            assert played.told(rank, name).error is None
+            assert played.told(rank, name).seconds < 1
+        played.worked([rank], "second node")
+    assert played.result.returncode != 0, played.describe()
+    assert "mpishare: rank 0 aborts the job: rank 1 of 3 died" in played.stderr[0]
+
+
+def chained(stage: Stage) -> None:
+    node = stage.node()
+    window = node.allocate(8)
+    node.barrier()
+    if stage.rank == 2:
+        time.sleep(0.4)
+        stage.die()
+
+    def wait_for_the_next() -> None:
+        with node:
+            window.start([stage.rank + 1])
+            node.synchronize()
+
+    stage.attempt("first", wait_for_the_next)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
+    """Rank 0 waits for rank 1 alone, which leaves its `with` block since rank 2 died."""
+    played = play(3, chained, backend=backend, survivable=True)
+    for rank in (0, 1):
+        assert played.raised(rank, "first", "PeerTimeout").ranks == [2], played.describe()
+
+
+def unwatched(stage: Stage) -> None:
+    mpishare.watch.Watcher.start = lambda self: None
+    node = stage.node(timeout_s=2.0)
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.2)
+        stage.die()
+    stage.attempt("first", node.barrier)
+
+
+def test_control_without_a_watcher_the_death_is_not_seen():
+    played = play(2, unwatched, survivable=True)
+    first = played.raised(0, "first", "PeerTimeout")
+    assert first.seconds >= 2  # others see it in 0.1 s
+    assert "died" not in first.text
+
+
+def stuck(stage: Stage) -> None:
+    node = stage.node()
+    node._ground.watcher.grace_s = 1.0
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.2)
+        stage.die()
+    try:
+        stage.world.recv(source=1)
+    finally:
+        report({"came back": True})
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_a_rank_stuck_in_a_message_ends_by_itself_and_says_why(backend):
+    played = play(2, stuck, backend=backend, survivable=True, timeout_s=60)
+    assert "came back" not in played.result.reports.get(0, {})
+    assert "rank 0 ends: rank 1 of 2 died" in played.stderr[0], played.describe()
+    assert "made no call to mpishare for 1 s" in played.stderr[0]
+
+
+def forked(stage: Stage) -> None:
+    node = stage.node()
+    window = node.allocate(4, fill=0.0)
+    window.fence()
+    if stage.rank == 1:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            # Leaves without a word to MPI, and some time after its parent.
+            for call in (node.barrier, window.fence, node.close):
+                try:
+                    call()
+                except Exception as error:
+                    os.write(writer, f"{call.__name__}: {type(error).__name__}\n".encode())
+            time.sleep(2)
+            os._exit(0)
+        os.close(writer)
+        heard = b""
+        while heard.count(b"\n") < 2:
+            heard += os.read(reader, 4096)
+        report({"child": child, "heard": heard.decode().splitlines()})
+    stage.attempt("after the fork", lambda: (node.barrier(), window.fence(), node.barrier()))
+    if stage.rank == 1:
+        stage.die()
+    stage.attempt("after the death", node.barrier)
+
+
+def test_a_forked_child_is_refused_and_does_not_hide_its_parents_death():
+    played = play(2, forked, survivable=True)
+    played.worked([0, 1], "after the fork")
+    assert played.rank(1)["heard"][:2] == ["barrier: UnsupportedError", "fence: UnsupportedError"]
+    after = played.raised(0, "after the death", "PeerTimeout")
+    assert after.ranks == [1]
+    assert after.end - played.rank(1)["died"] < 1.5  # the child lives for 2 s
+
+
+def stream_waits(stage: Stage, dies: bool) -> None:
+    import cupy
+
+    node = stage.node(timeout_s=60.0 if dies else 2.0)
+    window = node.allocate(8, fill=0.0)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        window.array[...] += 0  # a kernel is loaded at its first use, behind whatever waits
+    node.synchronize(stream)
+    node.barrier()
+    if stage.rank == 1:
+        if dies:
+            time.sleep(0.5)
+            stage.die()
+        stage.world.Barrier()
+        return
+    with stream:
+        window.start([1])
+        window.array[...] += 1
+    stage.attempt("synchronize", node.synchronize, stream)
+    time.sleep(0.3)
+    report({"is done": stream.done})
+    stage.attempt("afterwards", window.fence, stream)
+    if not dies:
+        stage.world.Barrier()
+
+
+@pytest.mark.gpu
+@pytest.mark.kills
+def test_a_stream_that_waits_for_a_killed_rank_is_released():
+    played = play(2, stream_waits, True, backend="cuda", survivable=True)
+    told = played.raised(0, "synchronize", "PeerTimeout")
+    assert told.ranks == [1]
+    assert told.end - played.rank(1)["died"] < LIMIT_S
+    assert played.rank(0)["is done"]
+    assert played.raised(0, "afterwards", "PeerTimeout").ranks == [1]
+
+
+@pytest.mark.gpu
+def test_a_stream_that_waits_for_a_rank_that_never_posts_ends_at_the_deadline():
+    played = play(2, stream_waits, False, backend="cuda")
+    told = played.raised(0, "synchronize", "PeerTimeout")
+    assert told.ranks == [1]
+    assert 2 <= told.seconds < 3
+    assert played.rank(0)["is done"]
+    assert played.raised(0, "afterwards", "PeerTimeout").ranks == [1]

@@ -1,0 +1,47 @@
+"""`run_ranks` itself: reports, exit status, the deadline, and nothing left alive."""
+
+import pytest
+
+from tests.helpers.launch import run_ranks
+
+IMPORTS = "import os, subprocess, sys, time\nfrom tests.helpers.reporting import my_rank, report\n"
+
+
+def test_reports_of_all_ranks_come_back():
+    source = IMPORTS + "report({'rank': my_rank()}); report({'args': sys.argv[1:]})\n"
+    result = run_ranks(3, source, args=["a b"])
+    assert result.returncode == 0, result.describe()
+    assert result.reports == {rank: {"rank": rank, "args": ["a b"]} for rank in range(3)}
+    assert result.stderr == ""
+
+
+def test_a_hang_ends_at_the_deadline_with_tracebacks_and_reports():
+    source = IMPORTS + "report({'began': True})\ndef stuck(): time.sleep(100)\nstuck()\n"
+    result = run_ranks(2, source, timeout_s=3)
+    assert result.timed_out
+    assert result.seconds < 10
+    assert "stuck" in result.stderr, result.describe()
+    assert result.reports == {0: {"began": True}, 1: {"began": True}}
+
+
+def test_a_process_that_outlives_its_job_is_found_and_killed():
+    source = IMPORTS + (
+        "quiet = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)\n"
+        "if my_rank() == 0:\n"
+        "    program = [sys.executable, '-c', 'import time; time.sleep(100)']\n"
+        "    child = subprocess.Popen(program, start_new_session=True, **quiet)\n"
+        "    report({'child': child.pid})\n"
+    )
+    with pytest.raises(AssertionError, match="outlived mpirun"):
+        run_ranks(2, source)
+    result = run_ranks(2, source, check_survivors=False)
+    assert [line.split()[0] for line in result.survivors] == [str(result.reports[0]["child"])]
+
+
+@pytest.mark.recovery
+def test_survivors_of_a_killed_rank_report():
+    source = IMPORTS + (
+        "if my_rank() == 1: os.kill(os.getpid(), 9)\ntime.sleep(1)\nreport({'alive': True})\n"
+    )
+    result = run_ranks(3, source, extra_mpirun=["--enable-recovery"])
+    assert sorted(result.reports) == [0, 2], result.describe()

@@ -1,0 +1,140 @@
+"""A rank leaves by an exception, by a signal or by its exit: the others are told at once."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.faults.scenes import BACKENDS, play
+from tests.faults.stage import CALLS, Stage
+from tests.helpers.reporting import report
+
+LIMIT_S = 2.0
+
+
+def leaves(stage: Stage, place: str) -> None:
+    def work() -> None:
+        with stage.node() as node:
+            calls = stage.calls(node, 1)
+            node.barrier()
+            if stage.rank == 1:
+                time.sleep(0.3)
+                report({"left": time.monotonic()})
+                raise ZeroDivisionError("the words of rank 1")
+            calls[place]()
+
+    stage.attempt("with", work)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("place", CALLS)
+def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
+    played = play(3, leaves, place, backend=backend)
+    assert played.raised(1, "with", "ZeroDivisionError").text == "the words of rank 1"
+    for rank in (0, 2):
+        told = played.raised(rank, "with", "PeerError")
+        assert told.end - played.rank(1)["left"] < LIMIT_S
+        # Who left because of rank 1 may be named beside it.
+        assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def stream_waits(stage: Stage) -> None:
+    def work() -> None:
+        with stage.node() as node:
+            import cupy
+
+            window = node.allocate(8, fill=0.0)
+            stream = cupy.cuda.Stream(non_blocking=True)
+            node.barrier()
+            if stage.rank == 1:
+                time.sleep(0.3)
+                report({"left": time.monotonic()})
+                raise ZeroDivisionError("the words of rank 1")
+            try:
+                window.start([1], stream)
+                node.synchronize(stream)
+            finally:
+                time.sleep(0.3)
+                report({"is done": stream.done})
+
+    stage.attempt("with", work)
+
+
+@pytest.mark.gpu
+def test_a_stream_that_waits_for_a_rank_that_left_is_released():
+    played = play(2, stream_waits, backend="cuda")
+    told = played.raised(0, "with", "PeerError")
+    assert told.failures == {1: "ZeroDivisionError: the words of rank 1"}
+    assert told.end - played.rank(1)["left"] < LIMIT_S + 0.3
+    assert played.rank(0)["is done"]
+    played.ended_well()
+
+
+def interrupted(stage: Stage) -> None:
+    node = stage.node()
+    node.barrier()
+    victim = stage.gather(os.getpid())[1]
+
+    def work() -> None:
+        with node:
+            if stage.rank == 0:
+                time.sleep(0.4)
+                report({"sent": time.monotonic()})
+                os.kill(victim, signal.SIGINT)
+                time.sleep(0.2)
+            node.barrier()
+
+    stage.attempt("with", work)
+    stage.second_node(stage.world)
+
+
+def test_a_keyboard_interrupt_in_a_wait():
+    played = play(3, interrupted)
+    interrupted_at = played.raised(1, "with", "KeyboardInterrupt").end
+    assert interrupted_at - played.rank(0)["sent"] < LIMIT_S
+    for rank in (0, 2):
+        told = played.raised(rank, "with", "PeerError")
+        assert told.failures[1] == "KeyboardInterrupt"
+        assert told.end - played.rank(0)["sent"] < LIMIT_S
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def exits(stage: Stage, way: str) -> None:
+    node = stage.node()
+    node.allocate(4)
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.3)
+        report({"left": time.monotonic()})
+        if way == "exit":
+            sys.exit(3)
+        if way == "exit 0":
+            sys.exit(0)
+        raise ZeroDivisionError("the words of rank 1")
+    stage.attempt("wait", node.barrier)
+
+
+@pytest.mark.parametrize("way", ["exit", "exit 0", "raise"])
+@pytest.mark.parametrize("python", [(), ("-m", "mpi4py")], ids=["python", "mpi4py"])
+def test_a_rank_exits_outside_of_with(way, python):
+    played = play(3, exits, way, python=python)
+    left = played.rank(1)["left"]
+    # Under `-m mpi4py` a failing rank aborts the job, maybe before the others have told anything.
+    aborts = python and way != "exit 0"
+    for rank in (0, 2):
+        if aborts and rank not in played.result.reports:
+            continue
+        told = played.raised(rank, "wait", "PeerError")
+        assert told.failures[1] == "exited without closing the node"
+        assert told.end - left < LIMIT_S
+    assert played.result.seconds < 15
+    if way == "exit 0":
+        played.ended_well()
+    else:
+        assert played.result.returncode != 0, played.describe()

@@ -1,0 +1,125 @@
+"""The guards of the rank tests, each seen to work: a failure, a hang and a crash on one rank."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launch import ROOT, Result, run_ranks
+
+PLUGINS = ("guard", "outcomes", "lockstep")
+
+
+def run_pytest(folder: Path, source: str, *, n: int = 3, timeout_s: float = 40) -> Result:
+    (folder / "test_sample.py").write_text(
+        f"import os, time, pytest\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\n{source}"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-c"]
+    command += [str(ROOT / "pyproject.toml"), "--outcomes", str(folder / "outcomes.json")]
+    for plugin in PLUGINS:
+        command += ["-p", f"tests.helpers.{plugin}"]
+    return run_ranks(n, [*command, str(folder)], timeout_s=timeout_s)
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    tests = json.loads((folder / "outcomes.json").read_text())
+    return {name.split("::")[1]: test["outcome"] for name, test in tests.items()}
+
+
+def test_what_passes_passes_and_is_printed_once(tmp_path):
+    source = """
+def test_sum():
+    assert MPI.COMM_WORLD.allreduce(rank) == 3
+@pytest.mark.ranks(min=3)
+def test_three(): pass
+@pytest.mark.ranks(max=2)
+def test_two(): pass
+@pytest.mark.xfail
+def test_known(): assert rank < 0
+def test_skip(): pytest.skip("everywhere")
+"""
+    result = run_pytest(tmp_path, source)
+    assert result.returncode == 0, result.describe()
+    assert result.stdout.count("2 passed, 1 skipped, 1 deselected, 1 xfailed") == 1
+    assert outcomes(tmp_path) == {
+        "test_sum": "passed",
+        "test_three": "passed",
+        "test_known": "skipped",
+        "test_skip": "skipped",
+    }
+
+
+def test_one_rank_that_fails_fails_the_test_with_its_own_words(tmp_path):
+    source = """
+def test_fails():
+    assert rank != 2, "the words of the last rank"
+@pytest.fixture
+def broken():
+    if rank == 1: raise ValueError("the words of a fixture")
+def test_setup(broken): MPI.COMM_WORLD.Barrier()
+def test_after(): MPI.COMM_WORLD.Barrier()
+"""
+    result = run_pytest(tmp_path, source)
+    assert result.returncode == 1, result.describe()
+    assert "the words of the last rank" in result.stdout
+    assert "failed on ranks [2] of 3" in result.stdout
+    assert "the words of a fixture" in result.stdout
+    assert outcomes(tmp_path) == {
+        "test_fails": "failed",
+        "test_setup": "failed",
+        "test_after": "passed",
+    }
+
+
+def test_a_skip_or_an_expected_failure_of_one_rank_only_is_a_failure(tmp_path):
+    source = """
+def test_skip():
+    if rank == 1: pytest.skip("only here")
+@pytest.mark.xfail(strict=False)
+def test_known(): assert rank == 1
+"""
+    result = run_pytest(tmp_path, source)
+    assert result.returncode == 1, result.describe()
+    assert "skipped on ranks [1] of 3 only" in result.stdout
+    assert outcomes(tmp_path) == {"test_skip": "failed", "test_known": "failed"}
+
+
+@pytest.mark.parametrize("kind", ["hang", "barrier"])
+def test_a_hang_ends_by_itself_and_says_where(tmp_path, kind):
+    waits = "MPI.COMM_WORLD.Barrier()" if kind == "barrier" else "time.sleep(100)"
+    source = f"""
+def wait_for_nobody():
+    {waits}
+@pytest.mark.limit(4)
+def test_waits():
+    if rank == 0: raise ValueError("the words of the one that left")
+    wait_for_nobody()
+"""
+    result = run_pytest(tmp_path, source)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0
+    assert result.seconds < 25
+    assert "wait_for_nobody" in result.stderr
+    assert "the words of the one that left" in result.stderr
+    assert outcomes(tmp_path) == {"test_waits": "unfinished"}
+
+
+def test_a_rank_that_crashes_fails_the_job(tmp_path):
+    source = """
+def test_crash():
+    if rank == 1: os.abort()
+    MPI.COMM_WORLD.Barrier()
+"""
+    result = run_pytest(tmp_path, source)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0
+    assert outcomes(tmp_path) == {"test_crash": "unfinished"}
+
+
+@pytest.mark.parametrize("line", ["1 / 0", "def test_mine(): pass"])
+def test_ranks_that_collect_different_tests_are_told(tmp_path, line):
+    result = run_pytest(tmp_path, f"def test_all(): pass\nif rank == 1:\n    {line}\n")
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0
+    assert "the ranks collected different tests" in result.stdout + result.stderr

@@ -1,0 +1,103 @@
+"""/dev/shm of 64 MiB, Docker's default: an error that says what to do, and no SIGBUS."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mpishare
+from tests.faults.scenes import play
+from tests.faults.stage import Stage, leftovers
+from tests.helpers import launch
+from tests.helpers.reporting import report
+
+MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
+
+
+@pytest.fixture(autouse=True)
+def in_small_shm(monkeypatch, tmp_path):
+    """Jobs of this test start in a mount namespace with a /dev/shm of 64 MiB."""
+    way = ["unshare", "-m" if os.geteuid() == 0 else "-Urm", "sh", "-c", MOUNT, "sh"]
+    tried = subprocess.run([*way, "true"], capture_output=True, text=True, check=False)
+    if any(word in tried.stderr for word in ("denied", "not permitted")):
+        pytest.skip(f"no mount namespace here: {tried.stderr.strip()}")
+    assert tried.returncode == 0, tried.stderr
+    # What is to run out of room is mpishare and not Open MPI.
+    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
+    mpirun, kind = launch.launcher()
+    wrapper = Path(tmp_path, "mpirun")
+    unshare, option, *rest = way
+    words = " ".join(f"'{word}'" for word in (option, *rest))
+    wrapper.write_text(f'#!/bin/sh\nexec {unshare} {words} "{mpirun}" "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setattr(launch, "launcher", lambda: (str(wrapper), kind))
+
+
+def too_large(stage: Stage, unchecked: bool) -> None:
+    def free() -> int:
+        room = os.statvfs("/dev/shm")
+        return room.f_bavail * room.f_frsize
+
+    stage.world.Barrier()
+    report({"total": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize})
+    if unchecked:
+        mpishare.shm._check_room = lambda nbytes: None
+    with stage.node() as node:
+        stage.world.Barrier()
+        before = free()
+        stage.attempt("allocate", lambda: node.allocate(100 << 20, dtype="u1", owner=1))
+        stage.attempt("allocate_each", lambda: node.allocate_each(30 << 20, dtype="u1", fill=1))
+        stage.world.Barrier()
+        report({"kept": before - free()})
+        stage.attempt("go on", lambda: node.allocate(16 << 20, dtype="u1", fill=1).close())
+        stage.world.Barrier()
+        report({"kept after": before - free()})
+    report({"leftovers": leftovers()})
+
+
+@pytest.mark.parametrize("unchecked", [False, True], ids=["asked first", "refused by the kernel"])
+def test_a_window_larger_than_shm(unchecked):
+    played = play(3, too_large, unchecked)
+    assert played.rank(0)["total"] == 64 << 20
+    assert "--shm-size" in played.raised(1, "allocate", "UnsupportedError").text
+    for rank in (0, 2):
+        assert list(played.raised(rank, "allocate", "PeerError").failures) == [1]
+    # Three times 30 MiB: at least one does not fit, and nothing of the others is kept.
+    errors = [played.told(rank, "allocate_each").error for rank in range(3)]
+    assert set(errors) <= {"UnsupportedError", "PeerError"}
+    assert "UnsupportedError" in errors
+    played.worked(range(3), "go on")
+    for rank in range(3):
+        assert played.rank(rank)["kept"] == 0, played.describe()
+        assert played.rank(rank)["kept after"] == 0
+        assert played.rank(rank)["leftovers"] == []
+    played.ended_well()
+
+
+def no_room(stage: Stage) -> None:
+    stage.world.Barrier()
+    if stage.rank == 0:
+        room = os.statvfs("/dev/shm")
+        with open("/dev/shm/ballast", "wb") as file:  # noqa: PTH123
+            os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - 4096)
+    stage.world.Barrier()
+    stage.attempt("node", stage.node)
+    stage.world.Barrier()
+    if stage.rank == 0:
+        os.unlink("/dev/shm/ballast")  # noqa: PTH108
+    stage.world.Barrier()
+    stage.second_node(stage.world)
+    report({"leftovers": leftovers()})
+
+
+def test_no_room_for_the_node_itself():
+    played = play(3, no_room)
+    assert "--shm-size" in played.raised(0, "node", "UnsupportedError").text
+    for rank in (1, 2):
+        told = played.raised(rank, "node", "PeerError")
+        assert list(told.failures) == [0]
+        assert "--shm-size" in told.failures[0]
+    played.worked(range(3), "second node")
+    assert all(played.rank(rank)["leftovers"] == [] for rank in range(3))
+    played.ended_well()
