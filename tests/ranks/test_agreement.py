@@ -1,0 +1,144 @@
+"""What a failed collective leaves behind: ranks in step, nothing open, and words for everyone."""
+
+import os
+import threading
+
+import pytest
+
+import mpishare.form
+from mpishare import (
+    ClosedError,
+    MismatchError,
+    Node,
+    PeerError,
+    PeerTimeout,
+    UnsupportedError,
+    shm,
+)
+from tests.helpers.held import held
+
+TWO = pytest.mark.ranks(min=2)
+
+
+def raised(kind, call):
+    with pytest.raises(kind) as caught:
+        call()
+    return caught.value
+
+
+@TWO
+def test_a_collective_call_inside_share_is_refused_by_name(comm):
+    with Node(comm) as node:
+        own = UnsupportedError if node.is_leader else PeerError
+        error = raised(own, lambda: node.share(lambda: node.allocate(3)))
+        assert "Node.allocate was called inside Node.share" in str(error)
+        assert node.allocate(2, fill=1).array.tolist() == [1, 1]
+
+
+@TWO
+def test_windows_closed_in_another_order_are_both_still_open(comm):
+    with Node(comm) as node:
+        one, two = node.allocate(2, fill=1), node.allocate(2, fill=2)
+        error = raised(MismatchError, (one if node.is_leader else two).close)
+        assert error.ranks
+        assert not one.is_closed
+        assert not two.is_closed
+        assert (one.array.tolist(), two.array.tolist()) == ([1, 1], [2, 2])
+    assert one.is_closed
+    assert two.is_closed
+
+
+@TWO
+def test_a_close_that_fails_is_told_to_all(comm):
+    node = Node(comm, timeout_s=50.0)
+    error = raised(MismatchError, node.close if node.is_leader else node.barrier)
+    assert error.ranks
+    if node.is_leader:
+        assert node.is_closed
+        raised(ClosedError, node.barrier)
+        node.close()
+    else:
+        # At once, not after the deadline: the leader has left, and said why.
+        assert raised(PeerError, node.barrier).failures[0].startswith("MismatchError")
+        node.close()
+
+
+def broken(comm, monkeypatch, where):
+    """Let the last rank fail at one place of `Node()`."""
+
+    def refuse(*_):
+        raise OSError("not here")
+
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(*where, refuse)
+
+
+@TWO
+@pytest.mark.parametrize("place", ["attach", "backend"])
+def test_a_node_that_cannot_be_made_leaves_nothing(comm, monkeypatch, place):
+    where = (shm, "attach") if place == "attach" else (mpishare.form, "_backend")
+    with monkeypatch.context() as patch:
+        broken(comm, patch, where)
+        kind = OSError if comm.rank == comm.size - 1 else PeerError
+        raised(kind, lambda: Node(comm))
+        files, threads = held().fds, threading.active_count()
+        for _ in range(10):
+            raised(kind, lambda: Node(comm))
+        assert (held().fds, threading.active_count()) == (files, threads)
+    Node(comm).close()
+
+
+@TWO
+def test_counters_that_cannot_be_mapped_leave_nothing(comm, monkeypatch):
+    with Node(comm) as node:
+        words = 1 << 20  # more than any chunk has left
+        kind = OSError if comm.rank == comm.size - 1 else PeerError
+        with monkeypatch.context() as patch:
+            broken(comm, patch, (shm, "attach"))
+            files = held().fds
+            for _ in range(5):
+                raised(kind, lambda: node._ground.take_counters("test", words))
+            assert held().fds == files
+        counters = node._ground.take_counters("test", words)
+        counters.view[node.rank] = node.rank + 1
+        node.barrier()
+        assert counters.view[: node.size].tolist() == list(range(1, node.size + 1))
+        node.barrier()
+        del counters
+
+
+def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch):
+    """MPI may still write there: it must not become a user's array."""
+    from mpishare import messages
+
+    class Never:
+        def Test(self):  # noqa: N802  as in mpi4py
+            return False
+
+    monkeypatch.setattr(messages, "_given_up", [])
+    memory = bytearray(8)
+    assert raised(PeerTimeout, lambda: messages.finish(Never(), "test", 0.0, memory)).ranks == ()
+    ((_, kept),) = messages._given_up
+    assert kept[0] is memory
+
+
+@TWO
+def test_a_forked_child_does_not_speak_for_its_parent(comm):
+    with Node(comm) as node:
+        if node.rank == node.size - 1:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    try:
+                        with node:
+                            pass
+                    except UnsupportedError:
+                        status = 0
+                    node.close()
+                    node._ground.agreement.block.depart(mpishare.control.State.LEFT, "child")
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+        node.barrier()
+        node.barrier()
