@@ -20,7 +20,7 @@ from pathlib import Path
 from mpishare.errors import HandleError, UnsupportedError
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
-_NAME = re.compile(r"mpishare-[0-9a-f]{32}")
+_NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
 
 
 class SharedMemory:
@@ -94,7 +94,7 @@ def publish(memory: SharedMemory) -> str:
     A step of its own, so that the name is there for a moment only: what is killed while pages are
     reserved, or filled, leaves nothing behind.
     """
-    name = f"mpishare-{secrets.token_hex(16)}"
+    name = f"mpishare-{os.getpid()}-{secrets.token_hex(16)}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
     folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

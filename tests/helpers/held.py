@@ -3,6 +3,7 @@
 Of this process alone: other jobs of the machine use /dev/shm and the GPU too.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ def held() -> Held:
     files = [str(f.readlink()) for f in Path("/proc/self/fd").iterdir() if f.is_symlink()]
     if "cupy" in sys.modules:  # the driver opens files of its own when it likes
         files = [file for file in files if file.startswith(OURS)]
-    names = frozenset(file.name for file in SHM.glob("mpishare-*"))
+    names = frozenset(file.name for file in SHM.glob(f"mpishare-{os.getpid()}-*"))
     return Held(len(files), mapped, names)
 
 

@@ -81,10 +81,11 @@ def test_a_node_that_cannot_be_made_leaves_nothing(comm, monkeypatch, place):
         broken(comm, patch, where)
         kind = OSError if comm.rank == comm.size - 1 else PeerError
         raised(kind, lambda: Node(comm))
-        files, threads = held().fds, threading.active_count()
+        files, threads = held().fds, threading.active_count()  # those of broken nodes may end yet
         for _ in range(10):
             raised(kind, lambda: Node(comm))
-        assert (held().fds, threading.active_count()) == (files, threads)
+        assert held().fds == files
+        assert threading.active_count() <= threads
     Node(comm).close()
 
 

@@ -15,7 +15,7 @@ from mpishare.backends.host import HostBackend
 from tests.helpers.held import held
 
 PAGE = mmap.PAGESIZE
-MISSING = f"mpishare-{'0' * 32}"
+MISSING = f"mpishare-1-{'0' * 32}"
 
 
 @pytest.fixture(autouse=True)
