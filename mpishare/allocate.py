@@ -192,7 +192,10 @@ def _layout(
         raise TypeError(f"{call} failed: shape must be ints, not {shape!r}") from None
     if any(size < 0 for size in sizes):
         raise ValueError(f"{call} failed: negative extents in shape {sizes}")
-    kind = np.dtype(dtype)
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"{call} failed: {error}") from None
     if kind.hasobject:
         raise TypeError(f"{call} failed: dtype {kind} holds Python objects, which cannot be shared")
     is_native = kind.char in _CUDA_DTYPES and kind.isnative
@@ -221,7 +224,7 @@ def _fill_bytes(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
         raise ValueError(f"{call} failed: fill must be a scalar, not of shape {np.shape(fill)}")
     try:
         return np.full((), fill, dtype=dtype).tobytes().hex()
-    except OverflowError as error:
+    except (OverflowError, ValueError) as error:
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}") from error
 
 

@@ -55,9 +55,11 @@ def choose_backend(
 
 
 def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
-    wanted = os.environ.get("MPISHARE_BACKEND") or backend
+    forced = os.environ.get("MPISHARE_BACKEND")
+    wanted = forced or backend
     if wanted not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, not {wanted!r}")
+        name = "the environment variable MPISHARE_BACKEND" if forced else "backend"
+        raise ValueError(f"{name} must be one of {BACKENDS}, not {wanted!r}")
     if not is_duration(timeout_s):
         raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
     return {"backend": wanted, "timeout_s": timeout_s}
@@ -76,5 +78,6 @@ def _why_no_gpu(wanted: str) -> str | None:
 
     why = available.missing()
     if wanted == "cuda" and why:
-        raise UnsupportedError(f"backend='cuda' failed: {why}")
+        forced = " (MPISHARE_BACKEND)" if os.environ.get("MPISHARE_BACKEND") else ""
+        raise UnsupportedError(f"backend='cuda'{forced} failed: {why}")
     return why

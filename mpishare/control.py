@@ -151,13 +151,28 @@ class ControlBlock:
         self.sync()
         return State(value)
 
-    def depart(self, state: State, text: str = "", missing: Sequence[int] = ()) -> None:
-        """Say how this rank leaves, and which ranks it missed; the first word said stands."""
+    def depart(
+        self,
+        state: State,
+        text: str = "",
+        missing: Sequence[int] = (),
+        *,
+        is_cause: bool = True,
+    ) -> None:
+        """Say how this rank leaves; the first word said stands.
+
+        Parameters
+        ----------
+        missing : sequence of int
+            The ranks for want of which it leaves.
+        is_cause : bool
+            False where it leaves only because another rank failed.
+        """
         at = self.rank * _RANK_WORDS
         if self.is_mine and self.words[at] == State.PRESENT:
             # Cut, so that what is read is whole.
             whole = text[:_MOST_SAID].encode(errors="replace").decode()
-            said = json.dumps([whole, list(missing)[:_MOST_MISSING]])
+            said = json.dumps([whole, list(missing)[:_MOST_MISSING], is_cause])
             self._write_text(at + 1, _STATE_WORDS - 2, said)
             self.sync()
             self.words[at] = state
@@ -173,10 +188,10 @@ class ControlBlock:
         at = _STATE_WORDS - 1
         return any(self.words[r * _RANK_WORDS + at] for r in range(self.size))
 
-    def departure(self, rank: int) -> tuple[str, tuple[int, ...]]:
-        """Return the words with which that rank left, and the ranks that it missed."""
-        text, missing = json.loads(self._read_text(rank * _RANK_WORDS + 1))
-        return text, tuple(missing)
+    def departure(self, rank: int) -> tuple[str, tuple[int, ...], bool]:
+        """Return a rank's words when it left, the ranks that it missed, and `is_cause`."""
+        text, missing, is_cause = json.loads(self._read_text(rank * _RANK_WORDS + 1))
+        return text, tuple(missing), is_cause
 
     # --- who waits for whom, so that a cycle of waits is seen
 

@@ -260,7 +260,12 @@ class Epochs(Ordered):
 
     def _group(self, call: str, ranks: Iterable[int]) -> Group:
         self._check()
-        key = tuple(ranks)
+        try:
+            key = tuple(ranks)
+        except TypeError:
+            raise TypeError(
+                f"{self.name}: {call} failed: {ranks!r} is not a list of ranks"
+            ) from None
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = self._new_group(call, key)

@@ -89,7 +89,7 @@ class ClosedError(MpiShareError, RuntimeError):
 
 
 class EpochError(MpiShareError, RuntimeError):
-    """Calls in the wrong order: start without complete, wait without post, post twice."""
+    """Calls in the wrong order: complete without start, wait without post, or either twice."""
 
 
 def words(error: BaseException) -> str:

@@ -99,7 +99,7 @@ class Ground:
 
     def rank_of(self, call: str, value: Any) -> int:
         """Return a rank that the user gave, or raise `TypeError` or `ValueError`."""
-        if isinstance(value, bool):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{call} failed: {value!r} is not a rank of the node")
         rank = operator.index(value)
         if not 0 <= rank < self.size:

@@ -3,8 +3,8 @@
 Why not an MPI shared window: an array of a freed window is a segmentation fault, a window larger
 than /dev/shm is made without complaint and kills the process at the first touch, and `Win.Free`
 cannot be called once a rank is gone. A file that is unlinked as soon as every rank has opened it
-has none of these: its room is reserved before anyone touches it, it lives as long as somebody maps
-it, and nothing is left behind after a crash.
+has none of these: its room is reserved before anyone touches it, and it lives as long as somebody
+maps it. Only a job that is killed in the instant between name and unlink leaves a file behind.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ class Waits:
         """Leave the node by an exception: tell the others, and let nobody use it here. Local."""
         said = words(error)
         missing = error.ranks if isinstance(error, PeerTimeout) else ()
-        self.block.depart(State.LEFT, said, missing)
+        is_cause = type(error) is not PeerError
+        self.block.depart(State.LEFT, said, missing, is_cause=is_cause)
         self.fail(
             lambda: ClosedError(f"the node was left by an exception in {call}: {said}"),
             fatal=False,
@@ -165,23 +166,27 @@ class Waits:
 
         Who left because another rank is missing is not to blame: then that one is missing here too.
         """
-        said: dict[int, str] = {}
+        causes: dict[int, str] = {}
+        followers: dict[int, str] = {}
         missing: set[int] = set()
         # All that left, since the one with the cause left before those that pass it on.
         left = [rank for rank in self.others if self.block.state(rank) == State.LEFT]
         for rank in sorted({*gone, *left}):
             state = self.block.state(rank)
             if state == State.LEFT:
-                said[rank], without = self.block.departure(rank)
+                text, without, is_cause = self.block.departure(rank)
                 missing.update(without)
+                (causes if is_cause else followers)[rank] = text
             else:
                 is_closed = state == State.CLOSED
-                said[rank] = "closed the node" if is_closed else "exited without closing the node"
+                causes[rank] = "closed the node" if is_closed else "exited without closing the node"
         missing.discard(self.rank)
-        error = peer_error(call, said)
+        said = causes or followers
         if missing:
-            text, timeout_s = str(error), self.timeout_s
-            self.fail(lambda: PeerTimeout(text, ranks=missing, timeout_s=timeout_s), fatal=True)
+            words_said, timeout_s = str(peer_error(call, said)), self.timeout_s
+            self.fail(
+                lambda: PeerTimeout(words_said, ranks=missing, timeout_s=timeout_s), fatal=True
+            )
         else:
             self.fail(lambda: peer_error(call, said), fatal=False)
 
@@ -237,7 +242,10 @@ def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:
 
 def peer_error(call: str, failures: dict[int, str]) -> PeerError:
     """Return the error that says which other ranks failed in a call."""
-    told = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+    if len(failures) == 1:
+        told = next(iter(failures.values()))
+    else:
+        told = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
     return PeerError(f"{call} failed on {_ranks(failures)}: {told}", failures=failures)
 
 

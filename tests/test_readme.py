@@ -28,7 +28,7 @@ def test_the_example_prints_what_the_readme_says():
 
 def test_every_script_it_names_is_there():
     named = set(re.findall(r"scripts/[\w-]+", README))
-    assert named == {"scripts/bench", "scripts/test"}
+    assert named == {"scripts/bench", "scripts/test", "scripts/test-gpu"}
     for name in named:
         assert (ROOT / name).stat().st_mode & 0o111, name
 
