@@ -7,13 +7,13 @@ counters are stored and looked at by the calls themselves, which block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.counters import LINE
 from mpishare.errors import EpochError
-from mpishare.order import LOOKS, Ordered, Pairs
+from mpishare.order import LOOKS, Ordered, Step
 from mpishare.rounds import done, ready, rounds, words
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ FLAT_RANKS = 16
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that were named together, with the counters between each of them and this rank."""
+    """Ranks that were named together, and what each call writes to them or waits for from them."""
 
     ranks: tuple[int, ...]
-    ready_out: Pairs
-    ready_in: Pairs
-    done_out: Pairs
-    done_in: Pairs
-    signals: dict[str, Signals] = field(default_factory=dict)
+    post: Step
+    start: Step
+    complete: Step
+    wait: Step
 
 
 class Epochs(Ordered):
@@ -167,7 +166,7 @@ class Epochs(Ordered):
                 f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
                 "still open. Call wait() first."
             )
-        self._raise_counters("post", stream, group.ready_out, self._exposed, group.signals)
+        self._write(group.post, stream)
         self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Any = None) -> None:
@@ -193,7 +192,7 @@ class Epochs(Ordered):
                 f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
                 "still open. Call complete() first."
             )
-        self._await_counters("start", stream, group.ready_in, self._accessed, group.signals)
+        self._await(group.start, stream)
         self._access = group
 
     def complete(self, stream: Any = None) -> None:
@@ -212,7 +211,7 @@ class Epochs(Ordered):
                 f"{self.name}: complete failed: no access is open. Call start() first."
             )
         group = self._access
-        self._raise_counters("complete", stream, group.done_out, self._finished, group.signals)
+        self._write(group.complete, stream)
         self._access = None
 
     def wait(self, stream: Any = None) -> None:
@@ -229,7 +228,7 @@ class Epochs(Ordered):
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
         group = self._exposure
-        self._await_counters("wait", stream, group.done_in, self._completed, group.signals)
+        self._await(group.wait, stream)
         self._exposure = None
 
     # --- what both have in common
@@ -277,9 +276,9 @@ class Epochs(Ordered):
             raise ValueError(f"{self.name}: {call} failed: {list(ranks)} names a rank twice")
         mine, size = self._rank, self._size
         return Group(
-            ranks=ranks,
-            ready_out=tuple((rank, ready(mine, rank, size)) for rank in ranks),
-            ready_in=tuple((rank, ready(rank, mine, size)) for rank in ranks),
-            done_out=tuple((rank, done(mine, rank, size)) for rank in ranks),
-            done_in=tuple((rank, done(rank, mine, size)) for rank in ranks),
+            ranks,
+            Step("post", self._exposed, {rank: ready(mine, rank, size) for rank in ranks}),
+            Step("start", self._accessed, {rank: ready(rank, mine, size) for rank in ranks}),
+            Step("complete", self._finished, {rank: done(mine, rank, size) for rank in ranks}),
+            Step("wait", self._completed, {rank: done(rank, mine, size) for rank in ranks}),
         )

@@ -16,7 +16,7 @@ from mpishare.errors import ClosedError
 from mpishare.local import Local
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.ground import Ground
 
@@ -96,11 +96,7 @@ class Event(Local):
                 lambda: [w for w in self.waiters if view[LINE * w] < oldest],
             )
             self._ground.check_signals()
-        self._ground.backend.record(self._events[count % RING], number)
-        self._chain.leave()
-        self._sync()
-        view[LINE * rank] = count
-        self._count = count
+        self._take(self._ground.backend.record, count, number)
 
     def wait(self, stream: Any = None) -> None:
         """Let my stream wait for the owner's next record that I have not waited for yet.
@@ -131,11 +127,7 @@ class Event(Local):
             )
         self._sync()
         self._ground.check_signals()
-        self._ground.backend.wait_event(self._events[count % RING], number)
-        self._chain.leave()
-        self._sync()
-        view[LINE * rank] = count
-        self._count = count
+        self._take(self._ground.backend.wait_event, count, number)
 
     def close(self) -> None:
         """Close the event on all ranks.
@@ -172,6 +164,14 @@ class Event(Local):
         """Name the event and its ranks."""
         state = ", closed" if self._is_closed else ""
         return f"<mpishare.Event {self.name}: owner={self.owner}, waiters={self.waiters}{state}>"
+
+    def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
+        """Record or wait for event `count` on a stream, and say so."""
+        use(self._events[count % RING], number)
+        self._chain.leave()
+        self._sync()
+        self._counters.view[LINE * self._ground.rank] = count
+        self._count = count
 
     def _check(self, call: str) -> None:
         self._ground.agreement.check()

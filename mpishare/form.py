@@ -14,6 +14,7 @@ from mpishare import shm
 from mpishare.agree import Agreement
 from mpishare.backends import Backend, Device
 from mpishare.choose import choose_backend, is_duration
+from mpishare.common import map_common
 from mpishare.control import ControlBlock, State
 from mpishare.ending import Ending
 from mpishare.errors import PeerTimeout, words
@@ -252,35 +253,12 @@ def _report(
 
 
 def _control_block(team: MPI.Comm, deadline_s: float) -> ControlBlock:
-    nbytes = ControlBlock.nbytes_for(team.size)
-    made: list[shm.SharedMemory] = []
-    published: list[str] = []
-    name = ""
-
-    def create() -> None:
-        if team.rank == 0:
-            made.append(shm.create(nbytes))
-
-    def publish() -> str:
-        published.extend(shm.publish(memory) for memory in made)
-        return published[0] if published else ""
-
-    def attach() -> None:
-        if not made:
-            made.append(shm.attach(name, nbytes))
-
-    try:
-        agree(team, CALL, create, deadline_s)
-        name = agree(team, CALL, publish, deadline_s)[0]
-        agree(team, CALL, attach, deadline_s)
-    except BaseException:
-        for memory in made:
-            memory.close()
-        raise
-    finally:
-        for own in published:
-            shm.forget(own)
-    return ControlBlock(made[0], team.rank, team.size)
+    memory = map_common(
+        lambda work: agree(team, CALL, work, deadline_s),
+        ControlBlock.nbytes_for(team.size),
+        is_maker=team.rank == 0,
+    )
+    return ControlBlock(memory, team.rank, team.size)
 
 
 def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare import shm
+from mpishare.common import map_common
 from mpishare.counters import LINE, Counters
 from mpishare.handles import Handle, boot_id
 
@@ -139,42 +140,21 @@ class Ground:
         return pool.take(words)
 
     def _add_chunk(self, call: str, words: int) -> None:
-        made: list[SharedMemory] = []
-        attached: list[tuple[SharedMemory, int]] = []
-        published: list[str] = []
-        agreement, backend, name = self.agreement, self.backend, ""
-
-        def create() -> None:
-            if agreement.rank == 0:
-                made.append(shm.create(8 * words))
-
-        def publish() -> str:
-            published.extend(shm.publish(memory) for memory in made)
-            return published[0] if published else ""
-
-        def attach() -> None:
-            if not made:
-                made.append(shm.attach(name, 8 * words))
-            made[0].close_file()
-            attached.append((made[0], backend.register(made[0])))
-
+        agreement, backend = self.agreement, self.backend
+        step = partial(agreement.step, call)
+        memory = map_common(step, 8 * words, is_maker=agreement.rank == 0)
+        memory.close_file()
+        addresses: list[int] = []
         try:
-            agreement.step(call, create)
-            name = agreement.step(call, publish)[0]
-            agreement.step(call, attach)
+            step(lambda: addresses.append(backend.register(memory)))
         except BaseException:
-            for memory, _ in attached:
+            if addresses:
                 backend.unregister(memory)
-            for memory in made:
-                memory.close()
+            memory.close()
             raise
-        finally:
-            for own in published:
-                shm.forget(own)
         # Only now, so that the pools of all ranks stay the same.
-        memory, address = attached[0]
         self._chunks.append(memory)
-        agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), address)
+        agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), addresses[0])
 
     def synchronize(self, stream: Any, call: str) -> None:
         """Wait on the host for a stream, with the deadline; see `Node.synchronize`."""

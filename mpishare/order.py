@@ -19,8 +19,29 @@ if TYPE_CHECKING:
 LOOKS = 400
 """After so many looks at its counters a call waits in the way that watches deadlines."""
 
-Pairs = tuple[tuple[int, int], ...]
-"""Ranks, each with the place of the counter between it and this rank."""
+
+class Step:
+    """What one call writes, or waits for: a counter between this rank and each of some others.
+
+    Parameters
+    ----------
+    call : str
+        Its name.
+    counts : list of int
+        For each rank of the node, how often the call was made towards it. Steps of one call share
+        them, whatever ranks they name.
+    slots : dict of int to int
+        The ranks, each with the place of its counter.
+    """
+
+    __slots__ = ("call", "counts", "ranks", "signals", "slots")
+
+    def __init__(self, call: str, counts: list[int], slots: dict[int, int]) -> None:
+        self.call = call
+        self.counts = counts
+        self.ranks = tuple(slots)
+        self.slots = tuple(slots.values())
+        self.signals: Signals | None = None
 
 
 class Ordered:
@@ -50,49 +71,47 @@ class Ordered:
         self._patience = ground.patience
         self._chain = Chain(ground.backend, name)
 
-    def _raise_counters(
-        self, call: str, stream: Any, pairs: Pairs, counts: list[int], signals: dict[str, Signals]
-    ) -> None:
-        """Raise my counter towards each rank of `pairs` to one more than was counted so far."""
-        values = [counts[rank] + 1 for rank, _ in pairs]
+    def _write(self, step: Step, stream: Any) -> None:
+        """Raise the counters of a step to one more than was counted so far."""
+        counts, ranks = step.counts, step.ranks
+        values = [counts[rank] + 1 for rank in ranks]
         if self._has_streams:
-            number = self._chain.enter(call, stream)
-            if pairs:
-                if call not in signals:
-                    signals[call] = self._prepare([("write", slot) for _, slot in pairs])
-                signals[call].enqueue(number, values)
-                self._chain.leave()
+            self._enqueue(step, "write", stream, values)
         else:
+            view = self._view
             self._sync()
-            for (_, slot), value in zip(pairs, values, strict=True):
-                self._view[slot] = value
-        for rank, _ in pairs:
+            for slot, value in zip(step.slots, values, strict=True):
+                view[slot] = value
+        for rank in ranks:
             counts[rank] += 1
 
-    def _await_counters(
-        self, call: str, stream: Any, pairs: Pairs, counts: list[int], signals: dict[str, Signals]
-    ) -> None:
-        """Wait until each rank of `pairs` has raised its counter once more than was counted."""
+    def _await(self, step: Step, stream: Any) -> None:
+        """Wait until the counters of a step are raised once more than was counted so far."""
+        counts, ranks = step.counts, step.ranks
+        values = [counts[rank] + 1 for rank in ranks]
         if self._has_streams:
-            number = self._chain.enter(call, stream)
-            if pairs:
-                if call not in signals:
-                    signals[call] = self._prepare([("wait", slot) for _, slot in pairs])
-                signals[call].enqueue(number, [counts[rank] + 1 for rank, _ in pairs])
-                self._chain.leave()
+            self._enqueue(step, "wait", stream, values)
         else:
-            self._look_at_counters(call, pairs, counts)
-        for rank, _ in pairs:
+            self._look(step, values)
+        for rank in ranks:
             counts[rank] += 1
 
-    def _look_at_counters(self, call: str, pairs: Pairs, counts: list[int]) -> None:
+    def _enqueue(self, step: Step, kind: str, stream: Any, values: list[int]) -> None:
+        number = self._chain.enter(step.call, stream)
+        if values:
+            if step.signals is None:
+                step.signals = self._prepare([(kind, slot) for slot in step.slots])
+            step.signals.enqueue(number, values)
+            self._chain.leave()
+
+    def _look(self, step: Step, values: list[int]) -> None:
         view, looks = self._view, 0
-        for rank, slot in pairs:
-            value = counts[rank] + 1
+        waits = list(zip(step.ranks, step.slots, values, strict=True))
+        for _, slot, value in waits:
             while view[slot] < value:
                 looks += 1
                 if looks > LOOKS:
-                    self._wait(call, lambda: [r for r, s in pairs if view[s] <= counts[r]])
+                    self._wait(step.call, lambda: [r for r, s, v in waits if view[s] < v])
                 elif not looks % self._patience:
                     sched_yield()
         self._sync()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from mpishare.control import ControlBlock, State, Status
@@ -55,7 +56,7 @@ class Waits:
         """A rank died or timed out: MPI itself cannot be brought to an orderly end."""
         self.is_told = False
         """The main thread has raised the failure at least once."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._lock = threading.Lock()  # the watcher breaks the node too
         _all.add(self)
 
@@ -63,7 +64,7 @@ class Waits:
 
     def check(self) -> None:
         """Raise if the node is closed or broken, or if this is another thread or process."""
-        if self.failure is not None or threading.get_ident() != self._thread:
+        if self.failure is not None or get_ident() != self._thread:
             self._refuse()
 
     def fail(self, failure: Callable[[], MpiShareError], *, fatal: bool) -> None:
@@ -252,11 +253,6 @@ def peer_error(call: str, failures: dict[int, str]) -> PeerError:
 def late_words(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
     """Say which ranks are late."""
     return f"rank {rank} has waited {since_s:.0f} s in {call} for {_ranks(ranks)}"
-
-
-def closed_error(what: str) -> Callable[[], ClosedError]:
-    """Return what makes the error of an object that is used after `close()`."""
-    return lambda: ClosedError(f"{what} is closed")
 
 
 def _ranks(ranks: Sequence[int] | dict[int, str]) -> str:

@@ -29,6 +29,7 @@ the driver places smaller ones several to a block, and a handle opens the whole 
 Programming Guide, interprocess communication)."""
 
 _current_stream = cupy.cuda.get_current_stream
+_Stream = cupy.cuda.Stream
 _IPC_LAZY_PEER_ACCESS = 1
 _LOCAL_EVENT_FLAGS = 2  # no timing
 _EVENT_FLAGS = 2 | 4  # no timing, interprocess
@@ -166,7 +167,7 @@ class CudaBackend:
                 "is waited for would be baked in, and the second replay would pass early. Call it "
                 "outside of the capture."
             )
-        return number, owner, isinstance(owner, cupy.cuda.Stream)
+        return number, owner, isinstance(owner, _Stream)
 
     def stream(self, stream: Any) -> tuple[int, Any]:
         """Return a stream's number, and what keeps it alive.

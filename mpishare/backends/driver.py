@@ -114,17 +114,21 @@ class CudaSignals:
                 params[_PARAM_WORDS * index + 1] = address
                 params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
             self._parts.append((start, len(part), params))
+        # Without argtypes, whose conversions cost more than what is converted.
         self._call = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
-        self._call.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
+        self._number = 0
+        self._stream = ctypes.c_void_p(0)
 
     def enqueue(self, stream: int, values: Sequence[int]) -> None:
         """Put them on a stream, one batch for up to 256."""
+        if stream != self._number:
+            self._number, self._stream = stream, ctypes.c_void_p(stream)
         for start, count, params in self._parts:
             place = 2
             for value in values if count == len(values) else values[start : start + count]:
                 params[place] = value
                 place += _PARAM_WORDS
-            code = self._call(stream, count, params, 0)
+            code = self._call(self._stream, count, params, 0)
             if code:
                 raise error("cuStreamBatchMemOp", code, self._where)
 

@@ -20,6 +20,7 @@ FLOORS = {
     "launch": 1,
     "shm": 1,
     "backends": 2,
+    "common": 2,
     "control": 2,
     "counters": 1,
     "backends.available": 3,
