@@ -12,6 +12,7 @@ from mpishare.errors import (
     UnsupportedError,
 )
 from mpishare.event import Event
+from mpishare.halo import HaloExchange, NeighborExchange
 from mpishare.node import Node
 from mpishare.window import Window
 
@@ -20,9 +21,11 @@ __all__ = [
     "CudaError",
     "EpochError",
     "Event",
+    "HaloExchange",
     "HandleError",
     "MismatchError",
     "MpiShareError",
+    "NeighborExchange",
     "Node",
     "PeerError",
     "PeerTimeout",

@@ -153,7 +153,7 @@ def _make(
     finally:
         for own in token:
             backend.settle(own)
-    return Window(ground, ground.name("window"), counters, memories, shapes, dtype, owner)
+    return Window(ground, ground.number("window"), counters, memories, shapes, dtype, owner)
 
 
 def _clear_frames(error: BaseException | None) -> None:

@@ -217,6 +217,6 @@ def make_event(ground: Ground, owner: Any, waiters: Sequence[int] | None) -> Eve
     except BaseException:
         backend.close_events(events)
         raise
-    event = Event(ground, ground.name("event"), owner, tuple(ranks), counters, events)
+    event = Event(ground, f"event {ground.number('event')}", owner, tuple(ranks), counters, events)
     ground.children.append(event)
     return event

@@ -42,6 +42,18 @@ class Child(Protocol):
         ...
 
 
+class Mapped(Protocol):
+    """An open window, as what looks for an array in it sees it."""
+
+    def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """Return whose segment holds these bytes of mine, and how far from its start."""
+        ...
+
+    def address_of(self, rank: int) -> int:
+        """Return where a segment is mapped here."""
+        ...
+
+
 class Retained(Protocol):
     """A closed object whose memory the user's arrays hold."""
 
@@ -84,6 +96,10 @@ class Ground:
         """Looks at a counter before the core is given away: with more ranks than cores, who is
         waited for may need this very core."""
         self.children: list[Child] = []
+        self.windows: dict[int, Mapped] = {}
+        """The open windows by number."""
+        self.windows_version = 0
+        """Raised whenever a window opens or closes."""
         self.retained: list[Retained] = []
         self._chunks: list[SharedMemory] = []
         self._calls: dict[str, int] = {}
@@ -109,10 +125,10 @@ class Ground:
             )
         return rank
 
-    def name(self, kind: str) -> str:
-        """Return the name of a new object, the same on every rank: ``window 3``."""
+    def number(self, kind: str) -> int:
+        """Return the number of a new object of its kind, from 1, the same on every rank."""
         self._calls[kind] = self._calls.get(kind, 0) + 1
-        return f"{kind} {self._calls[kind]}"
+        return self._calls[kind]
 
     def handle(self, token: str, nbytes: int, capacity: int) -> str:
         """Return the packed handle of memory that this rank allocated."""

@@ -15,11 +15,20 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    Check = Callable[[], None] | None
 
-def gather(comm: MPI.Comm, call: str, value: Any, timeout_s: float) -> list[Any]:
+
+def gather(
+    comm: MPI.Comm, call: str, value: Any, timeout_s: float, check: Check = None
+) -> list[Any]:
     """Learn every rank's value by messages, with a deadline.
 
     Collective over `comm`, host-blocking.
+
+    Parameters
+    ----------
+    check : callable, optional
+        Called while it waits; raises where there is no point in waiting on.
 
     Raises
     ------
@@ -31,10 +40,11 @@ def gather(comm: MPI.Comm, call: str, value: Any, timeout_s: float) -> list[Any]
     data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
     counts = np.empty(comm.size, dtype=np.int64)
     mine = np.array([data.size], dtype=np.int64)
-    finish(comm.Iallgather(mine, counts), call, timeout_s, mine, counts)
+    finish(comm.Iallgather(mine, counts), call, timeout_s, mine, counts, check=check)
     whole = np.empty(int(counts.sum()), dtype=np.uint8)
     # Not Iallgatherv on exact counts alone: displacements beyond an int are refused by MPI anyway.
-    finish(comm.Iallgatherv(data, [whole, counts]), call, timeout_s, data, whole, counts)
+    request = comm.Iallgatherv(data, [whole, counts])
+    finish(request, call, timeout_s, data, whole, counts, check=check)
     ends = np.cumsum(counts)
     return [
         json.loads(whole[end - count : end].tobytes())
@@ -46,11 +56,19 @@ _given_up: list[Any] = []
 """Requests that cannot be cancelled, with their memory: MPI may still write there."""
 
 
-def finish(request: MPI.Request, call: str, timeout_s: float, *memory: Any) -> None:
+def finish(
+    request: MPI.Request, call: str, timeout_s: float, *memory: Any, check: Check = None
+) -> None:
     """Wait for a request with a deadline. A collective that is late cannot be cancelled."""
     deadline = time.monotonic() + timeout_s
     while not request.Test():
         os.sched_yield()
+        if check is not None:
+            try:
+                check()
+            except BaseException:
+                _given_up.append((request, memory))
+                raise
         if time.monotonic() > deadline and not request.Test():
             _given_up.append((request, memory))
             raise PeerTimeout(
@@ -61,7 +79,9 @@ def finish(request: MPI.Request, call: str, timeout_s: float, *memory: Any) -> N
             )
 
 
-def agree(comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float) -> list[Any]:
+def agree(
+    comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float, check: Check = None
+) -> list[Any]:
     """Do `work`, and learn by messages how it went on every rank; as `Agreement.step`."""
     error: BaseException | None = None
     value = None
@@ -73,7 +93,7 @@ def agree(comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float) 
         error = caught
     # A rank that only heard of another's failure has none of its own to tell.
     own = None if error is None or type(error) is PeerError else words(error)
-    told = gather(comm, call, [own, value], timeout_s)
+    told = gather(comm, call, [own, value], timeout_s, check)
     raise_together(call, None if own is None else error, [each[0] for each in told])
     if error is not None:
         raise error

@@ -10,6 +10,7 @@ maps it. Only a job that is killed in the instant between name and unlink leaves
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -44,6 +45,11 @@ class SharedMemory:
         except BaseException:
             os.close(fd)
             raise
+
+    @property
+    def address(self) -> int:
+        """Where the first byte is mapped."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
     def close_file(self) -> None:
         """Close the file; the mapping stays. Local, may be repeated."""

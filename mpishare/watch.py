@@ -32,7 +32,10 @@ GRACE_S = 30.0
 class Waiting(Protocol):
     """What may have put a wait on a stream."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name, for warnings."""
+        ...
 
     def lagging(self) -> list[int]:
         """Ranks whose signal is waited for by what this rank has enqueued so far."""

@@ -26,8 +26,10 @@ class Window(Local, Epochs):
 
     Attributes
     ----------
+    number : int
+        The same on every rank, never used again.
     name : str
-        The same on every rank: ``window 3``.
+        ``window 3``.
     shape : tuple of int
         Of `array`.
     dtype : numpy.dtype
@@ -41,14 +43,15 @@ class Window(Local, Epochs):
     def __init__(
         self,
         ground: Ground,
-        name: str,
+        number: int,
         counters: Counters,
         memories: list[Memory | None],
         shapes: list[Shape | None],
         dtype: np.dtype[Any],
         owner: int | None,
     ) -> None:
-        super().__init__(ground, counters, name)
+        super().__init__(ground, counters, f"window {number}")
+        self.number = number
         self._ground = ground
         self._memories = memories
         self._shapes = shapes
@@ -60,6 +63,8 @@ class Window(Local, Epochs):
         self.shape = shapes[self._home] or ()
         self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
         ground.children.append(self)
+        ground.windows[number] = self
+        ground.windows_version += 1
         ground.watcher.add(self)
 
     @property
@@ -105,6 +110,22 @@ class Window(Local, Epochs):
                 raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
             self._arrays[rank] = memory.array(shape, self.dtype)
         return self._arrays[rank]
+
+    def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """Return whose segment holds these bytes of mine, and how far from its start. Local."""
+        for rank, memory in enumerate(self._memories):
+            if memory is not None:
+                offset = address - memory.address
+                if offset >= 0 and offset + nbytes <= memory.nbytes:
+                    return rank, offset
+        return None
+
+    def address_of(self, rank: int) -> int:
+        """Return where a segment is mapped here, that `find` named on another rank. Local."""
+        memory = self._memories[rank]
+        if memory is None:
+            raise ClosedError(f"{self.name}: rank {rank} has no segment")
+        return memory.address
 
     def close(self) -> None:
         """Unmap the window on all ranks, then free it.
@@ -177,4 +198,6 @@ class Window(Local, Epochs):
     def _forget(self) -> None:
         self._ground.watcher.remove(self)
         self._ground.children.remove(self)
+        del self._ground.windows[self.number]
+        self._ground.windows_version += 1
         self._end()

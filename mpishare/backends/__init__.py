@@ -41,6 +41,8 @@ class Memory(Protocol):
     """An allocation as one rank holds it: its own, or a mapping of another rank's."""
 
     nbytes: int
+    address: int
+    """Where this process sees it."""
 
     @property
     def is_held(self) -> bool:

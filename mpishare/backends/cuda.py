@@ -6,7 +6,6 @@ Nothing here is imported before a GPU was seen.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 import weakref
 from pathlib import Path
@@ -141,14 +140,12 @@ class CudaBackend:
 
     def register(self, memory: SharedMemory) -> int:
         """Pin host memory and return where the GPU sees it."""
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
-        self.call("cuMemHostRegister", start, memory.nbytes, _HOST_REGISTER_FLAGS)
-        return int(self.call("cuMemHostGetDevicePointer", start, 0))
+        self.call("cuMemHostRegister", memory.address, memory.nbytes, _HOST_REGISTER_FLAGS)
+        return int(self.call("cuMemHostGetDevicePointer", memory.address, 0))
 
     def unregister(self, memory: SharedMemory) -> None:
         """Unpin it."""
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory.buffer))
-        self.call("cuMemHostUnregister", start)
+        self.call("cuMemHostUnregister", memory.address)
 
     def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any, bool]:
         """Return a stream's number, what keeps it alive, and whether that is sure to.

@@ -23,6 +23,7 @@ class HostMemory:
         self._memory: SharedMemory | None = memory
         self._whole: Callable[[], np.ndarray[Any, Any] | None] = lambda: None
         self.nbytes = memory.nbytes
+        self.address = memory.address
 
     @property
     def is_held(self) -> bool:

@@ -56,6 +56,10 @@ def case_list() -> str:
         names = sorted({name for names in case.rivals.values() for name in names})
         lines.append(f"{case.name:<10} {case.summary}")
         lines.append(f"{'':<10} {', '.join(case.arms)}; against {', '.join(names)}")
+        options = "takes --width, --fields, --corners" if case.takes_halo else ""
+        absent = "" if case.is_default else "runs by its name or by 'all'"
+        if options or absent:
+            lines.append(f"{'':<10} {'; '.join(filter(None, (options, absent)))}")
     return "\n".join(lines) + "\n"
 
 
@@ -89,16 +93,19 @@ def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:
     options = session.options
     rows: list[Row] = []
     with session.node, session.progress as progress:
-        progress.expect(_turns(options, len(session.sizes)))
+        progress.expect(_turns(options, session.node.backend))
         found = header.gather(session)
         for name in options.cases:
             rows += import_module(f"mpishare.bench.cases.{name}").run(session)
     return found, rows
 
 
-def _turns(options: Options, sizes: int) -> int:
+def _turns(options: Options, backend: str) -> int:
     """Return how often the bar advances: once when each arm of a case and size had its turn."""
-    return sum(options.repeat * (sizes if CASES[name].is_sized else 1) for name in options.cases)
+    sizes = (
+        len(options.sizes(backend, name)) if CASES[name].is_sized else 1 for name in options.cases
+    )
+    return options.repeat * sum(sizes)
 
 
 def _output_problem(output: str | None) -> str | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpishare.bench.cases import CASES, RIVALS
+from mpishare.bench.cases import CASES, DEFAULT_CASES, RIVALS
 from mpishare.bench.launch import Parser, UsageError, seconds
 
 PROG = "python -m mpishare.bench"
@@ -21,9 +21,14 @@ DEFAULT_SIZES = {
 }
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
-_EPILOG = """\
-cases: 'list' prints them, 'all' runs every case at every size. Without a case every case runs at
-the sizes that end soon. Sizes are bytes, or written as 64KiB, 1MiB; they are multiples of 8.
+#: A word of the check has room for so many fields that it tells apart.
+_MOST_FIELDS = 16
+
+_EPILOG = f"""\
+cases: 'list' prints them, 'all' runs every case at every size. Without a case these run, at the
+sizes that end soon: {", ".join(DEFAULT_CASES)}.
+Sizes are bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case a size is that
+of a face: n, the cells a rank along each axis, is what gives it, and the row has what it came to.
 Clocks: 'latency' synchronizes after each exchange, 'throughput' after a batch of them.
 Every time is the maximum over the ranks. The exit status is 1 if a result was wrong.
 """
@@ -49,6 +54,12 @@ class Options:
         Timed blocks of each arm, taken in turn with those of the others.
     against : tuple of str or None
         The rivals to run beside mpishare; None for every one the backend has.
+    width : int, cells
+        Ghosts a side in the halo cases.
+    fields : int
+        Fields that one exchange moves in the halo cases.
+    corners : bool
+        Whether it moves edges and corners too.
     check : bool
         Whether results are checked.
     timeout_s : float, seconds
@@ -59,7 +70,7 @@ class Options:
         The file that takes the report instead of stdout.
     """
 
-    cases: tuple[str, ...] = tuple(CASES)
+    cases: tuple[str, ...] = DEFAULT_CASES
     full: bool = False
     min_nbytes: int | None = None
     max_nbytes: int | None = None
@@ -67,18 +78,34 @@ class Options:
     warmup: int = 3
     repeat: int = 5
     against: tuple[str, ...] | None = None
+    width: int = 1
+    fields: int = 1
+    corners: bool = False
     check: bool = True
     timeout_s: float = 120.0
     format: str = "table"
     output: str | None = None
 
-    def sizes(self, backend: str) -> tuple[int, ...]:
+    def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
         """Sizes of a face or message on `backend`, in bytes and in order.
 
         Local.
+
+        Parameters
+        ----------
+        backend : str
+            Which has sizes of its own where the command line names none.
+        case : str, optional
+            Which may have its own too.
         """
         named = {n for n in (self.min_nbytes, self.max_nbytes) if n is not None}
-        ladder = SIZES if self.full or named else DEFAULT_SIZES[backend]
+        own = CASES[case] if case is not None else None
+        ladder = DEFAULT_SIZES[backend]
+        if own is not None:
+            ladder = own.sizes.get(backend, ladder)
+        if self.full or named:
+            most = None if own is None else own.most_nbytes
+            ladder = tuple(n for n in SIZES if most is None or n <= most)
         low = self.min_nbytes or 0
         high = self.max_nbytes or max(*ladder, low)
         return tuple(sorted({n for n in ladder if low <= n <= high} | named))
@@ -133,6 +160,13 @@ def _positive(text: str) -> int:
     return _count(text, least=1)
 
 
+def _fields(text: str) -> int:
+    value = _positive(text)
+    if value > _MOST_FIELDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {_MOST_FIELDS}")
+    return value
+
+
 def _not_negative(text: str) -> int:
     return _count(text, least=0)
 
@@ -166,6 +200,22 @@ def _parser() -> Parser:
         help="timed blocks of each arm (%(default)s)",
     )
     add("--against", metavar="RIVAL,...", help="none, all, or some of: " + ", ".join(RIVALS))
+    halos = ", ".join(name for name, case in CASES.items() if case.takes_halo)
+    add(
+        "--width",
+        type=_positive,
+        default=default.width,
+        metavar="N",
+        help=f"ghosts a side, for {halos} (%(default)s)",
+    )
+    add(
+        "--fields",
+        type=_fields,
+        default=default.fields,
+        metavar="N",
+        help=f"fields of an exchange, 1 to {_MOST_FIELDS}, for {halos} (%(default)s)",
+    )
+    add("--corners", action="store_true", help=f"edges and corners too, for {halos}")
     add("--format", choices=("table", "json", "csv"), default=default.format)
     add("--output", metavar="FILE", help="write the report there instead of to stdout")
     add("--no-check", dest="check", action="store_false", help="do not check results")
@@ -190,7 +240,7 @@ def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
     if "all" in names:
         return tuple(CASES), True
     # In the order they were named, each once.
-    return tuple(dict.fromkeys(names)) or tuple(CASES), False
+    return tuple(dict.fromkeys(names)) or DEFAULT_CASES, False
 
 
 def _chosen_rivals(text: str | None) -> tuple[str, ...] | None:
@@ -224,4 +274,15 @@ def parse(argv: list[str] | None = None) -> Options:
     low, high = options.min_nbytes, options.max_nbytes
     if low is not None and high is not None and low > high:
         raise UsageError(f"--min ({low} bytes) is larger than --max ({high} bytes)")
+    _check_halo(options)
     return options
+
+
+def _check_halo(options: Options) -> None:
+    """Refuse options of the halo cases where no such case runs: they would change nothing."""
+    if options.cases == ("list",) or any(CASES[name].takes_halo for name in options.cases):
+        return
+    for name in ("width", "fields", "corners"):
+        if getattr(options, name) != getattr(Options, name):
+            halos = ", ".join(case for case in CASES if CASES[case].takes_halo)
+            raise UsageError(f"--{name} is for {halos}, and none of them is to run")

@@ -118,29 +118,40 @@ def _counted(count: int, noun: str) -> str:
 def _print_case(console: Console, case: str, rows: Sequence[Row]) -> None:
     """Print one case: a line an arm and size, with both clocks side by side."""
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
+    title = f"{case}{_halo_words(rows[0])}"
     lines: list[tuple[Row, list[str]]] = []
     for _, of_arm in groupby(rows, key=lambda row: (row.nbytes, row.arm)):
         clocks = {row.clock: row for row in of_arm}
         first = next(iter(clocks.values()))
         is_new = not lines or lines[-1][0].nbytes != first.nbytes
-        cells = [nbytes_words(first.nbytes) if first.nbytes and is_new else "", first.arm]
+        sized = first.nbytes and is_new
+        cells = [nbytes_words(first.nbytes) if sized else ""]
+        cells += [str(first.n) if sized and first.n else "", first.arm]
         for clock in CLOCKS:
             cells += _cells(clocks.get(clock), reasons, clock)
         lines.append((first, cells))
-    console.print(_table(case, lines))
+    console.print(_table(title, lines))
     for number, reason in enumerate(reasons, 1):
         console.print(f"[{number}] {reason}", soft_wrap=True)
 
 
-def _table(case: str, lines: Sequence[tuple[Row, list[str]]]) -> Table:
+def _halo_words(row: Row) -> str:
+    """Return what all rows of a halo case have in common, nothing for another case."""
+    if row.width is None:
+        return ""
+    kind = "with corners" if row.corners else "faces alone"
+    return f": width {row.width}, {_counted(row.fields or 0, 'field')}, {kind}"
+
+
+def _table(title: str, lines: Sequence[tuple[Row, list[str]]]) -> Table:
     """Return the table of these lines, without the columns that have nothing to say."""
     from rich import box
     from rich.table import Table
 
-    heads = ["size", "arm", "latency\nmedian", "\np95", "\nmin", "\nn", "\nratio"]
+    heads = ["size", "cells\nan axis", "arm", "latency\nmedian", "\np95", "\nmin", "\nn", "\nratio"]
     heads += ["back to back\nmedian", "\np95", "\nn", "\nGB/s", "\nratio"]
     used = [index for index in range(len(heads)) if any(cells[index] for _, cells in lines)]
-    table = Table(title=case, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index in used:
         table.add_column(heads[index], justify="left" if heads[index] == "arm" else "right")
     last = lines[0][0].nbytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -44,6 +45,10 @@ class Row:
         Whether this is what mpishare is measured beside.
     ratio : float or None
         The median over that of the fastest rival; below 1 mpishare is the faster one.
+    n, width, fields : int or None
+        Of a halo case: owned cells a rank along each axis, ghosts a side, fields of an exchange.
+    corners : bool or None
+        Of a halo case: whether edges and corners were moved too.
     """
 
     case: str
@@ -62,6 +67,10 @@ class Row:
     wrong: bool = False
     rival: bool = False
     ratio: float | None = None
+    n: int | None = None
+    width: int | None = None
+    fields: int | None = None
+    corners: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON has it.
@@ -109,7 +118,7 @@ def _shortened(value: Any) -> Any:
 
 
 #: The keys of a row in JSON, and the columns of CSV.
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
 def set_ratio(row: Row, rows: Sequence[Row], against: Sequence[str]) -> None:

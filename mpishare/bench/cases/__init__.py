@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,15 @@ class Case:
         For each backend, what they are measured beside.
     is_sized : bool
         Whether it runs once for each size.
+    is_default : bool
+        Whether it runs where no case is named.
+    sizes : dict of str to tuple of int, bytes
+        For each backend, the sizes of a run that names none; those of `Options` where there are
+        none here.
+    most_nbytes : int or None, bytes
+        Beyond this a size runs only if the command line names it.
+    takes_halo : bool
+        Whether ``--width``, ``--fields`` and ``--corners`` are for it.
     """
 
     name: str
@@ -28,6 +37,34 @@ class Case:
     arms: tuple[str, ...]
     rivals: dict[str, tuple[str, ...]]
     is_sized: bool = False
+    is_default: bool = True
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    most_nbytes: int | None = None
+    takes_halo: bool = False
+
+
+def _halo(
+    name: str,
+    axes: str,
+    sizes: dict[str, tuple[int, ...]],
+    most_nbytes: int | None,
+    *,
+    is_default: bool = False,
+) -> Case:
+    return Case(
+        name,
+        f"ghosts of blocks in a cart of {axes}, n cells a rank along each",
+        ("window fields", "private fields"),
+        {
+            "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
+            "cuda": ("pinned", "naive"),
+        },
+        is_sized=True,
+        is_default=is_default,
+        sizes=sizes,
+        most_nbytes=most_nbytes,
+        takes_halo=True,
+    )
 
 
 _ALL = (
@@ -72,10 +109,28 @@ _ALL = (
         },
         is_sized=True,
     ),
+    _halo("halo1d", "one axis", {}, None),
+    # A block of the largest sizes has the square or the cube of a face: gigabytes a rank.
+    _halo(
+        "halo2d",
+        "two axes",
+        {"host": (512, 4 << 10, 16 << 10), "cuda": (512, 4 << 10, 64 << 10)},
+        64 << 10,
+    ),
+    _halo(
+        "halo3d",
+        "three axes",
+        {"host": (4 << 10, 64 << 10), "cuda": (4 << 10, 64 << 10, 1 << 20)},
+        1 << 20,
+        is_default=True,
+    ),
 )
 
 #: Every case by its name, in the order of a full run.
 CASES = {case.name: case for case in _ALL}
+
+#: The cases of a run that names none.
+DEFAULT_CASES = tuple(case.name for case in _ALL if case.is_default)
 
 #: Every rival that some case has on some backend.
 RIVALS = tuple(sorted({name for case in _ALL for names in case.rivals.values() for name in names}))

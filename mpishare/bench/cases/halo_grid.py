@@ -1,0 +1,176 @@
+"""What all arms of a halo case share: the cart, the shape of a field, who gets which cells.
+
+Every rank owns a block of n cells along each axis of the cart, which is periodic in all of them. In
+1-D a field has a second axis, which is not cut, so that a face has any size that is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import isqrt, prod
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from mpishare.bench.cases.halo_check import Check
+
+if TYPE_CHECKING:
+    from mpishare.bench.session import Session
+
+ITEM_NBYTES = 8
+#: Owned cells in 1-D, in widths: as few as leave an interior, since a row of them is a whole face.
+_ROWS = 4
+#: Sets of fields: in windows and private. Faces beside them, a side: the check's and the rivals'.
+_SETS, _FACES = 2, 20
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A face, an edge or a corner of the block, and who is there.
+
+    Attributes
+    ----------
+    neighbor, opposite : int
+        The ranks in the cart on this side and on the other one.
+    source : tuple of slice
+        The owned cells that go to `neighbor`.
+    target : tuple of slice
+        The ghosts that are filled by `opposite`, whose `source` of this same side it is.
+    number : int
+        Of the side: as a tag it tells apart the messages of two ranks that meet on several sides.
+    """
+
+    neighbor: int
+    opposite: int
+    source: Slices
+    target: Slices
+    number: int
+
+
+def cells(naxes: int, nbytes: int, width: int) -> tuple[int, int]:
+    """Return n, and the length of the axis that is not cut: 1 where there is none.
+
+    Local. A face of n ** (naxes - 1) * length * width float64 comes as near to `nbytes` as may be.
+    """
+    area = max(nbytes // (ITEM_NBYTES * width), 1)
+    if naxes == 1:
+        return _ROWS * width, area
+    if naxes == 2:
+        return max(area, width), 1
+    # The nearest square: (s + 1/2)^2 is no whole number, so that s^2 + s is on the near side.
+    side = isqrt(area)
+    return max(side + (area > side * (side + 1)), width), 1
+
+
+class Grid:
+    """One size of a halo case.
+
+    Collective over the session's communicator: makes the cart.
+
+    Attributes
+    ----------
+    naxes, n, width, count : int
+        Axes of the cart, owned cells along each of them, ghosts a side, fields.
+    shape : tuple of int
+        Of a field, ghosts counted.
+    axes : tuple of int
+        Those of a field that the cart cuts.
+    face_nbytes, sent_nbytes : int, bytes
+        One face of one field; all that one rank sends in an exchange.
+    sides : tuple of Side
+        The faces and, with corners, the edges and corners.
+    fields : list of array of float64
+        Private memory of this rank. All arms without windows work on it in turn, as one does in a
+        program.
+    check : Check
+        Fills, poisons and checks fields.
+    """
+
+    def __init__(self, session: Session, naxes: int, nbytes: int) -> None:
+        options = session.options
+        self.session = session
+        self.naxes = naxes
+        self.width, self.count, self.corners = options.width, options.fields, options.corners
+        self.n, self._length = cells(naxes, nbytes, self.width)
+        self._owned = (self.n,) * naxes + (self._length,) * (naxes == 1)
+        self.axes = tuple(range(naxes))
+        padded = (self.n + 2 * self.width,) * naxes
+        self.shape = padded + self._owned[naxes:]
+        self.face_nbytes = ITEM_NBYTES * self.width * prod(self._owned[1:])
+        dims = MPI.Compute_dims(session.comm.size, naxes)
+        # The ranks keep their numbers: the node and the report know them by these.
+        self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
+        self._coords = self.cart.Get_coords(self.cart.rank)
+        self.sides = self._sides()
+        self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
+
+    def allocate(self) -> None:
+        """Make the private fields and the check. Local."""
+        xp = self.session.node.xp
+        self.fields: list[Any] = [xp.zeros(self.shape) for _ in range(self.count)]
+        self.check = Check(self)
+
+    def close(self) -> None:
+        """Free the cart. Collective."""
+        self.cart.Free()
+
+    @staticmethod
+    def require_memory(session: Session, naxes: int, nbytes: int) -> None:
+        """Refuse a size for which this machine has no memory. Local."""
+        width, count = session.options.width, session.options.fields
+        n, length = cells(naxes, nbytes, width)
+        padded = n + 2 * width
+        field = padded**naxes * length
+        faces = 2 * naxes * padded ** (naxes - 1) * length * width
+        session.require_memory(ITEM_NBYTES * count * (_SETS * field + _FACES * faces))
+
+    def size(self, side: Side) -> int:
+        """Return how many cells of one field a side has. Local."""
+        spans = zip(side.source, self.shape, strict=True)
+        return prod(len(range(*span.indices(extent))) for span, extent in spans)
+
+    def rank_at(self, direction: tuple[int, ...]) -> int:
+        """Return the rank that is there, maybe this one. Local."""
+        steps = zip(self._coords, direction, strict=True)
+        return self.cart.Get_cart_rank([coord + step for coord, step in steps])
+
+    def phases(self) -> list[tuple[Side, Side]]:
+        """Return both faces of each axis; those with corners go one axis after the other.
+
+        Local. With corners a face has the ghosts of the axes before it, so that edges and corners
+        come along.
+        """
+        pairs = []
+        for axis in self.axes:
+            full = range(axis) if self.corners else ()
+            units = [tuple(step * (axis == each) for each in self.axes) for step in (-1, 1)]
+            low, high = (self._side(unit, 2 * axis + i, full) for i, unit in enumerate(units))
+            pairs.append((low, high))
+        return pairs
+
+    def _sides(self) -> tuple[Side, ...]:
+        every = product((-1, 0, 1), repeat=self.naxes)
+        most = self.naxes if self.corners else 1
+        kept = [each for each in every if 1 <= sum(map(abs, each)) <= most]
+        return tuple(self._side(each, number) for number, each in enumerate(kept))
+
+    def _side(self, direction: tuple[int, ...], number: int, full: Any = ()) -> Side:
+        n, w = self.n, self.width
+        owned, every = slice(w, w + n), slice(None)
+        # By the step along an axis; -1 is the last.
+        sources = (owned, slice(n, w + n), slice(w, 2 * w))
+        targets = (owned, slice(0, w), slice(w + n, n + 2 * w))
+        source = [every if i in full else sources[step] for i, step in enumerate(direction)]
+        target = [every if i in full else targets[step] for i, step in enumerate(direction)]
+        rest = [every] * (len(self.shape) - self.naxes)
+        backward = tuple(-step for step in direction)
+        return Side(
+            neighbor=self.rank_at(direction),
+            opposite=self.rank_at(backward),
+            source=(*source, *rest),
+            target=(*target, *rest),
+            number=number,
+        )

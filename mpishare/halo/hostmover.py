@@ -1,0 +1,131 @@
+"""Moves the cells of fields in host memory: calls block, so there is nothing for a stream to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.halo.host import HostRoute, add, put
+from mpishare.halo.layout import Layout, as_numpy
+from mpishare.halo.mpi import MpiRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.message import Message
+    from mpishare.halo.ranks import Ranks
+
+
+class HostMover:
+    """The routes ``host`` and ``mpi`` of one plan. Collective, host-blocking.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The plan's.
+    name : str
+        The plan's, for errors.
+    layouts : sequence of list of Layout
+        For each rank of the plan, its fields'.
+    sends, recvs : sequence of Message
+        What this rank sends and receives.
+    told : sequence
+        For each rank, `Message.as_data` of its `sends`.
+    routes : dict of int to str
+        The route to each peer.
+    is_reverse : bool
+        Whether cells that come in are added, and those that were sent are zeroed.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        name: str,
+        layouts: Sequence[Sequence[Layout]],
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        told: Sequence[Any],
+        routes: dict[int, str],
+        is_reverse: bool,
+    ) -> None:
+        self._layouts = layouts[ranks.rank]
+        self._sends = sends if is_reverse else ()
+
+        def by(route: str, messages: Sequence[Message]) -> list[Message]:
+            return [message for message in messages if routes[message.peer] == route]
+
+        land = add if is_reverse else put
+        self._host = HostRoute(
+            ranks,
+            name,
+            layouts,
+            by("host", sends),
+            by("host", recvs),
+            told,
+            land,
+            is_direct=not is_reverse,
+        )
+        self._mpi = MpiRoute(ranks, name, self._layouts, by("mpi", sends), by("mpi", recvs), land)
+        self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
+
+    def take(self, fields: Sequence[Any]) -> list[Any]:
+        """Return the arrays of a call, as those elements in which cells travel."""
+        layouts = self._layouts
+        if len(fields) != len(layouts):
+            raise ValueError(f"{len(fields)} fields instead of {len(layouts)}")
+        found = []
+        for field, expected in zip(fields, layouts, strict=True):
+            array = field if isinstance(field, np.ndarray) else as_numpy(field, "a field")
+            if (
+                array.shape != expected.shape
+                or array.strides != expected.strides
+                or array.dtype != expected.dtype
+                or not array.flags.writeable
+            ):
+                _refuse(array, expected)
+            found.append(array if expected.is_plain else array.view(expected.carrier))
+        return found
+
+    def start(self, arrays: list[Any], stream: Any) -> None:  # noqa: ARG002  no streams
+        """Let my cells go."""
+        self._mpi.start(arrays)
+        self._host.start(arrays)
+
+    def wait(self, arrays: list[Any], stream: Any) -> None:  # noqa: ARG002  no streams
+        """Take the others' cells."""
+        self._host.wait(arrays)
+        self._mpi.wait(arrays)
+        for message in self._sends:
+            for part in message.parts:
+                arrays[part.field][part.key] = 0
+
+    def exchange(self, arrays: list[Any], stream: Any) -> None:
+        """Do both."""
+        self.start(arrays, stream)
+        self.wait(arrays, stream)
+
+    def lagging(self) -> list[int]:
+        """Return none: waits of the host see for themselves."""
+        return []
+
+    def drain(self) -> None:
+        """Nothing: calls block."""
+
+    def release(self) -> None:
+        """Nothing: what is shared is unmapped by each for itself."""
+
+    def close(self) -> None:
+        """Unmap, and free the requests. Local."""
+        self._host.close()
+        self._mpi.close()
+
+
+def _refuse(array: Any, expected: Layout) -> None:
+    found = Layout(array.shape, array.strides, array.dtype, None)
+    told = expected.difference(found)
+    # An axis of one element, or none, may have any stride.
+    if told and not expected.is_like(found):
+        raise ValueError(f"a field has another layout than the plan was made for: {told}")
+    if not array.flags.writeable:
+        raise ValueError("a field is read-only")

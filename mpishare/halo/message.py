@@ -1,0 +1,144 @@
+"""What travels between two ranks: cells of some fields, told apart by their direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from mpishare.geometry import Box
+    from mpishare.halo.layout import Layout
+
+ALIGN = 16
+"""Every part of a message begins at a multiple of this: the widest word that a GPU stores."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The cells of one field that go with one message.
+
+    Attributes
+    ----------
+    field : int
+        Which of the plan's fields.
+    shape : tuple of int
+        Of the cells, in the order in which they travel: the last axis fastest.
+    nbytes : int, bytes
+        Of the cells alone.
+    box : Box or None
+        Where they are, if they are a box.
+    axis : int
+        Else: along this axis at `indices`, all of the others.
+    indices : numpy.ndarray or None
+        Places along `axis`, in the order in which they travel.
+    """
+
+    field: int
+    shape: tuple[int, ...]
+    nbytes: int
+    box: Box | None = None
+    axis: int = 0
+    indices: np.ndarray[Any, Any] | None = None
+
+    @classmethod
+    def of_box(cls, field: int, layout: Layout, box: Box) -> Part:
+        """Return the cells of a box, given in the axes of the field."""
+        return cls(field, box.shape, box.size * layout.dtype.itemsize, box)
+
+    @classmethod
+    def of_indices(cls, field: int, layout: Layout, axis: int, indices: Any) -> Part:
+        """Return the cells at `indices` along `axis`."""
+        shape = list(layout.shape)
+        shape[axis] = len(indices)
+        nbytes = prod(shape) * layout.dtype.itemsize
+        return cls(field, tuple(shape), nbytes, None, axis, indices)
+
+    @property
+    def key(self) -> Any:
+        """What indexes the cells in an array of the field."""
+        if self.box is not None:
+            return self.box.slices()
+        return (*[slice(None)] * self.axis, self.indices)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What goes from one rank to another in one direction at one exchange.
+
+    Attributes
+    ----------
+    peer : int
+        The other rank, in the plan's communicator.
+    tag : int
+        Tells this message from others between the two; the same at both ends.
+    parts : tuple of Part
+        At most one a field, in the order of the fields.
+    """
+
+    peer: int
+    tag: int
+    parts: tuple[Part, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes when packed: each part begins at a multiple of `ALIGN`."""
+        return sum(map(padded, (part.nbytes for part in self.parts)))
+
+    def offsets(self) -> list[int]:
+        """Return where each part begins in the packed message."""
+        found, at = [], 0
+        for part in self.parts:
+            found.append(at)
+            at += padded(part.nbytes)
+        return found
+
+    def as_data(self) -> list[Any]:
+        """Return what other ranks are told of it."""
+        parts = [
+            [part.field, part.nbytes, part.box and [part.box.start, part.box.stop]]
+            for part in self.parts
+        ]
+        return [self.peer, self.tag, parts]
+
+
+def padded(nbytes: int) -> int:
+    """Return the room that so many bytes take in a message."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def places(messages: Sequence[Message]) -> tuple[list[int], int]:
+    """Return where each message begins when all stand side by side, and the bytes of all."""
+    found, at = [], 0
+    for message in messages:
+        found.append(at)
+        at += message.nbytes
+    return found, at
+
+
+def require_match(call: str, sent: Sequence[Any], received: Sequence[Any]) -> None:
+    """Raise the same `ValueError` on every rank unless all that is sent is what is received.
+
+    Local: every rank holds every rank's `Message.as_data` already.
+    """
+    sends = {
+        (rank, peer, tag): [part[1] for part in parts]
+        for rank, told in enumerate(sent)
+        for peer, tag, parts in told
+    }
+    recvs = {
+        (peer, rank, tag): [part[1] for part in parts]
+        for rank, told in enumerate(received)
+        for peer, tag, parts in told
+    }
+    for pair in sorted({*sends, *recvs}):
+        ours, theirs = sends.get(pair, []), recvs.get(pair, [])
+        if ours != theirs:
+            raise ValueError(
+                f"{call} failed: rank {pair[0]} sends {ours or 'nothing'} to rank {pair[1]}, which "
+                f"expects {theirs or 'nothing'} (bytes of each field)"
+            )

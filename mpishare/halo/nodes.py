@@ -1,0 +1,76 @@
+"""The node that a plan stands on: the one it is given, or one kept on its communicator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import UnsupportedError
+from mpishare.messages import agree
+from mpishare.node import Node
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpishare.ground import Ground
+
+_keyval: list[int] = []
+
+
+def node_of(comm: MPI.Intracomm, whole: MPI.Intracomm, call: str, node: Any, backend: str) -> Node:
+    """Return the node of a plan. Collective over `comm`, host-blocking.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The user's, on which a node is kept for the next plan.
+    whole : mpi4py.MPI.Intracomm
+        The plan's own.
+    node : Node or None
+        Given, or not, on all ranks alike.
+    backend : str
+        Of the fields: ``"cuda"`` fields need a node of that backend, ``"host"`` fields take any.
+    """
+    kept = _kept(comm)
+
+    def look() -> list[bool]:
+        if node is not None and not isinstance(node, Node):
+            raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
+        if node is not None:
+            ground_of(node).agreement.check()
+        return [node is not None, _is_whole(kept.get(backend))]
+
+    timeout_s = ground_of(node).agreement.timeout_s if isinstance(node, Node) else 300.0
+    told = agree(whole, call, look, timeout_s)
+    if len({given for given, _ in told}) > 1:
+        raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
+    if node is None:
+        if not all(is_kept for _, is_kept in told):
+            # NumPy fields need no GPU, and a node without one is made in no time.
+            kept[backend] = Node(comm, backend="host" if backend == "host" else "auto")
+        node = kept[backend]
+    if backend == "cuda" and node.backend != "cuda":
+        raise UnsupportedError(
+            f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
+        )
+    return node  # type: ignore[no-any-return]
+
+
+def ground_of(node: Node) -> Ground:
+    """Return what the objects of a node stand on. Local."""
+    return node._ground
+
+
+def _is_whole(node: Node | None) -> bool:
+    return node is not None and ground_of(node).agreement.failure is None
+
+
+def _kept(comm: MPI.Intracomm) -> dict[str, Node]:
+    from mpi4py import MPI
+
+    if not _keyval:
+        _keyval.append(MPI.Comm.Create_keyval())
+    kept: Any = comm.Get_attr(_keyval[0])
+    if kept is None:
+        kept = {}
+        comm.Set_attr(_keyval[0], kept)
+    return kept  # type: ignore[no-any-return]

@@ -1,0 +1,372 @@
+"""The plan: what both kinds of exchange are, once it is known which cells go where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mpishare.agree import require_same
+from mpishare.errors import ClosedError, EpochError
+from mpishare.halo import layout, routes
+from mpishare.halo.message import require_match
+from mpishare.halo.nodes import ground_of, node_of
+from mpishare.halo.ranks import Ranks
+from mpishare.local import Local
+from mpishare.messages import agree, finish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.halo.layout import Layout
+    from mpishare.halo.message import Message
+
+
+class Mover(Protocol):
+    """Moves the cells of one plan, in one direction: to the ghosts, or back from them."""
+
+    staging_nbytes: int
+
+    def take(self, fields: Sequence[Any]) -> list[Any]:
+        """Check the arrays of a call and return them as the other methods want them."""
+        ...
+
+    def start(self, arrays: list[Any], stream: Any) -> None:
+        """Begin."""
+        ...
+
+    def wait(self, arrays: list[Any], stream: Any) -> None:
+        """End."""
+        ...
+
+    def exchange(self, arrays: list[Any], stream: Any) -> None:
+        """Do both."""
+        ...
+
+    def lagging(self) -> list[int]:
+        """Ranks of the node that have not called what this rank has."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until nothing of it is under way on this rank."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what this rank imported."""
+        ...
+
+    def close(self) -> None:
+        """Free what this rank owns, once all have released."""
+        ...
+
+
+class Plan(Local):
+    """An exchange that is made many times, with the same cells and any arrays of the same layout.
+
+    `HaloExchange` and `NeighborExchange` say which cells.
+    """
+
+    _call = "Plan"
+
+    def __init__(
+        self, comm: MPI.Intracomm, fields: Any, node: Any, require: Any, arguments: dict[str, Any]
+    ) -> None:
+        call = self._call
+        whole, request = comm.Idup()
+        deadline_s = 300.0
+        finish(request, call, deadline_s, whole)
+        self._is_closed = True  # until it is whole
+        try:
+            self._make(comm, whole, fields, node, require, arguments)
+        except TimeoutError:
+            raise
+        except Exception:
+            whole.Free()  # every rank comes here, since every rank was told
+            raise
+        self._is_closed = False
+
+    def _make(
+        self,
+        comm: MPI.Intracomm,
+        whole: MPI.Intracomm,
+        fields: Any,
+        node: Any,
+        require: Any,
+        arguments: dict[str, Any],
+    ) -> None:
+        call = self._call
+        own: list[Any] = []
+        layouts: list[Layout] = []
+
+        def describe() -> dict[str, Any]:
+            own.extend(layout.as_list(fields))
+            on_gpu = layout.is_on_gpu(own[0])
+            layouts.extend(_layouts(own, on_gpu=on_gpu))
+            return {
+                "same": {
+                    "fields in": "GPU memory" if on_gpu else "host memory",
+                    "dtypes": [str(each.dtype) for each in layouts],
+                    "require": routes.required(require),
+                    "MPISHARE_ROUTE": routes.forced(),
+                },
+                "layouts": [[each.shape, each.strides] for each in layouts],
+                "own": self._describe(layouts, arguments),
+            }
+
+        told = agree(whole, call, describe, 300.0)
+        require_same(call, [{**each["same"], **each["own"]["same"]} for each in told], whole.rank)
+        self._on_gpu = layout.is_on_gpu(own[0])
+        self._node = node_of(comm, whole, call, node, "cuda" if self._on_gpu else "host")
+        self._ground = ground = ground_of(self._node)
+        self._name = f"{call} {ground.number(call)}"
+        self._comm = whole
+        self._own = own
+        self._layouts = [
+            [
+                layout.Layout(tuple(shape), tuple(strides), mine.dtype, mine.device)
+                for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
+            ]
+            for each in told
+        ]
+        self._ranks = Ranks(whole, ground, call)
+        self._sends, self._recvs = self._messages(layouts, [each["own"] for each in told])
+        peers = [message.peer for message in (*self._sends, *self._recvs)]
+        report = self._node.report()
+        name = told[0]["same"]["MPISHARE_ROUTE"]
+
+        def route() -> dict[str, Any]:
+            found = routes.choose(self._ranks, report, peers, name, on_gpu=self._on_gpu)
+            return {
+                "routes": {str(peer): each for peer, each in found.items()},
+                "sends": [message.as_data() for message in self._sends],
+                "recvs": [message.as_data() for message in self._recvs],
+            }
+
+        self._told = self._ranks.step(call, route)
+        require_match(call, [t["sends"] for t in self._told], [t["recvs"] for t in self._told])
+        routes.refuse(call, [t["routes"] for t in self._told], told[0]["same"]["require"])
+        mine = self._told[whole.rank]["routes"]
+        self._routes = {int(peer): each for peer, each in mine.items()}
+        routes.warn(self._name, self._ranks, report, self._routes)
+        self._forth = self._mover(is_reverse=False)
+        self._back: Mover | None = None
+        self._open: list[Any] | None = None
+        ground.children.append(self)
+        ground.watcher.add(self)
+
+    def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what all ranks are told: under ``same`` what must not differ. Local, may raise."""
+        raise NotImplementedError
+
+    def _messages(
+        self, layouts: Sequence[Layout], told: Sequence[dict[str, Any]]
+    ) -> tuple[list[Message], list[Message]]:
+        """Return what this rank sends and receives; raises the same on all ranks."""
+        raise NotImplementedError
+
+    def _mover(self, *, is_reverse: bool) -> Mover:
+        """Make what moves the cells. Collective."""
+        sends, recvs = self._sends, self._recvs
+        which = "sends"
+        if is_reverse:
+            sends, recvs, which = recvs, sends, "recvs"
+        told = [
+            [(*message, each["routes"][str(message[0])]) for message in each[which]]
+            for each in self._told
+        ]
+        if self._on_gpu:
+            from mpishare.halo.cuda import CudaMover
+
+            kind: Any = CudaMover
+        else:
+            from mpishare.halo.hostmover import HostMover
+
+            kind = HostMover
+        mover: Mover = kind(
+            self._ranks, self._name, self._layouts, sends, recvs, told, self._routes, is_reverse
+        )
+        return mover
+
+    @property
+    def name(self) -> str:
+        """The plan's, for errors and warnings: ``HaloExchange 1``."""
+        return self._name
+
+    @property
+    def routes(self) -> dict[int, str]:
+        """For each neighbor, by its rank in the given communicator, how its cells travel."""
+        return dict(self._routes)
+
+    @property
+    def staging_nbytes(self) -> int:
+        """Bytes of memory that the plan takes on this rank, or on this node where it is shared."""
+        return self._forth.staging_nbytes + (self._back.staging_nbytes if self._back else 0)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the plan was closed."""
+        return self._is_closed
+
+    def exchange(self, *fields: Any, stream: Any = None) -> None:
+        """Bring every ghost up to date: `start`, then `wait`.
+
+        Collective over the plan's ranks. Stream-ordered on CUDA (a `mpi` route waits on the host);
+        on the host backend it blocks until this rank's ghosts are there.
+
+        Parameters
+        ----------
+        *fields : arrays
+            As many as the plan was made for, each of the layout that it had then, from any
+            allocator. Default: the arrays that the plan was made with.
+        stream : stream, optional
+            The stream that writes and reads the fields. Default: the current one of the library
+            that the fields come from.
+
+        Raises
+        ------
+        ValueError
+            If the fields are others in number or layout; the message says what differs.
+        EpochError
+            If an exchange is open.
+        PeerError, PeerTimeout
+            If a rank is gone or does not come.
+        ClosedError
+            If the plan is closed.
+        """
+        arrays = self._begin("exchange", self._forth, fields)
+        self._forth.exchange(arrays, stream)
+
+    def start(self, *fields: Any, stream: Any = None) -> None:
+        """Begin an exchange: neighbors get what was put on the stream before.
+
+        Collective over the plan's ranks. Until `wait` the owned cells may be read, and
+        `HaloExchange.interior` written. Parameters and errors as `exchange`.
+        """
+        arrays = self._begin("start", self._forth, fields)
+        self._forth.start(arrays, stream)
+        self._open = arrays
+
+    def wait(self, stream: Any = None) -> None:
+        """End the exchange that `start` began: ghosts may be read, owned cells be written.
+
+        Collective over the plan's ranks. Stream-ordered on CUDA, as `exchange`.
+
+        Raises
+        ------
+        EpochError
+            Without a `start`.
+        """
+        self._check("wait")
+        if self._open is None:
+            raise EpochError(f"{self._name}: wait failed: nothing was started. Call start() first.")
+        self._forth.wait(self._open, stream)
+        self._open = None
+
+    def accumulate(self, *fields: Any, stream: Any = None) -> None:
+        """Add every ghost to the cell that it shadows, then set it to zero: the reverse.
+
+        Collective over the plan's ranks; the first call makes what it needs, host-blocking. In a
+        fixed order: the same ghosts give the same bits. Parameters and errors as `exchange`.
+
+        Raises
+        ------
+        TypeError
+            If a field's elements are no numbers.
+        """
+        self._check("accumulate")
+        mine = self._layouts[self._ranks.rank]
+        unfit = [str(each.dtype) for each in mine if each.dtype.kind not in "iufc"]
+        if unfit:
+            raise TypeError(f"{self._name}: accumulate failed: {', '.join(unfit)} cannot be added")
+        if self._back is None:
+            self._back = self._mover(is_reverse=True)
+        arrays = self._begin("accumulate", self._back, fields)
+        self._back.exchange(arrays, stream)
+
+    def close(self) -> None:
+        """Close the plan on all its ranks.
+
+        Collective over the plan's ranks, host-blocking; closing twice does nothing. What was
+        started and not waited for is waited for first.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then nothing is freed.
+        """
+        if self._is_closed:
+            return
+        self._ground.agreement.check()
+        if self._open is not None:
+            self.wait()
+        call = f"{self._name}: close"
+        movers = [mover for mover in (self._forth, self._back) if mover is not None]
+
+        def each(what: str) -> None:
+            for mover in movers:
+                getattr(mover, what)()
+
+        self._ranks.step(call, lambda: each("drain"))
+        self._is_closed = True
+        # The importers first, then the owners.
+        self._ranks.step(call, lambda: each("release"))
+        self._ranks.step(call, lambda: each("close"))
+        self._forget()
+        self._comm.Free()
+
+    def abandon(self) -> None:
+        """Mark it closed without the other ranks. Local; frees nothing that others may map."""
+        self._is_closed = True
+        self._forget()
+
+    def lagging(self) -> list[int]:
+        """Ranks of the node that have not called what this rank has. Local."""
+        movers = [mover for mover in (self._forth, self._back) if mover is not None]
+        return sorted({rank for mover in movers for rank in mover.lagging()})
+
+    def __enter__(self) -> Any:
+        """Return the plan; raises if it is closed."""
+        self._check("with")
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Close the plan; by an exception leave that to the node."""
+        if error is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        """Name the plan and its routes."""
+        state = ", closed" if self._is_closed else ""
+        return f"<mpishare.{self._name}: routes={self._routes}{state}>"
+
+    def _begin(self, call: str, mover: Mover, fields: Sequence[Any]) -> list[Any]:
+        self._check(call)
+        if self._open is not None:
+            raise EpochError(
+                f"{self._name}: {call} failed: an exchange is open. Call wait() first."
+            )
+        try:
+            return mover.take(fields or self._own)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self._name}: {call} failed: {error}") from None
+
+    def _check(self, call: str) -> None:
+        self._ground.agreement.check()
+        if self._is_closed:
+            raise ClosedError(f"{self._name}: {call} failed: the plan is closed")
+
+    def _forget(self) -> None:
+        self._own, self._open = [], None
+        self._ground.watcher.remove(self)
+        self._ground.children.remove(self)
+
+
+def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[Layout]:
+    if on_gpu:
+        from mpishare.halo.cudafields import cuda_layout
+
+        return [cuda_layout(field, f"field {i}") for i, field in enumerate(fields)]
+    return [
+        layout.host_layout(layout.as_numpy(field, f"field {i}"), f"field {i}")
+        for i, field in enumerate(fields)
+    ]

@@ -1,0 +1,83 @@
+"""The ranks of a plan: how they agree across nodes, and which of them share this one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mpishare.common import map_common
+from mpishare.control import State
+from mpishare.errors import PeerTimeout, words
+from mpishare.messages import agree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.ground import Ground
+    from mpishare.shm import SharedMemory
+
+
+class Ranks:
+    """The ranks of one plan. Collective, host-blocking.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The plan's own: nobody else talks on it.
+    ground : Ground
+        The node on which this rank is.
+    call : str
+        For errors.
+
+    Attributes
+    ----------
+    team : dict of int to int
+        The plan's ranks on this node, in order, each with its rank in the node.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, ground: Ground, call: str) -> None:
+        self.comm = comm
+        self.rank, self.size = comm.rank, comm.size
+        self.ground = ground
+        mine = [ground.nonces[0], ground.rank]
+        told = self.step(call, lambda: mine)
+        self.team: dict[int, int] = {
+            rank: place for rank, (node, place) in enumerate(told) if node == mine[0]
+        }
+
+    def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do some work, then learn how it went on every rank. Collective, host-blocking."""
+        agreement = self.ground.agreement
+        try:
+            return agree(self.comm, call, work, agreement.timeout_s, agreement.check)
+        except PeerTimeout as error:
+            if agreement.failure is None:
+                self.lose(error)
+            raise
+
+    def lose(self, error: PeerTimeout) -> None:
+        """Break the node, since a rank of this plan is missing."""
+        agreement = self.ground.agreement
+        agreement.fail(lambda: error, fatal=True)
+        agreement.is_told = True
+        agreement.block.depart(State.LEFT, words(error))
+
+    def map_common(self, call: str, nbytes: int) -> SharedMemory:
+        """Map memory that the plan's ranks on this node have in common. Collective over all."""
+
+        def step(work: Callable[[], Any]) -> list[Any]:
+            told = self.step(call, work)
+            return [told[rank] for rank in self.team]
+
+        return map_common(step, nbytes, is_maker=next(iter(self.team)) == self.rank)
+
+    def wait(self, call: str, lagging: Callable[[], Sequence[int]]) -> None:
+        """Wait on the host until none of the team lags; see `Waits.wait`."""
+        team = self.team
+        self.ground.agreement.wait(call, partial(_on_node, team, lagging))
+
+
+def _on_node(team: dict[int, int], lagging: Callable[[], Sequence[int]]) -> list[int]:
+    return [team[rank] for rank in lagging()]

@@ -1,0 +1,125 @@
+"""Which route the cells take to each neighbor: one decision, the same at both ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mpishare.halo.ranks import Ranks
+    from mpishare.report import Pair, Report
+
+log = logging.getLogger("mpishare")
+
+ON_GPU = ("fused", "copy", "pinned", "mpi")
+ON_HOST = ("host", "mpi")
+_FAST = ("fused", "copy", "host")
+
+
+def forced() -> str | None:
+    """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` where there is none such."""
+    name = os.environ.get("MPISHARE_ROUTE") or None
+    if name is not None and name not in (*ON_GPU, *ON_HOST):
+        raise ValueError(
+            f"the environment variable MPISHARE_ROUTE must be one of {(*ON_GPU[:3], *ON_HOST)}, "
+            f"not {name!r}"
+        )
+    return name
+
+
+def required(require: Any) -> list[str] | None:
+    """Return the routes that the user allows; None for all."""
+    if require is None:
+        return None
+    names = [require] if isinstance(require, str) else list(require)
+    known = {*ON_GPU, *ON_HOST}
+    if not names or not known.issuperset(names):
+        raise ValueError(f"require names routes, some of {sorted(known)}, not {require!r}")
+    return sorted(names)
+
+
+def choose(
+    ranks: Ranks, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
+) -> dict[int, str]:
+    """Return the route to each peer. Local: both ends find the same.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The plan's.
+    report : Report
+        What the node's probe saw.
+    peers : iterable of int
+        Ranks of the plan that this one sends to or receives from.
+    name : str, optional
+        The route that is forced inside the node.
+    on_gpu : bool
+        Where the fields are.
+    """
+    allowed = ON_GPU if on_gpu else ON_HOST
+    if name is not None and name not in allowed:
+        where = "GPU" if on_gpu else "host"
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
+        )
+    pairs = {(pair.origin, pair.target): pair for pair in report.pairs}
+    found = {}
+    for peer in sorted(set(peers)):
+        if peer not in ranks.team:
+            found[peer] = "mpi"
+        elif not on_gpu:
+            found[peer] = name or "host"
+        else:
+            here, there = ranks.team[ranks.rank], ranks.team[peer]
+            found[peer] = _on_gpu(pairs[here, there], pairs[there, here], name)
+    return found
+
+
+def _on_gpu(there: Pair, back: Pair, name: str | None) -> str:
+    has_memory = there.route != "pinned" and back.route != "pinned"
+    if name in ("fused", "copy") and not has_memory:
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE={name}: ranks {there.origin} and {there.target} of the node cannot "
+            f"share GPU memory: {there.reason or back.reason}"
+        )
+    if there.origin == there.target and name == "fused":
+        return "copy"  # a rank needs no signal from itself
+    return name or (there.route if has_memory else "pinned")
+
+
+def refuse(call: str, told: Sequence[dict[str, str]], require: list[str] | None) -> None:
+    """Raise on every rank if any of the routes told is not allowed. Local."""
+    if require is None:
+        return
+    refused = [
+        f"rank {rank} to rank {peer}: {route}"
+        for rank, routes in enumerate(told)
+        for peer, route in routes.items()
+        if route not in require
+    ]
+    if refused:
+        raise UnsupportedError(
+            f"{call} failed: require={tuple(require)} refuses {', '.join(refused[:8])}"
+            + (f" and {len(refused) - 8} more" if len(refused) > 8 else "")
+        )
+
+
+def warn(name: str, ranks: Ranks, report: Report, routes: dict[int, str]) -> None:
+    """Say once, on the first rank that has one, that a neighbor is reached by a slow route."""
+    slow = {p: r for p, r in routes.items() if p in ranks.team and r not in _FAST}
+    if not slow:
+        return
+    peer, route = next(iter(slow.items()))
+    here, there = ranks.team[ranks.rank], ranks.team[peer]
+    reasons = [
+        pair.reason
+        for pair in report.pairs
+        if {pair.origin, pair.target} == {here, there} and pair.reason
+    ]
+    why = reasons[0] if reasons else "MPISHARE_ROUTE asks for it"
+    log.warning("%s: rank %d reaches rank %d by %s: %s", name, ranks.rank, peer, route, why)
