@@ -39,12 +39,26 @@ class Chain:
             If it is no stream.
         """
         number, owner, is_kept = self._enter(stream, self._name, call)
+        self.follow(number, owner, is_kept=is_kept)
+        return number
+
+    def follow(self, number: int, owner: Any, *, is_kept: bool) -> None:
+        """Put a stream after the object's last one, and remember it as that.
+
+        Parameters
+        ----------
+        number : int
+            The stream.
+        owner : object
+            What keeps it alive.
+        is_kept : bool
+            Whether that is sure to.
+        """
         if number != self._number or not self._is_kept:
-            self._follow(number)
+            self._come_after(number)
             self._number = number
         # Held, so that the stream is not destroyed before the next one has followed it.
         self._owner, self._is_kept = owner, is_kept
-        return number
 
     def leave(self) -> None:
         """Remember what was put on the stream, where it may be destroyed before the next call."""
@@ -58,7 +72,7 @@ class Chain:
             self._backend.close_events([self._event])
             self._event = None
 
-    def _follow(self, number: int) -> None:
+    def _come_after(self, number: int) -> None:
         if self._number is None:
             return
         if self._is_kept:

@@ -40,6 +40,7 @@ class CounterPool:
 
     def __init__(self) -> None:
         self._chunks: list[tuple[memoryview[int], int]] = []
+        self._watched: list[memoryview[int]] = []
         self._fresh = 0
         self._free: dict[int, list[tuple[int, int]]] = {}
 
@@ -77,9 +78,17 @@ class CounterPool:
         free = self._free.setdefault(len(counters.view), [])
         free.append((counters.chunk, counters.start))
 
+    def watch(self, view: memoryview[int]) -> None:
+        """Release these words too, until `unwatch`: counters that are not of this pool."""
+        self._watched.append(view)
+
+    def unwatch(self, view: memoryview[int]) -> None:
+        """Release them no more."""
+        self._watched = [each for each in self._watched if each is not view]
+
     def release_all(self) -> None:
         """Let every wait on every counter pass. Repeated while a stream may still write."""
-        for view, _ in self._chunks:
+        for view in [*(view for view, _ in self._chunks), *self._watched]:
             for index in range(len(view)):
                 value = view[index]
                 if value < RELEASED:

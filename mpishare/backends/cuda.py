@@ -30,6 +30,7 @@ Programming Guide, interprocess communication)."""
 _current_stream = cupy.cuda.get_current_stream
 _Stream = cupy.cuda.Stream
 _IPC_LAZY_PEER_ACCESS = 1
+_STREAM_NON_BLOCKING = 1
 _LOCAL_EVENT_FLAGS = 2  # no timing
 _EVENT_FLAGS = 2 | 4  # no timing, interprocess
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
@@ -153,18 +154,32 @@ class CudaBackend:
         Only a stream of CuPy's own is: behind a number, or behind another library's object, it may
         be destroyed at any time. Refuses a stream that is being captured.
         """
-        if stream is None:
-            owner = _current_stream()
-            number = owner.ptr
-        else:
-            number, owner = self.stream(stream)
-        if driver.is_capturing(number):
+        number, owner, is_kept, is_captured = self.enter_any(stream)
+        if is_captured:
             raise UnsupportedError(
                 f"{name}: {call} failed: the stream is being captured into a graph. The value that "
                 "is waited for would be baked in, and the second replay would pass early. Call it "
                 "outside of the capture."
             )
-        return number, owner, isinstance(owner, _Stream)
+        return number, owner, is_kept
+
+    def enter_any(self, stream: Any) -> tuple[int, Any, bool, bool]:
+        """As `enter`, and whether the stream is being captured into a graph."""
+        if stream is None:
+            owner = _current_stream()
+            number = owner.ptr
+        else:
+            number, owner = self.stream(stream)
+        return number, owner, isinstance(owner, _Stream), driver.is_capturing(number)
+
+    def new_stream(self) -> Any:
+        """Make a stream that is served before others, and waits for none."""
+        _, highest = self.call("cuCtxGetStreamPriorityRange")
+        return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, highest)
+
+    def close_stream(self, stream: int) -> None:
+        """Destroy a stream of `new_stream`."""
+        self.call("cuStreamDestroy", stream)
 
     def stream(self, stream: Any) -> tuple[int, Any]:
         """Return a stream's number, and what keeps it alive.

@@ -86,6 +86,14 @@ def is_done(stream: int, where: str) -> bool:
     return not int(code)
 
 
+def is_event_done(event: Any, where: str) -> bool:
+    """Whether what an event recorded last is over; True for one that recorded nothing."""
+    (code,) = driver.cuEventQuery(event)
+    if int(code) not in (0, _NOT_READY):
+        raise error("cuEventQuery", int(code), where)
+    return not int(code)
+
+
 def is_capturing(stream: int) -> bool:
     """Whether the stream is being captured, or another capture forbids its use."""
     try:
@@ -192,3 +200,39 @@ def link(ordinal: int, uuid: str) -> str:
             atomics = call("cuDeviceGetP2PAttribute", native, ordinal, other)
             return "NVLink" if atomics else "PCIe"
     return "peer"  # not among the GPUs that this process may see
+
+
+class Launch:
+    """A prepared launch of a kernel. Local.
+
+    Parameters
+    ----------
+    function : int
+        The kernel.
+    grid, block : int
+        Blocks, and threads in each.
+    arguments : sequence of ctypes objects
+        Read at each launch: what is written into them before is what the kernel gets.
+    where : str
+        For errors.
+    """
+
+    def __init__(
+        self, function: int, grid: int, block: int, arguments: Sequence[Any], where: str
+    ) -> None:
+        self._where = where
+        self._arguments = arguments  # held
+        places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        self._call = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+        self._before = (ctypes.c_void_p(function), grid, 1, 1, block, 1, 1, 0)
+        self._after = (places, None)
+        self._number = 0
+        self._stream = ctypes.c_void_p(0)
+
+    def enqueue(self, stream: int) -> None:
+        """Put it on a stream."""
+        if stream != self._number:
+            self._number, self._stream = stream, ctypes.c_void_p(stream)
+        code = self._call(*self._before, self._stream, *self._after)
+        if code:
+            raise error("cuLaunchKernel", code, self._where)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mpishare.geometry import Transfer
     from mpishare.halo.layout import Layout
+    from mpishare.halo.terms import Terms
     from mpishare.node import Node
 
     Index = tuple[Any, ...]
@@ -130,15 +131,13 @@ class HaloExchange(Plan):
             "block": [self.block.extents, self.block.widths],
         }
 
-    def _messages(
-        self, layouts: Sequence[Layout], told: Sequence[dict[str, Any]]
-    ) -> tuple[list[Message], list[Message]]:
+    def _messages(self, terms: Terms) -> tuple[list[Message], list[Message]]:
         blocks = [
             Block(tuple(extents), tuple((low, high) for low, high in widths))
-            for extents, widths in (each["block"] for each in told)
+            for extents, widths in (each["block"] for each in terms.described)
         ]
         geometry.check(self.grid, blocks, corners=self._corners)
-        rank = self._ranks.rank
+        rank = terms.ranks.rank
         sends, recvs = geometry.transfers(self.grid, rank, blocks, corners=self._corners)
         self._transfers = sends
         # Of all directions, so that the tag does not depend on what is exchanged.
@@ -147,7 +146,7 @@ class HaloExchange(Plan):
         def message(transfer: Transfer, peer: int, box: Box) -> Message:
             parts = [
                 Part.of_box(field, each, box.along(axes, each.shape))
-                for field, (each, axes) in enumerate(zip(layouts, self._axes, strict=True))
+                for field, (each, axes) in enumerate(zip(terms.mine, self._axes, strict=True))
             ]
             return Message(peer, tags[transfer.direction], tuple(p for p in parts if p.nbytes))
 
@@ -164,7 +163,7 @@ class HaloExchange(Plan):
         axes = self._axes[0]
         given = self._axes_given
         cuts = dict(zip(axes, box.slices(), strict=True))
-        ndim = len(self._layouts[self._ranks.rank][0].shape)
+        ndim = len(self._terms.mine[0].shape)
         items = [cuts.get(axis, slice(None)) for axis in range(ndim)]
         are_last = given is not None and all(
             axis < 0 for axis in ([given] if isinstance(given, int) else given)

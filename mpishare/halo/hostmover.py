@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.halo.message import Message
-    from mpishare.halo.ranks import Ranks
+    from mpishare.halo.terms import Terms
 
 
 class HostMover:
@@ -22,51 +22,38 @@ class HostMover:
 
     Parameters
     ----------
-    ranks : Ranks
+    terms : Terms
         The plan's.
-    name : str
-        The plan's, for errors.
-    layouts : sequence of list of Layout
-        For each rank of the plan, its fields'.
     sends, recvs : sequence of Message
         What this rank sends and receives.
-    told : sequence
-        For each rank, `Message.as_data` of its `sends`.
-    routes : dict of int to str
-        The route to each peer.
     is_reverse : bool
         Whether cells that come in are added, and those that were sent are zeroed.
     """
 
     def __init__(
         self,
-        ranks: Ranks,
-        name: str,
-        layouts: Sequence[Sequence[Layout]],
+        terms: Terms,
         sends: Sequence[Message],
         recvs: Sequence[Message],
-        told: Sequence[Any],
-        routes: dict[int, str],
+        *,
         is_reverse: bool,
     ) -> None:
-        self._layouts = layouts[ranks.rank]
-        self._sends = sends if is_reverse else ()
+        ranks, name = terms.ranks, terms.name
+        routes = terms.routes[ranks.rank]
+        self._layouts = terms.mine
+        self._zeroed = sends if is_reverse else ()
 
         def by(route: str, messages: Sequence[Message]) -> list[Message]:
             return [message for message in messages if routes[message.peer] == route]
 
         land = add if is_reverse else put
+        told = terms.recvs if is_reverse else terms.sends
+        here = by("host", sends), by("host", recvs)
         self._host = HostRoute(
-            ranks,
-            name,
-            layouts,
-            by("host", sends),
-            by("host", recvs),
-            told,
-            land,
-            is_direct=not is_reverse,
+            ranks, name, terms.layouts, *here, told, land, is_direct=not is_reverse
         )
-        self._mpi = MpiRoute(ranks, name, self._layouts, by("mpi", sends), by("mpi", recvs), land)
+        away = by("mpi", sends), by("mpi", recvs)
+        self._mpi = MpiRoute(ranks, name, terms.mine, *away, land)
         self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
 
     def take(self, fields: Sequence[Any]) -> list[Any]:
@@ -96,7 +83,7 @@ class HostMover:
         """Take the others' cells."""
         self._host.wait(arrays)
         self._mpi.wait(arrays)
-        for message in self._sends:
+        for message in self._zeroed:
             for part in message.parts:
                 arrays[part.field][part.key] = 0
 

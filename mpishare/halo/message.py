@@ -18,7 +18,7 @@ ALIGN = 16
 """Every part of a message begins at a multiple of this: the widest word that a GPU stores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """The cells of one field that go with one message.
 
@@ -97,6 +97,10 @@ class Message:
             at += padded(part.nbytes)
         return found
 
+    def offset_of(self, part: Part) -> int:
+        """Return where a part begins in the packed message."""
+        return self.offsets()[self.parts.index(part)]
+
     def as_data(self) -> list[Any]:
         """Return what other ranks are told of it."""
         parts = [
@@ -111,15 +115,6 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-def places(messages: Sequence[Message]) -> tuple[list[int], int]:
-    """Return where each message begins when all stand side by side, and the bytes of all."""
-    found, at = [], 0
-    for message in messages:
-        found.append(at)
-        at += message.nbytes
-    return found, at
-
-
 def require_match(call: str, sent: Sequence[Any], received: Sequence[Any]) -> None:
     """Raise the same `ValueError` on every rank unless all that is sent is what is received.
 
@@ -128,12 +123,12 @@ def require_match(call: str, sent: Sequence[Any], received: Sequence[Any]) -> No
     sends = {
         (rank, peer, tag): [part[1] for part in parts]
         for rank, told in enumerate(sent)
-        for peer, tag, parts in told
+        for peer, tag, parts, _ in told
     }
     recvs = {
         (peer, rank, tag): [part[1] for part in parts]
         for rank, told in enumerate(received)
-        for peer, tag, parts in told
+        for peer, tag, parts, _ in told
     }
     for pair in sorted({*sends, *recvs}):
         ours, theirs = sends.get(pair, []), recvs.get(pair, [])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.layout import Layout
+    from mpishare.halo.terms import Terms
     from mpishare.node import Node
 
 
@@ -33,7 +34,8 @@ class NeighborExchange(Plan):
         may be named many times.
     recvs : dict of int to int array
         For each rank that I get something from, where it goes along `axis`: the k-th of my places
-        gets what the k-th place of its ``sends`` for me has. No place is named twice.
+        gets what the k-th place of its ``sends`` for me has. No place is named twice, and none is
+        in ``sends``.
     fields : array, or list or tuple of arrays
         As for `HaloExchange`, of any shape, with the same extent along `axis`.
     axis : int
@@ -92,21 +94,24 @@ class NeighborExchange(Plan):
         if len(np.unique(named)) != len(named):
             values, counts = np.unique(named, return_counts=True)
             raise ValueError(f"recvs names place {values[counts > 1][0]} twice")
+        both = np.intersect1d(named, np.concatenate([*sends.values(), np.empty(0, np.int64)]))
+        if len(both):
+            raise ValueError(f"place {both[0]} is sent and received: it must be one or the other")
         self._cells = [sends, recvs]
-        return {"same": {"fields": len(layouts)}}
+        rest = [
+            [extent for at, extent in enumerate(field.shape) if at != where]
+            for field, where in zip(layouts, self._field_axes, strict=True)
+        ]
+        return {"same": {"axis": self._field_axes, "other axes": rest}}
 
-    def _messages(
-        self,
-        layouts: Sequence[Layout],
-        told: Sequence[dict[str, Any]],  # noqa: ARG002  each knows its own
-    ) -> tuple[list[Message], list[Message]]:
+    def _messages(self, terms: Terms) -> tuple[list[Message], list[Message]]:
         def messages(cells: dict[int, np.ndarray[Any, Any]]) -> list[Message]:
             found = []
             for peer, places in sorted(cells.items()):
                 parts = [
                     Part.of_indices(field, each, axis, places)
                     for field, (each, axis) in enumerate(
-                        zip(layouts, self._field_axes, strict=True)
+                        zip(terms.mine, self._field_axes, strict=True)
                     )
                 ]
                 kept = tuple(part for part in parts if part.nbytes)

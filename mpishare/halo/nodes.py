@@ -9,6 +9,8 @@ from mpishare.messages import agree
 from mpishare.node import Node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi4py import MPI
 
     from mpishare.ground import Ground
@@ -39,8 +41,7 @@ def node_of(comm: MPI.Intracomm, whole: MPI.Intracomm, call: str, node: Any, bac
             ground_of(node).agreement.check()
         return [node is not None, _is_whole(kept.get(backend))]
 
-    timeout_s = ground_of(node).agreement.timeout_s if isinstance(node, Node) else 300.0
-    told = agree(whole, call, look, timeout_s)
+    told = agree(whole, call, look, *patience_of(node))
     if len({given for given, _ in told}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
     if node is None:
@@ -53,6 +54,17 @@ def node_of(comm: MPI.Intracomm, whole: MPI.Intracomm, call: str, node: Any, bac
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
     return node  # type: ignore[no-any-return]
+
+
+def patience_of(node: Any) -> tuple[float, Callable[[], None] | None]:
+    """Return how long to wait for ranks, and what to call meanwhile: the node's, if there is one.
+
+    Local.
+    """
+    if not isinstance(node, Node):
+        return 300.0, None
+    agreement = node._ground.agreement
+    return agreement.timeout_s, agreement.check
 
 
 def ground_of(node: Node) -> Ground:

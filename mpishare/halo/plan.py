@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.agree import require_same
 from mpishare.errors import ClosedError, EpochError
-from mpishare.halo import layout, routes
-from mpishare.halo.message import require_match
-from mpishare.halo.nodes import ground_of, node_of
-from mpishare.halo.ranks import Ranks
+from mpishare.halo.nodes import patience_of
+from mpishare.halo.terms import settle
 from mpishare.local import Local
-from mpishare.messages import agree, finish
+from mpishare.messages import finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message
+    from mpishare.halo.terms import Terms
 
 
 class Mover(Protocol):
@@ -73,8 +71,8 @@ class Plan(Local):
     ) -> None:
         call = self._call
         whole, request = comm.Idup()
-        deadline_s = 300.0
-        finish(request, call, deadline_s, whole)
+        timeout_s, check = patience_of(node)
+        finish(request, call, timeout_s, whole, check=check)
         self._is_closed = True  # until it is whole
         try:
             self._make(comm, whole, fields, node, require, arguments)
@@ -94,98 +92,47 @@ class Plan(Local):
         require: Any,
         arguments: dict[str, Any],
     ) -> None:
-        call = self._call
-        own: list[Any] = []
-        layouts: list[Layout] = []
-
-        def describe() -> dict[str, Any]:
-            own.extend(layout.as_list(fields))
-            on_gpu = layout.is_on_gpu(own[0])
-            layouts.extend(_layouts(own, on_gpu=on_gpu))
-            return {
-                "same": {
-                    "fields in": "GPU memory" if on_gpu else "host memory",
-                    "dtypes": [str(each.dtype) for each in layouts],
-                    "require": routes.required(require),
-                    "MPISHARE_ROUTE": routes.forced(),
-                },
-                "layouts": [[each.shape, each.strides] for each in layouts],
-                "own": self._describe(layouts, arguments),
-            }
-
-        told = agree(whole, call, describe, 300.0)
-        require_same(call, [{**each["same"], **each["own"]["same"]} for each in told], whole.rank)
-        self._on_gpu = layout.is_on_gpu(own[0])
-        self._node = node_of(comm, whole, call, node, "cuda" if self._on_gpu else "host")
-        self._ground = ground = ground_of(self._node)
-        self._name = f"{call} {ground.number(call)}"
+        self._terms = terms = settle(
+            comm,
+            whole,
+            self._call,
+            fields,
+            node,
+            require,
+            lambda layouts: self._describe(layouts, arguments),
+        )
+        self._sends, self._recvs = self._messages(terms)
+        terms.match(self._sends, self._recvs)
+        self._name = terms.name
+        self._ground = terms.ground
+        self._own = terms.fields
         self._comm = whole
-        self._own = own
-        self._layouts = [
-            [
-                layout.Layout(tuple(shape), tuple(strides), mine.dtype, mine.device)
-                for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
-            ]
-            for each in told
-        ]
-        self._ranks = Ranks(whole, ground, call)
-        self._sends, self._recvs = self._messages(layouts, [each["own"] for each in told])
-        peers = [message.peer for message in (*self._sends, *self._recvs)]
-        report = self._node.report()
-        name = told[0]["same"]["MPISHARE_ROUTE"]
-
-        def route() -> dict[str, Any]:
-            found = routes.choose(self._ranks, report, peers, name, on_gpu=self._on_gpu)
-            return {
-                "routes": {str(peer): each for peer, each in found.items()},
-                "sends": [message.as_data() for message in self._sends],
-                "recvs": [message.as_data() for message in self._recvs],
-            }
-
-        self._told = self._ranks.step(call, route)
-        require_match(call, [t["sends"] for t in self._told], [t["recvs"] for t in self._told])
-        routes.refuse(call, [t["routes"] for t in self._told], told[0]["same"]["require"])
-        mine = self._told[whole.rank]["routes"]
-        self._routes = {int(peer): each for peer, each in mine.items()}
-        routes.warn(self._name, self._ranks, report, self._routes)
         self._forth = self._mover(is_reverse=False)
         self._back: Mover | None = None
         self._open: list[Any] | None = None
-        ground.children.append(self)
-        ground.watcher.add(self)
+        terms.ground.children.append(self)
+        terms.ground.watcher.add(self)
 
     def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
         """Return what all ranks are told: under ``same`` what must not differ. Local, may raise."""
         raise NotImplementedError
 
-    def _messages(
-        self, layouts: Sequence[Layout], told: Sequence[dict[str, Any]]
-    ) -> tuple[list[Message], list[Message]]:
+    def _messages(self, terms: Terms) -> tuple[list[Message], list[Message]]:
         """Return what this rank sends and receives; raises the same on all ranks."""
         raise NotImplementedError
 
     def _mover(self, *, is_reverse: bool) -> Mover:
         """Make what moves the cells. Collective."""
         sends, recvs = self._sends, self._recvs
-        which = "sends"
         if is_reverse:
-            sends, recvs, which = recvs, sends, "recvs"
-        told = [
-            [(*message, each["routes"][str(message[0])]) for message in each[which]]
-            for each in self._told
-        ]
-        if self._on_gpu:
+            sends, recvs = recvs, sends
+        if self._terms.on_gpu:
             from mpishare.halo.cuda import CudaMover
 
-            kind: Any = CudaMover
-        else:
-            from mpishare.halo.hostmover import HostMover
+            return CudaMover(self._terms, sends, recvs, is_reverse=is_reverse)
+        from mpishare.halo.hostmover import HostMover
 
-            kind = HostMover
-        mover: Mover = kind(
-            self._ranks, self._name, self._layouts, sends, recvs, told, self._routes, is_reverse
-        )
-        return mover
+        return HostMover(self._terms, sends, recvs, is_reverse=is_reverse)
 
     @property
     def name(self) -> str:
@@ -195,7 +142,7 @@ class Plan(Local):
     @property
     def routes(self) -> dict[int, str]:
         """For each neighbor, by its rank in the given communicator, how its cells travel."""
-        return dict(self._routes)
+        return dict(self._terms.routes[self._terms.ranks.rank])
 
     @property
     def staging_nbytes(self) -> int:
@@ -274,8 +221,7 @@ class Plan(Local):
             If a field's elements are no numbers.
         """
         self._check("accumulate")
-        mine = self._layouts[self._ranks.rank]
-        unfit = [str(each.dtype) for each in mine if each.dtype.kind not in "iufc"]
+        unfit = [str(each.dtype) for each in self._terms.mine if each.dtype.kind not in "iufc"]
         if unfit:
             raise TypeError(f"{self._name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._back is None:
@@ -306,11 +252,11 @@ class Plan(Local):
             for mover in movers:
                 getattr(mover, what)()
 
-        self._ranks.step(call, lambda: each("drain"))
+        self._terms.ranks.step(call, lambda: each("drain"))
         self._is_closed = True
         # The importers first, then the owners.
-        self._ranks.step(call, lambda: each("release"))
-        self._ranks.step(call, lambda: each("close"))
+        self._terms.ranks.step(call, lambda: each("release"))
+        self._terms.ranks.step(call, lambda: each("close"))
         self._forget()
         self._comm.Free()
 
@@ -337,7 +283,7 @@ class Plan(Local):
     def __repr__(self) -> str:
         """Name the plan and its routes."""
         state = ", closed" if self._is_closed else ""
-        return f"<mpishare.{self._name}: routes={self._routes}{state}>"
+        return f"<mpishare.{self._name}: routes={self.routes}{state}>"
 
     def _begin(self, call: str, mover: Mover, fields: Sequence[Any]) -> list[Any]:
         self._check(call)
@@ -359,14 +305,3 @@ class Plan(Local):
         self._own, self._open = [], None
         self._ground.watcher.remove(self)
         self._ground.children.remove(self)
-
-
-def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[Layout]:
-    if on_gpu:
-        from mpishare.halo.cudafields import cuda_layout
-
-        return [cuda_layout(field, f"field {i}") for i, field in enumerate(fields)]
-    return [
-        layout.host_layout(layout.as_numpy(field, f"field {i}"), f"field {i}")
-        for i, field in enumerate(fields)
-    ]

@@ -33,6 +33,8 @@ class Ranks:
 
     Attributes
     ----------
+    nodes : list of str
+        For each rank of the plan, what names its node.
     team : dict of int to int
         The plan's ranks on this node, in order, each with its rank in the node.
     """
@@ -43,6 +45,7 @@ class Ranks:
         self.ground = ground
         mine = [ground.nonces[0], ground.rank]
         told = self.step(call, lambda: mine)
+        self.nodes: list[str] = [node for node, _ in told]
         self.team: dict[int, int] = {
             rank: place for rank, (node, place) in enumerate(told) if node == mine[0]
         }

@@ -36,7 +36,10 @@ def required(require: Any) -> list[str] | None:
     """Return the routes that the user allows; None for all."""
     if require is None:
         return None
-    names = [require] if isinstance(require, str) else list(require)
+    try:
+        names = [require] if isinstance(require, str) else list(require)
+    except TypeError:
+        names = []
     known = {*ON_GPU, *ON_HOST}
     if not names or not known.issuperset(names):
         raise ValueError(f"require names routes, some of {sorted(known)}, not {require!r}")
@@ -92,7 +95,7 @@ def _on_gpu(there: Pair, back: Pair, name: str | None) -> str:
     return name or (there.route if has_memory else "pinned")
 
 
-def refuse(call: str, told: Sequence[dict[str, str]], require: list[str] | None) -> None:
+def refuse(call: str, told: Sequence[dict[int, str]], require: list[str] | None) -> None:
     """Raise on every rank if any of the routes told is not allowed. Local."""
     if require is None:
         return
@@ -109,17 +112,18 @@ def refuse(call: str, told: Sequence[dict[str, str]], require: list[str] | None)
         )
 
 
-def warn(name: str, ranks: Ranks, report: Report, routes: dict[int, str]) -> None:
-    """Say once, on the first rank that has one, that a neighbor is reached by a slow route."""
-    slow = {p: r for p, r in routes.items() if p in ranks.team and r not in _FAST}
-    if not slow:
-        return
-    peer, route = next(iter(slow.items()))
-    here, there = ranks.team[ranks.rank], ranks.team[peer]
-    reasons = [
-        pair.reason
-        for pair in report.pairs
-        if {pair.origin, pair.target} == {here, there} and pair.reason
+def warn(name: str, ranks: Ranks, report: Report, told: Sequence[dict[int, str]]) -> None:
+    """Say on one rank of the plan that a neighbor on the same node is reached by a slow route."""
+    slow = [
+        (rank, peer, route)
+        for rank, routes in enumerate(told)
+        for peer, route in routes.items()
+        if ranks.nodes[rank] == ranks.nodes[peer] and route not in _FAST
     ]
+    if not slow or slow[0][0] != ranks.rank:
+        return
+    rank, peer, route = slow[0]
+    pair = {ranks.team[rank], ranks.team[peer]}
+    reasons = [p.reason for p in report.pairs if {p.origin, p.target} == pair and p.reason]
     why = reasons[0] if reasons else "MPISHARE_ROUTE asks for it"
-    log.warning("%s: rank %d reaches rank %d by %s: %s", name, ranks.rank, peer, route, why)
+    log.warning("%s: rank %d reaches rank %d by %s: %s", name, rank, peer, route, why)

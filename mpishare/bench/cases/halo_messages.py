@@ -147,9 +147,10 @@ def neighborhood(grid: Grid) -> MPI.Distgraphcomm:
     k-th that one rank sends on is the k-th that the other one receives on, and both list them as
     the sender does.
     """
+    # Not from the cart: Open MPI takes a graph made from one for a cart still.
     sources = [side.opposite for side in grid.sides]
     to = [side.neighbor for side in grid.sides]
-    return grid.cart.Create_dist_graph_adjacent(sources, to, reorder=False)
+    return grid.session.comm.Create_dist_graph_adjacent(sources, to, reorder=False)
 
 
 class NeighborPacked(HaloArm):

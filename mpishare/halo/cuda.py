@@ -1,0 +1,175 @@
+"""Moves the cells of fields in GPU memory: routes ``fused``, ``copy``, ``pinned`` and ``mpi``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.chain import Chain
+from mpishare.errors import UnsupportedError
+from mpishare.halo.cudafields import addresses, current_stream
+from mpishare.halo.fused import Fused
+from mpishare.halo.relay import Relay
+from mpishare.halo.setting import Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.layout import Layout
+    from mpishare.halo.message import Message
+    from mpishare.halo.terms import Terms
+
+_WIDEST = 15
+
+
+class CudaMover:
+    """One direction of one plan on CUDA. Collective, host-blocking.
+
+    Parameters
+    ----------
+    terms, sends, recvs, is_reverse
+        As `HostMover`.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        *,
+        is_reverse: bool,
+    ) -> None:
+        ranks, name = terms.ranks, terms.name
+        self._ground = ranks.ground
+        self._name = name
+        backend: Any = ranks.ground.backend
+        self._backend = backend
+        self._layouts = terms.mine
+        self._device = backend.device.ordinal
+        self._setting = setting = Setting(terms, sends, recvs, is_reverse=is_reverse)
+        self._words = setting.words
+        self._pointers = setting.pointers
+        self._naturals = [natural(each) for each in self._layouts]
+        # For fields of which all begin at a multiple of the widest unit, and for others.
+        self._relays: list[Relay] = []
+        self._fuseds: list[Fused | None] = []
+
+        def build() -> None:
+            setting.prepare()
+            for most in ([_WIDEST + 1] * len(self._layouts), self._naturals):
+                self._relays.append(Relay(setting, most))
+                self._fuseds.append(Fused(setting, most) if setting.has_fused else None)
+            setting.load()
+
+        try:
+            ranks.step(name, build)
+        except BaseException:
+            setting.undo(name)
+            raise
+        self.staging_nbytes = setting.staging_nbytes
+        self._mail = setting.mail
+        self._chain = Chain(backend, name)
+        self._stream = int(backend.new_stream())
+        self._forked, self._joined = backend.local_event(), backend.local_event()
+        self._on_host = [
+            route for route in terms.routes[ranks.rank].values() if route in ("pinned", "mpi")
+        ]
+
+    def take(self, fields: Sequence[Any]) -> list[Any]:
+        """Return the fields of a call, once they are known to fit; they are held by that."""
+        if len(fields) != len(self._layouts):
+            raise ValueError(f"{len(fields)} fields instead of {len(self._layouts)}")
+        places = addresses(fields, self._layouts)
+        union = 0
+        for place in places:
+            union |= place
+        way = 0
+        if union & _WIDEST:
+            way = 1
+            for place, unit in zip(places, self._naturals, strict=True):
+                if place % unit:
+                    raise ValueError(f"a field begins at {place:#x}, no multiple of {unit} bytes")
+        return [fields, places, way]
+
+    def start(self, arrays: list[Any], stream: Any) -> None:
+        """Fork to the plan's own stream: pack, store, signal; fused neighbors unpack too."""
+        number, is_kept = self._enter("start", arrays, stream)
+        self._backend.record(self._forked, number)
+        self._backend.wait_event(self._forked, self._stream)
+        self._begin(arrays, self._stream)
+        self._leave(is_kept)
+
+    def wait(self, arrays: list[Any], stream: Any) -> None:
+        """Take what came, and let the user's stream go on after the plan's."""
+        number, is_kept = self._enter("wait", arrays, stream)
+        self._end(arrays, self._stream)
+        self._backend.record(self._joined, self._stream)
+        self._backend.wait_event(self._joined, number)
+        self._leave(is_kept)
+
+    def exchange(self, arrays: list[Any], stream: Any) -> None:
+        """Do both on the user's stream."""
+        number, is_kept = self._enter("exchange", arrays, stream)
+        self._begin(arrays, number)
+        self._end(arrays, number)
+        self._leave(is_kept)
+
+    def lagging(self) -> list[int]:
+        """Ranks of the node that have called less often than this one. Local."""
+        return self._words.lagging()
+
+    def drain(self) -> None:
+        """Wait until nothing is under way on this rank, with the deadline."""
+        self._ground.drain(f"{self._name}: close")
+
+    def release(self) -> None:
+        """Let go of what this rank imported. Local."""
+        self._setting.release()
+
+    def close(self) -> None:
+        """Free what this rank owns. Local, once all have released."""
+        for relay in self._relays:
+            relay.close()
+        self._setting.close()
+        self._chain.end()
+        self._backend.close_events([self._forked, self._joined])
+        self._backend.close_stream(self._stream)
+
+    def _begin(self, arrays: list[Any], number: int) -> None:
+        _, places, way = arrays
+        self._pointers[:] = places
+        self._words.call()
+        self._relays[way].start(number)
+        fused = self._fuseds[way]
+        if fused is not None:
+            fused.enqueue(number)
+
+    def _end(self, arrays: list[Any], number: int) -> None:
+        _, places, way = arrays
+        self._pointers[:] = places  # another call may have come between
+        self._relays[way].wait(number)
+
+    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, bool]:
+        """Return the stream's number, and whether nothing is to be remembered about it."""
+        backend = self._backend
+        if stream is None:
+            stream = current_stream(arrays[0], self._device)
+        number, owner, is_kept, is_captured = backend.enter_any(stream)
+        if not is_captured:
+            self._chain.follow(number, owner, is_kept=is_kept)
+        elif self._on_host:
+            raise UnsupportedError(
+                f"{self._name}: {call} failed: the stream is being captured into a graph, and "
+                f"neighbors by the routes {sorted(set(self._on_host))} are served by the host. "
+                "Call it outside of the capture, or refuse these routes with require=."
+            )
+        return number, is_kept or is_captured
+
+    def _leave(self, is_kept: bool) -> None:
+        if not is_kept:
+            self._chain.leave()
+
+
+def natural(layout: Layout) -> int:
+    """Return what the address of every array of a dtype is a multiple of, 16 at most."""
+    size = layout.dtype.itemsize
+    return min(size & -size, _WIDEST + 1)

@@ -1,0 +1,99 @@
+"""Fields in GPU memory: their layouts, their addresses, and the stream that is current for them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from mpishare.halo.layout import Layout, check_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Array = cupy.ndarray
+
+
+def cuda_layout(field: Any, name: str) -> Layout:
+    """Return the layout of an array in GPU memory, or raise where no ghosts can be written."""
+    if isinstance(field, _Array):
+        found = Layout(field.shape, field.strides, field.dtype, field.data.device_id)
+    else:
+        found = _seen(field, name)[1]
+    return check_layout(found, name)
+
+
+def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> list[int]:
+    """Return where the fields of a call are; `ValueError` if a layout is another. Local."""
+    found = []
+    for field, expected in zip(fields, layouts, strict=True):
+        if isinstance(field, _Array):
+            if (
+                field.shape != expected.shape
+                or field.strides != expected.strides
+                or field.dtype != expected.dtype
+                or field.data.device_id != expected.device
+            ):
+                _refuse(cuda_layout(field, "a field"), expected)
+            found.append(field.data.ptr)
+        else:
+            address, seen = _seen(field, "a field")
+            if seen != expected:
+                _refuse(seen, expected)
+            found.append(address)
+    return found
+
+
+def current_stream(fields: Sequence[Any], device: int) -> Any:
+    """Return the current stream of the library that the fields come from. Local."""
+    are_tensors = {_is_tensor(field) for field in fields}
+    if are_tensors == {True}:
+        return sys.modules["torch"].cuda.current_stream(device)
+    if len(are_tensors) > 1:
+        raise ValueError("fields of CuPy and of PyTorch together need stream=")
+    return None  # CuPy's
+
+
+def _is_tensor(field: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(field, torch.Tensor)
+
+
+def _seen(field: Any, name: str) -> tuple[int, Layout]:
+    """Return the address and the layout that an array of another library tells."""
+    if getattr(field, "requires_grad", False):
+        raise ValueError(f"{name} requires a gradient, which a halo exchange does not have")
+    if _is_tensor(field):
+        kind = _tensor_dtype(field, name)
+        shape, device = tuple(field.shape), field.device.index
+        strides = tuple(step * kind.itemsize for step in field.stride())
+        return field.data_ptr(), Layout(shape, strides, kind, device)
+    try:
+        told = field.__cuda_array_interface__
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise TypeError(f"{name} is no array in GPU memory: {error}") from error
+    address, is_read_only = told["data"]
+    if is_read_only:
+        raise ValueError(f"{name} is read-only")
+    array = cupy.asarray(field)
+    return address, Layout(array.shape, array.strides, array.dtype, array.data.device_id)
+
+
+def _tensor_dtype(field: Any, name: str) -> np.dtype[Any]:
+    text = str(field.dtype).removeprefix("torch.")
+    if text == "bfloat16":
+        return np.dtype("V2")  # travels as bytes; NumPy has no such number
+    try:
+        return np.dtype(text)
+    except TypeError:
+        raise TypeError(f"{name} has dtype {field.dtype}, which NumPy does not know") from None
+
+
+def _refuse(found: Layout, expected: Layout) -> None:
+    # An axis of one element, or none, may have any stride.
+    if not expected.is_like(found):
+        raise ValueError(
+            "a field has another layout than the plan was made for: " + expected.difference(found)
+        )

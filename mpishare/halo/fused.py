@@ -1,0 +1,59 @@
+"""Route ``fused``: one launch for all such neighbors, faces and fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpishare.halo.tables import LOCAL, PULL, PUSH, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.setting import Setting
+
+
+class Fused:
+    """The launch that moves everything between this rank and its fused neighbors. Local.
+
+    Parameters
+    ----------
+    setting : Setting
+        The plan's.
+    most : sequence of int, bytes
+        For each field, what its address is a multiple of.
+    """
+
+    def __init__(self, setting: Setting, most: Sequence[int]) -> None:
+        mine, rank = setting.mine, setting.rank
+        table = Table(setting.layouts, most, setting.upload)
+        for message in setting.sends:
+            if mine[message.peer] != "fused":
+                continue
+            for part in message.parts:
+                flags = setting.flags(rank, message.peer, message.tag, part.field)
+                packed = setting.outgoing(message, part)
+                table.move(PUSH, part, packed, setting.turn(message.peer), flags)
+        for peer in setting.fused_peers:
+            for flag in setting.flags(rank, peer, -1, -1) or ():
+                table.signal(PUSH, flag)
+        # What stays on this rank goes along, and saves a launch.
+        for message, target in setting.local():
+            for part, other in zip(message.parts, target.parts, strict=True):
+                table.move(LOCAL, part, 0, target=other)
+        # Waits come last: none is reached before all that others wait for is under way.
+        for peer in setting.fused_peers:
+            for flag in setting.flags(peer, rank, -1, -1) or ():
+                table.signal(PULL, flag)
+        for message in setting.recvs:
+            if mine[message.peer] != "fused":
+                continue
+            for part in message.parts:
+                flags = setting.flags(message.peer, rank, message.tag, part.field)
+                packed = setting.incoming(message, part)
+                table.move(PULL, part, packed, setting.turn(rank), flags)
+        words = setting.words
+        setting.warm("fused")
+        self._launch = setting.launch(
+            "fused", table.load(), setting.state("fused"), words.started, words.ended
+        )
+        self.enqueue = self._launch.enqueue

@@ -1,0 +1,43 @@
+"""The kernels of halo exchanges: compiled once for a number of fields, launched without CuPy."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import cupy
+
+from mpishare.errors import UnsupportedError
+
+_MOST_FIELDS = 448  # 3.5 KiB of the 4 KiB that a launch can pass
+
+
+@functools.cache
+def kernel(name: str, nfields: int, device: int) -> int:
+    """Return the function of a kernel, loaded for the current device. Local.
+
+    Parameters
+    ----------
+    name : str
+        ``relay``, ``add`` or ``fused``.
+    nfields : int
+        Of the plan.
+    device : int
+        The current one, since functions belong to a device.
+    """
+    if nfields > _MOST_FIELDS:
+        raise UnsupportedError(f"{nfields} fields in one plan: {_MOST_FIELDS} are allowed on CUDA")
+    del device
+    return int(_module(name, nfields).get_function(name).kernel.ptr)
+
+
+@functools.cache
+def _module(name: str, nfields: int) -> cupy.RawModule:
+    return cupy.RawModule(code=source(name), options=(f"-DNFIELDS={nfields}",))
+
+
+def source(name: str) -> str:
+    """Return the CUDA source of a kernel."""
+    folder = Path(__file__).parent
+    file = "fused.cu" if name == "fused" else "relay.cu"
+    return (folder / "cells.cu").read_text() + (folder / file).read_text()

@@ -1,0 +1,56 @@
+// Routes copy, pinned and mpi: the streams wait for other ranks, so these kernels never do.
+
+extern "C" __global__ void relay(
+    Fields fields, const Item* items, const Part* parts, unsigned count, State* state,
+    volatile unsigned long long* started
+) {
+    if (started && blockIdx.x == 0 && threadIdx.x == 0) *started = ++state->epoch;
+    for (unsigned i = blockIdx.x; i < count; i += gridDim.x)
+        carry(items[i], parts, fields, items[i].packed);
+}
+
+enum Element { INT1, INT2, INT4, INT8, HALF, FLOAT, DOUBLE };
+
+template <class Number>
+__device__ void sum(const Item& item, const Part* parts, const Fields& fields) {
+    const Part& cells = parts[item.part];
+    const Part& packed = parts[item.target];
+    char* field = fields.at[cells.field];
+    for (unsigned i = threadIdx.x; i < item.count; i += blockDim.x) {
+        unsigned unit = item.first + i;
+        *reinterpret_cast<Number*>(field + place_of(cells, unit)) +=
+            *reinterpret_cast<const Number*>(item.packed + place_of(packed, unit));
+    }
+}
+
+struct Half {
+    unsigned short bits;
+    __device__ float value() const {
+        float wide;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+        return wide;
+    }
+    // Rounded once: a sum of two halves is exact in a float.
+    __device__ void operator+=(const Half& other) {
+        float wide = value() + other.value();
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(wide));
+    }
+};
+
+// Cells of one message, none named twice: one launch a message keeps the order of the sums.
+extern "C" __global__ void add(
+    Fields fields, const Item* items, const Part* parts, unsigned count
+) {
+    for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
+        const Item& item = items[i];
+        switch (item.element) {
+            case INT1: sum<unsigned char>(item, parts, fields); break;
+            case INT2: sum<unsigned short>(item, parts, fields); break;
+            case INT4: sum<unsigned>(item, parts, fields); break;
+            case INT8: sum<unsigned long long>(item, parts, fields); break;
+            case HALF: sum<Half>(item, parts, fields); break;
+            case FLOAT: sum<float>(item, parts, fields); break;
+            default: sum<double>(item, parts, fields);
+        }
+    }
+}

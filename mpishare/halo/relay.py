@@ -1,0 +1,192 @@
+"""Routes ``copy``, ``pinned`` and ``mpi``: pack, let streams or messages wait, unpack.
+
+A word of the plan says to each neighbor that cells are there, and another to each sender that they
+were taken. Whoever waits for a word sets it back to 0: so nothing is counted, and the same
+operations are right when a captured graph replays them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.backends import driver
+from mpishare.halo.tables import LOCAL, PULL, PUSH, PUSH_AND_ZERO, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mpishare.halo.message import Message, Part
+    from mpishare.halo.setting import Setting
+
+_RELAYED = ("copy", "pinned", "mpi")
+
+
+class Relay:
+    """The launches and signals of one plan for all neighbors that are not fused. Local.
+
+    Parameters
+    ----------
+    setting : Setting
+        The plan's.
+    most : sequence of int, bytes
+        For each field, what its address is a multiple of.
+    """
+
+    def __init__(self, setting: Setting, most: Sequence[int]) -> None:
+        self._setting = setting
+        self._most = most
+        mine, rank = setting.mine, setting.rank
+        self._pack = self._make_pack()
+        self._takes = list(self._make_adds() if setting.is_reverse else self._make_unpack())
+        words, signals = setting.words, setting.backend.signals
+        by_words = [p for p, r in mine.items() if r in ("copy", "pinned") and p != rank]
+        to = [p for p in by_words if any(message.peer == p for message in setting.sends)]
+        of = [p for p in by_words if any(message.peer == p for message in setting.recvs)]
+        self._say = _Batch(signals, [("write", words.data(rank, p), 1) for p in to])
+        hear = [(words.data(p, rank), p) for p in of]
+        self._hear = _Batch(signals, [each for at, _ in hear for each in _await(at)])
+        thank = [("write", words.taken(rank, p), 1) for p in of]
+        heard = [each for p in to for each in _await(words.taken(p, rank))]
+        self._thank = _Batch(signals, [*thank, *heard])
+        self._mail = setting.mail
+        self._packed = setting.backend.local_event() if setting.mail else None
+        self._taken = setting.backend.local_event() if setting.mail else None
+
+    def start(self, number: int) -> None:
+        """Pack everything that is not fused, and say so."""
+        if self._mail is not None:
+            self._until_done(self._taken)  # what came last may still be read out of the buffers
+            self._mail.receive()
+        if self._pack is not None:
+            self._pack.enqueue(number)
+        if self._mail is not None:
+            self._setting.backend.record(self._packed, number)
+        self._say.enqueue(number)
+
+    def wait(self, number: int) -> None:
+        """Unpack everything that is not fused once it is there."""
+        if self._mail is not None:
+            self._until_done(self._packed)
+            self._mail.send()
+            self._mail.finish()
+        self._hear.enqueue(number)
+        for launch in self._takes:
+            launch.enqueue(number)
+        self._thank.enqueue(number)
+        if self._mail is not None:
+            self._setting.backend.record(self._taken, number)
+
+    def close(self) -> None:
+        """Destroy the events. Local."""
+        events = [event for event in (self._packed, self._taken) if event is not None]
+        self._setting.backend.close_events(events)
+
+    def _until_done(self, event: Any) -> None:
+        """Wait on the host for an event, with the deadline."""
+        ground = self._setting.ranks.ground
+        deadline = time.monotonic() + ground.agreement.timeout_s
+        while not driver.is_event_done(event, self._setting.where):
+            ground.agreement.check()
+            os.sched_yield()
+            if time.monotonic() > deadline:
+                raise ground.missing(self._setting.where)
+        ground.check_signals()
+
+    def _make_pack(self) -> driver.Launch | None:
+        setting = self._setting
+        table = Table(setting.layouts, self._most, setting.upload)
+        kind = PUSH_AND_ZERO if setting.is_reverse else PUSH
+        for message in setting.sends:
+            if setting.mine[message.peer] in _RELAYED:
+                for part in message.parts:
+                    table.move(kind, part, setting.outgoing(message, part))
+        if not setting.has_fused:
+            for message, target in setting.local():
+                for part, other in zip(message.parts, target.parts, strict=True):
+                    table.move(LOCAL, part, 0, target=other)
+        started = 0 if setting.has_fused else setting.words.started
+        # Without anything to pack the kernel still says that this exchange has begun, unless the
+        # fused one does.
+        if not len(table) and not started:
+            return None
+        return self._launch("relay", table, setting.state("relay"), started)
+
+    def _make_unpack(self) -> Iterator[driver.Launch]:
+        setting = self._setting
+        table = Table(setting.layouts, self._most, setting.upload)
+        for message in setting.recvs:
+            if setting.mine[message.peer] in _RELAYED:
+                for part in message.parts:
+                    table.move(PULL, part, setting.incoming(message, part))
+        if len(table):
+            yield self._launch("relay", table, 0, 0)
+
+    def _make_adds(self) -> Iterator[driver.Launch]:
+        """One launch a message, and one more each time that it names a cell again."""
+        setting = self._setting
+        for message in setting.recvs:
+            packed = {part.field: setting.incoming(message, part) for part in message.parts}
+            for parts in _passes(message):
+                table = Table(setting.layouts, self._most, setting.upload)
+                for part, row in parts:
+                    table.add(part, packed[part.field], row)
+                yield self._launch("add", table)
+
+    def _launch(self, name: str, table: Table, *rest: int) -> driver.Launch:
+        self._setting.warm(name)
+        return self._setting.launch(name, table.load(), *rest)
+
+
+class _Batch:
+    """Counter operations with values that are always the same."""
+
+    def __init__(self, signals: Any, operations: Sequence[tuple[str, int, int]]) -> None:
+        self._values = [value for _, _, value in operations]
+        self._signals = signals([(kind, at) for kind, at, _ in operations])
+
+    def enqueue(self, number: int) -> None:
+        """Put them on a stream."""
+        if self._values:
+            self._signals.enqueue(number, self._values)
+
+
+def _await(address: int) -> list[tuple[str, int, int]]:
+    return [("wait", address, 1), ("write", address, 0)]
+
+
+def _passes(message: Message) -> Iterator[list[tuple[Part, Any]]]:
+    """Cut a message so that no cell is named twice in one pass; with each part, which of its rows.
+
+    The k-th pass has the k-th time that each place is named: sums keep the order of the message.
+    """
+    rows: list[tuple[Part, Any, Any]] = []
+    last = 0
+    for part in message.parts:
+        turns = None if part.indices is None else _times_before(part.indices)
+        rows.append((part, turns, None))
+        if turns is not None and len(turns):
+            last = max(last, int(turns.max()))
+    for turn in range(last + 1):
+        found: list[tuple[Part, Any]] = []
+        for part, turns, _ in rows:
+            if turns is None:
+                if turn == 0:
+                    found.append((part, None))
+            elif (turns == turn).any():
+                found.append((part, np.flatnonzero(turns == turn)))
+        yield found
+
+
+def _times_before(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return how often each place was named before."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])
+    found = np.empty(len(places), np.int64)
+    begin = np.repeat(starts, np.diff(np.r_[starts, len(ordered)]).astype(int))
+    found[order] = np.arange(len(ordered)) - begin
+    return found

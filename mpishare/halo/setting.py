@@ -1,0 +1,219 @@
+"""What the routes on CUDA share: words, staging, tables in GPU memory, messages."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from mpishare.backends import driver
+from mpishare.halo.kernels import kernel
+from mpishare.halo.mail import Mail
+from mpishare.halo.slabs import Slabs
+from mpishare.halo.staging import pinned_of, slab_of
+from mpishare.halo.words import Words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mpishare.halo.message import Message, Part
+    from mpishare.halo.terms import Terms
+
+_THREADS = 512
+_BLOCKS_EACH = 2  # blocks a multiprocessor: enough to fill the links, and room for others
+
+
+class Setting:
+    """Everything of one direction of a plan but the order of its launches. Collective to make.
+
+    Parameters
+    ----------
+    terms, sends, recvs, is_reverse
+        As `HostMover`.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        *,
+        is_reverse: bool,
+    ) -> None:
+        ranks, name = terms.ranks, terms.name
+        self.ranks, self.rank, self.layouts = ranks, ranks.rank, terms.mine
+        self.sends, self.recvs, self.is_reverse = sends, recvs, is_reverse
+        self.backend: Any = ranks.ground.backend
+        self.where = f"{name}, rank {ranks.rank} of {ranks.size}"
+        self._name = name
+        self._held: list[Any] = []
+
+        def way(rank: int, peer: int, route: str) -> str:
+            if is_reverse:
+                # Sums keep an order, for which a kernel that waits for others would have to wait.
+                return "copy" if route == "fused" else route
+            return "local" if route == "copy" and peer == rank else route
+
+        self.routes = [
+            {peer: way(rank, peer, route) for peer, route in each.items()}
+            for rank, each in enumerate(terms.routes)
+        ]
+        self.mine = self.routes[ranks.rank]
+        said = [
+            [(peer, tag, parts, self.routes[rank][peer]) for peer, tag, parts, _ in each]
+            for rank, each in enumerate(terms.recvs if is_reverse else terms.sends)
+        ]
+        team = list(ranks.team)
+        near = [p for p, r in self.mine.items() if r in ("fused", "copy") and p != ranks.rank]
+        self._slabs = {r: slab_of(said, self.routes, team, r) for r in {ranks.rank, *near}}
+        self._pinned, pinned_nbytes = pinned_of(said, team)
+        self.words = Words(ranks, name, pinned_nbytes)
+        try:
+            nbytes = {rank: slab.nbytes for rank, slab in self._slabs.items()}
+            self.slabs = Slabs(ranks, name, nbytes, near)
+        except BaseException:
+            self.words.close()
+            raise
+        self.pointers = (ctypes.c_uint64 * len(terms.mine))()
+        self.has_fused = "fused" in self.mine.values()
+        self.fused_peers = [peer for peer, route in self.mine.items() if route == "fused"]
+        self._buffers: dict[tuple[str, int, int], int] = {}
+        self._mail_nbytes = 0
+        self._states: dict[str, int] = {}
+        self.mail: Mail | None = None
+
+    @property
+    def staging_nbytes(self) -> int:
+        """Bytes of this rank's slab, its buffers for messages, and what the node has in common."""
+        return self.slabs.nbytes + self._mail_nbytes + self.words.nbytes
+
+    def prepare(self) -> None:
+        """Make the buffers of the messages that go by MPI. Local."""
+        outgoing = [m for m in self.sends if self.mine[m.peer] == "mpi"]
+        incoming = [m for m in self.recvs if self.mine[m.peer] == "mpi"]
+        if outgoing or incoming:
+            self.mail = Mail(
+                self.ranks,
+                self._name,
+                outgoing,
+                incoming,
+                [self._buffer("out", message) for message in outgoing],
+                [self._buffer("in", message) for message in incoming],
+            )
+
+    def upload(self, array: np.ndarray[Any, Any]) -> int:
+        """Copy an array to the GPU and return its address there; it is held. Local."""
+        copied = cupy.asarray(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+        self._held.append(copied)
+        return int(copied.data.ptr)
+
+    def launch(self, name: str, table: tuple[int, int, int], *rest: int) -> driver.Launch:
+        """Prepare the launch of a kernel on a table; `rest` are further addresses. Local."""
+        items, parts, count = table
+        device = self.backend.device.ordinal
+        function = kernel(name, len(self.layouts), device)
+        arguments = [
+            self.pointers,
+            ctypes.c_uint64(items),
+            ctypes.c_uint64(parts),
+            ctypes.c_uint32(count),
+            *map(ctypes.c_uint64, rest),
+        ]
+        grid = max(1, min(count, self._most_blocks()))
+        return driver.Launch(function, grid, _THREADS, arguments, self.where)
+
+    def state(self, name: str) -> int:
+        """Return the address of a kernel's own words, which stay from launch to launch. Local."""
+        if name not in self._states:
+            self._states[name] = self.upload(np.zeros(2, np.uint64))
+        return self._states[name]
+
+    def local(self) -> Iterator[tuple[Message, Message]]:
+        """Yield what this rank sends to itself, each with what it receives then."""
+        if self.mine.get(self.rank) == "local":
+            to = {message.tag: message for message in self.recvs if message.peer == self.rank}
+            for message in self.sends:
+                if message.peer == self.rank:
+                    yield message, to[message.tag]
+
+    def warm(self, name: str) -> None:
+        """Launch a kernel on nothing: what is loaded later waits for what streams wait for."""
+        empty = self.upload(np.zeros(256, np.uint8))
+        rest = {
+            "relay": (self.state("warm"), 0),
+            "add": (),
+            "fused": (self.state("warm"), empty, empty),
+        }[name]
+        self.launch(name, (empty, empty, 0), *rest).enqueue(0)
+
+    def load(self) -> None:
+        """Wait until all that was copied is there. Local."""
+        cupy.cuda.runtime.deviceSynchronize()
+
+    def outgoing(self, message: Message, part: Part) -> int:
+        """Return where a part of a message is packed to, as this rank's GPU sees it."""
+        peer, key = message.peer, (self.rank, message.tag, part.field)
+        route = self.mine[peer]
+        if route == "mpi":
+            return self._buffers["out", peer, message.tag] + message.offset_of(part)
+        if route == "pinned":
+            return self.words.behind + self._pinned[peer, key]
+        slab = self._slabs[peer]
+        inside = slab.fused[key] if route == "fused" else slab.copied[key]
+        return self.slabs.address_of(peer) + inside
+
+    def incoming(self, message: Message, part: Part) -> int:
+        """Return where a part of a message comes in packed."""
+        peer, key = message.peer, (message.peer, message.tag, part.field)
+        route = self.mine[peer]
+        if route == "mpi":
+            return self._buffers["in", peer, message.tag] + message.offset_of(part)
+        if route == "pinned":
+            return self.words.behind + self._pinned[self.rank, key]
+        slab = self._slabs[self.rank]
+        inside = slab.fused[key] if route == "fused" else slab.copied[key]
+        return self.slabs.address_of(self.rank) + inside
+
+    def turn(self, receiver: int) -> int:
+        """Return how far the second copy of fused cells is from the first, on their receiver."""
+        return self._slabs[receiver].turn
+
+    def flags(self, sender: int, receiver: int, tag: int, field: int) -> list[int] | None:
+        """Return where the flags of a fused part are, or of a sender of nothing (-1, -1)."""
+        flags = self._slabs[receiver].flags.get((sender, tag, field))
+        if flags is None:
+            return None
+        base = self.slabs.address_of(receiver)
+        return [base + flag for flag in flags]
+
+    def release(self) -> None:
+        """Let go of what this rank imported. Local."""
+        self.slabs.release()
+
+    def close(self) -> None:
+        """Free what this rank owns. Local, once all have released."""
+        self.slabs.close()
+        self.words.close()
+        if self.mail is not None:
+            self.mail.close()
+        self._held = []
+
+    def undo(self, call: str) -> None:
+        """Free everything after a failure that all ranks know of. Collective."""
+        self.slabs.undo(self.ranks, call)
+        self.words.close()
+
+    def _buffer(self, way: str, message: Message) -> np.ndarray[Any, Any]:
+        pinned = cupy.cuda.alloc_pinned_memory(max(message.nbytes, 1))
+        self._held.append(pinned)
+        self._buffers[way, message.peer, message.tag] = int(pinned.ptr)
+        self._mail_nbytes += message.nbytes
+        return np.frombuffer(pinned, np.uint8, message.nbytes)
+
+    def _most_blocks(self) -> int:
+        uuids = self.ranks.ground.uuids
+        sharing = uuids.count(uuids[self.ranks.ground.rank])
+        count = cupy.cuda.runtime.deviceGetAttribute(16, self.backend.device.ordinal)
+        return max(1, _BLOCKS_EACH * int(count) // sharing)

@@ -1,0 +1,216 @@
+"""The tables that the kernels read: cells of fields, and what is done with them.
+
+The records are those of cells.cu, field by field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.errors import UnsupportedError
+from mpishare.geometry import Box
+from mpishare.halo.layout import Layout
+from mpishare.halo.message import ALIGN, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+AXES = 8
+PUSH, PUSH_AND_ZERO, LOCAL, PULL = range(4)
+
+PART = np.dtype(
+    [
+        ("first", "i8"),
+        ("step", "i8", AXES),
+        ("places", "u8"),
+        ("extent", "u4", AXES),
+        ("axes", "i4"),
+        ("along", "i4"),
+        ("field", "i4"),
+        ("unit", "i4"),
+    ]
+)
+ITEM = np.dtype(
+    [
+        ("packed", "u8"),
+        ("turn", "i8"),
+        ("flag", "u8"),
+        ("first", "u4"),
+        ("count", "u4"),
+        ("part", "i4"),
+        ("target", "i4"),
+        ("kind", "i4"),
+        ("element", "i4"),
+    ]
+)
+
+_ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
+_LEAST_CHUNK, _MOST_CHUNKS = 8 << 10, 64
+
+
+def chunks(nbytes: int) -> Iterator[tuple[int, int]]:
+    """Cut the bytes of a part into items: where each begins, and its bytes. Same at both ends."""
+    step = max(_LEAST_CHUNK, -(-nbytes // _MOST_CHUNKS))
+    step = -(-step // ALIGN) * ALIGN
+    for begin in range(0, nbytes, step):
+        yield begin, min(step, nbytes - begin)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a part as axes of units."""
+
+    first: int
+    extents: list[int]
+    steps: list[int]
+    along: int
+    unit: int
+
+    @classmethod
+    def of(cls, part: Part, layout: Layout, most: int) -> Cells:
+        """Return them in units of at most that many bytes, which every step is a multiple of."""
+        starts = part.box.start if part.box is not None else (0,) * len(part.shape)
+        first = sum(at * step for at, step in zip(starts, layout.strides, strict=True))
+        along = -1 if part.box is not None else part.axis
+        axes: list[tuple[int, int, bool]] = []  # extent, step, whether it is counted by places
+        for axis, (extent, step) in enumerate(zip(part.shape, layout.strides, strict=True)):
+            if extent != 1 or axis == along:
+                _join(axes, extent, step, is_along=axis == along)
+        _join(axes, layout.dtype.itemsize, 1, is_along=False)
+        run = axes[-1][0] if axes[-1][1] == 1 else 1
+        unit = gcd(first, run, ALIGN, *(step for _, step, _ in axes[:-1]))
+        unit = min(unit & -unit, most)
+        extents = [extent for extent, _, _ in axes]
+        steps = [step for _, step, _ in axes]
+        extents[-1] //= unit
+        steps[-1] = unit
+        where = [is_along for _, _, is_along in axes]
+        if len(extents) > AXES:
+            raise UnsupportedError(
+                f"cells of a field of shape {layout.shape} and strides {layout.strides} need "
+                f"{len(extents)} axes: {AXES} are allowed"
+            )
+        if prod(extents) >= 1 << 31:
+            raise UnsupportedError(f"{prod(extents)} units in one part of a message: too many")
+        return cls(first, extents, steps, where.index(True) if True in where else -1, unit)
+
+
+def _join(axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along: bool) -> None:
+    """Append an axis, as a part of the one before where both are one run."""
+    if axes:
+        before, before_step, before_along = axes[-1]
+        if not is_along and not before_along and before_step == extent * step:
+            axes[-1] = before * extent, step, False
+            return
+    axes.append((extent, step, is_along))
+
+
+class Table:
+    """Items for one kernel, in order, and the parts that they are of. Local.
+
+    Parameters
+    ----------
+    layouts : sequence of Layout
+        This rank's fields'.
+    most : sequence of int, bytes
+        For each field, the widest unit: what its address is a multiple of.
+    upload : callable
+        Copies an array to the GPU and returns its address there.
+    """
+
+    def __init__(
+        self, layouts: Sequence[Layout], most: Sequence[int], upload: Callable[[Any], int]
+    ) -> None:
+        self._layouts = layouts
+        self._most = most
+        self._upload = upload
+        self._parts: list[Any] = []
+        self._items: list[tuple[int, ...]] = []
+
+    def __len__(self) -> int:
+        """How many items it has."""
+        return len(self._items)
+
+    def part(self, part: Part, most: int = ALIGN) -> tuple[int, int]:
+        """Add a part; return its number and its unit in bytes."""
+        layout = self._layouts[part.field]
+        return self._record(part, Cells.of(part, layout, min(most, self._most[part.field])))
+
+    def _record(self, part: Part, cells: Cells) -> tuple[int, int]:
+        record = np.zeros((), PART)
+        record["first"] = cells.first
+        record["step"][: len(cells.steps)] = cells.steps
+        record["extent"][: len(cells.extents)] = cells.extents
+        record["axes"] = len(cells.extents)
+        record["along"] = cells.along
+        record["field"] = part.field
+        record["unit"] = cells.unit
+        if part.indices is not None:
+            record["places"] = self._upload(part.indices)
+        self._parts.append(record)
+        return len(self._parts) - 1, cells.unit
+
+    def move(
+        self,
+        kind: int,
+        part: Part,
+        packed: int,
+        turn: int = 0,
+        flags: Sequence[int] | None = None,
+        target: Part | None = None,
+    ) -> None:
+        """Add the items of a part: to or from `packed`, or to `target`."""
+        number, unit = self.part(part)
+        to = number
+        if target is not None:
+            to, other = self.part(target)
+            if other != unit:
+                # Both in the units that both can.
+                number, unit = self.part(part, min(unit, other))
+                to, _ = self.part(target, unit)
+        for index, (begin, nbytes) in enumerate(chunks(part.nbytes)):
+            flag = flags[index] if flags else 0
+            span = begin // unit, nbytes // unit
+            self._items.append((packed, turn, flag, *span, number, to, kind, 0))
+
+    def add(self, part: Part, packed: int, rows: Any = None) -> None:
+        """Add the items that sum what lies at `packed` to a part, whose cells are all different.
+
+        Of a part of places, `rows` says which of them are meant; default: all.
+        """
+        dtype = self._layouts[part.field].dtype
+        # A complex number is two that are added by themselves.
+        size = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        steps = [prod(part.shape[axis + 1 :]) * dtype.itemsize for axis in range(len(part.shape))]
+        whole = Layout(part.shape, tuple(steps), dtype, None)
+        source = Part.of_box(part.field, whole, Box((0,) * len(part.shape), part.shape))
+        if rows is not None and part.indices is not None:
+            source = Part.of_indices(part.field, whole, part.axis, rows)
+            layout = self._layouts[part.field]
+            part = Part.of_indices(part.field, layout, part.axis, part.indices[rows])
+        number, unit = self.part(part, size)
+        there, other = self._record(source, Cells.of(source, whole, size))
+        if not unit == other == size:
+            raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
+        letter = "f" if dtype.kind in "fc" else "i"
+        element = _ELEMENTS[f"{letter}{size}"]
+        for begin, nbytes in chunks(part.nbytes):
+            span = begin // unit, nbytes // unit
+            self._items.append((packed, 0, 0, *span, number, there, PULL, element))
+
+    def signal(self, kind: int, flag: int) -> None:
+        """Add an item without units: a flag alone."""
+        if not self._parts:
+            self._parts.append(np.zeros((), PART))
+        self._items.append((0, 0, flag, 0, 0, 0, 0, kind, 0))
+
+    def load(self) -> tuple[int, int, int]:
+        """Copy it to the GPU; return the addresses of items and parts, and how many items."""
+        items = np.array(self._items, ITEM) if self._items else np.zeros(1, ITEM)
+        parts = np.array(self._parts, PART) if self._parts else np.zeros(1, PART)
+        return self._upload(items), self._upload(parts), len(self._items)

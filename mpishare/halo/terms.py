@@ -1,0 +1,171 @@
+"""What the ranks of a plan agree on before a cell moves: the fields, the node, the routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mpishare.agree import require_same
+from mpishare.halo import layout, routes
+from mpishare.halo.layout import Layout
+from mpishare.halo.message import require_match
+from mpishare.halo.nodes import ground_of, node_of, patience_of
+from mpishare.halo.ranks import Ranks
+from mpishare.messages import agree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.ground import Ground
+    from mpishare.halo.message import Message
+    from mpishare.node import Node
+
+
+@dataclass
+class Terms:
+    """What was agreed on.
+
+    Attributes
+    ----------
+    call, name : str
+        What was called, and what the plan is called.
+    fields : list of arrays
+        Those that the plan is made with.
+    on_gpu : bool
+        Where they are, on all ranks.
+    layouts : list of list of Layout
+        For each rank, its fields'.
+    described : list of dict
+        For each rank, what `describe` returned.
+    sends, recvs : list of list
+        For each rank, what it sends and receives: `Message.as_data` and the route.
+    routes : list of dict of int to str
+        For each rank, its route to each peer.
+    """
+
+    call: str
+    name: str
+    node: Node
+    ground: Ground
+    ranks: Ranks
+    fields: list[Any]
+    on_gpu: bool
+    layouts: list[list[Layout]]
+    described: list[dict[str, Any]]
+    same: dict[str, Any]
+    sends: list[Any] = field(default_factory=list)
+    recvs: list[Any] = field(default_factory=list)
+    routes: list[dict[int, str]] = field(default_factory=list)
+
+    @property
+    def mine(self) -> list[Layout]:
+        """The layouts of this rank's fields."""
+        return self.layouts[self.ranks.rank]
+
+    def match(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
+        """Choose the routes, and see that what one sends is what the other expects. Collective."""
+        report = self.node.report()
+        peers = [message.peer for message in (*sends, *recvs)]
+        forced = self.same["MPISHARE_ROUTE"]
+
+        def choose() -> dict[str, Any]:
+            _require_device(self.mine, self.node)
+            found = routes.choose(self.ranks, report, peers, forced, on_gpu=self.on_gpu)
+            return {
+                "routes": [*found.items()],
+                "sends": [(*message.as_data(), found[message.peer]) for message in sends],
+                "recvs": [(*message.as_data(), found[message.peer]) for message in recvs],
+            }
+
+        told = self.ranks.step(self.call, choose)
+        self.sends = [each["sends"] for each in told]
+        self.recvs = [each["recvs"] for each in told]
+        self.routes = [dict(each["routes"]) for each in told]
+        require_match(self.call, self.sends, self.recvs)
+        routes.refuse(self.call, self.routes, self.same["require"])
+        routes.warn(self.name, self.ranks, report, self.routes)
+
+
+def settle(
+    comm: MPI.Intracomm,
+    whole: MPI.Intracomm,
+    call: str,
+    fields: Any,
+    node: Any,
+    require: Any,
+    describe: Callable[[list[Layout]], dict[str, Any]],
+) -> Terms:
+    """Agree on everything but the routes. Collective, host-blocking.
+
+    Parameters
+    ----------
+    comm, whole : mpi4py.MPI.Intracomm
+        The user's, and the plan's own.
+    describe : callable
+        Returns what else all ranks are told; under ``same``, what must not differ.
+    """
+    own: list[Any] = []
+    layouts: list[Layout] = []
+
+    def look() -> dict[str, Any]:
+        own.extend(layout.as_list(fields))
+        on_gpu = layout.is_on_gpu(own[0])
+        layouts.extend(_layouts(own, on_gpu=on_gpu))
+        described = describe(layouts)
+        return {
+            "same": {
+                "fields in": "GPU memory" if on_gpu else "host memory",
+                "dtypes": [str(each.dtype) for each in layouts],
+                "require": routes.required(require),
+                "MPISHARE_ROUTE": routes.forced(),
+                **described["same"],
+            },
+            "layouts": [[each.shape, each.strides] for each in layouts],
+            "described": described,
+        }
+
+    told = agree(whole, call, look, *patience_of(node))
+    require_same(call, [each["same"] for each in told], whole.rank)
+    on_gpu = layout.is_on_gpu(own[0])
+    node = node_of(comm, whole, call, node, "cuda" if on_gpu else "host")
+    ground = ground_of(node)
+    return Terms(
+        call=call,
+        name=f"{call} {ground.number(call)}",
+        node=node,
+        ground=ground,
+        ranks=Ranks(whole, ground, call),
+        fields=own,
+        on_gpu=on_gpu,
+        layouts=[
+            [
+                Layout(tuple(shape), tuple(strides), mine.dtype, mine.device)
+                for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
+            ]
+            for each in told
+        ],
+        described=[each["described"] for each in told],
+        same=told[0]["same"],
+    )
+
+
+def _require_device(layouts: Sequence[Layout], node: Node) -> None:
+    mine = None if node.device is None else node.device.ordinal
+    for number, each in enumerate(layouts):
+        if each.device is not None and each.device != mine:
+            raise ValueError(
+                f"field {number} is on GPU {each.device}, the node of this rank uses GPU {mine}"
+            )
+
+
+def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[Layout]:
+    if on_gpu:
+        from mpishare.halo.cudafields import cuda_layout
+
+        return [cuda_layout(each, f"field {i}") for i, each in enumerate(fields)]
+    return [
+        layout.host_layout(layout.as_numpy(each, f"field {i}"), f"field {i}")
+        for i, each in enumerate(fields)
+    ]

@@ -1,0 +1,100 @@
+"""The words that the ranks of a plan have in common on CUDA, and host memory behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpishare.counters import LINE
+
+if TYPE_CHECKING:
+    from mpishare.halo.ranks import Ranks
+
+_CALLED, _STARTED, _ENDED, _FLAGS = 0, LINE, 2 * LINE, 3 * LINE
+
+
+class Words:
+    """Words of host memory that every rank of the team and its GPU sees. Collective to make.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The plan's.
+    call : str
+        For errors.
+    nbytes : int, bytes
+        Of host memory behind the words, for packed cells.
+
+    Attributes
+    ----------
+    behind : int
+        Where the GPU sees the memory behind the words.
+    """
+
+    def __init__(self, ranks: Ranks, call: str, nbytes: int) -> None:
+        self._ground = ranks.ground
+        self._team = list(ranks.team)
+        self._places = ranks.team
+        self._rank = ranks.rank
+        self._row = -(-len(self._team) // LINE) * LINE
+        self._stride = _FLAGS + 2 * self._row
+        count = self._stride * len(self._team)
+        self._memory = ranks.map_common(call, 8 * count + nbytes)
+        self._memory.close_file()
+        self.nbytes = self._memory.nbytes
+        addresses: list[int] = []
+        try:
+            ranks.step(call, lambda: addresses.append(self._ground.backend.register(self._memory)))
+        except BaseException:
+            if addresses:
+                self._ground.backend.unregister(self._memory)
+            self._memory.close()
+            raise
+        self._address = addresses[0]
+        self.behind = self._address + 8 * count
+        self._view = memoryview(self._memory.buffer)[: 8 * count].cast("Q")
+        # A watcher that sees a death lets go what waits for these words too.
+        self._ground.agreement.block.pool.watch(self._view)
+        self._called = self._stride * self._team.index(self._rank) + _CALLED
+
+    def data(self, sender: int, receiver: int) -> int:
+        """Return the address of the word that says: the cells are there."""
+        return self._of(sender, _FLAGS + self._team.index(receiver))
+
+    def taken(self, receiver: int, sender: int) -> int:
+        """Return the address of the word that says: the cells were taken."""
+        return self._of(receiver, _FLAGS + self._row + self._team.index(sender))
+
+    @property
+    def started(self) -> int:
+        """The address of the word in which my GPU says which epoch it has begun."""
+        return self._of(self._rank, _STARTED)
+
+    @property
+    def ended(self) -> int:
+        """The address of the word that is 0 until the node has been given up."""
+        return self._of(self._rank, _ENDED)
+
+    def call(self) -> None:
+        """Say that this rank has called once more."""
+        self._view[self._called] += 1
+
+    def lagging(self) -> list[int]:
+        """Ranks of the node that have called, or whose GPU has begun, less often. Local."""
+        view, stride = self._view, self._stride
+        mine = self._called
+
+        def lags(place: int) -> bool:
+            at = stride * place
+            return any(view[at + word] < view[mine + word] for word in (_CALLED, _STARTED))
+
+        return [self._places[rank] for place, rank in enumerate(self._team) if lags(place)]
+
+    def close(self) -> None:
+        """Unmap. Local, once nothing is under way."""
+        self._ground.agreement.block.pool.unwatch(self._view)
+        self._view.release()
+        self._ground.backend.unregister(self._memory)
+        self._memory.close()
+
+    def _of(self, rank: int, word: int) -> int:
+        return self._address + 8 * (self._stride * self._team.index(rank) + word)
