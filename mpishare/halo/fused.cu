@@ -3,6 +3,7 @@
 // Two packed copies in turn, by the parity of the epoch. A rank stores epoch e + 2 over epoch e only
 // after it has heard epoch e + 1 from that neighbor, which began that one after it had unpacked e:
 // so every neighbor is told something at every epoch, if only by a flag.
+#include "cells.cuh"
 
 __device__ __forceinline__ void raise(unsigned long long* flag, unsigned long long epoch) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(epoch) : "memory");

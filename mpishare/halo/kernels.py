@@ -39,5 +39,6 @@ def _module(name: str, nfields: int) -> cupy.RawModule:
 def source(name: str) -> str:
     """Return the CUDA source of a kernel."""
     folder = Path(__file__).parent
-    file = "fused.cu" if name == "fused" else "relay.cu"
-    return (folder / "cells.cu").read_text() + (folder / file).read_text()
+    text = (folder / ("fused.cu" if name == "fused" else "relay.cu")).read_text()
+    # In place, since the compiler is given a text and knows no folder.
+    return text.replace('#include "cells.cuh"', (folder / "cells.cuh").read_text())

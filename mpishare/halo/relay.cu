@@ -1,4 +1,5 @@
 // Routes copy, pinned and mpi: the streams wait for other ranks, so these kernels never do.
+#include "cells.cuh"
 
 extern "C" __global__ void relay(
     Fields fields, const Item* items, const Part* parts, unsigned count, State* state,

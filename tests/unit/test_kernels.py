@@ -50,6 +50,14 @@ def compile_cuda(source: str, architecture: str) -> tuple[bytes, str]:
     return code, log.value.decode()
 
 
+def whole(path: Path) -> str:
+    """The source with what it includes from its own folder in place."""
+    text = path.read_text()
+    for header in path.parent.glob("*.cuh"):
+        text = text.replace(f'#include "{header.name}"', header.read_text())
+    return text
+
+
 def test_there_are_kernels():
     assert SOURCES
 
@@ -57,7 +65,7 @@ def test_there_are_kernels():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_compiles(path, architecture):
-    code, log = compile_cuda(path.read_text(), architecture)
+    code, log = compile_cuda(whole(path), architecture)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""  # no warning either
 

@@ -1,4 +1,7 @@
 // Cells of fields, and what is done with them. Every table is written by tables.py.
+#ifndef NFIELDS
+#define NFIELDS 1
+#endif
 
 // The cells of one field that go with one message, in the order in which they travel: units of
 // `unit` bytes, the last axis fastest.
