@@ -22,6 +22,7 @@ _CAPTURE_IMPLICIT = 906
 _is_capturing = cupy.cuda.runtime.streamIsCapturing
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
+_CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _BATCH = 256  # the driver's limit on operations a call
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
 
@@ -236,3 +237,43 @@ class Launch:
         code = self._call(*self._before, self._stream, *self._after)
         if code:
             raise error("cuLaunchKernel", code, self._where)
+
+
+class Replay:
+    """A launch as a graph of one node, which the driver takes in a third of the time. Local.
+
+    Parameters
+    ----------
+    launch : Launch
+        What is launched; its arguments as they are now are what every replay gets.
+    stream : int
+        A stream on which the launch is captured; what is on it already is not looked at.
+    where : str
+        For errors.
+    """
+
+    def __init__(self, launch: Launch, stream: int, where: str) -> None:
+        self._where = where
+        call("cuStreamBeginCapture", stream, _CAPTURE_THIS_THREAD, where=where)
+        try:
+            launch.enqueue(stream)
+        finally:
+            graph = call("cuStreamEndCapture", stream, where=where)
+        self._graph = call("cuGraphInstantiate", graph, 0, where=where)
+        call("cuGraphDestroy", graph, where=where)
+        self._call = ctypes.CDLL("libcuda.so.1").cuGraphLaunch
+        self._handle = ctypes.c_void_p(int(self._graph))
+        self._number = 0
+        self._stream = ctypes.c_void_p(0)
+
+    def enqueue(self, stream: int) -> None:
+        """Put it on a stream."""
+        if stream != self._number:
+            self._number, self._stream = stream, ctypes.c_void_p(stream)
+        code = self._call(self._handle, self._stream)
+        if code:
+            raise error("cuGraphLaunch", code, self._where)
+
+    def close(self) -> None:
+        """Destroy the graph; what was launched of it goes on."""
+        call("cuGraphExecDestroy", self._graph, where=self._where)

@@ -18,17 +18,18 @@ struct Part {
 
 enum Kind { PUSH, PUSH_AND_ZERO, LOCAL, PULL };
 
-// Some units of a part, and where they lie packed.
+// Some units of a part, and where they lie packed. The part stands in it, so that all of it is on
+// its way from memory at once.
 struct Item {
-    char* packed;       // of the first unit of the part, at even epochs
-    long long turn;     // from there to where they lie at odd epochs
+    Part part;
+    char* packed;             // of the first unit of the part, at even epochs
+    long long turn;           // from there to where they lie at odd epochs
     unsigned long long* flag; // raised to the epoch once the units are there
+    const Part* target;       // LOCAL: what they go to; where they are summed: the packed cells
     unsigned first;
     unsigned count;
-    int part;
-    int target;         // LOCAL: the part that they go to; where they are summed: the packed cells
     int kind;
-    int element;        // how the units are added
+    int element;              // how the units are summed
 };
 
 struct Fields {
@@ -53,32 +54,38 @@ __device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
     return at;
 }
 
+const int BATCH = 4; // units of a thread that are on their way at the same time
+
 template <class Unit>
-__device__ void move(const Item& item, const Part* parts, const Fields& fields, char* packed) {
-    const Part& part = parts[item.part];
-    const Part& target = parts[item.target];
-    char* field = fields.at[part.field];
-    Unit* there = reinterpret_cast<Unit*>(packed);
-    for (unsigned i = threadIdx.x; i < item.count; i += blockDim.x) {
-        unsigned unit = item.first + i;
-        Unit* cell = reinterpret_cast<Unit*>(field + place_of(part, unit));
-        if (item.kind == PULL) {
-            *cell = there[unit];
-        } else if (item.kind == LOCAL) {
-            *reinterpret_cast<Unit*>(field + place_of(target, unit)) = *cell;
-        } else {
-            there[unit] = *cell;
+__device__ void move(const Item& item, const Fields& fields, char* packed) {
+    char* field = fields.at[item.part.field];
+    for (unsigned begin = threadIdx.x; begin < item.count; begin += BATCH * blockDim.x) {
+        Unit* to[BATCH];
+        Unit held[BATCH];
+        for (int i = 0; i < BATCH; ++i) {
+            unsigned unit = begin + i * blockDim.x;
+            if (unit >= item.count) break;
+            unit += item.first;
+            Unit* cell = reinterpret_cast<Unit*>(field + place_of(item.part, unit));
+            Unit* there = reinterpret_cast<Unit*>(
+                item.kind == LOCAL ? field + place_of(*item.target, unit)
+                                   : packed + static_cast<long long>(unit) * sizeof(Unit)
+            );
+            to[i] = item.kind == PULL ? cell : there;
+            held[i] = *(item.kind == PULL ? there : cell);
             if (item.kind == PUSH_AND_ZERO) *cell = Unit();
         }
+        for (int i = 0; i < BATCH; ++i)
+            if (begin + i * blockDim.x < item.count) *to[i] = held[i];
     }
 }
 
-__device__ void carry(const Item& item, const Part* parts, const Fields& fields, char* packed) {
-    switch (parts[item.part].unit) {
-        case 16: move<uint4>(item, parts, fields, packed); break;
-        case 8: move<unsigned long long>(item, parts, fields, packed); break;
-        case 4: move<unsigned>(item, parts, fields, packed); break;
-        case 2: move<unsigned short>(item, parts, fields, packed); break;
-        default: move<unsigned char>(item, parts, fields, packed);
+__device__ void carry(const Item& item, const Fields& fields, char* packed) {
+    switch (item.part.unit) {
+        case 16: move<uint4>(item, fields, packed); break;
+        case 8: move<unsigned long long>(item, fields, packed); break;
+        case 4: move<unsigned>(item, fields, packed); break;
+        case 2: move<unsigned short>(item, fields, packed); break;
+        default: move<unsigned char>(item, fields, packed);
     }
 }

@@ -50,6 +50,7 @@ class CudaMover:
         self._pointers = setting.pointers
         self._naturals = [natural(each) for each in self._layouts]
         # For fields of which all begin at a multiple of the widest unit, and for others.
+        self._stream = int(backend.new_stream())
         self._relays: list[Relay] = []
         self._fuseds: list[Fused | None] = []
 
@@ -57,7 +58,9 @@ class CudaMover:
             setting.prepare()
             for most in ([_WIDEST + 1] * len(self._layouts), self._naturals):
                 self._relays.append(Relay(setting, most))
-                self._fuseds.append(Fused(setting, most) if setting.has_fused else None)
+                self._fuseds.append(
+                    Fused(setting, most, self._stream) if setting.has_fused else None
+                )
             setting.load()
 
         try:
@@ -66,9 +69,10 @@ class CudaMover:
             setting.undo(name)
             raise
         self.staging_nbytes = setting.staging_nbytes
-        self._mail = setting.mail
+        # Of a plan that is all fused nothing but that one launch is left.
+        ways = set(setting.mine.values())
+        self._is_relayed = not ways or bool(ways - {"fused", "local"}) or ways == {"local"}
         self._chain = Chain(backend, name)
-        self._stream = int(backend.new_stream())
         self._forked, self._joined = backend.local_event(), backend.local_event()
         self._on_host = [
             route for route in terms.routes[ranks.rank].values() if route in ("pinned", "mpi")
@@ -92,26 +96,31 @@ class CudaMover:
 
     def start(self, arrays: list[Any], stream: Any) -> None:
         """Fork to the plan's own stream: pack, store, signal; fused neighbors unpack too."""
-        number, is_kept = self._enter("start", arrays, stream)
+        number, is_kept, is_captured = self._enter("start", arrays, stream)
         self._backend.record(self._forked, number)
         self._backend.wait_event(self._forked, self._stream)
-        self._begin(arrays, self._stream)
-        self._leave(is_kept)
+        self._begin(arrays, self._stream, is_captured=is_captured)
+        if not is_kept:
+            self._chain.leave()
 
     def wait(self, arrays: list[Any], stream: Any) -> None:
         """Take what came, and let the user's stream go on after the plan's."""
-        number, is_kept = self._enter("wait", arrays, stream)
-        self._end(arrays, self._stream)
+        number, is_kept, _ = self._enter("wait", arrays, stream)
+        self._pointers[:] = arrays[1]  # another call may have come between
+        self._relays[arrays[2]].wait(self._stream)
         self._backend.record(self._joined, self._stream)
         self._backend.wait_event(self._joined, number)
-        self._leave(is_kept)
+        if not is_kept:
+            self._chain.leave()
 
     def exchange(self, arrays: list[Any], stream: Any) -> None:
         """Do both on the user's stream."""
-        number, is_kept = self._enter("exchange", arrays, stream)
-        self._begin(arrays, number)
-        self._end(arrays, number)
-        self._leave(is_kept)
+        number, is_kept, is_captured = self._enter("exchange", arrays, stream)
+        self._begin(arrays, number, is_captured=is_captured)
+        if self._is_relayed:
+            self._relays[arrays[2]].wait(number)
+        if not is_kept:
+            self._chain.leave()
 
     def lagging(self) -> list[int]:
         """Ranks of the node that have called less often than this one. Local."""
@@ -129,27 +138,26 @@ class CudaMover:
         """Free what this rank owns. Local, once all have released."""
         for relay in self._relays:
             relay.close()
+        for fused in self._fuseds:
+            if fused is not None:
+                fused.close()
         self._setting.close()
         self._chain.end()
         self._backend.close_events([self._forked, self._joined])
         self._backend.close_stream(self._stream)
 
-    def _begin(self, arrays: list[Any], number: int) -> None:
+    def _begin(self, arrays: list[Any], number: int, *, is_captured: bool) -> None:
         _, places, way = arrays
         self._pointers[:] = places
         self._words.call()
-        self._relays[way].start(number)
+        if self._is_relayed:
+            self._relays[way].start(number)
         fused = self._fuseds[way]
         if fused is not None:
-            fused.enqueue(number)
+            fused.enqueue(number, places, is_captured=is_captured)
 
-    def _end(self, arrays: list[Any], number: int) -> None:
-        _, places, way = arrays
-        self._pointers[:] = places  # another call may have come between
-        self._relays[way].wait(number)
-
-    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, bool]:
-        """Return the stream's number, and whether nothing is to be remembered about it."""
+    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, bool, bool]:
+        """Return the stream, whether it need not be remembered, and whether it is captured."""
         backend = self._backend
         if stream is None:
             stream = current_stream(arrays[0], self._device)
@@ -162,11 +170,7 @@ class CudaMover:
                 f"neighbors by the routes {sorted(set(self._on_host))} are served by the host. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
-        return number, is_kept or is_captured
-
-    def _leave(self, is_kept: bool) -> None:
-        if not is_kept:
-            self._chain.leave()
+        return number, is_kept or is_captured, is_captured
 
 
 def natural(layout: Layout) -> int:

@@ -25,7 +25,7 @@ def cuda_layout(field: Any, name: str) -> Layout:
     return check_layout(found, name)
 
 
-def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> list[int]:
+def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ...]:
     """Return where the fields of a call are; `ValueError` if a layout is another. Local."""
     found = []
     for field, expected in zip(fields, layouts, strict=True):
@@ -43,7 +43,7 @@ def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> list[int]:
             if seen != expected:
                 _refuse(seen, expected)
             found.append(address)
-    return found
+    return tuple(found)
 
 
 def current_stream(fields: Sequence[Any], device: int) -> Any:

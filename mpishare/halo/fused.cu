@@ -29,7 +29,7 @@ __device__ bool await(
 // Blocks take items by a ticket, first all that are pushed: none waits before all pushes are under
 // way, so that one resident block on each rank suffices.
 extern "C" __global__ void fused(
-    Fields fields, const Item* items, const Part* parts, unsigned count, State* state,
+    Fields fields, const Item* items, unsigned count, State* state,
     volatile unsigned long long* started, const volatile unsigned long long* ended
 ) {
     __shared__ unsigned ticket;
@@ -41,20 +41,19 @@ extern "C" __global__ void fused(
         if (threadIdx.x == 0) ticket = atomicAdd(&state->tickets, 1);
         __syncthreads();
         if (ticket >= count) break;
-        const Item item = items[ticket];
+        const Item& item = items[ticket];
         char* packed = item.packed + (epoch & 1 ? item.turn : 0);
         if (item.kind == PULL) {
             if (threadIdx.x == 0) is_there = await(item.flag, epoch, ended);
             __syncthreads();
-            if (is_there) carry(item, parts, fields, packed);
+            if (is_there) carry(item, fields, packed);
         } else {
-            carry(item, parts, fields, packed);
+            carry(item, fields, packed);
             __syncthreads();
-            if (threadIdx.x == 0 && item.flag) {
-                __threadfence_system();
-                raise(item.flag, epoch);
-            }
+            // What the other threads stored is released too: the barrier came between.
+            if (threadIdx.x == 0 && item.flag) raise(item.flag, epoch);
         }
+        if (count <= gridDim.x) break; // one item a block
     }
     if (threadIdx.x == 0 && atomicAdd(&state->done, 1) == gridDim.x - 1) {
         state->tickets = 0;

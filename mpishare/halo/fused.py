@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpishare.backends.driver import Replay
 from mpishare.halo.tables import LOCAL, PULL, PUSH, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.halo.setting import Setting
+
+
+_MOST_REPLAYS = 16
+_MOST_SEEN = 1024
 
 
 class Fused:
@@ -21,9 +26,11 @@ class Fused:
         The plan's.
     most : sequence of int, bytes
         For each field, what its address is a multiple of.
+    capturing : int
+        A stream on which launches may be captured.
     """
 
-    def __init__(self, setting: Setting, most: Sequence[int]) -> None:
+    def __init__(self, setting: Setting, most: Sequence[int], capturing: int) -> None:
         mine, rank = setting.mine, setting.rank
         table = Table(setting.layouts, most, setting.upload)
         for message in setting.sends:
@@ -53,7 +60,32 @@ class Fused:
                 table.move(PULL, part, packed, setting.turn(rank), flags)
         words = setting.words
         setting.warm("fused")
+        self._where = setting.where
         self._launch = setting.launch(
             "fused", table.load(), setting.state("fused"), words.started, words.ended
         )
-        self.enqueue = self._launch.enqueue
+        self._capturing = capturing
+        self._seen: set[tuple[int, ...]] = set()
+        self._replays: dict[tuple[int, ...], Replay] = {}
+
+    def enqueue(self, number: int, places: tuple[int, ...], *, is_captured: bool) -> None:
+        """Put it on a stream, for fields at these addresses, which the arguments already are."""
+        replay = self._replays.get(places)
+        if replay is None and not is_captured and places in self._seen:
+            # Fields that come back are worth a graph.
+            if len(self._replays) == _MOST_REPLAYS:
+                self._replays.pop(next(iter(self._replays))).close()
+            replay = self._replays[places] = Replay(self._launch, self._capturing, self._where)
+        if replay is not None and not is_captured:
+            replay.enqueue(number)
+            return
+        self._launch.enqueue(number)
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(places)
+
+    def close(self) -> None:
+        """Destroy the graphs. Local."""
+        for replay in self._replays.values():
+            replay.close()
+        self._replays = {}

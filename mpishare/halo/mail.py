@@ -5,11 +5,13 @@ The requests are persistent: what does not change from one exchange to the next 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import PeerTimeout
+from mpishare.waits import LATE_S, late_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from mpishare.halo.message import Message
     from mpishare.halo.ranks import Ranks
+
+log = logging.getLogger("mpishare")
 
 _given_up: list[Any] = []
 """Requests that cannot be cancelled, with their memory: MPI may still write there."""
@@ -79,12 +83,19 @@ class Mail:
     def finish(self) -> None:
         """Wait on the host until all have gone and all have come, with the deadline."""
         agreement = self._ranks.ground.agreement
-        deadline = time.monotonic() + agreement.timeout_s
+        begin, is_said = time.monotonic(), False
         while not self._testall(self._requests):
             os.sched_yield()
             agreement.check()
-            if time.monotonic() > deadline and not self._testall(self._requests):
+            waited_s = time.monotonic() - begin
+            if waited_s > agreement.timeout_s and not self._testall(self._requests):
                 raise self._lost(agreement.timeout_s)
+            if waited_s > LATE_S and not is_said:
+                is_said = True
+                late = late_words(
+                    f"{self._name}: wait", self._missing(), waited_s, self._ranks.rank
+                )
+                log.warning("%s (ranks of the plan's communicator)", late)
         self._is_open = False
 
     def close(self) -> None:
@@ -96,10 +107,13 @@ class Mail:
                 request.Free()
         self._requests, self._sends, self._recvs, self._buffers = [], [], [], []
 
-    def _lost(self, timeout_s: float) -> PeerTimeout:
+    def _missing(self) -> list[int]:
+        """Ranks of the plan whose messages have not come."""
         waits = zip(self._senders, self._recvs, strict=True)
-        missing = sorted({rank for rank, request in waits if not request.Test()})
-        team = self._ranks.team
+        return sorted({rank for rank, request in waits if not request.Test()})
+
+    def _lost(self, timeout_s: float) -> PeerTimeout:
+        missing, team = self._missing(), self._ranks.team
         error = PeerTimeout(
             f"{self._name}: wait failed: ranks {missing} of the plan's communicator sent nothing "
             f"within {timeout_s:g} s (rank {self._ranks.rank} of {self._ranks.size}). The node "

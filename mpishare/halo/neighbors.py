@@ -77,7 +77,10 @@ class NeighborExchange(Plan):
         super().__init__(comm, fields, node, require, arguments)
 
     def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
-        axis = index(arguments["axis"])
+        axis = arguments["axis"]
+        if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+            raise TypeError(f"axis must be an int, not {axis!r}")
+        axis = index(axis)
         extents = set()
         for number, field in enumerate(layouts):
             ndim = len(field.shape)
@@ -141,5 +144,6 @@ def _checked(name: str, given: Any, size: int, extent: int) -> dict[int, np.ndar
             raise ValueError(
                 f"{name}[{rank}] names place {wrong[0]}: the fields have {extent} along the axis"
             )
-        found[index(rank)] = np.ascontiguousarray(array, dtype=np.int64)
+        # A copy: what the user does to theirs afterwards changes nothing here.
+        found[index(rank)] = np.array(array, dtype=np.int64)
     return found

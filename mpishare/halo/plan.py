@@ -254,10 +254,10 @@ class Plan(Local):
 
         self._terms.ranks.step(call, lambda: each("drain"))
         self._is_closed = True
+        self._forget()  # first, so that the watcher looks at nothing that goes
         # The importers first, then the owners.
         self._terms.ranks.step(call, lambda: each("release"))
         self._terms.ranks.step(call, lambda: each("close"))
-        self._forget()
         self._comm.Free()
 
     def abandon(self) -> None:

@@ -2,25 +2,23 @@
 #include "cells.cuh"
 
 extern "C" __global__ void relay(
-    Fields fields, const Item* items, const Part* parts, unsigned count, State* state,
+    Fields fields, const Item* items, unsigned count, State* state,
     volatile unsigned long long* started
 ) {
     if (started && blockIdx.x == 0 && threadIdx.x == 0) *started = ++state->epoch;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x)
-        carry(items[i], parts, fields, items[i].packed);
+        carry(items[i], fields, items[i].packed);
 }
 
 enum Element { INT1, INT2, INT4, INT8, HALF, FLOAT, DOUBLE };
 
 template <class Number>
-__device__ void sum(const Item& item, const Part* parts, const Fields& fields) {
-    const Part& cells = parts[item.part];
-    const Part& packed = parts[item.target];
-    char* field = fields.at[cells.field];
+__device__ void sum(const Item& item, const Fields& fields) {
+    char* field = fields.at[item.part.field];
     for (unsigned i = threadIdx.x; i < item.count; i += blockDim.x) {
         unsigned unit = item.first + i;
-        *reinterpret_cast<Number*>(field + place_of(cells, unit)) +=
-            *reinterpret_cast<const Number*>(item.packed + place_of(packed, unit));
+        *reinterpret_cast<Number*>(field + place_of(item.part, unit)) +=
+            *reinterpret_cast<const Number*>(item.packed + place_of(*item.target, unit));
     }
 }
 
@@ -40,18 +38,18 @@ struct Half {
 
 // Cells of one message, none named twice: one launch a message keeps the order of the sums.
 extern "C" __global__ void add(
-    Fields fields, const Item* items, const Part* parts, unsigned count
+    Fields fields, const Item* items, unsigned count
 ) {
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
         const Item& item = items[i];
         switch (item.element) {
-            case INT1: sum<unsigned char>(item, parts, fields); break;
-            case INT2: sum<unsigned short>(item, parts, fields); break;
-            case INT4: sum<unsigned>(item, parts, fields); break;
-            case INT8: sum<unsigned long long>(item, parts, fields); break;
-            case HALF: sum<Half>(item, parts, fields); break;
-            case FLOAT: sum<float>(item, parts, fields); break;
-            default: sum<double>(item, parts, fields);
+            case INT1: sum<unsigned char>(item, fields); break;
+            case INT2: sum<unsigned short>(item, fields); break;
+            case INT4: sum<unsigned>(item, fields); break;
+            case INT8: sum<unsigned long long>(item, fields); break;
+            case HALF: sum<Half>(item, fields); break;
+            case FLOAT: sum<float>(item, fields); break;
+            default: sum<double>(item, fields);
         }
     }
 }

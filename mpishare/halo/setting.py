@@ -109,15 +109,14 @@ class Setting:
         self._held.append(copied)
         return int(copied.data.ptr)
 
-    def launch(self, name: str, table: tuple[int, int, int], *rest: int) -> driver.Launch:
+    def launch(self, name: str, table: tuple[int, int], *rest: int) -> driver.Launch:
         """Prepare the launch of a kernel on a table; `rest` are further addresses. Local."""
-        items, parts, count = table
+        items, count = table
         device = self.backend.device.ordinal
         function = kernel(name, len(self.layouts), device)
         arguments = [
             self.pointers,
             ctypes.c_uint64(items),
-            ctypes.c_uint64(parts),
             ctypes.c_uint32(count),
             *map(ctypes.c_uint64, rest),
         ]
@@ -146,7 +145,7 @@ class Setting:
             "add": (),
             "fused": (self.state("warm"), empty, empty),
         }[name]
-        self.launch(name, (empty, empty, 0), *rest).enqueue(0)
+        self.launch(name, (empty, 0), *rest).enqueue(0)
 
     def load(self) -> None:
         """Wait until all that was copied is there. Local."""

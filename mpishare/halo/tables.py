@@ -37,13 +37,13 @@ PART = np.dtype(
 )
 ITEM = np.dtype(
     [
+        ("part", PART),
         ("packed", "u8"),
         ("turn", "i8"),
         ("flag", "u8"),
+        ("target", "u8"),
         ("first", "u4"),
         ("count", "u4"),
-        ("part", "i4"),
-        ("target", "i4"),
         ("kind", "i4"),
         ("element", "i4"),
     ]
@@ -111,7 +111,7 @@ def _join(axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along
 
 
 class Table:
-    """Items for one kernel, in order, and the parts that they are of. Local.
+    """Items for one kernel, in order. Local.
 
     Parameters
     ----------
@@ -129,31 +129,11 @@ class Table:
         self._layouts = layouts
         self._most = most
         self._upload = upload
-        self._parts: list[Any] = []
-        self._items: list[tuple[int, ...]] = []
+        self._items: list[Any] = []
 
     def __len__(self) -> int:
         """How many items it has."""
         return len(self._items)
-
-    def part(self, part: Part, most: int = ALIGN) -> tuple[int, int]:
-        """Add a part; return its number and its unit in bytes."""
-        layout = self._layouts[part.field]
-        return self._record(part, Cells.of(part, layout, min(most, self._most[part.field])))
-
-    def _record(self, part: Part, cells: Cells) -> tuple[int, int]:
-        record = np.zeros((), PART)
-        record["first"] = cells.first
-        record["step"][: len(cells.steps)] = cells.steps
-        record["extent"][: len(cells.extents)] = cells.extents
-        record["axes"] = len(cells.extents)
-        record["along"] = cells.along
-        record["field"] = part.field
-        record["unit"] = cells.unit
-        if part.indices is not None:
-            record["places"] = self._upload(part.indices)
-        self._parts.append(record)
-        return len(self._parts) - 1, cells.unit
 
     def move(
         self,
@@ -165,18 +145,13 @@ class Table:
         target: Part | None = None,
     ) -> None:
         """Add the items of a part: to or from `packed`, or to `target`."""
-        number, unit = self.part(part)
-        to = number
+        cells, to = self._cells(part), 0
         if target is not None:
-            to, other = self.part(target)
-            if other != unit:
-                # Both in the units that both can.
-                number, unit = self.part(part, min(unit, other))
-                to, _ = self.part(target, unit)
-        for index, (begin, nbytes) in enumerate(chunks(part.nbytes)):
-            flag = flags[index] if flags else 0
-            span = begin // unit, nbytes // unit
-            self._items.append((packed, turn, flag, *span, number, to, kind, 0))
+            # Both in the units that both can.
+            other = self._cells(target, cells.unit)
+            cells = self._cells(part, other.unit)
+            to = self._upload(self._record(target, other))
+        self._add(kind, part, cells, packed, turn=turn, flags=flags, target=to)
 
     def add(self, part: Part, packed: int, rows: Any = None) -> None:
         """Add the items that sum what lies at `packed` to a part, whose cells are all different.
@@ -193,24 +168,57 @@ class Table:
             source = Part.of_indices(part.field, whole, part.axis, rows)
             layout = self._layouts[part.field]
             part = Part.of_indices(part.field, layout, part.axis, part.indices[rows])
-        number, unit = self.part(part, size)
-        there, other = self._record(source, Cells.of(source, whole, size))
-        if not unit == other == size:
+        cells, there = self._cells(part, size), Cells.of(source, whole, size)
+        if not cells.unit == there.unit == size:
             raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
-        letter = "f" if dtype.kind in "fc" else "i"
-        element = _ELEMENTS[f"{letter}{size}"]
-        for begin, nbytes in chunks(part.nbytes):
-            span = begin // unit, nbytes // unit
-            self._items.append((packed, 0, 0, *span, number, there, PULL, element))
+        element = _ELEMENTS[f"{'f' if dtype.kind in 'fc' else 'i'}{size}"]
+        target = self._upload(self._record(source, there))
+        self._add(PULL, part, cells, packed, target=target, element=element)
 
     def signal(self, kind: int, flag: int) -> None:
         """Add an item without units: a flag alone."""
-        if not self._parts:
-            self._parts.append(np.zeros((), PART))
-        self._items.append((0, 0, flag, 0, 0, 0, 0, kind, 0))
+        item = np.zeros((), ITEM)
+        item["kind"], item["flag"], item["part"]["unit"] = kind, flag, 1
+        self._items.append(item)
 
-    def load(self) -> tuple[int, int, int]:
-        """Copy it to the GPU; return the addresses of items and parts, and how many items."""
+    def load(self) -> tuple[int, int]:
+        """Copy it to the GPU; return where the items are, and how many."""
         items = np.array(self._items, ITEM) if self._items else np.zeros(1, ITEM)
-        parts = np.array(self._parts, PART) if self._parts else np.zeros(1, PART)
-        return self._upload(items), self._upload(parts), len(self._items)
+        return self._upload(items), len(self._items)
+
+    def _cells(self, part: Part, most: int = ALIGN) -> Cells:
+        return Cells.of(part, self._layouts[part.field], min(most, self._most[part.field]))
+
+    def _record(self, part: Part, cells: Cells) -> Any:
+        record = np.zeros((), PART)
+        record["first"] = cells.first
+        record["step"][: len(cells.steps)] = cells.steps
+        record["extent"][: len(cells.extents)] = cells.extents
+        record["axes"] = len(cells.extents)
+        record["along"] = cells.along
+        record["field"] = part.field
+        record["unit"] = cells.unit
+        if part.indices is not None:
+            record["places"] = self._upload(part.indices)
+        return record
+
+    def _add(
+        self,
+        kind: int,
+        part: Part,
+        cells: Cells,
+        packed: int,
+        *,
+        turn: int = 0,
+        flags: Sequence[int] | None = None,
+        target: int = 0,
+        element: int = 0,
+    ) -> None:
+        item = np.zeros((), ITEM)
+        item["part"] = self._record(part, cells)
+        item["packed"], item["turn"], item["target"] = packed, turn, target
+        item["kind"], item["element"] = kind, element
+        for index, (begin, nbytes) in enumerate(chunks(part.nbytes)):
+            item["first"], item["count"] = begin // cells.unit, nbytes // cells.unit
+            item["flag"] = flags[index] if flags else 0
+            self._items.append(item.copy())

@@ -92,7 +92,8 @@ class Words:
     def close(self) -> None:
         """Unmap. Local, once nothing is under way."""
         self._ground.agreement.block.pool.unwatch(self._view)
-        self._view.release()
+        # Not released: a watcher may look at it just now. The mapping goes with the last look.
+        self._view = memoryview(b"").cast("Q")
         self._ground.backend.unregister(self._memory)
         self._memory.close()
 

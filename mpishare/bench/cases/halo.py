@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mpishare.bench.arm import Arm, Entry
 from mpishare.bench.cases.halo_arms import PrivateFields, WindowFields
 from mpishare.bench.cases.halo_grid import Grid, cells
-from mpishare.bench.cases.halo_messages import Isend, NeighborPacked, Persistent, Sendrecv
+from mpishare.bench.cases.halo_messages import Isend, NeighborPacked, Persistent, Sendrecv, Waitany
 from mpishare.bench.cases.halo_staged import Naive, Pinned
 from mpishare.bench.cases.halo_types import Datatypes, NeighborTypes
 from mpishare.bench.compare import compare, rivals
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from mpishare.bench.rows import Row
     from mpishare.bench.session import Session
 
-#: A rival's entries in the report: neighborhood collectives take packed buffers or datatypes.
+#: A rival's entries in the report: where none of several forms is the fastest everywhere, all.
 _RIVALS: dict[str, dict[str, Callable[[Grid], Arm]]] = {
     "sendrecv": {"sendrecv": Sendrecv},
     "isend": {"isend": Isend},
-    "persistent": {"persistent": Persistent},
+    "persistent": {"persistent": Persistent, "persistent waitany": Waitany},
     "neighborhood": {"neighborhood packed": NeighborPacked, "neighborhood types": NeighborTypes},
     "datatypes": {"datatypes": Datatypes},
     "pinned": {"pinned": Pinned},
@@ -66,7 +66,8 @@ def _run_size(session: Session, case: str, naxes: int, nbytes: int) -> list[Row]
 
     def entry(name: str, kind: Callable[[Grid], Arm], *, is_rival: bool = False) -> Entry:
         against = () if is_rival else _AGAINST
-        return Entry(name, partial(kind, grid), grid.sent_nbytes, against, is_rival, reason)
+        unfit = reason or (grid.crowd if kind is Waitany else None)
+        return Entry(name, partial(kind, grid), grid.sent_nbytes, against, is_rival, unfit)
 
     def of_rival(name: str) -> list[Entry]:
         return [entry(each, kind, is_rival=True) for each, kind in _RIVALS[name].items()]

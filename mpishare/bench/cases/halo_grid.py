@@ -6,6 +6,7 @@ Every rank owns a block of n cells along each axis of the cart, which is periodi
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import product
 from math import isqrt, prod
@@ -82,6 +83,9 @@ class Grid:
         One face of one field; all that one rank sends in an exchange.
     sides : tuple of Side
         The faces and, with corners, the edges and corners.
+    crowd : str or None
+        What to say of a rival that spins, where some node has more ranks than cores: each step
+        would take time slices, and the run minutes.
     fields : list of array of float64
         Private memory of this rank. All arms without windows work on it in turn, as one does in a
         program.
@@ -104,6 +108,7 @@ class Grid:
         # The ranks keep their numbers: the node and the report know them by these.
         self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
         self._coords = self.cart.Get_coords(self.cart.rank)
+        self.crowd = _crowd(session)
         self.sides = self._sides()
         self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
 
@@ -174,3 +179,10 @@ class Grid:
             target=(*target, *rest),
             number=number,
         )
+
+
+def _crowd(session: Session) -> str | None:
+    """Return in words that a node has more ranks than cores, None where none has. Collective."""
+    mine = session.node.size, len(os.sched_getaffinity(0))
+    found = [each for each in session.comm.allgather(mine) if each[0] > each[1]]
+    return f"it spins, and {found[0][0]} ranks share {found[0][1]} cores" if found else None

@@ -6,7 +6,9 @@ the rival slower. All fields of a side go in one message, unless they are large 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from mpi4py import MPI
 from mpishare.bench.cases.halo_arms import HaloArm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.bench.cases.halo_grid import Grid, Side
 
@@ -139,18 +141,62 @@ class Persistent(Isend):
             request.Free()
 
 
-def neighborhood(grid: Grid) -> MPI.Distgraphcomm:
-    """Return the cart's neighbors as a graph, a link a side. Collective.
+class Waitany(Persistent):
+    """The same, each message unpacked as it comes in, while it is in the cache still."""
 
-    A cart has no neighbors across edges, and where two ranks meet on several sides MPI libraries do
-    not agree on which of its messages is whose. In a graph the links of a pair are in order: the
-    k-th that one rank sends on is the k-th that the other one receives on, and both list them as
-    the sender does.
+    def step(self) -> None:
+        """Exchange the ghosts."""
+        receives, waitany = self._receives, MPI.Request.Waitany
+        MPI.Prequest.Startall(receives)
+        for one, send in zip(self.all, self._sends, strict=True):
+            copy(one.packs)
+            send.Start()
+        for _ in receives:
+            copy(self.all[waitany(receives)].unpacks)
+        MPI.Request.Waitall(self._sends)
+
+
+class Neighborhood:
+    """A neighborhood collective over the sides of a grid, persistent where MPI has that.
+
+    Collective. A cart has no neighbors across edges, and where two ranks meet on several sides MPI
+    libraries do not agree on which of its messages is whose. In a graph the links of a pair are in
+    order: the k-th that one rank sends on is the k-th that the other one receives on, and both list
+    them as the sender does.
+
+    Parameters
+    ----------
+    grid : Grid
+        Whose sides are the links.
+    name : str
+        The collective.
+    sent, received : sequence
+        Its buffers.
     """
-    # Not from the cart: Open MPI takes a graph made from one for a cart still.
-    sources = [side.opposite for side in grid.sides]
-    to = [side.neighbor for side in grid.sides]
-    return grid.session.comm.Create_dist_graph_adjacent(sources, to, reorder=False)
+
+    def __init__(self, grid: Grid, name: str, sent: Any, received: Any) -> None:
+        sources = [side.opposite for side in grid.sides]
+        to = [side.neighbor for side in grid.sides]
+        comm = grid.session.comm
+        # Not from the cart: Open MPI takes a graph made from one for a cart still.
+        self._graph = comm.Create_dist_graph_adjacent(sources, to, reorder=False)
+        self._request: MPI.Prequest | None = None
+        self.run: Callable[[], None] = partial(getattr(self._graph, name), sent, received)
+        # MPI 4 has it, and not every library has that.
+        with suppress(NotImplementedError):
+            self._request = getattr(self._graph, f"{name}_init")(sent, received)
+            self.run = self._run_again
+
+    def _run_again(self) -> None:
+        if self._request is not None:
+            self._request.Start()
+            self._request.Wait()
+
+    def close(self) -> None:
+        """Free the request and the graph."""
+        if self._request is not None:
+            self._request.Free()
+        self._graph.Free()
 
 
 class NeighborPacked(HaloArm):
@@ -168,15 +214,14 @@ class NeighborPacked(HaloArm):
                 unpacks.append((field[side.target], into[first:last].reshape(shape)))
                 first = last
         self._packs, self._unpacks = tuple(packs), tuple(unpacks)
-        self._graph = neighborhood(grid)
-        self._out, self._into = (out, counts), (into, counts)
+        self._links = Neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
 
     def step(self) -> None:
         """Exchange the ghosts."""
         copy(self._packs)
-        self._graph.Neighbor_alltoallv(self._out, self._into)
+        self._links.run()
         copy(self._unpacks)
 
     def close(self) -> None:
-        """Free the graph."""
-        self._graph.Free()
+        """Free what MPI has of it."""
+        self._links.close()

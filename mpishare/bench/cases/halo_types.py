@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mpishare.bench.cases.halo_arms import HaloArm
-from mpishare.bench.cases.halo_messages import neighborhood
+from mpishare.bench.cases.halo_messages import Neighborhood
 
 if TYPE_CHECKING:
     from mpishare.bench.cases.halo_grid import Grid, Slices
@@ -44,26 +44,30 @@ class _Typed(HaloArm):
 
 
 class Datatypes(_Typed):
-    """Irecv, Isend and Waitall."""
+    """Requests that are made once, Startall and Waitall."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._cart = grid.cart
-        self._receives = [
-            ([self.buffer, 1, datatype], side.opposite, side.number)
+        cart, buffer = grid.cart, self.buffer
+        self._requests: list[MPI.Prequest] = [
+            cart.Recv_init([buffer, 1, datatype], side.opposite, side.number)
             for datatype, side in zip(self.into, grid.sides, strict=True)
         ]
-        self._sends = [
-            ([self.buffer, 1, datatype], side.neighbor, side.number)
+        self._requests += [
+            cart.Send_init([buffer, 1, datatype], side.neighbor, side.number)
             for datatype, side in zip(self.out, grid.sides, strict=True)
         ]
 
     def step(self) -> None:
         """Exchange the ghosts."""
-        irecv, isend = self._cart.Irecv, self._cart.Isend
-        requests = [irecv(*words) for words in self._receives]
-        requests += [isend(*words) for words in self._sends]
-        MPI.Request.Waitall(requests)
+        MPI.Prequest.Startall(self._requests)
+        MPI.Request.Waitall(self._requests)
+
+    def close(self) -> None:
+        """Free the requests and the datatypes."""
+        for request in self._requests:
+            request.Free()
+        super().close()
 
 
 class NeighborTypes(_Typed):
@@ -72,15 +76,15 @@ class NeighborTypes(_Typed):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         ones, zeros = [1] * len(grid.sides), [0] * len(grid.sides)
-        self._graph = neighborhood(grid)
-        self._sent = [self.buffer, ones, zeros, self.out]
-        self._received = [self.buffer, ones, zeros, self.into]
+        sent = [self.buffer, ones, zeros, self.out]
+        received = [self.buffer, ones, zeros, self.into]
+        self._links = Neighborhood(grid, "Neighbor_alltoallw", sent, received)
 
     def step(self) -> None:
         """Exchange the ghosts."""
-        self._graph.Neighbor_alltoallw(self._sent, self._received)
+        self._links.run()
 
     def close(self) -> None:
-        """Free the graph and the datatypes."""
-        self._graph.Free()
+        """Free what MPI has of it, and the datatypes."""
+        self._links.close()
         super().close()
