@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from mpishare.bench.cases import CASES
+from mpishare.bench.cases import CASES, DEFAULT_CASES
 from mpishare.bench.header import notes
 from mpishare.bench.launch import UsageError
 from mpishare.bench.measure import BLOCK_S, plan, time_batches, time_each
@@ -131,6 +131,16 @@ def test_sizes_are_read(text: str, nbytes: int) -> None:
         ["--format", "xml"],
         ["--timeout-s", "nan"],
         ["--timeout-s", "0"],
+        ["--width", "0"],
+        ["--width", "1.5"],
+        ["halo3d", "--width", "-1"],
+        ["--fields", "0"],
+        ["halo2d", "--fields", "17"],
+        ["--fields", "two"],
+        ["halo1d", "--corners=yes"],
+        ["ring", "--corners"],  # it would change nothing
+        ["ring", "fence", "--width", "2"],
+        ["event", "--fields", "2"],
         ["--iter", "5"],  # no abbreviations: they break when an option is added
     ],
 )
@@ -140,7 +150,8 @@ def test_wrong_words_are_refused(words: list[str]) -> None:
 
 
 def test_words_are_understood() -> None:
-    assert parse([]).cases == tuple(CASES)
+    assert parse([]).cases == DEFAULT_CASES
+    assert parse(["all"]).cases == tuple(CASES)
     assert parse(["ring", "fence", "ring"]).cases == ("ring", "fence")
     assert parse(["fence", "--iters", "3", "ring"]).cases == ("fence", "ring")
     assert parse(["all"]).full
@@ -148,6 +159,12 @@ def test_words_are_understood() -> None:
     assert parse(["--against", "isend, barrier"]).against == ("isend", "barrier")
     assert parse(["--against", "all"]).against is None
     assert not parse(["--no-check"]).check
+    found = parse(["ring", "halo2d", "--width", "3", "--fields", "16", "--corners"])
+    assert (found.width, found.fields, found.corners) == (3, 16, True)
+    assert (parse([]).width, parse([]).fields, parse([]).corners) == (1, 1, False)
+    assert parse(["--corners"]).corners  # a halo case is among the defaults
+    assert parse(["list", "--corners"]).cases == ("list",)
+    assert found.as_dict()["width"] == 3
 
 
 def test_sizes_of_a_run() -> None:
@@ -157,6 +174,16 @@ def test_sizes_of_a_run() -> None:
     assert Options(min_nbytes=24, max_nbytes=5000).sizes("host") == (24, 512, 4096, 5000)
     assert Options(min_nbytes=1 << 30).sizes("host") == (1 << 30,)
     assert Options(max_nbytes=8).sizes("cuda") == (8,)
+
+
+def test_sizes_of_a_case() -> None:
+    assert Options().sizes("host", "ring") == Options().sizes("host")
+    assert Options().sizes("host", "halo1d") == Options().sizes("host")
+    assert Options().sizes("host", "halo3d") == (4 << 10, 64 << 10)
+    # A block has the cube of a face: gigabytes run only where they are named.
+    assert Options(full=True).sizes("cuda", "halo3d")[-1] == 1 << 20
+    assert Options(max_nbytes=16 << 20).sizes("cuda", "halo3d")[-2:] == (1 << 20, 16 << 20)
+    assert Options(min_nbytes=64 << 10).sizes("host", "halo2d") == (64 << 10,)
 
 
 # --- the pattern
@@ -222,6 +249,17 @@ def test_table_says_why_there_is_no_number() -> None:
     assert "not run [2]" in text
     assert "0.50" in text
     assert "\x1b" not in text
+
+
+def test_table_says_what_a_halo_case_was_of() -> None:
+    found = row("own")
+    found.fill([1e-6], 8)
+    found.case, found.nbytes = "halo3d", 66248
+    found.n, found.width, found.fields, found.corners = 91, 1, 2, True
+    text = render("table", HEADER, [found], is_color=False)
+    assert "halo3d: width 1, 2 fields, with corners" in text.splitlines()
+    assert "an axis" in text
+    assert text.split().count("91") == 1
 
 
 def test_last_line_tells_of_a_gpu_shared_without_mps() -> None:

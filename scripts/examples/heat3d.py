@@ -1,0 +1,227 @@
+"""Heat in a periodic box, with the exchange hidden behind the interior.
+
+The 7-point explicit scheme in float64, six faces a rank. A step starts the exchange, updates the
+cells that need no ghosts, waits, and updates the rest; it is timed against a step that exchanges
+first and then updates everything, and against its parts.
+
+    mpirun -n 4 python scripts/examples/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import boxes
+import common
+import numpy as np
+import outcome
+import picture
+import staged
+import timing
+
+import mpishare
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    from mpi4py import MPI
+
+SHARE = 0.125  # of a cell's heat that goes to each neighbor in a step: alpha dt / dx^2
+KEEP = 1 - 6 * SHARE
+# Bumps of heat: their centre as parts of the axes, and their height.
+BUMPS = (((0.3, 0.35, 0.4), 1.0), ((0.7, 0.6, 0.45), 0.8), ((0.45, 0.75, 0.7), 0.6))
+
+
+class Heat:
+    """The box, cut into one block a rank."""
+
+    def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
+        self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
+        shape = (args.n + 2,) * 3
+        u, v = (node.allocate_each(shape, np.float64, fill=0).array for _ in range(2))
+        self.u, self.v = u, v
+        self.halo = self.make_halo(args.staged)
+        self.owned = boxes.Boxes(self.xp, shape, [self.halo.owned])
+        self.interior = boxes.Boxes(self.xp, shape, [self.halo.interior])
+        self.shell = boxes.Boxes(self.xp, shape, self.halo.shell)
+        (self.kernel,) = boxes.kernels(self.xp, "heat3d", "spread")
+        self.scratch = np.empty(shape) if self.xp is np else None
+
+    def make_halo(self, form: str | None) -> Any:
+        """Make the exchange: by mpishare, or staged. Collective."""
+        cart, u, node, xp = self.cart, self.u, self.node, self.xp
+        if form == "naive":
+            return staged.Naive(cart, u, xp)
+        if form == "pinned":
+            return staged.Pinned(cart, u, xp)
+        return mpishare.HaloExchange(cart, u, width=1, node=node)
+
+    def begin(self) -> None:
+        """Set the owned cells to the initial values."""
+        cells = [self.args.n * d for d in self.cart.dims]
+        self.u[self.halo.owned] = self.xp.asarray(initial(cells, self.cart))
+        self.node.synchronize()
+
+    def step(self, number: int = 0) -> None:  # noqa: ARG002
+        """Make a step whose exchange runs beside the interior."""
+        self.halo.start(self.u)
+        self.update(self.interior)
+        self.halo.wait()
+        self.update(self.shell)
+        self.u, self.v = self.v, self.u
+
+    def plain_step(self) -> None:
+        """Make the same step, one thing after the other."""
+        self.halo.exchange(self.u)
+        self.update(self.owned)
+        self.u, self.v = self.v, self.u
+
+    def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
+        """Return what is timed of an exchange: by itself, and in both kinds of steps."""
+
+        def step() -> None:
+            self.halo = halo
+            self.step()
+
+        def plain_step() -> None:
+            self.halo = halo
+            self.plain_step()
+
+        return {
+            "exchange": lambda: halo.exchange(self.u),
+            "step": step,
+            "step_without_overlap": plain_step,
+        }
+
+    def update(self, cells: boxes.Boxes) -> None:
+        """Set the cells of `v` in these boxes of cells."""
+        u, v = self.u, self.v
+        if self.scratch is None:
+            cells.launch(self.kernel, (u, v), np.float64(KEEP), np.float64(SHARE))
+            return
+        for box in cells:
+            new, kept = v[box], self.scratch[box]
+            np.add(u[boxes.shifted(box, 0, -1)], u[boxes.shifted(box, 0, 1)], out=new)
+            for axis in (1, 2):
+                new += u[boxes.shifted(box, axis, -1)]
+                new += u[boxes.shifted(box, axis, 1)]
+            new *= SHARE
+            np.multiply(u[box], KEEP, out=kept)
+            new += kept
+
+
+def initial(cells: Sequence[int], cart: MPI.Cartcomm | None = None) -> np.ndarray:
+    """Return the initial heat of this rank's cells, or of all where there is no grid."""
+
+    def part(axis: int, profile: np.ndarray) -> np.ndarray:
+        return profile if cart is None else common.my_part(cart, axis, profile)
+
+    width = min(cells) / 7
+    total: Any = 0.0
+    for centre, height in BUMPS:
+        x, y, z = (
+            part(axis, common.bump(n, where, width))
+            for axis, (n, where) in enumerate(zip(cells, centre, strict=True))
+        )
+        total = total + height * (x[:, None, None] * y[None, :, None] * z[None, None, :])
+    return np.asarray(total)
+
+
+def reference(cells: Sequence[int], steps: int) -> np.ndarray:
+    """Return the result from one process that has the whole box."""
+    u = initial(cells)
+    for _ in range(steps):
+        total = np.roll(u, 1, 0) + np.roll(u, -1, 0)
+        for axis in (1, 2):
+            total = total + np.roll(u, 1, axis) + np.roll(u, -1, axis)
+        u = SHARE * total + KEEP * u
+    return u
+
+
+def slowest_mode(cells: Sequence[int]) -> tuple[np.ndarray, float]:
+    """Return a wave of one period along every axis, and what a step multiplies it by, exactly."""
+    waves = [np.cos(2 * np.pi * np.arange(n) / n) for n in cells]
+    wave = waves[0][:, None, None] * waves[1][None, :, None] * waves[2][None, None, :]
+    return wave, KEEP + 2 * SHARE * sum(np.cos(2 * np.pi / n) for n in cells)
+
+
+def check(whole: np.ndarray, args: argparse.Namespace, backend: str) -> list[str]:
+    """Return what is wrong, as lines."""
+    wrong = outcome.compare(backend, "u", whole, reference(whole.shape, args.steps))
+    wave, factor = slowest_mode(whole.shape)
+    before = initial(whole.shape)
+    amplitude, right = np.vdot(wave, whole), np.vdot(wave, before) * factor**args.steps
+    if not abs(amplitude - right) <= 1e-12 * np.abs(before).sum():
+        wrong.append(f"the slowest wave has decayed to {amplitude!r} instead of {right!r}")
+    heat, right = whole.sum(), before.sum()
+    if not abs(heat - right) <= 1e-12 * right:
+        wrong.append(f"there is {heat!r} heat instead of {right!r}")
+    return wrong
+
+
+def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> int:
+    """Run, check and draw; return the exit status. Collective."""
+    heat = Heat(args, cart, node)
+    heat.begin()
+    # A kernel is loaded at its first use, and that must not wait for an exchange.
+    heat.update(heat.owned)
+    for _ in range(2):
+        heat.step()
+        heat.plain_step()
+    heat.begin()
+    step_us = timing.steps_us(node, cart, args.steps, heat.step)
+    whole = None
+    if args.check or args.plot:
+        whole = outcome.gather(cart, heat.u[heat.halo.owned])
+    parts = {
+        "interior": functools.partial(heat.update, heat.interior),
+        "shell": functools.partial(heat.update, heat.shell),
+    }
+    calls = min(args.steps, 20)
+    times = timing.alone_us(node, cart, heat.actions(heat.halo) | parts, calls)
+    result = outcome.Outcome("heat3d", args, node, cart, step_us, times["exchange"])
+    best_us = max(times["interior"], times["exchange"]) + times["shell"]
+    result.facts |= {
+        "interior_us": times["interior"],
+        "shell_us": times["shell"],
+        "step_with_overlap_us": times["step"],
+        "step_without_overlap_us": times["step_without_overlap"],
+        "step_with_overlap_to_best": times["step"] / best_us,
+    }
+    if args.compare:
+        result.facts |= timing.compare_forms(node, cart, heat.make_halo, heat.actions, calls)
+    if whole is not None and args.check:
+        result.wrong = check(whole, args, node.backend)
+    if whole is not None and args.plot:
+        draw(whole, args, cart)
+    return result.tell()
+
+
+def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> None:
+    """Draw three planes through the hottest cell, on rank 0."""
+    hot = np.unravel_index(np.argmax(whole), whole.shape)
+    limits = (0.0, float(whole.max()))
+    panels = []
+    for across in range(3):
+        down, right = (a for a in range(3) if a != across)
+        plane = np.take(whole, hot[across], axis=across)
+        name = f"{'zyx'[across]} = {hot[across]}"
+        labels = ("zyx"[right], "zyx"[down])
+        panels.append(picture.Panel(plane, name, "inferno", (down, right), limits, labels=labels))
+    size = " x ".join(map(str, whole.shape))
+    title = f"Heat: {args.steps} steps on {size} cells, planes through the hottest"
+    picture.draw(args.plot, title, cart, panels)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the example; the exit status is 1 where the check fails."""
+    args = common.parse(common.parser(__doc__, n=64, steps=500), arguments)
+    cart = common.make_grid([True, True, True])
+    with mpishare.Node() as node, common.stream(node):
+        return solve(args, cart, node)
+
+
+if __name__ == "__main__":
+    common.run(main)

@@ -1,0 +1,105 @@
+"""What an example found: the whole field, whether it is right, and how rank 0 says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import argparse
+
+    from mpi4py import MPI
+
+    import mpishare
+
+    Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+def gather(cart: MPI.Cartcomm, owned: Array) -> np.ndarray | None:
+    """Return the whole field on rank 0, None elsewhere. Collective."""
+    mine = np.ascontiguousarray(owned if isinstance(owned, np.ndarray) else owned.get())
+    parts = cart.gather(mine)
+    if parts is None:
+        return None
+    whole = np.empty([n * d for n, d in zip(mine.shape, cart.dims, strict=True)], mine.dtype)
+    for rank, part in enumerate(parts):
+        corner = [c * n for c, n in zip(cart.Get_coords(rank), mine.shape, strict=True)]
+        whole[tuple(slice(c, c + n) for c, n in zip(corner, mine.shape, strict=True))] = part
+    return whole
+
+
+def compare(backend: str, name: str, found: np.ndarray, right: np.ndarray) -> list[str]:
+    """Return what is wrong with a field, as lines; none where it is right.
+
+    NumPy does the same arithmetic in the same order on every rank: to the last bit. A GPU is given
+    a few units in the last place of the largest value.
+    """
+    error = np.abs(found - right)
+    allowed = (
+        0.0 if backend == "host" else 4 * float(np.finfo(right.dtype).eps * np.abs(right).max())
+    )
+    wrong = ~(error <= allowed)  # NaN is wrong
+    if not wrong.any():
+        return []
+    where = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return [
+        f"{name}: {np.count_nonzero(wrong)} of {wrong.size} cells differ from the reference, first "
+        f"{where}: {found[where]!r} instead of {right[where]!r} (allowed: {allowed:g})"
+    ]
+
+
+@dataclass
+class Outcome:
+    """What an example found; rank 0 prints it."""
+
+    program: str
+    args: argparse.Namespace
+    node: mpishare.Node
+    cart: MPI.Cartcomm
+    step_us: tuple[float, float]  # median and mean
+    exchange_us: float
+    facts: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] | None = None  # None: not checked
+
+    def tell(self) -> int:
+        """Print it on rank 0 and return the exit status, the same on every rank. Collective."""
+        args, cart = self.args, self.cart
+        is_right = cart.bcast(not self.wrong)
+        if cart.rank:
+            return 0 if is_right else 1
+        for line in self.wrong or []:
+            sys.stderr.write(f"{self.program}: WRONG: {line}\n")
+        sys.stderr.flush()
+        if args.json:
+            row = {
+                "program": self.program,
+                "staged": args.staged,
+                "backend": self.node.backend,
+                "ranks": cart.size,
+                "n": args.n,
+                "steps": args.steps,
+                "step_us_median": round(self.step_us[0], 2),
+                "step_us_mean": round(self.step_us[1], 2),
+                "exchange_us_median": round(self.exchange_us, 2),
+                "checked": is_right if args.check else None,
+                **self.facts,
+            }
+            print(json.dumps(row), flush=True)
+            return 0 if is_right else 1
+        grid = " x ".join(map(str, cart.dims))
+        cells = " x ".join([str(args.n)] * cart.ndim)
+        form = f"staged {args.staged}" if args.staged else "mpishare"
+        verdict = ("checked" if is_right else "WRONG") if args.check else "not checked"
+        print(
+            f"{self.program}: {grid} ranks of {cells} cells, {self.node.backend}, {form}: "
+            f"{args.steps} steps, median {self.step_us[0]:.1f} us, mean {self.step_us[1]:.1f} us; "
+            f"exchange alone {self.exchange_us:.1f} us; {verdict}"
+        )
+        for name, value in self.facts.items():
+            print(f"  {name} {value:.6g}")
+        sys.stdout.flush()
+        return 0 if is_right else 1

@@ -1,0 +1,173 @@
+"""The halo cases of the benchmark: every arm is right, and one that is not is found."""
+
+import json
+
+import pytest
+
+from tests.bench.test_cli import BENCH, HOST, QUICK, SPINNING, check_rows, is_all_ok
+from tests.helpers.launch import run_ranks
+
+CASES = ("halo1d", "halo2d", "halo3d")
+OWN = {"window fields", "private fields"}
+RIVALS = {
+    "sendrecv",
+    "isend",
+    "persistent",
+    "persistent waitany",
+    "neighborhood packed",
+    "neighborhood types",
+    "datatypes",
+}
+SMALL = ("--min", "512", "--max", "512", "--format", "json", *QUICK)
+
+MUTANT = """
+import sys
+import mpishare
+from mpishare.bench.cli import main
+from mpishare.bench.cases import halo_messages
+
+exchange = mpishare.HaloExchange.exchange
+{change}
+sys.exit(main(sys.argv[1:]))
+"""
+
+NOTHING = """
+def mutant(self, *fields, stream=None):
+    pass
+mpishare.HaloExchange.exchange = mutant
+"""
+
+# The sides of the first axis are taken for each other; on two ranks they have the same owner.
+SIDES_SWAPPED = """
+def mutant(self, *fields, stream=None):
+    exchange(self, *fields)
+    for field in fields:
+        field[[0, -1]] = field[[-1, 0]]
+mpishare.HaloExchange.exchange = mutant
+"""
+
+FIELDS_SWAPPED = """
+def mutant(self, *fields, stream=None):
+    exchange(self, *fields)
+    fields[0][0], fields[1][0] = fields[1][0].copy(), fields[0][0].copy()
+mpishare.HaloExchange.exchange = mutant
+"""
+
+# An edge, which is nobody's business without corners.
+TOO_MUCH = """
+def mutant(self, *fields, stream=None):
+    exchange(self, *fields)
+    fields[0][0, 0] = 0
+mpishare.HaloExchange.exchange = mutant
+"""
+
+OWNED_TOUCHED = """
+def mutant(self, *fields, stream=None):
+    exchange(self, *fields)
+    fields[0][1, 1] = 0
+mpishare.HaloExchange.exchange = mutant
+"""
+
+A_CORNER_LESS = """
+def mutant(self, *fields, stream=None):
+    kept = fields[-1][0, 0].copy()
+    exchange(self, *fields)
+    fields[-1][0, 0] = kept
+mpishare.HaloExchange.exchange = mutant
+"""
+
+# After so many steps that the checks before the timed blocks are over.
+LATER = """
+calls = {}
+def mutant(self, *fields, stream=None):
+    calls[self] = calls.get(self, 0) + 1
+    if calls[self] < 10:
+        exchange(self, *fields)
+mpishare.HaloExchange.exchange = mutant
+"""
+
+RIVAL_WITHOUT_UNPACKING = """
+def step(self):
+    packed, self.unpacks = self.unpacks, self.unpacks[1:]
+    whole(self)
+    self.unpacks = packed
+whole = halo_messages.Persistent.step
+halo_messages.Persistent.step = step
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--corners", "--fields", "2", "--width", "2")])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_arm_is_right(ranks: int, options: tuple[str, ...]) -> None:
+    result = run_ranks(ranks, [*BENCH, *CASES, *SMALL, *options], env=HOST)
+    assert result.returncode == 0, result.describe()
+    assert not result.stderr.strip(), result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    assert is_all_ok(rows, ranks), result.describe()
+    for case in CASES:
+        found = [row for row in rows if row["case"] == case]
+        assert {row["arm"] for row in found} == OWN | RIVALS
+        assert len(found) == 2 * len(OWN | RIVALS)
+        for row in found:
+            assert row["rival"] == (row["arm"] in RIVALS), row
+            assert (row["ratio"] is None) == row["rival"], row
+            expected = (2, 2, True) if options else (1, 1, False)
+            assert (row["width"], row["fields"], row["corners"]) == expected, row
+
+
+def test_rows_say_what_the_block_came_to() -> None:
+    words = ["--min", "8", "--max", "4KiB", "--format", "json", "--against", "none", *QUICK]
+    result = run_ranks(2, [*BENCH, *CASES, *words, "--width", "3"], env=HOST)
+    assert result.returncode == 0, result.describe()
+    found: dict[str, list[tuple[int, int]]] = {}
+    for row in json.loads(result.stdout)["rows"]:
+        assert row["gb_per_s"] is not None
+        if (row["arm"], row["clock"]) == ("private fields", "latency"):
+            found.setdefault(row["case"], []).append((row["n"], row["nbytes"]))
+    # n, and the bytes of a face; the smallest blocks are as large as the width, and come once.
+    assert found == {
+        "halo1d": [(12, 3 * 8), (12, 3 * 21 * 8), (12, 3 * 170 * 8)],
+        "halo2d": [(3, 3 * 3 * 8), (21, 3 * 21 * 8), (170, 3 * 170 * 8)],
+        "halo3d": [(3, 3 * 3 * 3 * 8), (5, 3 * 5 * 5 * 8), (13, 3 * 13 * 13 * 8)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "wrong"),
+    [
+        pytest.param(NOTHING, (), OWN, id="nothing"),
+        pytest.param(SIDES_SWAPPED, (), OWN, id="sides-swapped"),
+        pytest.param(FIELDS_SWAPPED, ("--fields", "2"), OWN, id="fields-swapped"),
+        pytest.param(TOO_MUCH, (), OWN, id="too-much"),
+        pytest.param(OWNED_TOUCHED, (), OWN, id="owned-touched"),
+        pytest.param(A_CORNER_LESS, ("--corners", "--fields", "2"), OWN, id="a-corner-less"),
+        pytest.param(LATER, (), OWN, id="later"),
+        pytest.param(RIVAL_WITHOUT_UNPACKING, (), {"persistent"}, id="rival"),
+    ],
+)
+def test_a_wrong_exchange_is_status_1_and_no_number(
+    change: str, options: tuple[str, ...], wrong: set[str]
+) -> None:
+    words = ["halo3d", *SMALL, "--against", "persistent", *options]
+    result = run_ranks(2, MUTANT.format(change=change), args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, 2)
+    bad = [row for row in rows if not row["ok"]]
+    assert {row["arm"] for row in bad} - {SPINNING} == wrong, result.describe()
+    bad = [row for row in bad if row["arm"] in wrong]
+    assert all(row["reason"].startswith("wrong result") for row in bad), result.describe()
+    assert (change is LATER) == ("before the timed" not in bad[0]["reason"]), result.describe()
+
+
+def test_a_block_without_memory_and_a_rival_of_another_backend_are_rows_that_say_so() -> None:
+    words = ["halo2d", "--min", "16MiB", "--max", "16MiB", "--format", "json", *QUICK]
+    result = run_ranks(2, [*BENCH, *words, "--against", "isend,pinned"], env=HOST)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, 2)
+    reasons = {row["arm"]: row["reason"] for row in rows}
+    assert reasons.pop("pinned") == "pinned does not exist on the host backend"
+    assert set(reasons) == OWN | {"isend"}
+    assert all("memory" in reason for reason in reasons.values()), result.describe()
