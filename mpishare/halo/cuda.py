@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 from mpishare.chain import Chain
@@ -47,7 +49,6 @@ class CudaMover:
         self._device = backend.device.ordinal
         self._setting = setting = Setting(terms, sends, recvs, is_reverse=is_reverse)
         self._words = setting.words
-        self._pointers = setting.pointers
         self._naturals = [natural(each) for each in self._layouts]
         # For fields of which all begin at a multiple of the widest unit, and for others.
         self._stream = int(backend.new_stream())
@@ -83,11 +84,8 @@ class CudaMover:
         if len(fields) != len(self._layouts):
             raise ValueError(f"{len(fields)} fields instead of {len(self._layouts)}")
         places = addresses(fields, self._layouts)
-        union = 0
-        for place in places:
-            union |= place
         way = 0
-        if union & _WIDEST:
+        if functools.reduce(operator.or_, places) & _WIDEST:
             way = 1
             for place, unit in zip(places, self._naturals, strict=True):
                 if place % unit:
@@ -95,30 +93,45 @@ class CudaMover:
         return [fields, places, way]
 
     def start(self, arrays: list[Any], stream: Any) -> None:
-        """Fork to the plan's own stream: pack, store, signal; fused neighbors unpack too."""
+        """Let my cells go; fused neighbors are served beside the user's stream, ghosts and all."""
         number, is_kept, is_captured = self._enter("start", arrays, stream)
-        self._backend.record(self._forked, number)
-        self._backend.wait_event(self._forked, self._stream)
-        self._begin(arrays, self._stream, is_captured=is_captured)
+        _, places, way = arrays
+        self._words.call()
+        if self._is_relayed:
+            self._relays[way].start(number, places)
+        fused = self._fuseds[way]
+        if fused is not None:
+            # Not on the user's stream, whose work on the interior would wait for the neighbors.
+            self._backend.record(self._forked, number)
+            self._backend.wait_event(self._forked, self._stream)
+            fused.beside.enqueue(self._stream, places, is_captured=is_captured)
         if not is_kept:
             self._chain.leave()
 
     def wait(self, arrays: list[Any], stream: Any) -> None:
         """Take what came, and let the user's stream go on after the plan's."""
         number, is_kept, _ = self._enter("wait", arrays, stream)
-        self._pointers[:] = arrays[1]  # another call may have come between
-        self._relays[arrays[2]].wait(self._stream)
-        self._backend.record(self._joined, self._stream)
-        self._backend.wait_event(self._joined, number)
+        _, places, way = arrays
+        if self._fuseds[way] is not None:
+            self._backend.record(self._joined, self._stream)
+            self._backend.wait_event(self._joined, number)
+        if self._is_relayed:
+            self._relays[way].wait(number, places)
         if not is_kept:
             self._chain.leave()
 
     def exchange(self, arrays: list[Any], stream: Any) -> None:
         """Do both on the user's stream."""
         number, is_kept, is_captured = self._enter("exchange", arrays, stream)
-        self._begin(arrays, number, is_captured=is_captured)
+        _, places, way = arrays
+        self._words.call()
         if self._is_relayed:
-            self._relays[arrays[2]].wait(number)
+            self._relays[way].start(number, places)
+        fused = self._fuseds[way]
+        if fused is not None:
+            fused.alone.enqueue(number, places, is_captured=is_captured)
+        if self._is_relayed:
+            self._relays[way].wait(number, places)
         if not is_kept:
             self._chain.leave()
 
@@ -145,16 +158,6 @@ class CudaMover:
         self._chain.end()
         self._backend.close_events([self._forked, self._joined])
         self._backend.close_stream(self._stream)
-
-    def _begin(self, arrays: list[Any], number: int, *, is_captured: bool) -> None:
-        _, places, way = arrays
-        self._pointers[:] = places
-        self._words.call()
-        if self._is_relayed:
-            self._relays[way].start(number)
-        fused = self._fuseds[way]
-        if fused is not None:
-            fused.enqueue(number, places, is_captured=is_captured)
 
     def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, bool, bool]:
         """Return the stream, whether it need not be remembered, and whether it is captured."""

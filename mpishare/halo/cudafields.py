@@ -48,12 +48,14 @@ def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ..
 
 def current_stream(fields: Sequence[Any], device: int) -> Any:
     """Return the current stream of the library that the fields come from. Local."""
+    if "torch" not in sys.modules:
+        return None  # CuPy's
     are_tensors = {_is_tensor(field) for field in fields}
     if are_tensors == {True}:
         return sys.modules["torch"].cuda.current_stream(device)
     if len(are_tensors) > 1:
         raise ValueError("fields of CuPy and of PyTorch together need stream=")
-    return None  # CuPy's
+    return None
 
 
 def _is_tensor(field: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpishare.backends.driver import Replay
+from mpishare.backends.driver import Launch, Replay
 from mpishare.halo.tables import LOCAL, PULL, PUSH, Table
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mpishare.halo.setting import Setting
 
 
+_BESIDE = 6
 _MOST_REPLAYS = 16
 _MOST_SEEN = 1024
 
@@ -60,23 +61,55 @@ class Fused:
                 table.move(PULL, part, packed, setting.turn(rank), flags)
         words = setting.words
         setting.warm("fused")
-        self._where = setting.where
-        self._launch = setting.launch(
-            "fused", table.load(), setting.state("fused"), words.started, words.ended
-        )
+        loaded = table.load()
+
+        def ways(blocks: int) -> Ways:
+            rest = setting.state("fused"), words.started, words.ended
+            return Ways(setting, setting.launch("fused", loaded, *rest, blocks=blocks), capturing)
+
+        blocks = setting.most_blocks
+        self.alone = ways(blocks)
+        # Beside other work fewer blocks fill the links as well, and leave it room.
+        self.beside = ways(max(1, blocks // _BESIDE))
+
+    def close(self) -> None:
+        """Destroy the graphs. Local."""
+        self.alone.close()
+        self.beside.close()
+
+
+class Ways:
+    """One launch, and graphs of it for fields that come back.
+
+    Parameters
+    ----------
+    setting : Setting
+        The plan's.
+    launch : Launch
+        Of the kernel.
+    capturing : int
+        A stream on which it may be captured.
+    """
+
+    def __init__(self, setting: Setting, launch: Launch, capturing: int) -> None:
+        self._pointers = setting.pointers
+        self._launch = launch
         self._capturing = capturing
+        self._where = setting.where
         self._seen: set[tuple[int, ...]] = set()
         self._replays: dict[tuple[int, ...], Replay] = {}
 
     def enqueue(self, number: int, places: tuple[int, ...], *, is_captured: bool) -> None:
-        """Put it on a stream, for fields at these addresses, which the arguments already are."""
+        """Put it on a stream, for fields at these addresses."""
         replay = self._replays.get(places)
-        if replay is None and not is_captured and places in self._seen:
-            # Fields that come back are worth a graph.
+        if replay is not None and not is_captured:
+            replay.enqueue(number)
+            return
+        self._pointers[:] = [*places]
+        if places in self._seen and not is_captured:
             if len(self._replays) == _MOST_REPLAYS:
                 self._replays.pop(next(iter(self._replays))).close()
             replay = self._replays[places] = Replay(self._launch, self._capturing, self._where)
-        if replay is not None and not is_captured:
             replay.enqueue(number)
             return
         self._launch.enqueue(number)

@@ -19,6 +19,7 @@ import numpy as np
 
 from mpishare.counters import LINE
 from mpishare.errors import ClosedError
+from mpishare.halo.own import Own
 from mpishare.order import LOOKS
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _PUBLISHED, _TAKEN = 0, LINE
 _PLACES = 2 * LINE
 _PLACE_WORDS = 3  # number of the window or 0, rank of the segment, offset in bytes
 _ALIGN = 128  # packed cells of two ranks never share a cache line
+_WORTH_NBYTES = 16 << 10  # below, a packed copy costs less than to wait for all its readers
 _KEPT = 64  # arrays whose place is remembered
 
 
@@ -151,13 +153,30 @@ class HostRoute:
                     copies = packed(part, message.peer, ranks.rank, message.tag)
                     parts.append((part.field, part.key, source, copies))
             self._takes.append((message.peer, parts))
+        self._own: Own | None = None
+        if self._land is put:
+            # In any order, so also at once.
+            mine = [m for m in recvs if m.peer == ranks.rank]
+            self._takes = [each for each in self._takes if each[0] != ranks.rank]
+            self._own = Own(
+                [(p.field, p.key, own[m.tag, p.field]) for m in mine for p in m.parts],
+                [part.shape for message in mine for part in message.parts],
+                [dtype.itemsize for dtype in dtypes],
+            )
         # A field of which some part is no box is never read in place: only its owner knows where.
         whole_boxes = [True] * nfields
         for rank in ranks.team:
             for _, _, parts, _ in told[rank]:
                 for field, _, box in parts:
                     whole_boxes[field] = whole_boxes[field] and box is not None
-        self._in_place = [self._is_direct and is_box for is_box in whole_boxes]
+        largest = [0] * nfields
+        for message in sends:
+            for part in message.parts if message.peer != ranks.rank else ():
+                largest[part.field] = max(largest[part.field], part.nbytes)
+        self._in_place = [
+            self._is_direct and is_box and nbytes >= _WORTH_NBYTES
+            for is_box, nbytes in zip(whole_boxes, largest, strict=True)
+        ]
 
     @property
     def staging_nbytes(self) -> int:
@@ -189,6 +208,8 @@ class HostRoute:
         """Copy what the others send, and wait until nobody reads my fields any more."""
         epoch = self._epoch
         turn = epoch & 1
+        if self._own is not None:
+            self._own.copy(arrays)
         for peer, parts in self._takes:
             if peer != self._ranks.rank:
                 self._until("wait", (peer,), _PUBLISHED, epoch)

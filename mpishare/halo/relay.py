@@ -56,8 +56,9 @@ class Relay:
         self._packed = setting.backend.local_event() if setting.mail else None
         self._taken = setting.backend.local_event() if setting.mail else None
 
-    def start(self, number: int) -> None:
-        """Pack everything that is not fused, and say so."""
+    def start(self, number: int, places: Sequence[int]) -> None:
+        """Pack everything that is not fused, and say so: the fields are at `places`."""
+        self._setting.pointers[:] = [*places]
         if self._mail is not None:
             self._until_done(self._taken)  # what came last may still be read out of the buffers
             self._mail.receive()
@@ -67,8 +68,9 @@ class Relay:
             self._setting.backend.record(self._packed, number)
         self._say.enqueue(number)
 
-    def wait(self, number: int) -> None:
+    def wait(self, number: int, places: Sequence[int]) -> None:
         """Unpack everything that is not fused once it is there."""
+        self._setting.pointers[:] = [*places]
         if self._mail is not None:
             self._until_done(self._packed)
             self._mail.send()

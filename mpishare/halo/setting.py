@@ -109,7 +109,9 @@ class Setting:
         self._held.append(copied)
         return int(copied.data.ptr)
 
-    def launch(self, name: str, table: tuple[int, int], *rest: int) -> driver.Launch:
+    def launch(
+        self, name: str, table: tuple[int, int], *rest: int, blocks: int = 0
+    ) -> driver.Launch:
         """Prepare the launch of a kernel on a table; `rest` are further addresses. Local."""
         items, count = table
         device = self.backend.device.ordinal
@@ -120,7 +122,7 @@ class Setting:
             ctypes.c_uint32(count),
             *map(ctypes.c_uint64, rest),
         ]
-        grid = max(1, min(count, self._most_blocks()))
+        grid = max(1, min(count, blocks or self.most_blocks))
         return driver.Launch(function, grid, _THREADS, arguments, self.where)
 
     def state(self, name: str) -> int:
@@ -211,7 +213,9 @@ class Setting:
         self._mail_nbytes += message.nbytes
         return np.frombuffer(pinned, np.uint8, message.nbytes)
 
-    def _most_blocks(self) -> int:
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of a launch, so that the ranks of a GPU have room for theirs."""
         uuids = self.ranks.ground.uuids
         sharing = uuids.count(uuids[self.ranks.ground.rank])
         count = cupy.cuda.runtime.deviceGetAttribute(16, self.backend.device.ordinal)
