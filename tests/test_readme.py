@@ -18,18 +18,36 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.limit(120)
 def test_the_example_prints_what_the_readme_says():
-    (program,) = blocks("python")
-    assert len([line for line in program.splitlines() if line.strip()]) <= 15
-    done = run_ranks(4, program, timeout_s=60)
-    assert done.returncode == 0, done.stderr
-    printed = [text for text in blocks("text") if text.startswith("4 ranks")]
-    assert [done.stdout] == printed
+    for program, begin in zip(programs(), ("4 ranks", "rank 0:"), strict=True):
+        assert len([line for line in program.splitlines() if line.strip()]) <= 15
+        done = run_ranks(4, program, timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        printed = [text for text in blocks("text") if text.startswith(begin)]
+        assert [done.stdout] == printed
+
+
+def programs() -> list[str]:
+    return [text for text in blocks("python") if "import" in text]
+
+
+@pytest.mark.limit(120)
+def test_the_three_lines_are_those_of_an_example_and_all_are_right():
+    (text,) = [text for text in blocks("python") if "import" not in text]
+    program = ROOT / "scripts/examples/jacobi2d.py"
+    made = [line.partition(" = ")[2].partition("  #")[0] for line in text.splitlines()]
+    assert len(made) == 3
+    assert all(f"return {line}\n" in program.read_text() for line in made)
+    for way in (["--staged", "naive"], ["--staged", "pinned"], []):
+        command = [sys.executable, str(program), "--n", "16", "--steps", "20", "--check", *way]
+        done = run_ranks(4, command, timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        assert "checked" in done.stdout
 
 
 def test_every_script_it_names_is_there():
     named = set(re.findall(r"scripts/[\w-]+", README))
-    assert named == {"scripts/bench", "scripts/test", "scripts/test-gpu"}
-    for name in named:
+    assert named == {"scripts/bench", "scripts/test", "scripts/test-gpu", "scripts/examples"}
+    for name in named - {"scripts/examples"}:
         assert (ROOT / name).stat().st_mode & 0o111, name
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mpishare.halo.setting import Setting
 
 
-_BESIDE = 6
+_BESIDE = 3
 _MOST_REPLAYS = 16
 _MOST_SEEN = 1024
 

@@ -50,12 +50,14 @@ ITEM = np.dtype(
 )
 
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
-_LEAST_CHUNK, _MOST_CHUNKS = 8 << 10, 64
+# One pass of a block's threads; what a block needs several passes for; and so many blocks fill a
+# link.
+_LEAST_CHUNK, _GOOD_CHUNK, _MOST_CHUNKS = 8 << 10, 32 << 10, 64
 
 
 def chunks(nbytes: int) -> Iterator[tuple[int, int]]:
     """Cut the bytes of a part into items: where each begins, and its bytes. Same at both ends."""
-    step = max(_LEAST_CHUNK, -(-nbytes // _MOST_CHUNKS))
+    step = max(_LEAST_CHUNK, min(_GOOD_CHUNK, nbytes // 16), -(-nbytes // _MOST_CHUNKS))
     step = -(-step // ALIGN) * ALIGN
     for begin in range(0, nbytes, step):
         yield begin, min(step, nbytes - begin)
