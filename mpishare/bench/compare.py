@@ -77,6 +77,7 @@ class _Run:
         )
 
     def _line_up(self) -> None:
+        self._session.require_stream()
         self._session.synchronize()
         self._session.comm.Barrier()
 

@@ -78,6 +78,20 @@ class Session:
         """Sizes of a face or message, in bytes."""
         return self.options.sizes(self.node.backend)
 
+    def require_stream(self) -> None:
+        """Refuse to time work that goes elsewhere than to the stream that is synchronized.
+
+        Local. CuPy 14.2 forgets a stream set by ``use()`` when an array that is not contiguous is
+        copied to the host.
+
+        Raises
+        ------
+        RuntimeError
+            If the current stream is another.
+        """
+        if self.on_cuda and self.node.xp.cuda.get_current_stream() != self.stream:
+            raise RuntimeError("the current stream is no longer that of the bench")
+
     def require_memory(self, nbytes: int) -> None:
         """Refuse a size for which this machine has no memory.
 

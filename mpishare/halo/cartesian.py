@@ -44,7 +44,8 @@ class HaloExchange(Plan):
         Which axes of the fields the grid cuts, where they have more: ``(-2, -1)``. The others
         travel whole.
     node : Node, optional
-        Of which the ranks of `cart` on this node are a part. Default: one kept on `cart`.
+        Of which the ranks of `cart` on this node are a part. Default: one that is kept on `cart`
+        while there are plans on it.
     require : str or sequence of str, optional
         The routes that are allowed: ``("fused", "copy")``. Default: all.
 
@@ -160,13 +161,15 @@ class HaloExchange(Plan):
 
     def _index(self, box: Box) -> Index:
         """Return what indexes a box of the grid's axes in every field."""
-        axes = self._axes[0]
-        given = self._axes_given
-        cuts = dict(zip(axes, box.slices(), strict=True))
-        ndim = len(self._terms.mine[0].shape)
-        items = [cuts.get(axis, slice(None)) for axis in range(ndim)]
-        are_last = given is not None and all(
-            axis < 0 for axis in ([given] if isinstance(given, int) else given)
+        axes, ndims = self._axes, [len(each.shape) for each in self._terms.mine]
+        cuts = dict(zip(axes[0], box.slices(), strict=True))
+        items = [cuts.get(axis, slice(None)) for axis in range(ndims[0])]
+        if len(set(axes)) == 1:
+            return tuple(items[: max(axes[0]) + 1])
+        if len({tuple(a - n for a in each) for each, n in zip(axes, ndims, strict=True)}) == 1:
+            # Counted from the last, they fit fields with any number of axes before them.
+            return (Ellipsis, *items[min(axes[0]) :])
+        raise ValueError(
+            f"{self._name}: no index fits fields with {sorted(set(ndims))} axes: name axes= all "
+            "from the first or all from the last"
         )
-        # Counted from the end, they fit fields with any number of axes before them.
-        return (Ellipsis, *items[min(axes) :]) if are_last else tuple(items[: max(axes) + 1])

@@ -63,7 +63,7 @@ class HostMover:
             raise ValueError(f"{len(fields)} fields instead of {len(layouts)}")
         found = []
         for field, expected in zip(fields, layouts, strict=True):
-            array = field if isinstance(field, np.ndarray) else as_numpy(field, "a field")
+            array = field if type(field) is np.ndarray else as_numpy(field, "a field")
             if (
                 array.shape != expected.shape
                 or array.strides != expected.strides

@@ -92,7 +92,7 @@ def _has_interface(field: Any) -> bool:
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
     if isinstance(field, np.ndarray):
-        return field
+        return np.asarray(field)  # a subclass may keep cells from being written
     if getattr(field, "requires_grad", False):
         raise ValueError(f"{name} requires a gradient, which a halo exchange does not have")
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:

@@ -41,7 +41,8 @@ class NeighborExchange(Plan):
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.
     node : Node, optional
-        Of which the ranks of `comm` on this node are a part. Default: one kept on `comm`.
+        Of which the ranks of `comm` on this node are a part. Default: one that is kept on `comm`
+        while there are plans on it.
     require : str or sequence of str, optional
         The routes that are allowed. Default: all.
 

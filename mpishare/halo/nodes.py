@@ -18,8 +18,28 @@ if TYPE_CHECKING:
 _keyval: list[int] = []
 
 
-def node_of(comm: MPI.Intracomm, whole: MPI.Intracomm, call: str, node: Any, backend: str) -> Node:
-    """Return the node of a plan. Collective over `comm`, host-blocking.
+class Kept:
+    """Nodes that plans without node= keep on a communicator, by backend, while there are plans."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._plans: dict[str, int] = {}
+
+    def take(self, backend: str) -> None:
+        """Count one more plan."""
+        self._plans[backend] = self._plans.get(backend, 0) + 1
+
+    def give(self, backend: str) -> None:
+        """Count one less, and close the node with the last. Collective then."""
+        self._plans[backend] -= 1
+        if not self._plans[backend]:
+            self.nodes.pop(backend).close()
+
+
+def node_of(
+    comm: MPI.Intracomm, whole: MPI.Intracomm, call: str, node: Any, backend: str
+) -> tuple[Node, Kept | None]:
+    """Return the node of a plan, and who keeps it. Collective over `comm`, host-blocking.
 
     Parameters
     ----------
@@ -39,7 +59,7 @@ def node_of(comm: MPI.Intracomm, whole: MPI.Intracomm, call: str, node: Any, bac
             raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
         if node is not None:
             ground_of(node).agreement.check()
-        return [node is not None, _is_whole(kept.get(backend))]
+        return [node is not None, _is_whole(kept.nodes.get(backend))]
 
     told = agree(whole, call, look, *patience_of(node))
     if len({given for given, _ in told}) > 1:
@@ -47,13 +67,15 @@ def node_of(comm: MPI.Intracomm, whole: MPI.Intracomm, call: str, node: Any, bac
     if node is None:
         if not all(is_kept for _, is_kept in told):
             # NumPy fields need no GPU, and a node without one is made in no time.
-            kept[backend] = Node(comm, backend="host" if backend == "host" else "auto")
-        node = kept[backend]
+            kept.nodes[backend] = Node(comm, backend="host" if backend == "host" else "auto")
+        node, keeper = kept.nodes[backend], kept
+    else:
+        keeper = None
     if backend == "cuda" and node.backend != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
-    return node  # type: ignore[no-any-return]
+    return node, keeper
 
 
 def patience_of(node: Any) -> tuple[float, Callable[[], None] | None]:
@@ -76,13 +98,13 @@ def _is_whole(node: Node | None) -> bool:
     return node is not None and ground_of(node).agreement.failure is None
 
 
-def _kept(comm: MPI.Intracomm) -> dict[str, Node]:
+def _kept(comm: MPI.Intracomm) -> Kept:
     from mpi4py import MPI
 
     if not _keyval:
         _keyval.append(MPI.Comm.Create_keyval())
     kept: Any = comm.Get_attr(_keyval[0])
     if kept is None:
-        kept = {}
+        kept = Kept()
         comm.Set_attr(_keyval[0], kept)
     return kept  # type: ignore[no-any-return]

@@ -110,6 +110,8 @@ class Plan(Local):
         self._forth = self._mover(is_reverse=False)
         self._back: Mover | None = None
         self._open: list[Any] | None = None
+        if terms.keeper is not None:
+            terms.keeper.take(terms.backend)
         terms.ground.children.append(self)
         terms.ground.watcher.add(self)
 
@@ -259,6 +261,9 @@ class Plan(Local):
         self._terms.ranks.step(call, lambda: each("release"))
         self._terms.ranks.step(call, lambda: each("close"))
         self._comm.Free()
+        keeper = self._terms.keeper
+        if keeper is not None:
+            keeper.give(self._terms.backend)
 
     def abandon(self) -> None:
         """Mark it closed without the other ranks. Local; frees nothing that others may map."""

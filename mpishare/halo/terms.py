@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpishare.ground import Ground
     from mpishare.halo.message import Message
+    from mpishare.halo.nodes import Kept
     from mpishare.node import Node
 
 
@@ -55,9 +56,15 @@ class Terms:
     layouts: list[list[Layout]]
     described: list[dict[str, Any]]
     same: dict[str, Any]
+    keeper: Kept | None
     sends: list[Any] = field(default_factory=list)
     recvs: list[Any] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
+
+    @property
+    def backend(self) -> str:
+        """Of the fields: ``"cuda"`` or ``"host"``."""
+        return "cuda" if self.on_gpu else "host"
 
     @property
     def mine(self) -> list[Layout]:
@@ -129,7 +136,7 @@ def settle(
     told = agree(whole, call, look, *patience_of(node))
     require_same(call, [each["same"] for each in told], whole.rank)
     on_gpu = layout.is_on_gpu(own[0])
-    node = node_of(comm, whole, call, node, "cuda" if on_gpu else "host")
+    node, keeper = node_of(comm, whole, call, node, "cuda" if on_gpu else "host")
     ground = ground_of(node)
     return Terms(
         call=call,
@@ -148,6 +155,7 @@ def settle(
         ],
         described=[each["described"] for each in told],
         same=told[0]["same"],
+        keeper=keeper,
     )
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def gather(cart: MPI.Cartcomm, owned: Array) -> np.ndarray | None:
     """Return the whole field on rank 0, None elsewhere. Collective."""
-    mine = np.ascontiguousarray(owned if isinstance(owned, np.ndarray) else owned.get())
+    # Copied first: CuPy forgets the current stream when it copies out what is not contiguous.
+    packed = owned.copy()
+    mine = packed if isinstance(packed, np.ndarray) else packed.get()
     parts = cart.gather(mine)
     if parts is None:
         return None

@@ -93,15 +93,21 @@ class Staged:
         self.wait()
 
 
+def to_host(xp: Any, cells: Array) -> np.ndarray:
+    """Return a packed copy in host memory."""
+    packed = xp.ascontiguousarray(cells)
+    # Packed first: CuPy forgets the current stream when it copies out what is not.
+    return packed if xp is np else xp.asnumpy(packed)
+
+
 class Naive(Staged):
     """asnumpy, Sendrecv, asarray: each face by itself, and the host waits for each."""
 
     def start(self, *fields: Array) -> None:
         """Exchange everything; nothing overlaps."""
-        to_host = np.ascontiguousarray if self.xp is np else self.xp.asnumpy
         for face in (face for phase in self.phases for face in phase):
             for u in fields or self.fields:
-                sent = to_host(u[face.sent])
+                sent = to_host(self.xp, u[face.sent])
                 got = np.empty_like(sent)
                 self.cart.Sendrecv(sent, face.dest, face.tag, got, face.source, face.tag)
                 if face.source != MPI.PROC_NULL:

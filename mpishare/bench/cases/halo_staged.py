@@ -139,7 +139,8 @@ class Naive(HaloArm):
         for pair in self._phases:
             for side in pair:
                 for field in self.fields:
-                    out = xp.asnumpy(field[side.source])
+                    # Packed first: CuPy forgets the current stream when it copies out what is not.
+                    out = xp.asnumpy(xp.ascontiguousarray(field[side.source]))
                     into = np.empty_like(out)
                     sendrecv(out, side.neighbor, side.number, into, side.opposite, side.number)
                     field[side.target] = xp.asarray(into)

@@ -1,0 +1,216 @@
+"""A rank is killed, leaves or is late during an exchange: every survivor is told which one."""
+
+import logging
+import os
+import time
+
+import pytest
+
+import mpishare
+from tests.faults.scenes import play
+from tests.faults.stage import Stage
+
+LIMIT_S = 5.0
+PLACES = ("exchange", "wait", "accumulate", "close", "make", "neighbors")
+
+
+def killed(stage: Stage, place: str, route: str) -> None:
+    import numpy as np
+
+    if route:
+        os.environ["MPISHARE_ROUTE"] = route
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field = node.allocate_each(6, fill=0.0).array
+    halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    right, left = (stage.rank + 1) % stage.size, (stage.rank - 1) % stage.size
+    ex = mpishare.NeighborExchange(stage.world, {right: [1]}, {left: [0]}, field, node=node)
+    for _ in range(3):
+        halo.exchange()
+        halo.accumulate()
+        ex.exchange()
+    node.barrier()
+    if stage.rank == 1:
+        if place == "wait":
+            halo.start()
+        time.sleep(0.4)
+        stage.die()
+
+    def until_it_fails(call):
+        for _ in range(10):
+            call()
+
+    calls = {
+        "exchange": lambda: until_it_fails(halo.exchange),
+        "wait": lambda: (halo.start(), halo.wait(), until_it_fails(halo.exchange)),
+        "accumulate": lambda: until_it_fails(halo.accumulate),
+        "close": halo.close,
+        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
+        "neighbors": lambda: until_it_fails(ex.exchange),
+    }
+    stage.attempt("first", calls[place])
+    stage.attempt("then", halo.exchange)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize(
+    ("place", "route"),
+    [*((place, "") for place in PLACES), ("exchange", "mpi"), ("wait", "mpi")],
+)
+def test_all_survivors_name_the_killed_rank(place, route):
+    played = play(3, killed, place, route, survivable=True)
+    died = played.rank(1)["died"]
+    for rank in (0, 2):
+        first = played.raised(rank, "first", "PeerTimeout")
+        assert first.ranks == [1]
+        assert max(first.end - died, first.seconds) < LIMIT_S
+        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
+        played.worked([rank], "close")
+    assert played.result.returncode != 0, played.describe()
+
+
+def left(stage: Stage, place: str, route: str) -> None:
+    import numpy as np
+
+    if route:
+        os.environ["MPISHARE_ROUTE"] = route
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field = node.allocate_each(6, fill=0.0).array
+    halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    halo.exchange()
+    halo.accumulate()
+
+    def leave():
+        with node:
+            time.sleep(0.3)
+            raise KeyError("my own reason")
+
+    calls = {
+        "exchange": lambda: [halo.exchange() for _ in range(5)],
+        "accumulate": lambda: [halo.accumulate() for _ in range(5)],
+        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
+        "close": halo.close,
+    }
+    stage.attempt("call", leave if stage.rank == 1 else calls[place])
+    stage.attempt("close node", node.close)
+
+
+@pytest.mark.parametrize(
+    ("place", "route"),
+    [("exchange", ""), ("accumulate", ""), ("make", ""), ("close", ""), ("exchange", "mpi")],
+)
+def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, route):
+    played = play(3, left, place, route)
+    played.raised(1, "call", "KeyError")
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert list(told.failures) == [1]
+        assert "my own reason" in told.failures[1]
+        assert told.seconds < LIMIT_S
+
+
+def late(stage: Stage, place: str, route: str) -> None:
+    import numpy as np
+
+    if route:
+        os.environ["MPISHARE_ROUTE"] = route
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=1.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    halo.exchange()
+    calls = {
+        "exchange": lambda: [halo.exchange() for _ in range(5)],
+        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
+        "close": halo.close,
+    }
+    if stage.rank == 1:
+        time.sleep(2.5)
+    else:
+        stage.attempt("call", calls[place])
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize(
+    ("place", "route"), [("exchange", ""), ("exchange", "mpi"), ("make", ""), ("close", "")]
+)
+def test_a_rank_that_does_not_come_within_the_deadline(place, route):
+    played = play(2, late, place, route)
+    told = played.raised(0, "call", "PeerTimeout")
+    assert 1 <= told.seconds < 2.5
+    if place == "exchange":
+        assert told.ranks == [1]
+        assert "1" in told.text
+
+
+def unpublished(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node(timeout_s=1.0)
+    cart = stage.world.Create_cart((stage.size,), (False,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), (1, 0), node=node)
+    halo.exchange()
+    if stage.rank == 1:
+        halo._forth._host._publish = lambda *arguments: None
+    stage.attempt("call", halo.exchange)
+    time.sleep(2)
+
+
+def test_control_a_signal_that_is_left_out():
+    """Who waits for it names the rank within the deadline; the others do not wait."""
+    played = play(3, unpublished)
+    told = played.raised(2, "call", "PeerTimeout")
+    assert told.ranks == [1]
+    assert 1 <= told.seconds < 2
+    played.worked([0, 1], "call")
+
+
+def missed(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node(timeout_s=2.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    steps = 2 if stage.rank == 1 else 3
+
+    def go() -> None:
+        for _ in range(steps):
+            halo.exchange()
+        node.barrier()
+
+    stage.attempt("call", go)
+    time.sleep(1)
+
+
+def test_a_rank_that_makes_a_step_less_than_the_others():
+    """Its barrier meets their exchange: seen as a circle of waits, on every rank, at once."""
+    played = play(3, missed)
+    for rank in range(3):
+        told = played.told(rank, "call")
+        assert told.error in ("PeerTimeout", "PeerError", "MismatchError"), played.describe()
+        assert told.seconds < 4
+    errors = [played.told(rank, "call").error for rank in range(3)]
+    assert "MismatchError" in errors
+
+
+def crossed(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    plans = [mpishare.HaloExchange(cart, np.zeros(6), 1, node=node) for _ in range(2)]
+    plans = plans[::-1] if stage.rank == 1 else plans
+    stage.attempt("call", lambda: [halo.exchange() for halo in plans])
+    time.sleep(1)
+
+
+def test_plans_in_another_order_on_one_rank():
+    played = play(2, crossed)
+    errors = [played.told(rank, "call") for rank in range(2)]
+    assert "MismatchError" in [told.error for told in errors], played.describe()
+    assert all(told.error in ("MismatchError", "PeerError") for told in errors)
+    assert all(told.seconds < LIMIT_S for told in errors)

@@ -1,0 +1,619 @@
+"""What a halo must hold afterwards, by `numpy.pad` of the global array, and plans to try it on.
+
+Everything is drawn and computed from a seed by each rank for itself: the same on all, and no
+message is needed to know what is right. Needs no pytest, so that scenes of the fault tests and
+ranks on pretended nodes use it too.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Self
+from unittest import mock
+
+import numpy as np
+
+import mpishare
+from mpishare.halo import host, own
+
+POISON = -1
+"""The number of a cell that an exchange must not write."""
+
+DTYPES = ("?", "i1", "u1", "i2", "i4", "u4", "i8", "f2", "f4", "f8", "c8", "c16")
+HOST_DTYPES = ("V3", "S7", ">f8", "M8[us]", "g", "3i1,f8", "f8,i4", "i2,u1", "U3", "V16")
+FORMS = ("C", "F", "turned", "strided", "offset")
+HOST_FORMS = (*FORMS, "unaligned")
+
+
+# --- where everything is
+
+
+@dataclass(frozen=True)
+class Case:
+    """A grid of blocks with ghosts around them.
+
+    Attributes
+    ----------
+    dims, periods : tuple
+        As of a cart.
+    splits : tuple of tuple of int
+        For each axis of the cart, how many cells the ranks at each coordinate own.
+    widths : tuple
+        For each rank, its ghosts: one (low, high) pair an axis.
+    corners : bool
+        Whether edges and corners are exchanged too.
+    """
+
+    dims: tuple[int, ...]
+    periods: tuple[bool, ...]
+    splits: tuple[tuple[int, ...], ...]
+    widths: tuple[tuple[tuple[int, int], ...], ...]
+    corners: bool = False
+
+    @property
+    def size(self) -> int:
+        return prod(self.dims)
+
+    @property
+    def naxes(self) -> int:
+        return len(self.dims)
+
+    @cached_property
+    def extents(self) -> list[tuple[int, ...]]:
+        """For each rank, the cells it owns along each axis."""
+        return [
+            tuple(split[coord] for split, coord in zip(self.splits, coords, strict=True))
+            for coords in np.ndindex(*self.dims)
+        ]
+
+    @property
+    def count(self) -> int:
+        """How many cells there are in the world."""
+        return prod(sum(split) for split in self.splits)
+
+    def owned(self, rank: int) -> tuple[slice, ...]:
+        """The cells it owns, in its array along the axes of the cart."""
+        pairs = zip(self.extents[rank], self.widths[rank], strict=True)
+        return tuple(slice(low, low + extent) for extent, (low, _) in pairs)
+
+    @cached_property
+    def cells(self) -> list[np.ndarray]:
+        """For each rank, the number of the global cell that each of its cells must show.
+
+        `POISON` where an exchange must not write.
+        """
+        sums = [sum(split) for split in self.splits]
+        padded = np.arange(prod(sums)).reshape(sums)
+        most = max(max(pair) for widths in self.widths for pair in widths)
+        for wraps in (True, False):  # poison stands too where one axis wraps and another ends
+            pads = [(most, most) if each == wraps else (0, 0) for each in self.periods]
+            more = {"mode": "wrap"} if wraps else {"constant_values": POISON}
+            padded = np.pad(padded, pads, **more)
+        return [self._of_rank(rank, padded, most) for rank in range(self.size)]
+
+    def _of_rank(self, rank: int, padded: np.ndarray, most: int) -> np.ndarray:
+        coords = np.unravel_index(rank, self.dims)
+        spans = []
+        for split, coord, extent, (low, high) in zip(
+            self.splits, coords, self.extents[rank], self.widths[rank], strict=True
+        ):
+            first = sum(split[:coord]) + most - low
+            spans.append(slice(first, first + low + extent + high))
+        found = padded[tuple(spans)].copy()
+        inside = np.zeros((self.naxes, *found.shape), bool)
+        for axis, owned in enumerate(self.owned(rank)):
+            np.moveaxis(inside[axis], axis, 0)[owned] = True
+        sides = self.naxes - inside.sum(0)  # 1: a face, 2: an edge, more: a corner
+        if not self.corners:
+            found[sides > 1] = POISON
+        return found
+
+
+def random_case(rng: np.random.Generator, size: int, naxes: int | None = None) -> Case:
+    """Any grid of that many ranks: uneven blocks, widths that differ from rank to rank."""
+    naxes = naxes or int(rng.integers(1, 5))
+    dims = [1] * naxes
+    rest = size
+    for prime in (2, 3, 5, 7):
+        while rest % prime == 0:
+            dims[rng.integers(naxes)] *= prime
+            rest //= prime
+    most = 5 if naxes < 4 else 3
+    splits = tuple(tuple(rng.integers(1, most, n).tolist()) for n in dims)
+    if rng.random() < 0.1:  # a rank without cells
+        axis = int(rng.integers(naxes))
+        if dims[axis] > 1:
+            splits = (*splits[:axis], (0, *splits[axis][1:]), *splits[axis + 1 :])
+    periods = tuple((rng.random(naxes) < 0.6).tolist())
+    return Case(tuple(dims), periods, splits, _widths(rng, dims, splits), bool(rng.integers(2)))
+
+
+def _widths(rng, dims, splits):
+    """None wider than the block that it shadows; the same on all ranks in a third of the cases."""
+    if rng.random() < 1 / 3:
+        sides = [rng.integers(0, min(split) + 1, 2) for split in splits]
+        return (tuple(tuple(side.tolist()) for side in sides),) * prod(dims)
+    return tuple(
+        tuple(
+            tuple(int(rng.integers(0, split[(coord + step) % len(split)] + 1)) for step in (-1, 1))
+            for split, coord in zip(splits, coords, strict=True)
+        )
+        for coords in np.ndindex(*dims)
+    )
+
+
+def even_case(
+    dims: tuple[int, ...],
+    periods: bool | tuple[bool, ...] = True,
+    cells: int = 4,
+    width: int | tuple[tuple[int, int], ...] = 1,
+    corners: bool = False,
+) -> Case:
+    """The same block on every rank."""
+    periods = (periods,) * len(dims) if isinstance(periods, bool) else periods
+    pairs = ((width, width),) * len(dims) if isinstance(width, int) else width
+    return Case(dims, periods, tuple((cells,) * n for n in dims), (pairs,) * prod(dims), corners)
+
+
+# --- fields
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A field of a plan.
+
+    Attributes
+    ----------
+    dtype : str
+        Of its elements.
+    form : str
+        How it lies in memory: one of `HOST_FORMS`.
+    others : tuple of int
+        The extents of the axes that the cart does not cut.
+    axes : tuple of int, optional
+        Where the axes of the cart stand among its own. Default: first, in order.
+    """
+
+    dtype: str = "f8"
+    form: str = "C"
+    others: tuple[int, ...] = ()
+    axes: tuple[int, ...] | None = None
+
+    def places(self, naxes: int) -> list[int]:
+        """For each axis of the cart, that of the field."""
+        ndim = naxes + len(self.others)
+        return [axis % ndim for axis in (range(naxes) if self.axes is None else self.axes)]
+
+    def spread(self, cells: np.ndarray) -> np.ndarray:
+        """The number of each element of the field, from those of the cells."""
+        inside = np.arange(prod(self.others)).reshape(self.others)
+        full = cells[(...,) + (None,) * len(self.others)]
+        full = np.where(full == POISON, POISON, full * inside.size + inside)
+        return np.moveaxis(full, range(cells.ndim), self.places(cells.ndim))
+
+
+def random_kinds(
+    rng: np.random.Generator, naxes: int, dtypes: tuple[str, ...], forms: tuple[str, ...]
+) -> tuple[list[Kind], tuple[int, ...] | None]:
+    """Up to three fields of one plan, and its `axes=`."""
+    extra = int(rng.integers(0, 3)) if rng.random() < 0.5 else 0
+    axes = None
+    if extra:
+        # Counted from the end or from the start: the fields may have more axes still.
+        axes = tuple(rng.permutation(naxes + extra)[:naxes].tolist())
+        if rng.random() < 0.5:
+            axes = tuple(axis - naxes - extra for axis in axes)
+    kinds = []
+    for _ in range(int(rng.integers(1, 4))):
+        more = extra + int(rng.integers(0, 2)) if extra else 0
+        others = tuple(rng.integers(1, 4, more).tolist())
+        kinds.append(Kind(str(rng.choice(dtypes)), str(rng.choice(forms)), others, axes))
+    return kinds, axes
+
+
+def encode(numbers: np.ndarray, dtype: str, salt: int) -> np.ndarray:
+    """A value for each number, of bytes that look random: equal where number and salt are.
+
+    All `POISON` look the same, whatever the salt.
+    """
+    itemsize = np.dtype(dtype).itemsize
+    with np.errstate(over="ignore"):
+        keys = numbers.astype("u8") + np.uint64(1)
+        keys = np.where(numbers == POISON, np.uint64(0x5EED), keys + np.uint64(salt) * _ODD)
+        words = [_mixed(keys + np.uint64(word) * _GOLDEN) for word in range(-(-itemsize // 8))]
+    raw = np.stack(words, -1).view("u1")[..., :itemsize]
+    if dtype == "?":
+        raw = raw & 1
+    if np.dtype(dtype).kind == "U":  # these must be characters
+        raw = (raw & 7) * np.tile(np.array([1, 0, 0, 0], "u1"), itemsize // 4) + 0
+        raw[..., ::4] += 65
+    return np.ascontiguousarray(raw).view(dtype)[..., 0]
+
+
+_GOLDEN, _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
+
+
+def _mixed(keys: np.ndarray) -> np.ndarray:
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
+
+
+def on_host(array) -> np.ndarray:
+    """Its values in host memory, when the GPU has come so far."""
+    return array.get() if hasattr(array, "get") else array
+
+
+def _raw(array) -> np.ndarray:
+    """The bytes of each element."""
+    array = on_host(array)
+    return np.frombuffer(array.tobytes(), "u1").reshape(*array.shape, array.dtype.itemsize)
+
+
+def _base_shape(shape: tuple[int, ...], form: str) -> tuple[int, ...]:
+    return {
+        "F": lambda: shape[::-1],
+        "turned": lambda: shape[1:] + shape[:1],
+        "strided": lambda: tuple(2 * extent + 1 for extent in shape),
+        "offset": lambda: tuple(extent + 3 for extent in shape),
+    }.get(form, lambda: shape)()
+
+
+def _carve(base, form: str):
+    """The field in the memory around it."""
+    return {
+        "F": lambda: base.T,
+        "turned": lambda: base.transpose(-1, *range(base.ndim - 1)),
+        "strided": lambda: base[(slice(1, None, 2),) * base.ndim],
+        "offset": lambda: base[(slice(2, -1),) * base.ndim],
+    }.get(form, lambda: base)()
+
+
+class Field:
+    """An array of one rank, in memory whose every other byte must stay as it is.
+
+    Parameters
+    ----------
+    xp : module
+        CuPy or NumPy.
+    numbers : array of int
+        Those that its elements must show after an exchange, `POISON` for what is not written.
+    owned : tuple of slice
+        What of it is not ghosts.
+    kind : Kind
+        What it is.
+    memory : array of bytes, optional
+        Where it lives. Default: memory of its own.
+    """
+
+    def __init__(self, xp, numbers, owned, kind: Kind, memory=None) -> None:
+        self.xp, self.kind, self.numbers, self.owned = xp, kind, numbers, owned
+        shape = _base_shape(numbers.shape, kind.form)
+        nbytes = self.nbytes(numbers.shape, kind)
+        if memory is None:
+            memory = xp.empty(nbytes, "u1")
+        skipped = int(kind.form == "unaligned")
+        flat = memory[skipped:nbytes].view(kind.dtype)
+        self.base = flat.reshape(shape)
+        self.array = _carve(self.base, kind.form)
+        assert self.array.shape == numbers.shape
+        self.poison()
+
+    @classmethod
+    def of(cls, xp, case: Case, rank: int, kind: Kind, memory=None) -> Self:
+        """A field of a halo."""
+        numbers = kind.spread(case.cells[rank])
+        owned = [slice(None)] * numbers.ndim
+        for place, cut in zip(kind.places(case.naxes), case.owned(rank), strict=True):
+            owned[place] = cut
+        return cls(xp, numbers, tuple(owned), kind, memory)
+
+    @staticmethod
+    def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
+        """How much memory it needs."""
+        count = prod(_base_shape(shape, kind.form))
+        return count * np.dtype(kind.dtype).itemsize + int(kind.form == "unaligned")
+
+    def poison(self) -> None:
+        """Overwrite all of it, and of what is around it."""
+        poison = encode(np.full(self.base.shape, POISON), self.kind.dtype, 0)
+        self.base[...] = self.xp.asarray(poison)
+
+    def put(self, salt: int) -> None:
+        """Give the owned cells the values of that step."""
+        values = encode(self.numbers[self.owned], self.kind.dtype, salt)
+        self.array[self.owned] = self.xp.asarray(values)
+
+    def spoil(self) -> None:
+        """Overwrite the owned cells with what no cell may ever show."""
+        values = encode(self.numbers[self.owned], self.kind.dtype, 999_983)
+        self.array[self.owned] = self.xp.asarray(values)
+
+    def flaws(self, salt: int, *, exchanged: bool = True) -> str:
+        """What is wrong with it after the exchange of that step; empty where it is right.
+
+        Without `exchanged` the ghosts are poison still.
+        """
+        numbers = self.numbers
+        if not exchanged:
+            numbers = np.full_like(numbers, POISON)
+            numbers[self.owned] = self.numbers[self.owned]
+        right = encode(np.full(self.base.shape, POISON), self.kind.dtype, 0)
+        _carve(right, self.kind.form)[...] = encode(numbers, self.kind.dtype, salt)
+        found, right = _raw(self.base), _raw(right)
+        if np.array_equal(found, right):
+            return ""
+        wrong = (found != right).any(-1)
+        inside = _carve(wrong, self.kind.form)
+        around = int(wrong.sum() - inside.sum())
+        is_owned = np.zeros(inside.shape, bool)
+        is_owned[self.owned] = True
+        parts = {
+            "owned cells": inside & is_owned,
+            "ghosts": inside & ~is_owned & (self.numbers != POISON),
+            "cells that nobody may write": inside & ~is_owned & (self.numbers == POISON),
+        }
+        text = [f"{self.kind} of shape {inside.shape}, owned {self.owned}, step {salt}:"]
+        for name, part in parts.items():
+            if part.any():
+                places = [tuple(map(int, place)) for place in np.argwhere(part)[:4]]
+                text.append(f"{int(part.sum())} {name} are wrong, first {places}")
+        if around:
+            text.append(f"{around} elements around the field were written")
+        return " ".join(text)
+
+
+def check(fields: list[Field], salt: int, **options: bool) -> None:
+    """Raise AssertionError where a field is not as the exchange of that step must leave it.
+
+    The fields of one plan hold different values: `salt` plus the place of the field.
+    """
+    flaws = [flaw for at, field in enumerate(fields) if (flaw := field.flaws(salt + at, **options))]
+    assert not flaws, "\n".join(flaws)
+
+
+def put(fields: list[Field], salt: int) -> None:
+    """Give the owned cells of all fields of a plan the values of that step."""
+    for at, field in enumerate(fields):
+        field.put(salt + at)
+
+
+def arrays(fields: list[Field]) -> list:
+    """What a plan is given."""
+    return [field.array for field in fields]
+
+
+# --- plans
+
+
+def make_cart(comm, case: Case):
+    """A cart of that case over all ranks of `comm`; its ranks are those of `comm`."""
+    return comm.Create_cart(case.dims, case.periods, reorder=False)
+
+
+@contextlib.contextmanager
+def plan(comm, case: Case, fields, **options) -> Iterator[mpishare.HaloExchange]:
+    """A plan of that case for the arrays, closed at the end."""
+    cart = make_cart(comm, case)
+    width = case.widths[cart.rank]
+    halo = mpishare.HaloExchange(cart, fields, width, corners=case.corners, **options)
+    yield halo
+    halo.close()
+    cart.Free()
+
+
+@contextlib.contextmanager
+def read_in_place(small: bool = True) -> Iterator[None]:
+    """Make plans inside that treat small fields as they else treat large ones.
+
+    Those in windows are read where they are, and a rank's own cells are copied in blocks.
+    """
+    with contextlib.ExitStack() as stack:
+        limits = (host, "_WORTH_NBYTES"), (own, "_WORTH_NBYTES"), (own, "_CACHE_NBYTES")
+        for module, name in limits if small else ():
+            stack.enter_context(mock.patch.object(module, name, 1))
+        yield
+
+
+def make_fields(
+    node, case: Case, rank: int, kinds: list[Kind], in_window: list[bool] | None = None
+) -> list[Field]:
+    """The fields of one plan. Collective: those that are said to be live in windows of the node."""
+    made = []
+    for at, kind in enumerate(kinds):
+        memory = None
+        if in_window is not None and in_window[at]:
+            shape = kind.spread(case.cells[rank]).shape
+            memory = node.allocate_each(Field.nbytes(shape, kind), "u1").array
+        made.append(Field.of(node.xp, case, rank, kind, memory))
+    return made
+
+
+def some(node, count: int) -> int:
+    """So many, or fewer where a plan takes its time: memory of GPUs is mapped for it."""
+    return count if node.backend == "host" else -(-count // 4)
+
+
+def pause(rng: np.random.Generator, most_s: float = 0.001, share: float = 0.15) -> None:
+    """Sleep on some ranks at some steps: `rng` is the rank's own."""
+    if rng.random() < share:
+        time.sleep(rng.random() * most_s)
+
+
+def random_plan(
+    node, comm, seed: int, *, steps: int = 3, naxes: int | None = None, odd: bool = True
+) -> dict[int, str]:
+    """Draw a case and its fields, make the plan, exchange some steps in all ways there are.
+
+    Collective; returns the routes.
+    """
+    rng = np.random.default_rng([seed, comm.size])
+    case = random_case(rng, comm.size, naxes)
+    try:
+        with read_in_place(bool(rng.integers(2))):
+            return _random_plan(node, comm, seed, steps, odd, case, rng)
+    except AssertionError as error:
+        error.add_note(f"seed {seed} on {comm.size} ranks: {case}")
+        raise
+
+
+def _random_plan(node, comm, seed, steps, odd, case, rng):
+    odd = odd and node.backend == "host"
+    dtypes, forms = (DTYPES + HOST_DTYPES, HOST_FORMS) if odd else (DTYPES, FORMS)
+    kinds, axes = random_kinds(rng, case.naxes, dtypes, forms)
+    in_window = rng.integers(0, 2, (2, len(kinds))).astype(bool).tolist()
+    first, second = (make_fields(node, case, comm.rank, kinds, each) for each in in_window)
+    mine = np.random.default_rng([seed, comm.rank, 7])
+    given = arrays(first)
+    if len(given) == 1 and rng.random() < 0.5:
+        given = given[0]
+    with plan(comm, case, given, axes=axes, node=node) as halo:
+        for step in range(1, steps + 1):
+            way = rng.choice(["none", "same", "other", "fresh"])
+            fields = {"none": first, "same": first, "other": second}.get(way)
+            if fields is None:
+                fields = make_fields(node, case, comm.rank, kinds)
+            put(fields, 10 * step)
+            pause(mine)
+            passed = [] if way == "none" else arrays(fields)
+            if rng.random() < 0.5:
+                halo.exchange(*passed)
+            else:
+                halo.start(*passed)
+                pause(mine)
+                halo.wait()
+            pause(mine)
+            check(fields, 10 * step)
+        return dict(halo.routes)
+
+
+# --- accumulate
+
+
+def weights(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) -> np.ndarray:
+    """What `rank` holds in every element, owned or ghost, before an accumulation: integers."""
+    shape = kind.spread(case.cells[rank]).shape
+    dtype = np.dtype(kind.dtype)
+    rng = np.random.default_rng([seed, rank, 3])
+    low = 0 if dtype.kind == "u" else -most
+    values = rng.integers(low, most, shape)
+    if dtype.kind == "c":
+        values = values + 1j * rng.integers(low, most, shape)
+    return values.astype(dtype)
+
+
+def accumulated(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) -> np.ndarray:
+    """What `rank` must hold after it: exact, since all are small integers."""
+    total = np.zeros(case.count * prod(kind.others), "c16")
+    for each in range(case.size):
+        numbers = kind.spread(case.cells[each])
+        shown = numbers != POISON
+        np.add.at(total, numbers[shown], weights(case, kind, each, seed, most)[shown])
+    numbers = kind.spread(case.cells[rank])
+    field = Field.of(np, case, rank, Kind("u1", "C", kind.others, kind.axes))
+    found = weights(case, kind, rank, seed, most)
+    found[numbers != POISON] = 0
+    values = total[numbers[field.owned]]
+    found[field.owned] = (values if found.dtype.kind == "c" else values.real).astype(found.dtype)
+    return found
+
+
+# --- neighbors by index
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Who sends what to whom, along one axis.
+
+    Attributes
+    ----------
+    lengths : list of int
+        For each rank, how long its fields are along that axis.
+    sends, recvs : list of dict
+        For each rank, its indices to and from each rank.
+    """
+
+    lengths: list[int]
+    sends: list[dict[int, list[int]]]
+    recvs: list[dict[int, list[int]]]
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The first number of each rank's places."""
+        return np.cumsum([0, *self.lengths])
+
+    def ghosts(self, rank: int) -> np.ndarray:
+        """The places that are received, in order."""
+        return np.sort([at for each in self.recvs[rank].values() for at in each]).astype(int)
+
+    def numbers(self, rank: int) -> np.ndarray:
+        """For each place along the axis, the number that it must show after an exchange."""
+        found = self.starts[rank] + np.arange(self.lengths[rank])
+        for other, places in self.recvs[rank].items():
+            for to, at in zip(places, self.sends[other].get(rank, []), strict=True):
+                found[to] = self.starts[other] + at
+        return found
+
+
+def random_graph(rng: np.random.Generator, size: int) -> Graph:
+    """Any graph: duplicates among what is sent, none among what is received; also nothing."""
+    ghosts = [[0] * size for _ in range(size)]
+    for one, other in product(range(size), range(size)):
+        if rng.random() < 0.6:
+            ghosts[one][other] = int(rng.integers(0, 6))
+    owned = rng.integers(1, 7, size)
+    lengths = [int(owned[rank] + sum(ghosts[rank]) + rng.integers(0, 3)) for rank in range(size)]
+    places = [rng.permutation(length).tolist() for length in lengths]
+    sends: list[dict[int, list[int]]] = [{} for _ in range(size)]
+    recvs: list[dict[int, list[int]]] = [{} for _ in range(size)]
+    free = [places[rank][owned[rank] :] for rank in range(size)]
+    for one, other in product(range(size), range(size)):
+        count = ghosts[one][other]
+        chosen = [free[one].pop() for _ in range(count)]
+        mine = places[other][: owned[other]]
+        given = [int(at) for at in rng.choice(mine, count)]
+        if count or rng.random() < 0.3:  # nothing, but said
+            recvs[one][other] = chosen
+        if count or rng.random() < 0.3:
+            sends[other][one] = given
+    return Graph(lengths, sends, recvs)
+
+
+def as_indices(rng: np.random.Generator, lists: dict[int, list[int]]) -> dict:
+    """The same as arrays of any integer dtype, as lists, as tuples."""
+    found = {}
+    for rank, places in lists.items():
+        dtype = rng.choice(["i1", "u1", "i2", "i4", "u4", "i8", "u8", "list", "tuple", "strided"])
+        if dtype == "list":
+            found[rank] = list(places)
+        elif dtype == "tuple":
+            found[rank] = tuple(places)
+        elif dtype == "strided":
+            found[rank] = np.repeat(np.array(places, "i8"), 2)[::2]
+        else:
+            found[rank] = np.array(places, dtype)
+    return found
+
+
+def graph_field(xp, graph: Graph, rank: int, kind: Kind, memory=None) -> Field:
+    """A field of a graph: `kind.axes` holds the one axis that is indexed."""
+    places = graph.numbers(rank)
+    numbers = kind.spread(places)
+    # Ghosts are no box here: everything counts as owned, and `put` writes what may be sent.
+    return Field(xp, numbers, (slice(None),) * numbers.ndim, kind, memory)
+
+
+def put_graph(field: Field, graph: Graph, rank: int, salt: int) -> None:
+    """Give the places that are not received their values of that step; the others are poison."""
+    own = graph.starts[rank] + np.arange(graph.lengths[rank])
+    own[graph.ghosts(rank)] = POISON
+    values = encode(field.kind.spread(own), field.kind.dtype, salt)
+    field.array[...] = field.xp.asarray(values)

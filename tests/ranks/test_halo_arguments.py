@@ -1,0 +1,297 @@
+"""Arguments that are wrong, on all ranks, on one alone, and those that differ."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import ClosedError, MismatchError, Node, PeerError
+from tests.helpers.halos import Case, Kind, arrays, check, even_case, make_fields, plan, put
+
+TWO = pytest.mark.ranks(min=2)
+
+
+@pytest.fixture
+def line(node):
+    """A periodic cart of one axis."""
+    cart = node.comm.Create_cart((node.size,), (True,))
+    yield cart
+    cart.Free()
+
+
+def attempt(comm, call):
+    """Make a call; its exception, and the name and the words of every rank's."""
+    error = None
+    try:
+        made = call()
+        made.close()
+    except Exception as caught:
+        error = caught
+    return error, comm.allgather((type(error).__name__, str(error)))
+
+
+def make(node, cart, shape=(6,), width=1, dtype="f8", **options):
+    fields = options.pop("fields", None)
+    if fields is None:
+        fields = node.xp.zeros(shape, dtype)
+    return mpishare.HaloExchange(cart, fields, width, node=node, **options)
+
+
+def still_works(node):
+    case = even_case((node.size,), True, 3)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        put(fields, 1)
+        halo.exchange()
+        check(fields, 1)
+
+
+BAD = {
+    "negative": ({"width": -1}, ValueError, "width"),
+    "float": ({"width": 1.0}, ValueError, "width"),
+    "three": ({"width": (1, 2, 3)}, ValueError, "width"),
+    "none": ({"width": None}, ValueError, "width"),
+    "no room": ({"width": 4}, ValueError, "ghosts"),
+    "more axes": ({"shape": (6, 6)}, ValueError, "axes"),
+    "axes that are none": ({"axes": (1,)}, ValueError, "axes"),
+    "axes twice": ({"axes": (0, 0), "shape": (6, 6)}, ValueError, "axes"),
+    "no fields": ({"fields": []}, ValueError, "field"),
+    "numbers": ({"fields": 3.0}, TypeError, "array"),
+    "nothing": ({"fields": [None]}, TypeError, "array"),
+    "other cells": ({"fields": (6, 7)}, ValueError, "cells"),
+    "route": ({"require": ("nvlink",)}, ValueError, "require"),
+}
+
+
+def options_of(node, options):
+    options = dict(options)
+    if options.get("fields") == (6, 7):
+        options["fields"] = [node.xp.zeros(n) for n in (6, 7)]
+    return options
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "on one rank"])
+def test_bad_arguments(node, line, everywhere):
+    """Its own error where it can be seen, PeerError with its words on the other ranks."""
+    odd = node.size - 1
+    for name, (options, kind, words) in BAD.items():
+        bad = options_of(node, options)
+        mine = bad if everywhere or node.rank == odd else {}
+        error, told = attempt(node.comm, lambda mine=mine: make(node, line, **mine))
+        if mine:
+            assert isinstance(error, kind), (name, told)
+            assert words in str(error), (name, told)
+        else:
+            assert type(error) is PeerError, (name, told)
+            assert error.ranks == (odd,)
+            assert words in error.failures[odd]
+    still_works(node)
+
+
+HOST_BAD = {
+    "objects": (lambda: np.zeros(6, object), TypeError, "objects"),
+    "long elements": (lambda: np.zeros(6, "V17"), TypeError, "17 bytes"),
+    "none at all": (lambda: np.zeros(6, "V0"), TypeError, "0 bytes"),
+    "backwards": (lambda: np.zeros(6)[::-1], ValueError, "strides"),
+    "repeated": (lambda: writable_broadcast(), ValueError, "strides"),
+    "read-only": (lambda: np.broadcast_to(1.0, 6), ValueError, ""),
+}
+
+
+def writable_broadcast():
+    return np.lib.stride_tricks.as_strided(np.zeros(1), (6,), (0,))
+
+
+def test_arrays_that_will_not_do(host_node):
+    node = host_node
+    cart = node.comm.Create_cart((node.size,), (True,))
+    odd = node.size - 1
+    for name, (array, kind, words) in HOST_BAD.items():
+        for everywhere in (True, False):
+            mine = {"fields": array()} if everywhere or node.rank == odd else {}
+            error, told = attempt(node.comm, lambda mine=mine: make(node, cart, **mine))
+            if mine:
+                assert isinstance(error, kind), (name, told)
+                assert words in str(error), (name, told)
+            else:
+                assert type(error) is PeerError, (name, told)
+    cart.Free()
+
+
+@TWO
+def test_arguments_that_differ(node, line):
+    xp = node.xp
+    pairs = {
+        "dtype": ({"dtype": "f4"}, {"dtype": "i4"}, ("float32", "int32")),
+        "count": ({"fields": [xp.zeros(6)]}, {"fields": [xp.zeros(6)] * 2}, ("float64",)),
+        "corners": ({"corners": True}, {"corners": False}, ("True", "False")),
+        "axes": (
+            {"shape": (6, 6), "axes": (0,)},
+            {"shape": (6, 6), "axes": (1,)},
+            ("0", "1"),
+        ),
+        "other axes": (
+            {"shape": (6, 2, 3), "axes": (0,)},
+            {"shape": (6, 3, 2), "axes": (0,)},
+            ("2, 3", "3, 2"),
+        ),
+        "require": ({"require": ("host", "fused", "copy")}, {"require": None}, ("None",)),
+    }
+    odd = node.size - 1
+    for name, (one, other, words) in pairs.items():
+        mine = other if node.rank == odd else one
+        error, told = attempt(node.comm, lambda mine=mine: make(node, line, **mine))
+        assert {text for text, _ in told} == {"MismatchError"}, (name, told)
+        assert isinstance(error, ValueError)
+        assert error.ranks == (tuple(range(odd)) if node.rank == odd else (odd,))
+        assert all(word in str(error) for word in words), (name, told)
+    still_works(node)
+
+
+def test_a_halo_wider_than_the_neighbors_block(node):
+    """The same ValueError on all ranks, also on those far away; it names both."""
+    cells = (4,) * (node.size - 1) + (2,)
+    widths = [((0, 0),)] * node.size
+    asks = 0 if node.size > 1 else node.size - 1
+    widths[asks] = ((3, 0),)  # the last rank stands on its low side
+    case = Case((node.size,), (True,), (cells,), tuple(widths))
+    fields = node.xp.zeros(cells[node.rank] + sum(widths[node.rank][0]))
+    cart = node.comm.Create_cart(case.dims, case.periods)
+    error, told = attempt(
+        node.comm, lambda: mpishare.HaloExchange(cart, fields, widths[node.rank], node=node)
+    )
+    assert isinstance(error, ValueError), told
+    assert len(set(told)) == 1
+    assert f"rank {asks}" in str(error)
+    assert f"rank {node.size - 1}" in str(error)
+    cart.Free()
+    still_works(node)
+
+
+@TWO
+def test_faces_that_do_not_match(node):
+    cart = node.comm.Create_cart((node.size, 1), (False, True))
+    odd = node.size - 1
+    fields = node.xp.zeros((5, 7 if node.rank == odd else 6))
+    error, told = attempt(
+        node.comm, lambda: mpishare.HaloExchange(cart, fields, ((1, 1), (0, 0)), node=node)
+    )
+    assert isinstance(error, ValueError), told
+    assert len(set(told)) == 1
+    assert f"rank {odd - 1}" in str(error)
+    assert f"rank {odd}" in str(error)
+    # Without ghosts on that axis nothing travels, and nothing need match.
+    halo = mpishare.HaloExchange(cart, fields, ((0, 0), (1, 1)), node=node)
+    halo.exchange()
+    halo.close()
+    cart.Free()
+
+
+def test_what_is_no_cart(node):
+    for cart in (node.comm, None, 3, node):
+        with pytest.raises((TypeError, ValueError), match="cart"):
+            mpishare.HaloExchange(cart, node.xp.zeros(6), 1, node=node)
+    still_works(node)
+
+
+def test_what_is_no_node(node, line):
+    for wrong in (node.comm, 3, "host"):
+        error, told = attempt(
+            node.comm,
+            lambda wrong=wrong: mpishare.HaloExchange(line, node.xp.zeros(6), 1, node=wrong),
+        )
+        assert isinstance(error, TypeError), told
+        assert "node" in str(error)
+    still_works(node)
+
+
+def test_a_node_that_is_closed(node, line):
+    other = Node(node.comm, backend=node.backend, timeout_s=40)
+    other.close()
+    error, told = attempt(
+        node.comm, lambda: mpishare.HaloExchange(line, node.xp.zeros(6), 1, node=other)
+    )
+    assert isinstance(error, ClosedError), told
+    still_works(node)
+
+
+@TWO
+def test_a_node_that_some_ranks_are_not_on(node, line):
+    """The plan's ranks here must be ranks of the node that is given."""
+    half = node.comm.Split(int(node.rank == 0), node.rank)
+    with Node(half, backend=node.backend, timeout_s=40) as other:
+        if node.backend == "host":
+            # Two nodes by what was given, on one machine: each shares with its own ranks alone.
+            case = even_case((node.size,), True, 3)
+            fields = make_fields(node, case, node.rank, [Kind()])
+            with plan(node.comm, case, arrays(fields), node=other) as halo:
+                put(fields, 1)
+                halo.exchange()
+                check(fields, 1)
+        node.comm.barrier()
+    half.Free()
+
+
+@TWO
+def test_a_plan_meets_another(node, line):
+    """Ranks that make different plans, or a plan and something else, are told."""
+    error, told = attempt(
+        node.comm,
+        lambda: (
+            make(node, line)
+            if node.rank
+            else mpishare.NeighborExchange(line, {}, {}, node.xp.zeros(6), node=node)
+        ),
+    )
+    assert isinstance(error, MismatchError), told
+
+
+@TWO
+def test_a_rank_that_raises_in_the_middle(node):
+    """The others are told, with its words; nobody waits for the deadline."""
+    case = even_case((node.size,), True, 3)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    cart = node.comm.Create_cart(case.dims, case.periods)
+    with Node(node.comm, backend=node.backend, timeout_s=40) as other:
+        halo = mpishare.HaloExchange(cart, arrays(fields), 1, node=other)
+        halo.exchange()
+        error, told = attempt(node.comm, lambda: leave_or_go_on(other, halo))
+    if node.rank == 0:
+        assert isinstance(error, ZeroDivisionError)
+    elif node.rank in (1, node.size - 1):  # its neighbors
+        assert isinstance(error, PeerError), told
+        assert "ZeroDivisionError: in the middle" in str(error.failures)
+    cart.Free()
+
+
+def leave_or_go_on(node, halo):
+    with node:
+        if node.rank == 0:
+            raise ZeroDivisionError("in the middle")
+        for _ in range(5):
+            halo.exchange()
+            node.synchronize()
+    return node
+
+
+def test_use_in_another_thread_is_refused(node):
+    import threading
+
+    case = even_case((node.size,), True, 3)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        caught = []
+
+        def use():
+            try:
+                halo.exchange()
+            except Exception as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        assert len(caught) == 1
+        assert "thread" in str(caught[0])
+        put(fields, 1)
+        halo.exchange()
+        check(fields, 1)

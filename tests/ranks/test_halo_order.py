@@ -1,0 +1,497 @@
+"""Order: what a start sees, when a ghost may change, and which calls do not fit together.
+
+Ranks sleep at random places; every value depends on the step. Boundary cells are overwritten right
+after `wait`, which a neighbor that still reads them would see.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import EpochError
+from tests.helpers.halos import (
+    Field,
+    Kind,
+    arrays,
+    check,
+    even_case,
+    make_cart,
+    make_fields,
+    pause,
+    plan,
+    put,
+    read_in_place,
+)
+from tests.helpers.latch import check_order
+
+TWO = pytest.mark.ranks(min=2)
+
+
+@pytest.fixture(params=["", "mpi"], ids=["own", "mpi"])
+def route(request, monkeypatch):
+    """The routes that a plan chooses, and those of a plan over nodes."""
+    if request.param:
+        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
+    return request.param
+
+
+@pytest.fixture(params=["private", "window", "mpi"])
+def in_window(request, monkeypatch):
+    """Whether the fields live where the neighbors can read and write. Also by messages."""
+    if request.param == "mpi":
+        monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    if request.param == "window":
+        with read_in_place():
+            yield True
+    else:
+        yield False
+
+
+def case_of(node, periods=True, width=1):
+    return even_case((node.size, 1), periods, 4, width, corners=True)
+
+
+def own_rng(node, seed=0):
+    """Of this rank alone: who sleeps when."""
+    return np.random.default_rng([seed, node.rank, 13])
+
+
+# --- steps with random delays
+
+
+@pytest.mark.parametrize("way", ["exchange", "start and wait"])
+def test_owned_cells_are_overwritten_right_after_wait(node, in_window, way):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind("i8"), Kind("i4")], [in_window] * 2)
+    mine = own_rng(node)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for step in range(1, 50):
+            put(fields, 10 * step)
+            pause(mine, 0.002, 0.05)
+            if way == "exchange":
+                halo.exchange()
+            else:
+                halo.start()
+                pause(mine, 0.002, 0.05)
+                halo.wait()
+            kept = [on_the_side(field) for field in fields]
+            for field in fields:
+                field.spoil()
+            pause(mine, 0.002, 0.05)
+            for field, owned in zip(fields, kept, strict=True):
+                field.array[field.owned] = owned
+            check(fields, 10 * step)
+
+
+def on_the_side(field):
+    return field.array[field.owned].copy()
+
+
+def test_ghosts_stay_until_the_next_start(node, in_window):
+    """A neighbor that runs ahead writes nothing of the next step before I ask for it."""
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind("i8")], [in_window])
+    mine = own_rng(node, 1)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for step in range(1, 50):
+            put(fields, step)
+            halo.exchange()
+            pause(mine, 0.003, 0.2)
+            check(fields, step)
+            put(fields, step + 1000)
+            pause(mine, 0.003, 0.2)
+            # What I wrote to my ghosts, boundary values say, stands until then too.
+            fields[0].poison()
+            pause(mine, 0.003, 0.2)
+            put(fields, step)
+            check(fields, step, exchanged=False)
+
+
+def test_a_rank_that_may_run_ahead(node, in_window):
+    """Data flows one way only, so that no answer holds the first rank back."""
+    for width in (((1, 0),), ((0, 2),)):
+        for wraps in (False, True):
+            run_ahead(node, in_window, width, wraps)
+
+
+def run_ahead(node, in_window, width, wraps):
+    case = even_case((node.size,), wraps, 3, width)
+    fields = make_fields(node, case, node.rank, [Kind("i8")], [in_window])
+    slow = node.size - 1 if width == ((1, 0),) else 0
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for step in range(1, 60):
+            put(fields, step)
+            halo.exchange()
+            if node.rank == slow:
+                time.sleep(0.0005)
+            check(fields, step)
+            fields[0].spoil()
+
+
+def test_alternating_fields_with_delays(node, in_window):
+    """`u, v = v, u`: the neighbor may still read the old one while the new one is written."""
+    case = case_of(node)
+    kinds = [Kind("i8"), Kind("i8")]
+    now, then = ([each] for each in make_fields(node, case, node.rank, kinds, [in_window] * 2))
+    mine = own_rng(node, 2)
+    with plan(node.comm, case, now[0].array, node=node) as halo:
+        for step in range(1, 60):
+            put(now, step)
+            pause(mine, 0.002, 0.1)
+            halo.exchange(now[0].array)
+            then[0].spoil()
+            pause(mine, 0.002, 0.1)
+            check(now, step)
+            now, then = then, now
+
+
+def test_interior_is_written_between_start_and_wait(node, in_window):
+    """And all owned cells are read."""
+    case = case_of(node, width=((1, 2), (1, 1)))
+    case = type(case)(case.dims, case.periods, ((8,) * node.size, (9,)), case.widths, True)
+    fields = make_fields(node, case, node.rank, [Kind("i8")], [in_window])
+    [field] = fields
+    mine = own_rng(node, 3)
+    with plan(node.comm, case, field.array, node=node) as halo:
+        for step in range(1, 60):
+            put(fields, step)
+            halo.start()
+            kept = field.array[halo.interior].copy()
+            field.array[halo.interior] = -step
+            pause(mine, 0.002, 0.1)
+            assert (field.array[halo.interior] == -step).all()
+            halo.wait()
+            field.array[halo.interior] = kept
+            check(fields, step)
+
+
+def test_shell_then_interior(node, route):
+    """A stencil by halves gives what a stencil over all gives."""
+    case = even_case((node.size, 1), True, 6, 1)
+    fields = make_fields(node, case, node.rank, [Kind("i8")] * 2)
+    old, new = (field.array for field in fields)
+    field = fields[0]
+    everything = np.arange(case.count).reshape(6 * node.size, 6) % 97
+    mine = slice(6 * node.rank, 6 * node.rank + 6)
+    old[field.owned] = node.xp.asarray(everything[mine])
+
+    def apply(box):
+        shifted = [
+            tuple(slice(s.start + step * (at == axis), s.stop + step * (at == axis))
+                  for at, s in enumerate(box))
+            for axis in (0, 1)
+            for step in (-1, 1)
+        ]  # fmt: skip
+        new[box] = sum(old[each] for each in shifted) % 1009
+
+    with plan(node.comm, case, old, node=node) as halo:
+        for _ in range(10):
+            halo.start(old)
+            apply(halo.interior)
+            halo.wait()
+            for box in halo.shell:
+                apply(box)
+            old, new = new, old
+            around = [np.roll(everything, step, axis) for axis in (0, 1) for step in (1, -1)]
+            everything = sum(around) % 1009
+    found = old[field.owned]
+    found = found.get() if hasattr(found, "get") else found
+    assert np.array_equal(found, everything[mine])
+
+
+# --- several plans
+
+
+@pytest.mark.parametrize("order", ["nested", "crossed", "in between"])
+def test_two_plans_interleaved(node, in_window, order):
+    one, other = case_of(node), even_case((1, node.size), True, 3, 2)
+    first, second = (
+        make_fields(node, case, node.rank, [Kind("i8")], [in_window]) for case in (one, other)
+    )
+    mine = own_rng(node, 4)
+    with (
+        plan(node.comm, one, arrays(first), node=node) as a,
+        plan(node.comm, other, arrays(second), node=node) as b,
+    ):
+        calls = {
+            "nested": [a.start, b.start, b.wait, a.wait],
+            "crossed": [a.start, b.start, a.wait, b.wait],
+            "in between": [a.start, b.exchange, a.wait],
+        }[order]
+        for step in range(1, 50):
+            put(first, step)
+            put(second, step)
+            for call in calls:
+                call()
+                pause(mine, 0.001, 0.1)
+            check(first, step)
+            check(second, step)
+
+
+def test_a_plan_between_windows_and_barriers(node, route):
+    """Fences and windows of the node beside the exchanges of a plan."""
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind("i8")])
+    window = node.allocate_each(4, "i8", fill=0)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for step in range(1, 30):
+            put(fields, step)
+            halo.start()
+            window.array[...] = step
+            window.fence()
+            assert int(window.segment((node.rank + 1) % node.size)[0]) == step
+            window.fence()
+            halo.wait()
+            check(fields, step)
+            if step % 7 == 0:
+                node.barrier()
+                node.allocate(3).close()
+
+
+@pytest.mark.limit(30)
+@pytest.mark.ranks(max=2)
+def test_very_many_exchanges(node):
+    """Counters go on, and nothing grows."""
+    case = even_case((node.size,), True, 2)
+    fields = make_fields(node, case, node.rank, [Kind("i4")], [True])
+    [field] = fields
+    count = 100_000 if node.backend == "host" else 10_000
+    with plan(node.comm, case, field.array, node=node) as halo:
+        for step in range(count):
+            if step % 1000 == 0:
+                put(fields, step)
+            halo.exchange()
+            if step % 1000 == 999:
+                check(fields, step - 999)
+        put(fields, 1)
+        halo.exchange()
+        check(fields, 1)
+
+
+# --- held producers
+
+
+def held_ghost(node, halo, field, **more):
+    """Rank 0 is held before it writes its cells; its right neighbor's ghost shows them."""
+
+    check_order(node, field, 0, signal=halo.exchange, wait=halo.exchange, **more)
+
+
+@TWO
+def test_exchange_waits_for_a_held_neighbor(node):
+    """Every rank here is rank 0's neighbor: all wait."""
+    field, halo = star_of_rank_0(node)
+    for value in (7, 8):
+        held_ghost(node, halo, field, value=value)
+    halo.close()
+
+
+@TWO
+def test_exchange_waits_for_a_late_neighbor(node, route):
+    field, halo = star_of_rank_0(node)
+    for step in range(1, 6):
+        if node.rank == 0:
+            time.sleep(0.02)
+            field[...] = step
+        halo.exchange()
+        assert (field == step).all()
+    halo.close()
+
+
+def star_of_rank_0(node):
+    """A plan by index in which rank 0 sends one cell to all others; (what shows it, plan)."""
+    field = node.xp.zeros(100, "i4")
+    others = range(1, node.size)
+    sends = {rank: range(100) for rank in others} if node.rank == 0 else {}
+    recvs = {} if node.rank == 0 else {0: range(100)}
+    return field, mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node)
+
+
+@TWO
+def test_control_without_the_wait_a_held_neighbor_is_not_waited_for(host_node, monkeypatch):
+    """The same check, with the wait taken out: it fails on every rank."""
+    node = host_node
+    field, halo = star_of_rank_0(node)
+    monkeypatch.setattr(halo._forth._host, "_until", lambda *arguments: None)
+    with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
+        held_ghost(node, halo, field)
+    monkeypatch.undo()
+    halo.close()
+
+
+@TWO
+def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(host_node):
+    """A field in a window is read in place: its owner must wait until all have read."""
+    node = host_node
+    case = even_case((node.size,), True, 3)
+    fields = make_fields(node, case, node.rank, [Kind("i8")], [True])
+    wrong = 0
+    with read_in_place(), plan(node.comm, case, arrays(fields), node=node) as halo:
+        route = halo._forth._host
+        real = route._until
+        if node.rank == 0:  # it alone does not wait for its readers
+            route._until = lambda call, ranks, word, epoch: (
+                None if call == "wait" and ranks is route._reads_me
+                else real(call, ranks, word, epoch)
+            )  # fmt: skip
+        for step in range(1, 40):
+            put(fields, step)
+            halo.start()
+            if node.rank == 1:
+                time.sleep(0.002)
+            halo.wait()
+            fields[0].spoil()
+            put(fields, step)
+            if node.rank == 0:
+                fields[0].spoil()
+            wrong += bool(fields[0].flaws(step)) if node.rank else 0
+    assert sum(node.comm.allgather(wrong)) > 0
+
+
+# --- calls that do not fit together
+
+
+def test_start_twice(node, route):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for step in range(3):
+            put(fields, step)
+            halo.start()
+            for call in (halo.start, halo.exchange, halo.accumulate):
+                with pytest.raises(EpochError):
+                    call()
+            halo.wait()
+            check(fields, step)
+
+
+def test_wait_without_start(node, route):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for step in range(3):
+            with pytest.raises(EpochError):
+                halo.wait()
+            put(fields, step)
+            halo.exchange()
+            with pytest.raises(EpochError):
+                halo.wait()
+            check(fields, step)
+
+
+def test_close_with_an_exchange_open(node, route):
+    """It is waited for: nothing of it is left for the next plan."""
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    for step in range(3):
+        with plan(node.comm, case, arrays(fields), node=node) as halo:
+            put(fields, step)
+            halo.start()
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        put(fields, 9)
+        halo.exchange()
+        check(fields, 9)
+
+
+LAYOUTS = {
+    "shape": lambda xp, array: xp.zeros((array.shape[0] + 1, array.shape[1]), array.dtype),
+    "dtype": lambda xp, array: xp.zeros(array.shape, "i8"),
+    "strides": lambda xp, array: xp.asfortranarray(array),
+    "stride": lambda xp, array: xp.zeros((array.shape[0], 2 * array.shape[1]))[:, ::2],
+    "more axes": lambda xp, array: array[..., None],
+    "fewer axes": lambda xp, array: array.ravel(),
+    "no array": lambda xp, array: array.tolist(),
+}
+SAYS = {
+    "shape": r"\(7, 6\).*\(6, 6\)|\(6, 6\).*\(7, 6\)",
+    "dtype": "int64.*float64|float64.*int64",
+    "strides": r"strides.*\(8, 48\)",
+    "stride": r"strides.*\(96, 16\)",
+    "more axes": r"\(6, 6, 1\)",
+    "fewer axes": r"\(36,\)",
+    "no array": "list",
+}
+
+
+def test_another_layout(node, route):
+    """A ValueError that says what differs, before anything was sent: the next call is right."""
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for at, (name, make) in enumerate(LAYOUTS.items()):
+            other = make(node.xp, fields[0].array)
+            for call in (halo.exchange, halo.start, halo.accumulate):
+                with pytest.raises((ValueError, TypeError), match=SAYS[name]) as caught:
+                    call(other)
+                assert isinstance(caught.value, ValueError) or name == "no array"
+            put(fields, at)
+            halo.exchange()
+            check(fields, at)
+
+
+def test_another_count_of_fields(node, route):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind(), Kind("i4")])
+    one, two = arrays(fields)
+    with plan(node.comm, case, [one, two], node=node) as halo:
+        for wrong in ([one], [one, two, two], [two, one], [[one, two]]):
+            with pytest.raises((ValueError, TypeError)):
+                halo.exchange(*wrong)
+        put(fields, 3)
+        halo.exchange(one, two)
+        check(fields, 3)
+
+
+def test_another_layout_leaves_an_open_exchange_alone(node, route):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        put(fields, 1)
+        with pytest.raises(ValueError, match="shape"):
+            halo.start(node.xp.zeros((2, 2)))
+        with pytest.raises(EpochError):
+            halo.wait()
+        halo.start()
+        halo.wait()
+        check(fields, 1)
+
+
+def test_strides_of_an_axis_of_one_do_not_matter(node, route):
+    """NumPy gives them any value."""
+    case = even_case((node.size, 1), True, 3, ((1, 1), (0, 0)))
+    case = type(case)(case.dims, case.periods, (case.splits[0], (1,)), case.widths)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    other = Field.of(node.xp, case, node.rank, Kind("f8", "F"))
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        put([other], 5)
+        halo.exchange(other.array)
+        check([other], 5)
+
+
+def test_a_read_only_array(host_node):
+    node = host_node
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    locked = fields[0].array.copy()
+    locked.flags.writeable = False
+    with plan(node.comm, case, arrays(fields), node=node) as halo:  # noqa: SIM117
+        with pytest.raises(ValueError, match="read-only"):
+            halo.exchange(locked)
+    cart = make_cart(node.comm, case)
+    with pytest.raises(ValueError, match="read-only"):
+        mpishare.HaloExchange(cart, locked, 1, node=node)
+    cart.Free()
+
+
+def test_as_a_context(node):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    cart = make_cart(node.comm, case)
+    with mpishare.HaloExchange(cart, arrays(fields), 1, corners=True, node=node) as halo:
+        put(fields, 1)
+        halo.exchange()
+        check(fields, 1)
+    assert halo.is_closed
+    cart.Free()
