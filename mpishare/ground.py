@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mpishare.agree import Agreement
     from mpishare.backends import Backend
+    from mpishare.chain import Chain
     from mpishare.errors import MpiShareError
     from mpishare.shm import SharedMemory
     from mpishare.watch import Watcher
@@ -96,8 +97,12 @@ class Ground:
         """Looks at a counter before the core is given away: with more ranks than cores, who is
         waited for may need this very core."""
         self.children: list[Child] = []
+        self.plans: list[Child] = []
+        """Halo exchanges: closed before the windows that their fields may be in."""
         self.windows: dict[int, Mapped] = {}
         """The open windows by number."""
+        self.kernels: Chain | None = None
+        """Puts kernels that wait for other ranks in the order of the calls, on CUDA."""
         self.windows_version = 0
         """Raised whenever a window opens or closes."""
         self.retained: list[Retained] = []

@@ -273,7 +273,7 @@ class Node(Local):
             return
         agreement.check()
         try:
-            for child in reversed(list(ground.children)):
+            for child in reversed([*ground.children, *ground.plans]):
                 child.close()
             for retained in ground.retained:
                 retained.release(None)
@@ -290,7 +290,7 @@ class Node(Local):
     def _abandon(self) -> None:
         """Leave without the other ranks. Local; frees nothing that they may still map."""
         self._is_closed = True
-        for child in list(self._ground.children):
+        for child in (*self._ground.plans, *self._ground.children):
             child.abandon()
 
     def __enter__(self) -> Self:

@@ -26,6 +26,10 @@ _WIDEST = 15
 class CudaMover:
     """One direction of one plan on CUDA. Collective, host-blocking.
 
+    Fused kernels wait for those of other ranks while they hold their part of the GPU. So those of
+    different plans, on different streams, are put one after the other, in the order of the calls,
+    which is the same on all ranks: else two plans could each fill a GPU and wait for the other.
+
     Parameters
     ----------
     terms, sends, recvs, is_reverse
@@ -51,12 +55,15 @@ class CudaMover:
         self._words = setting.words
         self._naturals = [natural(each) for each in self._layouts]
         # For fields of which all begin at a multiple of the widest unit, and for others.
-        self._stream = int(backend.new_stream())
         self._relays: list[Relay] = []
         self._fuseds: list[Fused | None] = []
+        self._events: list[Any] = []
+        self._stream = 0
 
         def build() -> None:
             setting.prepare()
+            self._stream = int(backend.new_stream())
+            self._events += [backend.local_event(), backend.local_event()]
             for most in ([_WIDEST + 1] * len(self._layouts), self._naturals):
                 self._relays.append(Relay(setting, most))
                 self._fuseds.append(
@@ -67,17 +74,21 @@ class CudaMover:
         try:
             ranks.step(name, build)
         except BaseException:
+            self._close_launches()
             setting.undo(name)
             raise
+        self._forked, self._joined = self._events
         self.staging_nbytes = setting.staging_nbytes
         # Of a plan that is all fused nothing but that one launch is left.
         ways = set(setting.mine.values())
         self._is_relayed = not ways or bool(ways - {"fused", "local"}) or ways == {"local"}
-        self._chain = Chain(backend, name)
-        self._forked, self._joined = backend.local_event(), backend.local_event()
-        self._on_host = [
-            route for route in terms.routes[ranks.rank].values() if route in ("pinned", "mpi")
-        ]
+        # One for both directions of the plan.
+        terms.chain = self._chain = terms.chain or Chain(backend, name)
+        ground = ranks.ground
+        ground.kernels = self._kernels = ground.kernels or Chain(backend, "fused kernels")
+        # Of all ranks, so that all refuse a capture or none.
+        used = {route for each in terms.routes for route in each.values()}
+        self._on_host = sorted(used & {"pinned", "mpi"})
 
     def take(self, fields: Sequence[Any]) -> list[Any]:
         """Return the fields of a call, once they are known to fit; they are held by that."""
@@ -94,7 +105,7 @@ class CudaMover:
 
     def start(self, arrays: list[Any], stream: Any) -> None:
         """Let my cells go; fused neighbors are served beside the user's stream, ghosts and all."""
-        number, is_kept, is_captured = self._enter("start", arrays, stream)
+        number, _, is_kept, is_captured = self._enter("start", arrays, stream)
         _, places, way = arrays
         self._words.call()
         if self._is_relayed:
@@ -104,13 +115,15 @@ class CudaMover:
             # Not on the user's stream, whose work on the interior would wait for the neighbors.
             self._backend.record(self._forked, number)
             self._backend.wait_event(self._forked, self._stream)
+            if not is_captured:
+                self._kernels.follow(self._stream, None, is_kept=True)
             fused.beside.enqueue(self._stream, places, is_captured=is_captured)
         if not is_kept:
             self._chain.leave()
 
     def wait(self, arrays: list[Any], stream: Any) -> None:
         """Take what came, and let the user's stream go on after the plan's."""
-        number, is_kept, _ = self._enter("wait", arrays, stream)
+        number, _, is_kept, _ = self._enter("wait", arrays, stream)
         _, places, way = arrays
         if self._fuseds[way] is not None:
             self._backend.record(self._joined, self._stream)
@@ -122,14 +135,18 @@ class CudaMover:
 
     def exchange(self, arrays: list[Any], stream: Any) -> None:
         """Do both on the user's stream."""
-        number, is_kept, is_captured = self._enter("exchange", arrays, stream)
+        number, owner, is_kept, is_captured = self._enter("exchange", arrays, stream)
         _, places, way = arrays
         self._words.call()
         if self._is_relayed:
             self._relays[way].start(number, places)
         fused = self._fuseds[way]
         if fused is not None:
+            if not is_captured:
+                self._kernels.follow(number, owner, is_kept=is_kept)
             fused.alone.enqueue(number, places, is_captured=is_captured)
+            if not is_kept:
+                self._kernels.leave()
         if self._is_relayed:
             self._relays[way].wait(number, places)
         if not is_kept:
@@ -149,18 +166,22 @@ class CudaMover:
 
     def close(self) -> None:
         """Free what this rank owns. Local, once all have released."""
-        for relay in self._relays:
-            relay.close()
+        self._close_launches()
+        self._setting.close()
+        # Everything is over, also what the fused kernels of other plans are put after.
+        self._chain.end()
+        self._kernels.end()
+
+    def _close_launches(self) -> None:
         for fused in self._fuseds:
             if fused is not None:
                 fused.close()
-        self._setting.close()
-        self._chain.end()
-        self._backend.close_events([self._forked, self._joined])
-        self._backend.close_stream(self._stream)
+        self._backend.close_events(self._events)
+        if self._stream:
+            self._backend.close_stream(self._stream)
 
-    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, bool, bool]:
-        """Return the stream, whether it need not be remembered, and whether it is captured."""
+    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, Any, bool, bool]:
+        """Return the stream, its owner, whether it is sure to live, and whether it is captured."""
         backend = self._backend
         if stream is None:
             stream = current_stream(arrays[0], self._device)
@@ -170,10 +191,10 @@ class CudaMover:
         elif self._on_host:
             raise UnsupportedError(
                 f"{self._name}: {call} failed: the stream is being captured into a graph, and "
-                f"neighbors by the routes {sorted(set(self._on_host))} are served by the host. "
+                f"neighbors by the routes {self._on_host} are served by the host. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
-        return number, is_kept or is_captured, is_captured
+        return number, owner, is_kept or is_captured, is_captured
 
 
 def natural(layout: Layout) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.backends.driver import Launch, Replay
+from mpishare.halo.setting import THREADS
 from mpishare.halo.tables import LOCAL, PULL, PUSH, Table
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from mpishare.halo.setting import Setting
 
 
-_BESIDE = 3
+_BESIDE = 2
+_BESIDE_THREADS = 256
 _MOST_REPLAYS = 16
 _MOST_SEEN = 1024
 
@@ -63,14 +65,15 @@ class Fused:
         setting.warm("fused")
         loaded = table.load()
 
-        def ways(blocks: int) -> Ways:
+        def ways(blocks: int, threads: int) -> Ways:
             rest = setting.state("fused"), words.started, words.ended
-            return Ways(setting, setting.launch("fused", loaded, *rest, blocks=blocks), capturing)
+            launch = setting.launch("fused", loaded, *rest, blocks=blocks, threads=threads)
+            return Ways(setting, launch, capturing)
 
         blocks = setting.most_blocks
-        self.alone = ways(blocks)
+        self.alone = ways(blocks, THREADS)
         # Beside other work fewer blocks fill the links as well, and leave it room.
-        self.beside = ways(max(1, blocks // _BESIDE))
+        self.beside = ways(max(1, blocks // _BESIDE), _BESIDE_THREADS)
 
     def close(self) -> None:
         """Destroy the graphs. Local."""

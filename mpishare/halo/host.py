@@ -20,6 +20,7 @@ import numpy as np
 from mpishare.counters import LINE
 from mpishare.errors import ClosedError
 from mpishare.halo.own import Own
+from mpishare.halo.shelves import Shelves
 from mpishare.order import LOOKS
 
 if TYPE_CHECKING:
@@ -28,14 +29,12 @@ if TYPE_CHECKING:
     from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message, Part
     from mpishare.halo.ranks import Ranks
-    from mpishare.shm import SharedMemory
 
     Array = np.ndarray[Any, Any]
 
 _PUBLISHED, _TAKEN = 0, LINE
 _PLACES = 2 * LINE
 _PLACE_WORDS = 3  # number of the window or 0, rank of the segment, offset in bytes
-_ALIGN = 128  # packed cells of two ranks never share a cache line
 _WORTH_NBYTES = 16 << 10  # below, a packed copy costs less than to wait for all its readers
 _KEPT = 64  # arrays whose place is remembered
 
@@ -83,46 +82,30 @@ class HostRoute:
         self._patience = ranks.ground.patience
         self._epoch = 0
         self._reads_me = sorted({message.peer for message in sends} - {ranks.rank})
-        self._i_read = sorted({message.peer for message in recvs} - {ranks.rank})
         self._is_read_in_place = False
         self._found: dict[int, tuple[Any, int, tuple[int, int, int] | None]] = {}
         self._seen: dict[tuple[int, int, int, int, int], Array] = {}
-        self._map(sends, recvs, told)
+        nwords = _PLACES + 2 * _PLACE_WORDS * len(layouts[ranks.rank])
+        self._shelves = Shelves(ranks, name, nwords, told)
+        self.staging_nbytes = self._shelves.nbytes
+        self._words = self._shelves.words
+        self._mine = self._words[ranks.rank]
+        try:
+            ranks.step(name, lambda: self._lay_out(sends, recvs, told))
+        except BaseException:
+            self.close()
+            raise
 
-    def _map(self, sends: Sequence[Message], recvs: Sequence[Message], told: Sequence[Any]) -> None:
-        """Lay out what the ranks have in common: words, then two packed copies for each rank."""
+    def _lay_out(
+        self, sends: Sequence[Message], recvs: Sequence[Message], told: Sequence[Any]
+    ) -> None:
+        """Find everything that a call uses. Local."""
         ranks = self._ranks
         nfields = len(self._layouts[ranks.rank])
-        words = _PLACES + -(-2 * _PLACE_WORDS * nfields // LINE) * LINE
-        at = 8 * words * len(ranks.team)
-        begins: dict[int, tuple[int, int]] = {}  # of each rank's packed copies, and their size
-        offsets: dict[tuple[int, int, int, int], int] = {}  # of each part in the first
-        for rank in ranks.team:
-            begin = at
-            for peer, tag, parts, route in told[rank]:
-                for field, nbytes, _ in parts if route == "host" and peer != rank else ():
-                    offsets[rank, peer, tag, field] = at
-                    at += -(-nbytes // _ALIGN) * _ALIGN
-            begins[rank] = begin, at - begin
-            at += at - begin
-        self._memory: SharedMemory | None = ranks.map_common(self._name, at)
-        self._memory.close_file()
-        whole = memoryview(self._memory.buffer)
-        self._words = {
-            rank: whole[8 * words * place : 8 * words * (place + 1)].cast("Q")
-            for place, rank in enumerate(ranks.team)
-        }
-        self._mine = self._words[ranks.rank]
-        base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
         dtypes = [layout.carrier for layout in self._layouts[ranks.rank]]
 
         def packed(part: Part, sender: int, receiver: int, tag: int) -> list[Array]:
-            at, size = offsets[sender, receiver, tag, part.field], begins[sender][1]
-            kind = dtypes[part.field]
-            return [
-                np.ndarray(part.shape, kind, buffer=base, offset=at + turn * size)
-                for turn in (0, 1)
-            ]
+            return self._shelves.copies(part, sender, receiver, tag, dtypes[part.field])
 
         # By field: (what to index, the two packed copies).
         self._packs: list[list[tuple[Any, list[Array]]]] = [[] for _ in range(nfields)]
@@ -143,7 +126,7 @@ class HostRoute:
         # By message: (sender, [(field, where it goes, where it is in the sender's field, copies)]).
         self._takes: list[tuple[int, list[tuple[int, Any, Any, list[Array]]]]] = []
         for message in recvs:
-            parts = []
+            parts: list[tuple[int, Any, Any, list[Array]]] = []
             for part in message.parts:
                 if message.peer == ranks.rank:
                     parts.append((part.field, part.key, own[message.tag, part.field], []))
@@ -166,8 +149,8 @@ class HostRoute:
         # A field of which some part is no box is never read in place: only its owner knows where.
         whole_boxes = [True] * nfields
         for rank in ranks.team:
-            for _, _, parts, _ in told[rank]:
-                for field, _, box in parts:
+            for _, _, given, _ in told[rank]:
+                for field, _, box in given:
                     whole_boxes[field] = whole_boxes[field] and box is not None
         largest = [0] * nfields
         for message in sends:
@@ -177,11 +160,6 @@ class HostRoute:
             self._is_direct and is_box and nbytes >= _WORTH_NBYTES
             for is_box, nbytes in zip(whole_boxes, largest, strict=True)
         ]
-
-    @property
-    def staging_nbytes(self) -> int:
-        """Shared memory that all ranks of the node take together."""
-        return 0 if self._memory is None else self._memory.nbytes
 
     def start(self, arrays: Sequence[Array]) -> None:
         """Say where my fields are, or pack them; waits only for a rank two exchanges behind."""
@@ -227,14 +205,10 @@ class HostRoute:
 
     def close(self) -> None:
         """Unmap. Local, once all ranks are done."""
-        for view in self._words.values():
-            view.release()
         self._words, self._mine = {}, memoryview(b"").cast("Q")
         self._packs, self._takes = [], []
         self._seen.clear()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        self._shelves.close()
 
     def _publish(self, words: dict[int, memoryview[int]], epoch: int) -> None:
         self._sync()

@@ -53,7 +53,13 @@ class HostMover:
             ranks, name, terms.layouts, *here, told, land, is_direct=not is_reverse
         )
         away = by("mpi", sends), by("mpi", recvs)
-        self._mpi = MpiRoute(ranks, name, terms.mine, *away, land)
+        made: list[MpiRoute] = []
+        try:
+            ranks.step(name, lambda: made.append(MpiRoute(ranks, name, terms.mine, *away, land)))
+        except BaseException:
+            self._host.close()
+            raise
+        self._mpi = made[0]
         self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
 
     def take(self, fields: Sequence[Any]) -> list[Any]:

@@ -58,6 +58,10 @@ class Mover(Protocol):
         ...
 
 
+_left: list[Any] = []
+"""What plans had when their node was left."""
+
+
 class Plan(Local):
     """An exchange that is made many times, with the same cells and any arrays of the same layout.
 
@@ -112,7 +116,7 @@ class Plan(Local):
         self._open: list[Any] | None = None
         if terms.keeper is not None:
             terms.keeper.take(terms.backend)
-        terms.ground.children.append(self)
+        terms.ground.plans.append(self)
         terms.ground.watcher.add(self)
 
     def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -266,8 +270,10 @@ class Plan(Local):
             keeper.give(self._terms.backend)
 
     def abandon(self) -> None:
-        """Mark it closed without the other ranks. Local; frees nothing that others may map."""
+        """Mark it closed without the other ranks. Local; frees nothing that others may use."""
         self._is_closed = True
+        # Messages may still come in, and kernels still run: their memory is left to the process.
+        _left.append((self._forth, self._back, self._open, self._own))
         self._forget()
 
     def lagging(self) -> list[int]:
@@ -309,4 +315,4 @@ class Plan(Local):
     def _forget(self) -> None:
         self._own, self._open = [], None
         self._ground.watcher.remove(self)
-        self._ground.children.remove(self)
+        self._ground.plans.remove(self)

@@ -53,26 +53,26 @@ class Relay:
         heard = [each for p in to for each in _await(words.taken(p, rank))]
         self._thank = _Batch(signals, [*thank, *heard])
         self._mail = setting.mail
-        self._packed = setting.backend.local_event() if setting.mail else None
-        self._taken = setting.backend.local_event() if setting.mail else None
 
     def start(self, number: int, places: Sequence[int]) -> None:
         """Pack everything that is not fused, and say so: the fields are at `places`."""
         self._setting.pointers[:] = [*places]
         if self._mail is not None:
-            self._until_done(self._taken)  # what came last may still be read out of the buffers
+            self._until_done(
+                self._setting.taken
+            )  # what came last may still be read out of the buffers
             self._mail.receive()
         if self._pack is not None:
             self._pack.enqueue(number)
         if self._mail is not None:
-            self._setting.backend.record(self._packed, number)
+            self._setting.backend.record(self._setting.packed, number)
         self._say.enqueue(number)
 
     def wait(self, number: int, places: Sequence[int]) -> None:
         """Unpack everything that is not fused once it is there."""
         self._setting.pointers[:] = [*places]
         if self._mail is not None:
-            self._until_done(self._packed)
+            self._until_done(self._setting.packed)
             self._mail.send()
             self._mail.finish()
         self._hear.enqueue(number)
@@ -80,12 +80,7 @@ class Relay:
             launch.enqueue(number)
         self._thank.enqueue(number)
         if self._mail is not None:
-            self._setting.backend.record(self._taken, number)
-
-    def close(self) -> None:
-        """Destroy the events. Local."""
-        events = [event for event in (self._packed, self._taken) if event is not None]
-        self._setting.backend.close_events(events)
+            self._setting.backend.record(self._setting.taken, number)
 
     def _until_done(self, event: Any) -> None:
         """Wait on the host for an event, with the deadline."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpishare.halo.message import Message, Part
     from mpishare.halo.terms import Terms
 
-_THREADS = 512
+THREADS = 512
 _BLOCKS_EACH = 2  # blocks a multiprocessor: enough to fill the links, and room for others
 
 
@@ -83,6 +83,8 @@ class Setting:
         self._mail_nbytes = 0
         self._states: dict[str, int] = {}
         self.mail: Mail | None = None
+        self.packed: Any = None  # event: the outgoing messages are packed
+        self.taken: Any = None  # event: the incoming messages are unpacked
 
     @property
     def staging_nbytes(self) -> int:
@@ -90,10 +92,12 @@ class Setting:
         return self.slabs.nbytes + self._mail_nbytes + self.words.nbytes
 
     def prepare(self) -> None:
-        """Make the buffers of the messages that go by MPI. Local."""
+        """Make the buffers of the messages that go by MPI, and what says when they are free."""
         outgoing = [m for m in self.sends if self.mine[m.peer] == "mpi"]
         incoming = [m for m in self.recvs if self.mine[m.peer] == "mpi"]
         if outgoing or incoming:
+            # One pair for all launches, whatever fields they are for: the buffers are the same.
+            self.packed, self.taken = self.backend.local_event(), self.backend.local_event()
             self.mail = Mail(
                 self.ranks,
                 self._name,
@@ -110,7 +114,12 @@ class Setting:
         return int(copied.data.ptr)
 
     def launch(
-        self, name: str, table: tuple[int, int], *rest: int, blocks: int = 0
+        self,
+        name: str,
+        table: tuple[int, int],
+        *rest: int,
+        blocks: int = 0,
+        threads: int = THREADS,
     ) -> driver.Launch:
         """Prepare the launch of a kernel on a table; `rest` are further addresses. Local."""
         items, count = table
@@ -123,7 +132,7 @@ class Setting:
             *map(ctypes.c_uint64, rest),
         ]
         grid = max(1, min(count, blocks or self.most_blocks))
-        return driver.Launch(function, grid, _THREADS, arguments, self.where)
+        return driver.Launch(function, grid, threads, arguments, self.where)
 
     def state(self, name: str) -> int:
         """Return the address of a kernel's own words, which stay from launch to launch. Local."""
@@ -197,14 +206,19 @@ class Setting:
         """Free what this rank owns. Local, once all have released."""
         self.slabs.close()
         self.words.close()
-        if self.mail is not None:
-            self.mail.close()
+        self._close_mail()
         self._held = []
 
     def undo(self, call: str) -> None:
         """Free everything after a failure that all ranks know of. Collective."""
+        self._close_mail()
         self.slabs.undo(self.ranks, call)
         self.words.close()
+
+    def _close_mail(self) -> None:
+        if self.mail is not None:
+            self.mail.close()
+            self.backend.close_events([self.packed, self.taken])
 
     def _buffer(self, way: str, message: Message) -> np.ndarray[Any, Any]:
         pinned = cupy.cuda.alloc_pinned_memory(max(message.nbytes, 1))

@@ -52,7 +52,7 @@ ITEM = np.dtype(
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
 # One pass of a block's threads; what a block needs several passes for; and so many blocks fill a
 # link.
-_LEAST_CHUNK, _GOOD_CHUNK, _MOST_CHUNKS = 8 << 10, 32 << 10, 64
+_LEAST_CHUNK, _GOOD_CHUNK, _MOST_CHUNKS = 8 << 10, 16 << 10, 64
 
 
 def chunks(nbytes: int) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.chain import Chain
     from mpishare.ground import Ground
     from mpishare.halo.message import Message
     from mpishare.halo.nodes import Kept
@@ -40,6 +41,8 @@ class Terms:
         For each rank, its fields'.
     described : list of dict
         For each rank, what `describe` returned.
+    chain : Chain or None
+        What puts the calls on the plan in order on CUDA.
     sends, recvs : list of list
         For each rank, what it sends and receives: `Message.as_data` and the route.
     routes : list of dict of int to str
@@ -57,6 +60,7 @@ class Terms:
     described: list[dict[str, Any]]
     same: dict[str, Any]
     keeper: Kept | None
+    chain: Chain | None = None
     sends: list[Any] = field(default_factory=list)
     recvs: list[Any] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)

@@ -9,6 +9,7 @@ import pytest
 import mpishare
 from tests.faults.scenes import play
 from tests.faults.stage import Stage
+from tests.helpers.launch import run_ranks
 
 LIMIT_S = 5.0
 PLACES = ("exchange", "wait", "accumulate", "close", "make", "neighbors")
@@ -214,3 +215,44 @@ def test_plans_in_another_order_on_one_rank():
     assert "MismatchError" in [told.error for told in errors], played.describe()
     assert all(told.error in ("MismatchError", "PeerError") for told in errors)
     assert all(told.seconds < LIMIT_S for told in errors)
+
+
+LEFT = """
+import gc, sys, time
+import numpy as np
+from mpi4py import MPI
+import mpishare
+
+world = MPI.COMM_WORLD
+cart = world.Create_cart((2,), (False,))
+
+def leave():
+    with mpishare.Node(world, backend="host", timeout_s=20) as node:
+        halo = mpishare.HaloExchange(cart, np.full((6, 2000), 1.0), 1, axes=0, node=node)
+        halo.exchange()
+        world.Barrier()
+        if world.rank == 1:
+            world.recv(source=0, tag=7)  # rank 0 has left
+        halo.start()
+        raise RuntimeError("between start and wait")
+
+try:
+    leave()
+except RuntimeError:
+    pass
+if world.rank == 0:
+    gc.collect()
+    mine = [np.zeros(16000, np.uint8) for _ in range(200)]
+    world.send(None, dest=1, tag=7)
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        world.Iprobe(source=1, tag=999)
+    print("overwritten:", sum(bool(array.any()) for array in mine), flush=True)
+world.Barrier()
+"""
+
+
+def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    done = run_ranks(2, LEFT, timeout_s=40)
+    assert "overwritten: 0\n" in done.stdout, done.stderr

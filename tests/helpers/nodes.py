@@ -26,7 +26,7 @@ def _take_back(node: Node) -> None:
     if node.is_closed or node._ground.agreement.failure is not None:
         return
     node.synchronize()
-    for child in reversed(list(node._ground.children)):
+    for child in reversed([*node._ground.children, *node._ground.plans]):
         child.close()
 
 

@@ -495,3 +495,33 @@ def test_as_a_context(node):
         check(fields, 1)
     assert halo.is_closed
     cart.Free()
+
+
+def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
+    """The field is in a window that is newer than the plan."""
+    comm = host_node.comm
+    with mpishare.Node(comm, backend="host", timeout_s=20) as node:
+        cart = comm.Create_cart([comm.size], periods=[True])
+        halo = mpishare.HaloExchange(cart, np.zeros((6, 4096)), 1, axes=0, node=node)
+        halo.start(node.allocate_each((6, 4096), fill=0).array)
+    assert halo.is_closed
+    cart.Free()
+
+
+@TWO
+def test_memory_that_is_short_on_one_rank_is_an_error_on_all(host_node, monkeypatch):
+    """Whatever fails last in making a plan."""
+    comm = host_node.comm
+    cart = comm.Create_cart([comm.size], periods=[True])
+
+    def fail(*_):
+        raise MemoryError("none left")
+
+    for place in ("mail.Mail.__init__", "host.HostRoute._lay_out"):
+        with monkeypatch.context() as patch:
+            if comm.rank == 1:
+                patch.setattr(f"mpishare.halo.{place}", fail)
+            with pytest.raises(MemoryError if comm.rank == 1 else mpishare.PeerError):
+                mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node)
+    mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node).close()
+    cart.Free()

@@ -53,6 +53,7 @@ FLOORS = {
     "halo.message": 13,
     "halo.own": 13,
     "halo.slabs": 13,
+    "halo.shelves": 14,
     "halo.words": 13,
     "halo.mail": 14,
     "halo.routes": 14,

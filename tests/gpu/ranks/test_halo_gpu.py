@@ -558,6 +558,32 @@ def accumulated_ones(case, rank):
 # --- accumulate
 
 
+def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
+    """On two streams, the first of which is slow."""
+    import cupy
+
+    first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    case = case_of(node)
+    slow = Counted(case, node.rank)
+    [field] = make_fields(node, case, node.rank, [Kind("f8")])
+    with plan(node.comm, case, field.array, node=node) as halo:
+        field.array.fill(1)
+        halo.accumulate()
+        field.array.fill(0)
+        field.array[halo.owned] = 1
+        node.synchronize()
+        node.barrier()
+        with first:
+            slow.idle(20_000)
+            halo.exchange()
+        with second:
+            halo.accumulate()
+        node.synchronize(first)
+        node.synchronize(second)
+        found = cupy.asnumpy(field.array.copy())
+    assert (found == accumulated_ones(case, node.rank)).all()
+
+
 def test_accumulate(node, route, stream):
     case = even_case((node.size, 1), True, 3, 2, corners=True)
     kinds = [Kind("f8"), Kind("f4", "F"), Kind("i4", "strided"), Kind("c16")]
