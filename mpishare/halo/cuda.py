@@ -79,9 +79,7 @@ class CudaMover:
             raise
         self._forked, self._joined = self._events
         self.staging_nbytes = setting.staging_nbytes
-        # Of a plan that is all fused nothing but that one launch is left.
-        ways = set(setting.mine.values())
-        self._is_relayed = not ways or bool(ways - {"fused", "local"}) or ways == {"local"}
+        self._is_relayed = setting.is_relayed
         # One for both directions of the plan.
         terms.chain = self._chain = terms.chain or Chain(backend, name)
         ground = ranks.ground
@@ -151,6 +149,11 @@ class CudaMover:
             self._relays[way].wait(number, places)
         if not is_kept:
             self._chain.leave()
+
+    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Whether the stream of a call is being captured into a graph. Local."""
+        stream = current_stream(fields, self._device) if stream is None else stream
+        return bool(self._backend.enter_any(stream)[3])
 
     def lagging(self) -> list[int]:
         """Ranks of the node that have called less often than this one. Local."""

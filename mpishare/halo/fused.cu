@@ -30,7 +30,8 @@ __device__ bool await(
 // way, so that one resident block on each rank suffices.
 extern "C" __global__ void fused(
     Fields fields, const Item* items, unsigned count, State* state,
-    volatile unsigned long long* started, const volatile unsigned long long* ended
+    volatile unsigned long long* started, volatile unsigned long long* finished,
+    const volatile unsigned long long* ended
 ) {
     __shared__ unsigned ticket;
     __shared__ bool is_there;
@@ -59,5 +60,6 @@ extern "C" __global__ void fused(
         state->tickets = 0;
         state->done = 0;
         state->epoch = epoch;
+        if (finished) *finished = epoch;
     }
 }

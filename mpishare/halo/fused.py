@@ -66,7 +66,9 @@ class Fused:
         loaded = table.load()
 
         def ways(blocks: int, threads: int) -> Ways:
-            rest = setting.state("fused"), words.started, words.ended
+            # What is relayed is over later, and says so.
+            finished = 0 if setting.is_relayed else words.finished
+            rest = setting.state("fused"), words.started, finished, words.ended
             launch = setting.launch("fused", loaded, *rest, blocks=blocks, threads=threads)
             return Ways(setting, launch, capturing)
 

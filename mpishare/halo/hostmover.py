@@ -98,6 +98,10 @@ class HostMover:
         self.start(arrays, stream)
         self.wait(arrays, stream)
 
+    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
+        """Return False."""
+        return False
+
     def lagging(self) -> list[int]:
         """Return none: waits of the host see for themselves."""
         return []

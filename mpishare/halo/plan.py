@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import ClosedError, EpochError
+from mpishare.errors import ClosedError, EpochError, UnsupportedError
 from mpishare.halo.nodes import patience_of
 from mpishare.halo.terms import settle
 from mpishare.local import Local
@@ -17,45 +17,8 @@ if TYPE_CHECKING:
 
     from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message
+    from mpishare.halo.mover import Mover
     from mpishare.halo.terms import Terms
-
-
-class Mover(Protocol):
-    """Moves the cells of one plan, in one direction: to the ghosts, or back from them."""
-
-    staging_nbytes: int
-
-    def take(self, fields: Sequence[Any]) -> list[Any]:
-        """Check the arrays of a call and return them as the other methods want them."""
-        ...
-
-    def start(self, arrays: list[Any], stream: Any) -> None:
-        """Begin."""
-        ...
-
-    def wait(self, arrays: list[Any], stream: Any) -> None:
-        """End."""
-        ...
-
-    def exchange(self, arrays: list[Any], stream: Any) -> None:
-        """Do both."""
-        ...
-
-    def lagging(self) -> list[int]:
-        """Ranks of the node that have not called what this rank has."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until nothing of it is under way on this rank."""
-        ...
-
-    def release(self) -> None:
-        """Let go of what this rank imported."""
-        ...
-
-    def close(self) -> None:
-        """Free what this rank owns, once all have released."""
-        ...
 
 
 _left: list[Any] = []
@@ -231,6 +194,11 @@ class Plan(Local):
         if unfit:
             raise TypeError(f"{self._name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._back is None:
+            if self._forth.is_captured(fields or self._own, stream):
+                raise UnsupportedError(
+                    f"{self._name}: accumulate failed: its first call makes what it needs, which "
+                    "cannot be captured into a graph. Call it once before the capture."
+                )
             self._back = self._mover(is_reverse=True)
         arrays = self._begin("accumulate", self._back, fields)
         self._back.exchange(arrays, stream)

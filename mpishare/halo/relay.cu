@@ -3,9 +3,10 @@
 
 extern "C" __global__ void relay(
     Fields fields, const Item* items, unsigned count, State* state,
-    volatile unsigned long long* started
+    volatile unsigned long long* said
 ) {
-    if (started && blockIdx.x == 0 && threadIdx.x == 0) *started = ++state->epoch;
+    // How often it was launched, for the host.
+    if (said && blockIdx.x == 0 && threadIdx.x == 0) *said = ++state->epoch;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x)
         carry(items[i], fields, items[i].packed);
 }

@@ -58,9 +58,8 @@ class Relay:
         """Pack everything that is not fused, and say so: the fields are at `places`."""
         self._setting.pointers[:] = [*places]
         if self._mail is not None:
-            self._until_done(
-                self._setting.taken
-            )  # what came last may still be read out of the buffers
+            # What came last may still be read out of the buffers.
+            self._until_done(self._setting.taken)
             self._mail.receive()
         if self._pack is not None:
             self._pack.enqueue(number)
@@ -119,8 +118,7 @@ class Relay:
             if setting.mine[message.peer] in _RELAYED:
                 for part in message.parts:
                     table.move(PULL, part, setting.incoming(message, part))
-        if len(table):
-            yield self._launch("relay", table, 0, 0)
+        yield self._launch("relay", table, setting.state("unpacked"), setting.words.finished)
 
     def _make_adds(self) -> Iterator[driver.Launch]:
         """One launch a message, and one more each time that it names a cell again."""
@@ -132,6 +130,8 @@ class Relay:
                 for part, row in parts:
                     table.add(part, packed[part.field], row)
                 yield self._launch("add", table)
+        nothing = Table(setting.layouts, self._most, setting.upload)
+        yield self._launch("relay", nothing, setting.state("unpacked"), setting.words.finished)
 
     def _launch(self, name: str, table: Table, *rest: int) -> driver.Launch:
         self._setting.warm(name)

@@ -78,6 +78,8 @@ class Setting:
             raise
         self.pointers = (ctypes.c_uint64 * len(terms.mine))()
         self.has_fused = "fused" in self.mine.values()
+        # Of a plan that is all fused nothing but that one launch is left.
+        self.is_relayed = not self.has_fused or bool(set(self.mine.values()) - {"fused", "local"})
         self.fused_peers = [peer for peer, route in self.mine.items() if route == "fused"]
         self._buffers: dict[tuple[str, int, int], int] = {}
         self._mail_nbytes = 0
@@ -150,11 +152,11 @@ class Setting:
 
     def warm(self, name: str) -> None:
         """Launch a kernel on nothing: what is loaded later waits for what streams wait for."""
-        empty = self.upload(np.zeros(256, np.uint8))
+        empty, state = self.upload(np.zeros(256, np.uint8)), self.state("warm")
         rest = {
-            "relay": (self.state("warm"), 0),
+            "relay": (state, 0),
             "add": (),
-            "fused": (self.state("warm"), empty, empty),
+            "fused": (state, empty, empty, empty),
         }[name]
         self.launch(name, (empty, 0), *rest).enqueue(0)
 

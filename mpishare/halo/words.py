@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpishare.control import State
 from mpishare.counters import LINE
 
 if TYPE_CHECKING:
     from mpishare.halo.ranks import Ranks
 
-_CALLED, _STARTED, _ENDED, _FLAGS = 0, LINE, 2 * LINE, 3 * LINE
+_CALLED, _STARTED, _FINISHED, _ENDED, _FLAGS = (LINE * place for place in range(5))
 
 
 class Words:
@@ -70,6 +71,11 @@ class Words:
         return self._of(self._rank, _STARTED)
 
     @property
+    def finished(self) -> int:
+        """The address of the word in which my GPU says which epoch is over."""
+        return self._of(self._rank, _FINISHED)
+
+    @property
     def ended(self) -> int:
         """The address of the word that is 0 until the node has been given up."""
         return self._of(self._rank, _ENDED)
@@ -79,15 +85,23 @@ class Words:
         self._view[self._called] += 1
 
     def lagging(self) -> list[int]:
-        """Ranks of the node that have called, or whose GPU has begun, less often. Local."""
-        view, stride = self._view, self._stride
-        mine = self._called
+        """Ranks of the node that have called, or whose GPU has begun, less often. Local.
 
-        def lags(place: int) -> bool:
+        Also those that have left before what this rank has begun was over on theirs.
+        """
+        view, stride, mine = self._view, self._stride, self._called
+        state = self._ground.agreement.block.state
+
+        def lags(place: int, rank: int) -> bool:
             at = stride * place
-            return any(view[at + word] < view[mine + word] for word in (_CALLED, _STARTED))
+            return (
+                view[at + _CALLED] < view[mine + _CALLED]
+                or view[at + _STARTED] < view[mine + _STARTED]
+                or (view[at + _FINISHED] < view[mine + _STARTED] and state(rank) != State.PRESENT)
+            )
 
-        return [self._places[rank] for place, rank in enumerate(self._team) if lags(place)]
+        ranks = [self._places[rank] for rank in self._team]
+        return [rank for place, rank in enumerate(ranks) if lags(place, rank)]
 
     def close(self) -> None:
         """Unmap. Local, once nothing is under way."""

@@ -51,6 +51,7 @@ FLOORS = {
     "halo.cudafields": 13,
     "halo.kernels": 13,
     "halo.message": 13,
+    "halo.mover": 13,
     "halo.own": 13,
     "halo.slabs": 13,
     "halo.shelves": 14,

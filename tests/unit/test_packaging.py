@@ -31,7 +31,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     kinds = ("*.py", "*.cu", "py.typed")
     files = {p.relative_to(ROOT).as_posix() for kind in kinds for p in PACKAGE.rglob(kind)}
     assert names == files
-    assert any(name.endswith(".cu") for name in names)
+    assert any(name.endswith(".cu", ".cuh") for name in names)
     assert "mpishare/py.typed" in names
 
 

@@ -544,6 +544,22 @@ def test_accumulate_in_a_graph(node, stream):
         graphs.clear()
 
 
+def test_the_first_accumulate_is_not_captured(node, stream):
+    """It would allocate; the capture goes on, and the plan too."""
+    case = case_of(node)
+    [field] = make_fields(node, case, node.rank, [Kind("f8")])
+    with plan(node.comm, case, field.array, node=node) as halo:
+        if not is_captured_here(halo):
+            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        graphs = []
+        with captured(stream, graphs), pytest.raises(UnsupportedError, match="first call"):
+            halo.accumulate()
+        graphs.clear()
+        field.array.fill(1)
+        halo.accumulate()
+        node.synchronize()
+
+
 def accumulated_ones(case, rank):
     """How often each owned cell is seen, ghosts 0 where they have an owner, else 1."""
     counts = np.zeros(case.count)
