@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from mpishare.agree import Agreement
     from mpishare.backends import Backend
-    from mpishare.chain import Chain
     from mpishare.errors import MpiShareError
     from mpishare.shm import SharedMemory
     from mpishare.watch import Watcher
@@ -101,8 +100,6 @@ class Ground:
         """Halo exchanges: closed before the windows that their fields may be in."""
         self.windows: dict[int, Mapped] = {}
         """The open windows by number."""
-        self.kernels: Chain | None = None
-        """Puts kernels that wait for other ranks in the order of the calls, on CUDA."""
         self.windows_version = 0
         """Raised whenever a window opens or closes."""
         self.retained: list[Retained] = []

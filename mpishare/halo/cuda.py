@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpishare.chain import Chain
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cudafields import addresses, current_stream
-from mpishare.halo.fused import Fused
+from mpishare.halo.fused import Fused, Ways
 from mpishare.halo.relay import Relay
 from mpishare.halo.setting import Setting
 
@@ -23,12 +23,35 @@ if TYPE_CHECKING:
 _WIDEST = 15
 
 
+class Turns:
+    """The fused kernels of all plans of this process on one GPU, in the order of the calls.
+
+    They wait for those of other ranks while they hold a part of the GPU. On streams of their own,
+    two plans could each fill one GPU and wait for the other on the next; the order of the calls is
+    the same on all ranks. One plan alone needs no order: another is made only when all is over.
+    """
+
+    _all: ClassVar[dict[int, Turns]] = {}
+
+    def __init__(self, backend: Any) -> None:
+        self.chain = Chain(backend, "fused kernels")
+        self.plans = 0
+
+    @classmethod
+    def on(cls, backend: Any) -> Turns:
+        """Return those of a backend's GPU, with one more plan."""
+        turns = cls._all.setdefault(backend.device.ordinal, cls(backend))
+        turns.plans += 1
+        return turns
+
+    def leave(self) -> None:
+        """Count one plan less; all that was put on streams is over."""
+        self.plans -= 1
+        self.chain.end()
+
+
 class CudaMover:
     """One direction of one plan on CUDA. Collective, host-blocking.
-
-    Fused kernels wait for those of other ranks while they hold their part of the GPU. So those of
-    different plans, on different streams, are put one after the other, in the order of the calls,
-    which is the same on all ranks: else two plans could each fill a GPU and wait for the other.
 
     Parameters
     ----------
@@ -82,8 +105,7 @@ class CudaMover:
         self._is_relayed = setting.is_relayed
         # One for both directions of the plan.
         terms.chain = self._chain = terms.chain or Chain(backend, name)
-        ground = ranks.ground
-        ground.kernels = self._kernels = ground.kernels or Chain(backend, "fused kernels")
+        self._turns = Turns.on(backend) if setting.has_fused else None
         # Of all ranks, so that all refuse a capture or none.
         used = {route for each in terms.routes for route in each.values()}
         self._on_host = sorted(used & {"pinned", "mpi"})
@@ -103,7 +125,7 @@ class CudaMover:
 
     def start(self, arrays: list[Any], stream: Any) -> None:
         """Let my cells go; fused neighbors are served beside the user's stream, ghosts and all."""
-        number, _, is_kept, is_captured = self._enter("start", arrays, stream)
+        number, is_kept, is_captured = self._enter("start", arrays, stream)
         _, places, way = arrays
         self._words.call()
         if self._is_relayed:
@@ -113,15 +135,13 @@ class CudaMover:
             # Not on the user's stream, whose work on the interior would wait for the neighbors.
             self._backend.record(self._forked, number)
             self._backend.wait_event(self._forked, self._stream)
-            if not is_captured:
-                self._kernels.follow(self._stream, None, is_kept=True)
-            fused.beside.enqueue(self._stream, places, is_captured=is_captured)
+            self._enqueue(fused.beside, self._stream, places, is_captured=is_captured)
         if not is_kept:
             self._chain.leave()
 
     def wait(self, arrays: list[Any], stream: Any) -> None:
         """Take what came, and let the user's stream go on after the plan's."""
-        number, _, is_kept, _ = self._enter("wait", arrays, stream)
+        number, is_kept, _ = self._enter("wait", arrays, stream)
         _, places, way = arrays
         if self._fuseds[way] is not None:
             self._backend.record(self._joined, self._stream)
@@ -133,18 +153,14 @@ class CudaMover:
 
     def exchange(self, arrays: list[Any], stream: Any) -> None:
         """Do both on the user's stream."""
-        number, owner, is_kept, is_captured = self._enter("exchange", arrays, stream)
+        number, is_kept, is_captured = self._enter("exchange", arrays, stream)
         _, places, way = arrays
         self._words.call()
         if self._is_relayed:
             self._relays[way].start(number, places)
         fused = self._fuseds[way]
         if fused is not None:
-            if not is_captured:
-                self._kernels.follow(number, owner, is_kept=is_kept)
-            fused.alone.enqueue(number, places, is_captured=is_captured)
-            if not is_kept:
-                self._kernels.leave()
+            self._enqueue(fused.alone, number, places, is_captured=is_captured)
         if self._is_relayed:
             self._relays[way].wait(number, places)
         if not is_kept:
@@ -171,9 +187,9 @@ class CudaMover:
         """Free what this rank owns. Local, once all have released."""
         self._close_launches()
         self._setting.close()
-        # Everything is over, also what the fused kernels of other plans are put after.
         self._chain.end()
-        self._kernels.end()
+        if self._turns is not None:
+            self._turns.leave()
 
     def _close_launches(self) -> None:
         for fused in self._fuseds:
@@ -183,8 +199,19 @@ class CudaMover:
         if self._stream:
             self._backend.close_stream(self._stream)
 
-    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, Any, bool, bool]:
-        """Return the stream, its owner, whether it is sure to live, and whether it is captured."""
+    def _enqueue(
+        self, ways: Ways, number: int, places: tuple[int, ...], *, is_captured: bool
+    ) -> None:
+        turns = self._turns
+        if is_captured or turns is None or turns.plans == 1:
+            ways.enqueue(number, places, is_captured=is_captured)
+        else:
+            turns.chain.follow(number, None, is_kept=False)
+            ways.enqueue(number, places, is_captured=False)
+            turns.chain.leave()
+
+    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, bool, bool]:
+        """Return the stream, whether it need not be remembered, and whether it is captured."""
         backend = self._backend
         if stream is None:
             stream = current_stream(arrays[0], self._device)
@@ -197,7 +224,7 @@ class CudaMover:
                 f"neighbors by the routes {self._on_host} are served by the host. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
-        return number, owner, is_kept or is_captured, is_captured
+        return number, is_kept or is_captured, is_captured
 
 
 def natural(layout: Layout) -> int:

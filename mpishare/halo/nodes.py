@@ -23,17 +23,25 @@ class Kept:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self._plans: dict[str, int] = {}
+        self._plans: dict[Node, int] = {}
 
     def take(self, backend: str) -> None:
         """Count one more plan."""
-        self._plans[backend] = self._plans.get(backend, 0) + 1
+        node = self.nodes[backend]
+        self._plans[node] = self._plans.get(node, 0) + 1
 
-    def give(self, backend: str) -> None:
+    def give(self, backend: str, node: Node) -> None:
         """Count one less, and close the node with the last. Collective then."""
-        self._plans[backend] -= 1
-        if not self._plans[backend]:
-            self.nodes.pop(backend).close()
+        self._plans[node] -= 1
+        self.drop(backend, node)
+
+    def drop(self, backend: str, node: Node) -> None:
+        """Close a node that no plan stands on. Collective then."""
+        if not self._plans.get(node):
+            self._plans.pop(node, None)
+            if self.nodes.get(backend) is node:
+                del self.nodes[backend]
+            node.close()
 
 
 def node_of(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-_CACHE_NBYTES = 256 << 10
+_CACHE_NBYTES = 512 << 10
 _LINE_NBYTES = 64
-_WORTH_NBYTES = 256 << 10  # below, all that is copied stays in the cache anyway
+_WORTH_NBYTES = 128 << 10  # below, all that is copied stays in the cache anyway
 
 Copy = tuple[int, Any, Any]
 """A field, where cells go, and where they come from."""

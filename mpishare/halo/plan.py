@@ -46,7 +46,11 @@ class Plan(Local):
         except TimeoutError:
             raise
         except Exception:
-            whole.Free()  # every rank comes here, since every rank was told
+            # Every rank comes here, since every rank was told.
+            whole.Free()
+            terms = getattr(self, "_terms", None)
+            if terms is not None and terms.keeper is not None:
+                terms.keeper.drop(terms.backend, terms.node)
             raise
         self._is_closed = False
 
@@ -194,14 +198,21 @@ class Plan(Local):
         if unfit:
             raise TypeError(f"{self._name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._back is None:
-            if self._forth.is_captured(fields or self._own, stream):
-                raise UnsupportedError(
-                    f"{self._name}: accumulate failed: its first call makes what it needs, which "
-                    "cannot be captured into a graph. Call it once before the capture."
-                )
+            self._terms.ranks.step(
+                f"{self._name}: accumulate", lambda: self._first_accumulate(fields, stream)
+            )
             self._back = self._mover(is_reverse=True)
         arrays = self._begin("accumulate", self._back, fields)
         self._back.exchange(arrays, stream)
+
+    def _first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
+        """Raise where the call would fail on this rank, before all ranks begin to allocate."""
+        self._begin("accumulate", self._forth, fields)
+        if self._forth.is_captured(fields or self._own, stream):
+            raise UnsupportedError(
+                f"{self._name}: accumulate failed: its first call makes what it needs, which "
+                "cannot be captured into a graph. Call it once before the capture."
+            )
 
     def close(self) -> None:
         """Close the plan on all its ranks.
@@ -235,7 +246,7 @@ class Plan(Local):
         self._comm.Free()
         keeper = self._terms.keeper
         if keeper is not None:
-            keeper.give(self._terms.backend)
+            keeper.give(self._terms.backend, self._terms.node)
 
     def abandon(self) -> None:
         """Mark it closed without the other ranks. Local; frees nothing that others may use."""
@@ -255,9 +266,11 @@ class Plan(Local):
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Close the plan; by an exception leave that to the node."""
+        """Close the plan; by an exception leave that to the node, which is told if it is ours."""
         if error is None:
             self.close()
+        elif self._terms.keeper is not None:
+            self._terms.node.__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         """Name the plan and its routes."""

@@ -161,8 +161,8 @@ class Setting:
         self.launch(name, (empty, 0), *rest).enqueue(0)
 
     def load(self) -> None:
-        """Wait until all that was copied is there. Local."""
-        cupy.cuda.runtime.deviceSynchronize()
+        """Wait until all that was copied is there, and all else is over. Local."""
+        self.ranks.ground.drain(self._name)
 
     def outgoing(self, message: Message, part: Part) -> int:
         """Return where a part of a message is packed to, as this rank's GPU sees it."""
