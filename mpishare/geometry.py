@@ -227,21 +227,34 @@ def check(grid: Grid, blocks: Sequence[Block], *, corners: bool) -> None:
         _transfer(direction, grid.neighbor(rank, direction), rank, blocks)
 
 
-def interior(block: Block, sent: Iterable[Transfer]) -> Box:
-    """Return a box of owned cells that no transfer of `sent`, my sends, reads.
+def interior(block: Block, sent: Iterable[Transfer], received: Iterable[Transfer]) -> Box:
+    """Return a box of owned cells that need nobody and that nobody needs.
 
-    It has every such cell, unless some edge or corner is read deeper than the faces beside it.
+    No transfer of `sent`, my sends, reads them, and they are farther from the ghosts of `received`
+    than these are wide. It has every such cell, unless an edge or a corner is read deeper than the
+    faces beside it.
     """
     kept = block.owned
-    for each in sent:
-        spans = zip(kept.start, each.source.start, each.source.stop, kept.stop, strict=True)
+    apart = [(tuple(-step for step in each.direction), each.source) for each in sent]
+    apart += [(each.direction, _beside(block, each.direction)) for each in received]
+    for side, box in apart:
+        spans = zip(kept.start, box.start, box.stop, kept.stop, strict=True)
         beyond = [
-            _within(kept, axis, *(span[2:] if step > 0 else span[:2]))
-            for axis, (step, span) in enumerate(zip(each.direction, spans, strict=True))
+            _within(kept, axis, *(span[2:] if step < 0 else span[:2]))
+            for axis, (step, span) in enumerate(zip(side, spans, strict=True))
             if step
         ]
         kept = max(beyond, key=lambda box: box.size)
     return kept
+
+
+def _beside(block: Block, direction: Direction) -> Box:
+    """Return the owned cells as near to the ghosts on that side as these are wide."""
+    spans = []
+    for step, extent, (low, high) in zip(direction, block.extents, block.widths, strict=True):
+        top = low + extent
+        spans.append(((low, top), (max(low, top - high), top), (low, min(top, low + low)))[step])
+    return Box(*zip(*spans, strict=True))
 
 
 def shell(block: Block, inner: Box) -> tuple[Box, ...]:

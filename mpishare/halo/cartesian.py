@@ -98,7 +98,11 @@ class HaloExchange(Plan):
 
     @property
     def interior(self) -> Index:
-        """Slices of the owned cells that no neighbor reads: free between `start` and `wait`."""
+        """Slices of the owned cells that no neighbor reads and that need no neighbor. Local.
+
+        Between `start` and `wait` they may be written, and computed with the halo's width: they are
+        farther from ghosts that are exchanged than these are wide.
+        """
         return self._index(self._interior())
 
     @property
@@ -140,7 +144,7 @@ class HaloExchange(Plan):
         geometry.check(self.grid, blocks, corners=self._corners)
         rank = terms.ranks.rank
         sends, recvs = geometry.transfers(self.grid, rank, blocks, corners=self._corners)
-        self._transfers = sends
+        self._transfers = sends, recvs
         # Of all directions, so that the tag does not depend on what is exchanged.
         tags = {each: tag for tag, each in enumerate(self.grid.directions(corners=True))}
 
@@ -157,7 +161,7 @@ class HaloExchange(Plan):
         )
 
     def _interior(self) -> Box:
-        return geometry.interior(self.block, self._transfers)
+        return geometry.interior(self.block, *self._transfers)
 
     def _index(self, box: Box) -> Index:
         """Return what indexes a box of the grid's axes in every field."""

@@ -72,7 +72,7 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     problem = None
     if args.plot is not None:  # rank 0 draws
         if importlib.util.find_spec("matplotlib") is None:
-            problem = "--plot needs matplotlib: pip install 'mpishare[plot]'"
+            problem = "--plot needs matplotlib: pip install matplotlib"
         elif not args.plot.parent.is_dir():
             problem = f"--plot: there is no folder {args.plot.parent}"
     problem = MPI.COMM_WORLD.bcast(problem)

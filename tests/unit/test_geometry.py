@@ -277,17 +277,35 @@ def test_other_axes_travel_whole(case, places, extra, random):
 
 
 def parts(case, rank):
-    """How often each owned cell is in the interior, in the shell, and read; the boxes too."""
-    block, sent = case.blocks[rank], both(case, rank)[0]
-    inner = geometry.interior(block, sent)
+    """How often each owned cell is in the interior, in the shell, and spoken for; the boxes too.
+
+    Spoken for are cells that a neighbor reads, and those that need a neighbor's.
+    """
+    block, (sent, received) = case.blocks[rank], both(case, rank)
+    inner = geometry.interior(block, sent, received)
     outer = geometry.shell(block, inner)
     counts = []
-    for boxes in ([inner], outer, [each.source for each in sent]):
+    near = [beside(block, each.direction) for each in received]
+    for boxes in ([inner], outer, [*(each.source for each in sent), *near]):
         count = np.zeros(shape(block), int)
         for box in boxes:
             count[box.slices()] += 1
         counts.append(count)
     return inner, outer, *counts
+
+
+def beside(block, direction):
+    """The owned cells as near to the ghosts on that side as these are wide."""
+    owned, ghosts = block.owned, block.ghosts(direction)
+    spans = []
+    for axis, step in enumerate(direction):
+        start, stop, width = owned.start[axis], owned.stop[axis], ghosts.shape[axis]
+        if step < 0:
+            stop = min(stop, start + width)
+        elif step > 0:
+            start = max(start, stop - width)
+        spans.append((start, stop))
+    return Box(*zip(*spans, strict=True))
 
 
 @unhurried
