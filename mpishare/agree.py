@@ -131,6 +131,10 @@ def require_same(call: str, values: Sequence[Any], mine: int) -> None:
     """
     if all(value == values[0] for value in values):
         return
+    if all(isinstance(value, dict) and value.keys() == values[0].keys() for value in values):
+        # What is the same everywhere would only hide the rest.
+        names = [name for name in values[0] if any(v[name] != values[0][name] for v in values)]
+        values = [{name: value[name] for name in names} for value in values]
     raise MismatchError(
         f"{call} failed: ranks gave different arguments: "
         + "; ".join(f"rank {rank}: {_arguments(value)}" for rank, value in enumerate(values))

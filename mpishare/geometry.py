@@ -183,6 +183,11 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
         found = [index(axis) for axis in (every if axes is None else _items(axes) or [axes])]
     except TypeError:
         found = []
+    if axes is None and not found:
+        todo = (
+            f": say which with axes=, e.g. axes={tuple(range(-naxes, 0))}" if ndim > naxes else ""
+        )
+        raise ValueError(f"the cart cuts {naxes} axes, the field has {ndim}{todo}")
     places = {axis % ndim for axis in found if -ndim <= axis < ndim}
     if not len(places) == len(found) == naxes:
         raise ValueError(
@@ -295,7 +300,8 @@ def _transfer(
             (one, ours), (other, others) = sorted([(sender, extent), (receiver, cells)])
             raise ValueError(
                 f"the faces of rank {one} and of its neighbor, rank {other}, do not match: along "
-                f"axis {axis} of the cart they own {ours} and {others} cells"
+                f"axis {axis} of the cart they own {ours} and {others} cells (their fields' less "
+                "their ghosts)"
             )
         first += extent - cells if step < 0 else 0
         spans.append((first, first + cells))

@@ -29,6 +29,9 @@ log = logging.getLogger("mpishare")
 LATE_S = 30.0
 """A rank that is waited for this long is named in a warning."""
 
+_SAY_S = 0.05
+"""A wait that is shorter is not worth a word to the others."""
+
 _CYCLE_S = 0.5
 """How long a cycle of waits must stand still before it is called one."""
 
@@ -120,35 +123,16 @@ class Waits:
                 return
 
     def _wait_long(self, call: str, lagging: Callable[[], list[int]], timeout_s: float) -> None:
-        start = time.monotonic()
-        warned = False
-        awaited: list[int] = []
-        published: list[int] | None = None
-        cycle: dict[int, Status] = {}
-        cycle_since = start
+        watch = LongWait(self, call)
         try:
             while awaited := lagging():
                 os.sched_yield()
-                now = time.monotonic()
                 self._check_peers(call, lagging)
-                if now - start > timeout_s and (awaited := lagging()):
+                if watch.since_s() > timeout_s and (awaited := lagging()):
                     raise self.timed_out(call, awaited, timeout_s)
-                if now - start > LATE_S and not warned and (awaited := lagging()):
-                    warned = True
-                    log.warning("%s", late_words(call, awaited, now - start, self.rank))
-                if now - start > 0.05 and published != awaited:
-                    self.block.begin_wait(call, awaited)
-                    published = awaited
-                self.block.look()
-                if now - cycle_since > _CYCLE_S:
-                    cycle_since = now
-                    seen = self._cycle(awaited)
-                    if seen and _stands_still(cycle, seen):
-                        raise self._deadlock(call, seen)
-                    cycle = seen
+                watch.look(awaited)
         finally:
-            if published is not None:
-                self.block.end_wait()
+            watch.end()
 
     def _check_peers(self, call: str, lagging: Callable[[], list[int]]) -> None:
         if self.failure is not None:
@@ -203,7 +187,7 @@ class Waits:
         self.block.depart(State.LEFT, f"PeerTimeout: {text}", ranks)
         return PeerTimeout(text, ranks=ranks, timeout_s=timeout_s)
 
-    def _cycle(self, awaited: Sequence[int]) -> dict[int, Status]:
+    def cycle(self, awaited: Sequence[int]) -> dict[int, Status]:
         """Follow who waits for whom; return the waits if they lead back to this rank."""
         seen: dict[int, Status] = {}
         path = list(awaited)
@@ -219,7 +203,8 @@ class Waits:
                     path.extend(status.awaited)
         return seen if closed else {}
 
-    def _deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
+    def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
+        """Break the node since ranks wait for each other, tell the others, return the error."""
         failures = {rank: f"waits in {status.call}" for rank, status in sorted(cycle.items())}
         text = (
             f"ranks wait for each other: rank {self.rank} in {call}, "
@@ -230,6 +215,58 @@ class Waits:
         self.is_told = True
         self.block.depart(State.LEFT, f"MismatchError: {text}")
         return MismatchError(text, failures=failures)
+
+
+class LongWait:
+    """What a rank does while it waits: it says for whom, warns of the late, and sees circles.
+
+    Parameters
+    ----------
+    waits : Waits
+        Of the node.
+    call : str
+        In which call this rank waits.
+    """
+
+    def __init__(self, waits: Waits, call: str) -> None:
+        self._waits = waits
+        self._call = call
+        self._start = self._cycle_since = time.monotonic()
+        self._is_late = False
+        self._published: list[int] | None = None
+        self._cycle: dict[int, Status] = {}
+
+    def since_s(self) -> float:
+        """How long it has waited."""
+        return time.monotonic() - self._start
+
+    def look(self, awaited: list[int]) -> None:
+        """Look once more: these ranks of the node are waited for.
+
+        Raises
+        ------
+        MismatchError
+            If ranks wait for each other.
+        """
+        waits, now = self._waits, time.monotonic()
+        if awaited and now - self._start > LATE_S and not self._is_late:
+            self._is_late = True
+            log.warning("%s", late_words(self._call, awaited, now - self._start, waits.rank))
+        if now - self._start > _SAY_S and self._published != awaited:
+            waits.block.begin_wait(self._call, awaited)
+            self._published = awaited
+        waits.block.look()
+        if now - self._cycle_since > _CYCLE_S:
+            self._cycle_since = now
+            seen = waits.cycle(awaited)
+            if seen and _stands_still(self._cycle, seen):
+                raise waits.deadlock(self._call, seen)
+            self._cycle = seen
+
+    def end(self) -> None:
+        """Say that this rank goes on."""
+        if self._published is not None:
+            self._waits.block.end_wait()
 
 
 def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:

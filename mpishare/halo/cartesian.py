@@ -82,7 +82,10 @@ class HaloExchange(Plan):
         from mpi4py import MPI
 
         if not isinstance(cart, MPI.Cartcomm) or cart == MPI.COMM_NULL:
-            raise TypeError(f"HaloExchange failed: cart must be a Cartcomm, not {cart!r}")
+            told = (
+                "COMM_NULL: this rank is none of the grid" if cart == MPI.COMM_NULL else repr(cart)
+            )
+            raise TypeError(f"HaloExchange failed: cart must be a Cartcomm, not {told}")
         dims, periods, _ = cart.Get_topo()
         self.grid = Grid(tuple(dims), tuple(map(bool, periods)))
         self.block = Block((), ())

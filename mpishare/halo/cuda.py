@@ -10,6 +10,7 @@ from mpishare.chain import Chain
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cudafields import addresses, current_stream
 from mpishare.halo.fused import Fused, Ways
+from mpishare.halo.layout import require_number
 from mpishare.halo.relay import Relay
 from mpishare.halo.setting import Setting
 
@@ -112,8 +113,7 @@ class CudaMover:
 
     def take(self, fields: Sequence[Any]) -> list[Any]:
         """Return the fields of a call, once they are known to fit; they are held by that."""
-        if len(fields) != len(self._layouts):
-            raise ValueError(f"{len(fields)} fields instead of {len(self._layouts)}")
+        require_number(fields, len(self._layouts))
         places = addresses(fields, self._layouts)
         way = 0
         if functools.reduce(operator.or_, places) & _WIDEST:

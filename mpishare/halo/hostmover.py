@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.halo.host import HostRoute, add, put
-from mpishare.halo.layout import Layout, as_numpy
+from mpishare.halo.layout import Layout, as_numpy, require_number
 from mpishare.halo.mpi import MpiRoute
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class HostMover:
     def take(self, fields: Sequence[Any]) -> list[Any]:
         """Return the arrays of a call, as those elements in which cells travel."""
         layouts = self._layouts
-        if len(fields) != len(layouts):
-            raise ValueError(f"{len(fields)} fields instead of {len(layouts)}")
+        require_number(fields, len(layouts))
         found = []
         for field, expected in zip(fields, layouts, strict=True):
             array = field if type(field) is np.ndarray else as_numpy(field, "a field")

@@ -124,6 +124,15 @@ def check_layout(layout: Layout, name: str) -> Layout:
     return layout
 
 
+def require_number(fields: Sequence[Any], wanted: int) -> None:
+    """Raise `ValueError` unless a call has as many fields as the plan was made for. Local."""
+    if len(fields) != wanted:
+        hint = ""
+        if len(fields) == 1 and isinstance(fields[0], list | tuple):
+            hint = ": pass the arrays one by one, exchange(*fields)"
+        raise ValueError(f"{len(fields)} given where the plan has {wanted} fields{hint}")
+
+
 def as_list(fields: Any) -> list[Any]:
     """Return one array, or a list or tuple of them, as a list."""
     found: Sequence[Any] = fields if isinstance(fields, list | tuple) else [fields]

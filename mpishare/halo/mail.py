@@ -5,13 +5,11 @@ The requests are persistent: what does not change from one exchange to the next 
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import PeerTimeout
-from mpishare.waits import LATE_S, late_words
+from mpishare.waits import LongWait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +19,7 @@ if TYPE_CHECKING:
     from mpishare.halo.message import Message
     from mpishare.halo.ranks import Ranks
 
-log = logging.getLogger("mpishare")
-
+_SOON_S = 0.05
 _given_up: list[Any] = []
 """Requests that cannot be cancelled, with their memory: MPI may still write there."""
 
@@ -83,19 +80,18 @@ class Mail:
     def finish(self) -> None:
         """Wait on the host until all have gone and all have come, with the deadline."""
         agreement = self._ranks.ground.agreement
-        begin, is_said = time.monotonic(), False
-        while not self._testall(self._requests):
-            os.sched_yield()
-            agreement.check()
-            waited_s = time.monotonic() - begin
-            if waited_s > agreement.timeout_s and not self._testall(self._requests):
-                raise self._lost(agreement.timeout_s)
-            if waited_s > LATE_S and not is_said:
-                is_said = True
-                late = late_words(
-                    f"{self._name}: wait", self._missing(), waited_s, self._ranks.rank
-                )
-                log.warning("%s (ranks of the plan's communicator)", late)
+        team, call = self._ranks.team, f"{self._name}: wait"
+        watch = LongWait(agreement, call)
+        try:
+            while not self._testall(self._requests):
+                os.sched_yield()
+                agreement.check()
+                if watch.since_s() > agreement.timeout_s and not self._testall(self._requests):
+                    raise self._lost(agreement.timeout_s)
+                if watch.since_s() > _SOON_S:
+                    watch.look([team[rank] for rank in self._missing() if rank in team])
+        finally:
+            watch.end()
         self._is_open = False
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,7 @@ def _checked(name: str, given: Any, size: int, extent: int) -> dict[int, np.ndar
         if array.size == 0:
             array = array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(f"{name}[{rank}] must be a list of ints, not {places!r}")
+            raise TypeError(f"{name}[{rank}] must be a list of ints, not {reprlib.repr(places)}")
         wrong = array[(array < 0) | (array >= extent)]
         if len(wrong):
             raise ValueError(

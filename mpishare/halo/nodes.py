@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import UnsupportedError
+from mpishare.errors import PeerTimeout, UnsupportedError
+from mpishare.halo.absent import Absent
 from mpishare.messages import agree
 from mpishare.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
@@ -69,7 +71,8 @@ def node_of(
             ground_of(node).agreement.check()
         return [node is not None, _is_whole(kept.nodes.get(backend))]
 
-    told = agree(whole, call, look, *patience_of(node))
+    with patience(node, comm, call) as (timeout_s, check):
+        told = agree(whole, call, look, timeout_s, check)
     if len({given for given, _ in told}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
     if node is None:
@@ -86,15 +89,32 @@ def node_of(
     return node, keeper
 
 
-def patience_of(node: Any) -> tuple[float, Callable[[], None] | None]:
-    """Return how long to wait for ranks, and what to call meanwhile: the node's, if there is one.
+@contextmanager
+def patience(
+    node: Any, comm: MPI.Intracomm, call: str
+) -> Iterator[tuple[float, Callable[[], None] | None]]:
+    """Give how long to wait for ranks, and what to call meanwhile: the node's, if there is one.
 
-    Local.
+    Local. A rank that does not come is named in a `PeerTimeout`, where it is on this node.
     """
     if not isinstance(node, Node):
-        return 300.0, None
+        yield 300.0, None
+        return
     agreement = node._ground.agreement
-    return agreement.timeout_s, agreement.check
+    agreement.check()
+    mine, theirs = node.comm.Get_group(), comm.Get_group()
+    found = mine.Translate_ranks(list(range(node.size)), theirs)
+    mates = [rank for rank, there in enumerate(found) if there >= 0]
+    mine.Free()
+    theirs.Free()
+    with Absent(agreement, mates, call) as absent:
+        try:
+            yield agreement.timeout_s, absent.look
+        except PeerTimeout:
+            missing = absent.ranks()
+            if agreement.failure is not None or not missing:
+                raise
+            raise agreement.timed_out(call, missing, agreement.timeout_s) from None
 
 
 def ground_of(node: Node) -> Ground:

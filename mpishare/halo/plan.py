@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import ClosedError, EpochError, UnsupportedError
-from mpishare.halo.nodes import patience_of
+from mpishare.halo.nodes import patience
 from mpishare.halo.terms import settle
 from mpishare.local import Local
 from mpishare.messages import finish
@@ -38,8 +38,8 @@ class Plan(Local):
     ) -> None:
         call = self._call
         whole, request = comm.Idup()
-        timeout_s, check = patience_of(node)
-        finish(request, call, timeout_s, whole, check=check)
+        with patience(node, comm, call) as (timeout_s, check):
+            finish(request, call, timeout_s, whole, check=check)
         self._is_closed = True  # until it is whole
         try:
             self._make(comm, whole, fields, node, require, arguments)

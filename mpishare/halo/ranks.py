@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.common import map_common
 from mpishare.control import State
 from mpishare.errors import PeerTimeout, words
+from mpishare.halo.absent import Absent
 from mpishare.messages import agree
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Ranks:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.ground = ground
+        self._mates: frozenset[int] = frozenset()
         mine = [ground.nonces[0], ground.rank]
         told = self.step(call, lambda: mine)
         self.nodes: list[str] = [node for node, _ in told]
@@ -50,22 +52,29 @@ class Ranks:
             rank: place for rank, (node, place) in enumerate(told) if node == mine[0]
         }
 
+        self._mates = frozenset(self.team.values())
+
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do some work, then learn how it went on every rank. Collective, host-blocking."""
         agreement = self.ground.agreement
-        try:
-            return agree(self.comm, call, work, agreement.timeout_s, agreement.check)
-        except PeerTimeout as error:
-            if agreement.failure is None:
-                self.lose(error)
-            raise
+        with Absent(agreement, self._mates, call) as absent:
+            try:
+                return agree(self.comm, call, work, agreement.timeout_s, absent.look)
+            except PeerTimeout as error:
+                if agreement.failure is not None:
+                    raise
+                missing = absent.ranks()
+                if not missing:
+                    raise self.lose(error) from None
+                raise agreement.timed_out(call, missing, agreement.timeout_s) from None
 
-    def lose(self, error: PeerTimeout) -> None:
-        """Break the node, since a rank of this plan is missing."""
+    def lose(self, error: PeerTimeout) -> PeerTimeout:
+        """Break the node, since a rank of this plan is missing; return the error."""
         agreement = self.ground.agreement
         agreement.fail(lambda: error, fatal=True)
         agreement.is_told = True
-        agreement.block.depart(State.LEFT, words(error))
+        agreement.block.depart(State.LEFT, words(error), error.ranks)
+        return error
 
     def map_common(self, call: str, nbytes: int) -> SharedMemory:
         """Map memory that the plan's ranks on this node have in common. Collective over all."""

@@ -9,7 +9,7 @@ from mpishare.agree import require_same
 from mpishare.halo import layout, routes
 from mpishare.halo.layout import Layout
 from mpishare.halo.message import require_match
-from mpishare.halo.nodes import ground_of, node_of, patience_of
+from mpishare.halo.nodes import ground_of, node_of, patience
 from mpishare.halo.ranks import Ranks
 from mpishare.messages import agree
 
@@ -137,7 +137,8 @@ def settle(
             "described": described,
         }
 
-    told = agree(whole, call, look, *patience_of(node))
+    with patience(node, comm, call) as (timeout_s, check):
+        told = agree(whole, call, look, timeout_s, check)
     require_same(call, [each["same"] for each in told], whole.rank)
     on_gpu = layout.is_on_gpu(own[0])
     node, keeper = node_of(comm, whole, call, node, "cuda" if on_gpu else "host")

@@ -432,7 +432,10 @@ def test_axes(axes, naxes, ndim, found):
     ],
 )
 def test_wrong_axes_are_refused(axes, naxes, ndim):
-    with pytest.raises(ValueError, match=rf"{naxes} different axes of the field's {ndim}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{naxes} different axes of the field's {ndim}|{naxes} axes, the field has {ndim}",
+    ):
         geometry.normalize_axes(axes, naxes, ndim)
 
 
@@ -482,7 +485,7 @@ def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
     assert text == texts[1]
     assert text == (
         "the faces of rank 1 and of its neighbor, rank 3, do not match: along axis 1 of the cart "
-        f"they own 6 and {extent} cells"
+        f"they own 6 and {extent} cells (their fields' less their ghosts)"
     )
 
 
@@ -491,7 +494,7 @@ def test_faces_of_a_halo_on_one_side_must_match_too(extents):
     blocks = [Block((4, n), ((0, i), (0, 0))) for i, n in zip((1, 0), extents, strict=True)]
     texts, text = told(Case(Grid((2, 1), (False, False)), blocks, False))
     assert texts == {0: text, 1: text}
-    assert text.endswith(f"along axis 1 of the cart they own {extents[0]} and {extents[1]} cells")
+    assert f"along axis 1 of the cart they own {extents[0]} and {extents[1]} cells" in text
 
 
 def test_a_rank_without_cells_has_nothing_to_send_or_receive():

@@ -1,0 +1,54 @@
+"""Waits of a plan's ranks for each other by messages: who of the node has not come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.waits import LongWait
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from mpishare.agree import Agreement
+
+_SOON_S = 0.05
+
+
+class Absent:
+    """Says in the control block that this rank waits in a call, and reads who else does. Local.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        Of the node.
+    mates : collection of int
+        The node's ranks that must make the call.
+    call : str
+        Its name.
+    """
+
+    def __init__(self, agreement: Agreement, mates: Collection[int], call: str) -> None:
+        self._agreement = agreement
+        self._mates = [rank for rank in mates if rank != agreement.rank]
+        self._call = call
+        self._watch = LongWait(agreement, call)
+
+    def look(self) -> None:
+        """Raise if the node is broken or ranks wait in a circle; warn of those that are late."""
+        self._agreement.check()
+        if self._watch.since_s() > _SOON_S:
+            self._watch.look(self.ranks())
+
+    def ranks(self) -> list[int]:
+        """Return those that wait in no call of that name."""
+        status = self._agreement.block.status
+        said = {rank: status(rank) for rank in self._mates}
+        return [rank for rank, each in said.items() if each is None or each.call != self._call]
+
+    def __enter__(self) -> Absent:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Say that this rank goes on."""
+        self._watch.end()
