@@ -55,7 +55,7 @@ class Chain:
             Whether that is sure to.
         """
         if number != self._number or not self._is_kept:
-            self._come_after(number)
+            self._follow(number)
             self._number = number
         # Held, so that the stream is not destroyed before the next one has followed it.
         self._owner, self._is_kept = owner, is_kept
@@ -72,7 +72,7 @@ class Chain:
             self._backend.close_events([self._event])
             self._event = None
 
-    def _come_after(self, number: int) -> None:
+    def _follow(self, number: int) -> None:
         if self._number is None:
             return
         if self._is_kept:

@@ -125,12 +125,12 @@ class Waits:
     def _wait_long(self, call: str, lagging: Callable[[], list[int]], timeout_s: float) -> None:
         watch = LongWait(self, call)
         try:
-            while awaited := lagging():
+            while lagging():
                 os.sched_yield()
                 self._check_peers(call, lagging)
                 if watch.since_s() > timeout_s and (awaited := lagging()):
                     raise self.timed_out(call, awaited, timeout_s)
-                watch.look(awaited)
+                watch.look(lagging)
         finally:
             watch.end()
 
@@ -240,8 +240,14 @@ class LongWait:
         """How long it has waited."""
         return time.monotonic() - self._start
 
-    def look(self, awaited: list[int]) -> None:
-        """Look once more: these ranks of the node are waited for.
+    def look(self, lagging: Callable[[], list[int]]) -> None:
+        """Look once more.
+
+        Parameters
+        ----------
+        lagging : callable
+            Returns the ranks of the node that are waited for. Asked after the clock: this process
+            may have been stopped since it asked last, and all may have come meanwhile.
 
         Raises
         ------
@@ -249,6 +255,7 @@ class LongWait:
             If ranks wait for each other.
         """
         waits, now = self._waits, time.monotonic()
+        awaited = lagging()
         if awaited and now - self._start > LATE_S and not self._is_late:
             self._is_late = True
             log.warning("%s", late_words(self._call, awaited, now - self._start, waits.rank))

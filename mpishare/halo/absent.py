@@ -37,7 +37,7 @@ class Absent:
         """Raise if the node is broken or ranks wait in a circle; warn of those that are late."""
         self._agreement.check()
         if self._watch.since_s() > _SOON_S:
-            self._watch.look(self.ranks())
+            self._watch.look(self.ranks)
 
     def ranks(self) -> list[int]:
         """Return those that wait in no call of that name."""

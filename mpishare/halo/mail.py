@@ -89,7 +89,7 @@ class Mail:
                 if watch.since_s() > agreement.timeout_s and not self._testall(self._requests):
                     raise self._lost(agreement.timeout_s)
                 if watch.since_s() > _SOON_S:
-                    watch.look([team[rank] for rank in self._missing() if rank in team])
+                    watch.look(lambda: [team[rank] for rank in self._missing() if rank in team])
         finally:
             watch.end()
         self._is_open = False
