@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mpishare.control import MAIL, ControlBlock
-from mpishare.errors import MismatchError, MpiShareError, UnsupportedError, words
-from mpishare.waits import Waits, peer_error
+from mpishare.errors import MismatchError, MpiShareError, UnsupportedError, peer_error, words
+from mpishare.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class MpiShareError(Exception):
@@ -95,3 +95,23 @@ class EpochError(MpiShareError, RuntimeError):
 def words(error: BaseException) -> str:
     """Name an error in one line, as other ranks are told of it."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def peer_error(call: str, failures: dict[int, str]) -> PeerError:
+    """Return the error that says which other ranks failed in a call."""
+    if len(failures) == 1:
+        told = next(iter(failures.values()))
+    else:
+        told = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+    return PeerError(f"{call} failed on {ranks_in_words(failures)}: {told}", failures=failures)
+
+
+def late_words(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
+    """Say which ranks are late."""
+    return f"rank {rank} has waited {since_s:.0f} s in {call} for {ranks_in_words(ranks)}"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Name ranks in a sentence."""
+    listed = [str(rank) for rank in sorted(ranks)]
+    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(listed)

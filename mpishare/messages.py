@@ -7,8 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import PeerError, PeerTimeout, words
-from mpishare.waits import peer_error
+from mpishare.errors import PeerError, PeerTimeout, peer_error, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,6 +55,11 @@ _given_up: list[Any] = []
 """Requests that cannot be cancelled, with their memory: MPI may still write there."""
 
 
+def give_up(*held: Any) -> None:
+    """Keep requests that cannot be cancelled, and their memory, for good. Local."""
+    _given_up.append(held)
+
+
 def finish(
     request: MPI.Request, call: str, timeout_s: float, *memory: Any, check: Check = None
 ) -> None:
@@ -67,10 +71,10 @@ def finish(
             try:
                 check()
             except BaseException:
-                _given_up.append((request, memory))
+                give_up(request, memory)
                 raise
         if time.monotonic() > deadline and not request.Test():
-            _given_up.append((request, memory))
+            give_up(request, memory)
             raise PeerTimeout(
                 f"{call} failed: not every rank of the communicator arrived within "
                 f"{timeout_s:g} s. All of its ranks must call it.",

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mpishare.control import ControlBlock, State, Status
 from mpishare.errors import (
@@ -18,11 +18,16 @@ from mpishare.errors import (
     PeerError,
     PeerTimeout,
     UnsupportedError,
+    late_words,
+    peer_error,
+    ranks_in_words,
     words,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+Lost = TypeVar("Lost", bound=MpiShareError)
 
 log = logging.getLogger("mpishare")
 
@@ -179,13 +184,12 @@ class Waits:
         """Break the node since ranks are missing, tell the others, and return the error."""
         ranks = tuple(awaited)
         text = (
-            f"{call} failed: {_ranks(ranks)} did not arrive within {timeout_s:g} s "
+            f"{call} failed: {ranks_in_words(ranks)} did not arrive within {timeout_s:g} s "
             f"(rank {self.rank} of {self.size}). The node cannot be used any more."
         )
-        self.fail(lambda: PeerTimeout(text, ranks=ranks, timeout_s=timeout_s), fatal=True)
-        self.is_told = True
-        self.block.depart(State.LEFT, f"PeerTimeout: {text}", ranks)
-        return PeerTimeout(text, ranks=ranks, timeout_s=timeout_s)
+        return self.lose(
+            lambda: PeerTimeout(text, ranks=ranks, timeout_s=timeout_s), fatal=True, missing=ranks
+        )
 
     def cycle(self, awaited: Sequence[int]) -> dict[int, Status]:
         """Follow who waits for whom; return the waits if they lead back to this rank."""
@@ -211,10 +215,20 @@ class Waits:
             + ", ".join(f"rank {rank} in {status.call}" for rank, status in sorted(cycle.items()))
             + ". Calls that meet each other are made in the same order on all ranks of a node."
         )
-        self.fail(lambda: MismatchError(text, failures=failures), fatal=False)
+        return self.lose(lambda: MismatchError(text, failures=failures), fatal=False)
+
+    def lose(
+        self, failure: Callable[[], Lost], *, fatal: bool, missing: Sequence[int] = ()
+    ) -> Lost:
+        """Break the node, tell the others that this rank leaves and for want of whom, return why.
+
+        Local.
+        """
+        error = failure()
+        self.fail(failure, fatal=fatal)
         self.is_told = True
-        self.block.depart(State.LEFT, f"MismatchError: {text}")
-        return MismatchError(text, failures=failures)
+        self.block.depart(State.LEFT, words(error), missing)
+        return error
 
 
 class LongWait:
@@ -255,11 +269,13 @@ class LongWait:
             If ranks wait for each other.
         """
         waits, now = self._waits, time.monotonic()
+        if now - self._start < _SAY_S:
+            return
         awaited = lagging()
         if awaited and now - self._start > LATE_S and not self._is_late:
             self._is_late = True
             log.warning("%s", late_words(self._call, awaited, now - self._start, waits.rank))
-        if now - self._start > _SAY_S and self._published != awaited:
+        if self._published != awaited:
             waits.block.begin_wait(self._call, awaited)
             self._published = awaited
         waits.block.look()
@@ -283,25 +299,6 @@ def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:
         now[rank].version == status.version and now[rank].looks > status.looks + 1
         for rank, status in before.items()
     )
-
-
-def peer_error(call: str, failures: dict[int, str]) -> PeerError:
-    """Return the error that says which other ranks failed in a call."""
-    if len(failures) == 1:
-        told = next(iter(failures.values()))
-    else:
-        told = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
-    return PeerError(f"{call} failed on {_ranks(failures)}: {told}", failures=failures)
-
-
-def late_words(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
-    """Say which ranks are late."""
-    return f"rank {rank} has waited {since_s:.0f} s in {call} for {_ranks(ranks)}"
-
-
-def _ranks(ranks: Sequence[int] | dict[int, str]) -> str:
-    listed = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 _all: weakref.WeakSet[Waits] = weakref.WeakSet()

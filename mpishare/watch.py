@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from mpishare.control import State
-from mpishare.errors import MpiShareError, PeerTimeout, words
-from mpishare.waits import LATE_S, late_words, peer_error
+from mpishare.errors import MpiShareError, PeerTimeout, late_words, peer_error, words
+from mpishare.waits import LATE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

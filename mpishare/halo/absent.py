@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from mpishare.agree import Agreement
 
-_SOON_S = 0.05
-
 
 class Absent:
     """Says in the control block that this rank waits in a call, and reads who else does. Local.
@@ -36,8 +34,7 @@ class Absent:
     def look(self) -> None:
         """Raise if the node is broken or ranks wait in a circle; warn of those that are late."""
         self._agreement.check()
-        if self._watch.since_s() > _SOON_S:
-            self._watch.look(self.ranks)
+        self._watch.look(self.ranks)
 
     def ranks(self) -> list[int]:
         """Return those that wait in no call of that name."""

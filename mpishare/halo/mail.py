@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import PeerTimeout
+from mpishare.messages import give_up
 from mpishare.waits import LongWait
 
 if TYPE_CHECKING:
@@ -16,12 +17,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from mpishare.agree import Agreement
     from mpishare.halo.message import Message
     from mpishare.halo.ranks import Ranks
-
-_SOON_S = 0.05
-_given_up: list[Any] = []
-"""Requests that cannot be cancelled, with their memory: MPI may still write there."""
 
 
 class Mail:
@@ -87,9 +85,8 @@ class Mail:
                 os.sched_yield()
                 agreement.check()
                 if watch.since_s() > agreement.timeout_s and not self._testall(self._requests):
-                    raise self._lost(agreement.timeout_s)
-                if watch.since_s() > _SOON_S:
-                    watch.look(lambda: [team[rank] for rank in self._missing() if rank in team])
+                    raise self._lost(agreement)
+                watch.look(lambda: [team[rank] for rank in self._missing() if rank in team])
         finally:
             watch.end()
         self._is_open = False
@@ -97,7 +94,7 @@ class Mail:
     def close(self) -> None:
         """Free the requests. Local; those that are still under way are left to MPI."""
         if self._is_open:
-            _given_up.append((self._requests, self._buffers))
+            give_up(self._requests, self._buffers)
         else:
             for request in self._requests:
                 request.Free()
@@ -108,7 +105,8 @@ class Mail:
         waits = zip(self._senders, self._recvs, strict=True)
         return sorted({rank for rank, request in waits if not request.Test()})
 
-    def _lost(self, timeout_s: float) -> PeerTimeout:
+    def _lost(self, agreement: Agreement) -> PeerTimeout:
+        timeout_s = agreement.timeout_s
         missing, team = self._missing(), self._ranks.team
         error = PeerTimeout(
             f"{self._name}: wait failed: ranks {missing} of the plan's communicator sent nothing "
@@ -117,5 +115,4 @@ class Mail:
             ranks=[team[rank] for rank in missing if rank in team],
             timeout_s=timeout_s,
         )
-        self._ranks.lose(error)
-        return error
+        return agreement.lose(lambda: error, fatal=True, missing=error.ranks)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.common import map_common
-from mpishare.control import State
-from mpishare.errors import PeerTimeout, words
+from mpishare.errors import PeerTimeout
 from mpishare.halo.absent import Absent
 from mpishare.messages import agree
 
@@ -51,7 +49,6 @@ class Ranks:
         self.team: dict[int, int] = {
             rank: place for rank, (node, place) in enumerate(told) if node == mine[0]
         }
-
         self._mates = frozenset(self.team.values())
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
@@ -63,18 +60,11 @@ class Ranks:
             except PeerTimeout as error:
                 if agreement.failure is not None:
                     raise
+                late = error  # which outlives this clause, for later calls
                 missing = absent.ranks()
                 if not missing:
-                    raise self.lose(error) from None
+                    raise agreement.lose(lambda: late, fatal=True) from None
                 raise agreement.timed_out(call, missing, agreement.timeout_s) from None
-
-    def lose(self, error: PeerTimeout) -> PeerTimeout:
-        """Break the node, since a rank of this plan is missing; return the error."""
-        agreement = self.ground.agreement
-        agreement.fail(lambda: error, fatal=True)
-        agreement.is_told = True
-        agreement.block.depart(State.LEFT, words(error), error.ranks)
-        return error
 
     def map_common(self, call: str, nbytes: int) -> SharedMemory:
         """Map memory that the plan's ranks on this node have in common. Collective over all."""
@@ -88,8 +78,4 @@ class Ranks:
     def wait(self, call: str, lagging: Callable[[], Sequence[int]]) -> None:
         """Wait on the host until none of the team lags; see `Waits.wait`."""
         team = self.team
-        self.ground.agreement.wait(call, partial(_on_node, team, lagging))
-
-
-def _on_node(team: dict[int, int], lagging: Callable[[], Sequence[int]]) -> list[int]:
-    return [team[rank] for rank in lagging()]
+        self.ground.agreement.wait(call, lambda: [team[rank] for rank in lagging()])
