@@ -36,12 +36,12 @@ def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ..
                 or field.dtype != expected.dtype
                 or field.data.device_id != expected.device
             ):
-                _refuse(cuda_layout(field, "a field"), expected)
+                expected.require(cuda_layout(field, "a field"))
             found.append(field.data.ptr)
         else:
             address, seen = _seen(field, "a field")
             if seen != expected:
-                _refuse(seen, expected)
+                expected.require(seen)
             found.append(address)
     return tuple(found)
 
@@ -91,11 +91,3 @@ def _tensor_dtype(field: Any, name: str) -> np.dtype[Any]:
         return np.dtype(text)
     except TypeError:
         raise TypeError(f"{name} has dtype {field.dtype}, which NumPy does not know") from None
-
-
-def _refuse(found: Layout, expected: Layout) -> None:
-    # An axis of one element, or none, may have any stride.
-    if not expected.is_like(found):
-        raise ValueError(
-            "a field has another layout than the plan was made for: " + expected.difference(found)
-        )

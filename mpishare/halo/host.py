@@ -125,7 +125,10 @@ class HostRoute:
         }
         # By message: (sender, [(field, where it goes, where it is in the sender's field, copies)]).
         self._takes: list[tuple[int, list[tuple[int, Any, Any, list[Array]]]]] = []
+        own_lands_first = self._land is put  # in any order, so also all at once
         for message in recvs:
+            if own_lands_first and message.peer == ranks.rank:
+                continue
             parts: list[tuple[int, Any, Any, list[Array]]] = []
             for part in message.parts:
                 if message.peer == ranks.rank:
@@ -137,10 +140,8 @@ class HostRoute:
                     parts.append((part.field, part.key, source, copies))
             self._takes.append((message.peer, parts))
         self._own: Own | None = None
-        if self._land is put:
-            # In any order, so also at once.
+        if own_lands_first:
             mine = [m for m in recvs if m.peer == ranks.rank]
-            self._takes = [each for each in self._takes if each[0] != ranks.rank]
             self._own = Own(
                 [(p.field, p.key, own[m.tag, p.field]) for m in mine for p in m.parts],
                 [part.shape for message in mine for part in message.parts],
@@ -163,7 +164,7 @@ class HostRoute:
 
     def start(self, arrays: Sequence[Array]) -> None:
         """Say where my fields are, or pack them; waits only for a rank two exchanges behind."""
-        epoch, words, mine = self._epoch + 1, self._words, self._mine
+        epoch, mine = self._epoch + 1, self._mine
         self._until("start", self._reads_me, _TAKEN, epoch - 2)
         turn = epoch & 1
         at = _PLACES + turn * _PLACE_WORDS * len(arrays)
@@ -179,7 +180,7 @@ class HostRoute:
                 is_read_in_place = True
             at += _PLACE_WORDS
         self._is_read_in_place = is_read_in_place
-        self._publish(words, epoch)
+        self._publish(epoch)
         self._epoch = epoch
 
     def wait(self, arrays: Sequence[Array]) -> None:
@@ -210,9 +211,9 @@ class HostRoute:
         self._seen.clear()
         self._shelves.close()
 
-    def _publish(self, words: dict[int, memoryview[int]], epoch: int) -> None:
+    def _publish(self, epoch: int) -> None:
         self._sync()
-        words[self._ranks.rank][_PUBLISHED] = epoch
+        self._mine[_PUBLISHED] = epoch
 
     def _until(self, call: str, ranks: Sequence[int], word: int, epoch: int) -> None:
         """Wait until a word of each rank has reached an epoch."""

@@ -73,9 +73,10 @@ class HostMover:
                 array.shape != expected.shape
                 or array.strides != expected.strides
                 or array.dtype != expected.dtype
-                or not array.flags.writeable
             ):
-                _refuse(array, expected)
+                expected.require(Layout(array.shape, array.strides, array.dtype, None))
+            if not array.flags.writeable:
+                raise ValueError("a field is read-only")
             found.append(array if expected.is_plain else array.view(expected.carrier))
         return found
 
@@ -115,13 +116,3 @@ class HostMover:
         """Unmap, and free the requests. Local."""
         self._host.close()
         self._mpi.close()
-
-
-def _refuse(array: Any, expected: Layout) -> None:
-    found = Layout(array.shape, array.strides, array.dtype, None)
-    told = expected.difference(found)
-    # An axis of one element, or none, may have any stride.
-    if told and not expected.is_like(found):
-        raise ValueError(f"a field has another layout than the plan was made for: {told}")
-    if not array.flags.writeable:
-        raise ValueError("a field is read-only")

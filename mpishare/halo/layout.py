@@ -76,6 +76,14 @@ class Layout:
         ]
         return ", ".join(told)
 
+    def require(self, other: Layout) -> None:
+        """Raise `ValueError` unless an array of the other layout can take this one's place."""
+        # An axis of one element, or none, may have any stride.
+        if not self.is_like(other):
+            raise ValueError(
+                "a field has another layout than the plan was made for: " + self.difference(other)
+            )
+
 
 def is_on_gpu(field: Any) -> bool:
     """Whether an array, of whatever library, stands in GPU memory. Local."""

@@ -120,7 +120,7 @@ class Plan(Local):
     @property
     def staging_nbytes(self) -> int:
         """Bytes of memory that the plan takes on this rank, or on this node where it is shared."""
-        return self._forth.staging_nbytes + (self._back.staging_nbytes if self._back else 0)
+        return sum(mover.staging_nbytes for mover in self._movers)
 
     @property
     def is_closed(self) -> bool:
@@ -231,10 +231,9 @@ class Plan(Local):
         if self._open is not None:
             self.wait()
         call = f"{self._name}: close"
-        movers = [mover for mover in (self._forth, self._back) if mover is not None]
 
         def each(what: str) -> None:
-            for mover in movers:
+            for mover in self._movers:
                 getattr(mover, what)()
 
         self._terms.ranks.step(call, lambda: each("drain"))
@@ -257,8 +256,7 @@ class Plan(Local):
 
     def lagging(self) -> list[int]:
         """Ranks of the node that have not called what this rank has. Local."""
-        movers = [mover for mover in (self._forth, self._back) if mover is not None]
-        return sorted({rank for mover in movers for rank in mover.lagging()})
+        return sorted({rank for mover in self._movers for rank in mover.lagging()})
 
     def __enter__(self) -> Any:
         """Return the plan; raises if it is closed."""
@@ -287,6 +285,10 @@ class Plan(Local):
             return mover.take(fields or self._own)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self._name}: {call} failed: {error}") from None
+
+    @property
+    def _movers(self) -> list[Mover]:
+        return [mover for mover in (self._forth, self._back) if mover is not None]
 
     def _check(self, call: str) -> None:
         self._ground.agreement.check()

@@ -47,8 +47,8 @@ class Relay:
         to = [p for p in by_words if any(message.peer == p for message in setting.sends)]
         of = [p for p in by_words if any(message.peer == p for message in setting.recvs)]
         self._say = _Batch(signals, [("write", words.data(rank, p), 1) for p in to])
-        hear = [(words.data(p, rank), p) for p in of]
-        self._hear = _Batch(signals, [each for at, _ in hear for each in _await(at)])
+        hear = [each for p in of for each in _await(words.data(p, rank))]
+        self._hear = _Batch(signals, hear)
         thank = [("write", words.taken(rank, p), 1) for p in of]
         heard = [each for p in to for each in _await(words.taken(p, rank))]
         self._thank = _Batch(signals, [*thank, *heard])
@@ -160,16 +160,16 @@ def _passes(message: Message) -> Iterator[list[tuple[Part, Any]]]:
 
     The k-th pass has the k-th time that each place is named: sums keep the order of the message.
     """
-    rows: list[tuple[Part, Any, Any]] = []
+    rows: list[tuple[Part, Any]] = []
     last = 0
     for part in message.parts:
         turns = None if part.indices is None else _times_before(part.indices)
-        rows.append((part, turns, None))
+        rows.append((part, turns))
         if turns is not None and len(turns):
             last = max(last, int(turns.max()))
     for turn in range(last + 1):
         found: list[tuple[Part, Any]] = []
-        for part, turns, _ in rows:
+        for part, turns in rows:
             if turns is None:
                 if turn == 0:
                     found.append((part, None))
