@@ -71,14 +71,16 @@ def _of_node(node: Node) -> dict[str, Any] | None:
     report = node.report()
     if node.rank != 0:
         return None
-    return {"text": str(report), "data": report.as_dict(), "can_share": report.can_share}
+    data = {**report.as_dict(), "mps_gain": report.mps_gain}
+    return {"text": str(report), "data": data, "can_share": report.can_share}
 
 
 def _as_text(nodes: list[dict[str, Any]]) -> str:
     texts = []
     for node in nodes:
         verdict = "" if node["can_share"] else "No two ranks of this node share memory.\n"
-        texts.append(node["text"].rstrip("\n") + "\n" + verdict)
+        gain = f"  {node['data']['mps_gain']}\n" if node["data"]["mps_gain"] else ""
+        texts.append(node["text"].rstrip("\n") + "\n" + gain + verdict)
     return "\n".join(texts)
 
 

@@ -17,6 +17,24 @@ Report.can_share = property(lambda self: False)
 sys.exit(main(sys.argv[1:]))
 """
 
+SHARING_A_GPU = """
+import sys
+from dataclasses import replace
+from mpishare.backends import Device
+from mpishare.info import main
+from mpishare.node import Node
+
+GPU = Device(ordinal=0, uuid="GPU-5", pci_id="0000:06:00.0", name="H200", mps=MPS)
+report = Node.report
+
+def shared(node):
+    found = report(node)
+    return replace(found, members=tuple(replace(each, device=GPU) for each in found.members))
+
+Node.report = shared
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 def test_text_names_every_rank() -> None:
     result = run_ranks(3, INFO, env=HOST)
@@ -37,6 +55,16 @@ def test_json_has_every_pair() -> None:
 
 def test_one_rank_alone_is_no_failure() -> None:
     assert run_ranks(1, INFO, env=HOST).returncode == 0
+
+
+def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
+    without = run_ranks(2, SHARING_A_GPU.replace("MPS", "False"), env=HOST)
+    assert without.returncode == 0, without.describe()
+    assert without.stdout.count("about 9 to 19 us instead of about 470") == 1, without.describe()
+    assert "scripts/with-mps" in without.stdout, without.describe()
+    under = run_ranks(2, SHARING_A_GPU.replace("MPS", "True"), args=["--json"], env=HOST)
+    (node,) = json.loads(under.stdout)["nodes"]
+    assert node["mps_gain"] is None
 
 
 def test_status_1_when_nothing_can_be_shared() -> None:

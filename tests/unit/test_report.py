@@ -84,6 +84,31 @@ def test_mps_is_said():
     assert "MPS" not in str(report(*WHOLE))
 
 
+@pytest.mark.parametrize(
+    ("is_one_gpu", "has_mps", "is_crowded"),
+    [
+        (True, (False, False), True),
+        (True, (True, True), False),
+        (True, (True, False), True),
+        (False, (False, False), False),
+    ],
+)
+def test_what_mps_would_gain_is_said_where_ranks_share_a_gpu_without(
+    is_one_gpu, has_mps, is_crowded
+):
+    devices = [
+        replace(GPUS[0 if is_one_gpu else rank], mps=mps) for rank, mps in enumerate(has_mps)
+    ]
+    members = tuple(member(rank, device) for rank, device in enumerate(devices))
+    found = Report("cuda", None, 0, members, tuple(WHOLE), ())
+    assert found.crowded == ((GPUS[0].uuid,) if is_crowded else ())
+    assert ("scripts/with-mps" in (found.mps_gain or "")) is is_crowded
+
+
+def test_the_host_backend_gains_nothing_by_mps():
+    assert Report("host", None, 0, (member(0), member(1)), probe_host(2), ()).mps_gain is None
+
+
 @pytest.mark.parametrize(("others", "expected"), [((True, True), True), ((False, False), False)])
 def test_can_share(others, expected):
     pairs = [pair(0, 0), pair(0, 1, memory=others[0]), pair(1, 0, memory=others[1]), pair(1, 1)]
