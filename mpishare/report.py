@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mpishare.backends import Device
 
 _MPS_GAIN = (
@@ -108,6 +110,41 @@ class Report:
     def mps_gain(self) -> str | None:
         """What the Multi-Process Service would gain here, and how to have it; None for nothing."""
         return _MPS_GAIN if self.crowded else None
+
+    def why(self, origin: int, target: int | None, route: str) -> str | None:
+        """Say why cells take a route between two ranks; None for the fastest. Local.
+
+        ``target`` is None for a rank on another node.
+        """
+        if target is None:
+            return "another node"
+        if route in ("fused", "host"):
+            return None
+        pairs = [pair for pair in self.pairs if {pair.origin, pair.target} == {origin, target}]
+        if route not in {pair.route for pair in pairs}:
+            return "MPISHARE_ROUTE asks for it"
+        if route == "copy":
+            shared = "a GPU is shared without the Multi-Process Service"
+            return "myself" if origin == target else shared
+        return next((pair.reason for pair in pairs if pair.reason), None)
+
+    def told(self, team: Mapping[int, int], rank: int, routes: Mapping[int, str]) -> str:
+        """Name the routes of one rank of a plan, each with what `why` says. Local.
+
+        Parameters
+        ----------
+        team : dict of int to int
+            The plan's ranks on this node, each with its rank in the node.
+        rank : int
+            Of the plan.
+        routes : dict of int to str
+            For each of its peers.
+        """
+        words = []
+        for peer, route in sorted(routes.items()):
+            why = self.why(team[rank], team.get(peer), route)
+            words.append(f"rank {peer} by {route}" + (f" ({why})" if why else ""))
+        return ", ".join(words) or "no neighbors"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare import ranges
 from mpishare.epochs import Epochs
 from mpishare.errors import ClosedError
 from mpishare.local import Local
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from mpishare.backends import Memory
     from mpishare.counters import Counters
     from mpishare.ground import Ground
+
+log = logging.getLogger("mpishare.window")
 
 Shape = tuple[int, ...]
 
@@ -66,6 +70,15 @@ class Window(Local, Epochs):
         ground.windows[number] = self
         ground.windows_version += 1
         ground.watcher.add(self)
+        ranges.bind(self, "fence", "post", "start", "complete", "wait")
+        log.info(
+            "%s made: shape %s, dtype %s, %d bytes, %s",
+            self.name,
+            self.shape,
+            dtype,
+            self.nbytes,
+            "a segment of each rank" if owner is None else f"of rank {owner}",
+        )
 
     @property
     def array(self) -> Any:
@@ -148,6 +161,7 @@ class Window(Local, Epochs):
         is_held = any(memory is not None and memory.is_held for memory in self._memories)
         is_gone = self.release(self.counters)
         self._forget()
+        log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
         if not is_gone:
             self._ground.retained.append(self)
         if is_held:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from mpishare import ranges
 from mpishare.errors import ClosedError, EpochError, UnsupportedError
+from mpishare.halo.apart import require_apart
 from mpishare.halo.nodes import patience
 from mpishare.halo.terms import settle
 from mpishare.local import Local
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from mpishare.halo.mover import Mover
     from mpishare.halo.terms import Terms
 
+log = logging.getLogger("mpishare.halo")
 
 _left: list[Any] = []
 """What plans had when their node was left."""
@@ -42,7 +47,8 @@ class Plan(Local):
             finish(request, call, timeout_s, whole, check=check)
         self._is_closed = True  # until it is whole
         try:
-            self._make(comm, whole, fields, node, require, arguments)
+            with ranges.span(call):
+                self._make(comm, whole, fields, node, require, arguments)
         except TimeoutError:
             raise
         except Exception:
@@ -63,20 +69,16 @@ class Plan(Local):
         require: Any,
         arguments: dict[str, Any],
     ) -> None:
-        self._terms = terms = settle(
-            comm,
-            whole,
-            self._call,
-            fields,
-            node,
-            require,
-            lambda layouts: self._describe(layouts, arguments),
-        )
+        begin = perf_counter()
+
+        def describe(layouts: Sequence[Layout]) -> dict[str, Any]:
+            require_apart(fields, layouts)
+            return self._describe(layouts, arguments)
+
+        self._terms = terms = settle(comm, whole, self._call, fields, node, require, describe)
         self._sends, self._recvs = self._messages(terms)
         terms.match(self._sends, self._recvs)
-        self._name = terms.name
-        self._ground = terms.ground
-        self._own = terms.fields
+        self._name, self._ground, self._own = terms.name, terms.ground, terms.fields
         self._comm = whole
         self._forth = self._mover(is_reverse=False)
         self._back: Mover | None = None
@@ -85,6 +87,10 @@ class Plan(Local):
             terms.keeper.take(terms.backend)
         terms.ground.plans.append(self)
         terms.ground.watcher.add(self)
+        ranges.bind(self, "exchange", "start", "wait", "accumulate")
+        took_ms, nbytes = 1e3 * (perf_counter() - begin), self.staging_nbytes
+        told = terms.node.report().told(terms.ranks.team, terms.ranks.rank, self.routes)
+        log.info("%s made in %.1f ms, %d bytes of staging: %s", terms.name, took_ms, nbytes, told)
 
     def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
         """Return what all ranks are told: under ``same`` what must not differ. Local, may raise."""
@@ -137,7 +143,7 @@ class Plan(Local):
         ----------
         *fields : arrays
             As many as the plan was made for, each of the layout that it had then, from any
-            allocator. Default: the arrays that the plan was made with.
+            allocator, and no array twice. Default: the arrays that the plan was made with.
         stream : stream, optional
             The stream that writes and reads the fields. Default: the current one of the library
             that the fields come from.
@@ -243,6 +249,7 @@ class Plan(Local):
         self._terms.ranks.step(call, lambda: each("release"))
         self._terms.ranks.step(call, lambda: each("close"))
         self._comm.Free()
+        log.debug("%s closed", self._name)
         keeper = self._terms.keeper
         if keeper is not None:
             keeper.give(self._terms.backend, self._terms.node)

@@ -58,6 +58,7 @@ BAD = {
     "numbers": ({"fields": 3.0}, TypeError, "array"),
     "nothing": ({"fields": [None]}, TypeError, "array"),
     "other cells": ({"fields": (6, 7)}, ValueError, "cells"),
+    "one array twice": ({"fields": "twice"}, ValueError, "share memory"),
     "route": ({"require": ("nvlink",)}, ValueError, "require"),
 }
 
@@ -66,6 +67,8 @@ def options_of(node, options):
     options = dict(options)
     if options.get("fields") == (6, 7):
         options["fields"] = [node.xp.zeros(n) for n in (6, 7)]
+    elif options.get("fields") == "twice":
+        options["fields"] = [node.xp.zeros(6)] * 2
     return options
 
 
@@ -122,7 +125,7 @@ def test_arguments_that_differ(node, line):
     xp = node.xp
     pairs = {
         "dtype": ({"dtype": "f4"}, {"dtype": "i4"}, ("float32", "int32")),
-        "count": ({"fields": [xp.zeros(6)]}, {"fields": [xp.zeros(6)] * 2}, ("float64",)),
+        "count": ({"fields": [xp.zeros(6)]}, {"fields": [xp.zeros(6), xp.zeros(6)]}, ("float64",)),
         "corners": ({"corners": True}, {"corners": False}, ("True", "False")),
         "axes": (
             {"shape": (6, 6), "axes": (0,)},

@@ -361,7 +361,7 @@ def test_fields_that_differ_between_ranks(node):
     sends, recvs, length = ring(node)
     pairs = {
         "dtype": (xp.zeros(length, "f4"), xp.zeros(length, "i4")),
-        "count": ([xp.zeros(length)], [xp.zeros(length)] * 2),
+        "count": ([xp.zeros(length)], [xp.zeros(length), xp.zeros(length)]),
         "other axes": (xp.zeros((length, 2, 3)), xp.zeros((length, 3, 2))),
         "extent": (xp.zeros((length, 2)), xp.zeros((length, 3))),
     }

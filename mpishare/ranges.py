@@ -1,0 +1,124 @@
+"""Ranges on the timeline of a profiler, named ``mpishare.*``, around the calls that take time.
+
+They are those of NVTX, by the package ``nvtx`` or else by CuPy. Where no tool listens a method is
+the very function that its class has: there is nothing to ask at a call, and nothing to pay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import logging
+import os
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Library = tuple[Callable[[str], Any], Callable[[], Any]]
+
+log = logging.getLogger("mpishare.ranges")
+
+TOOL = "NVTX_INJECTION64_PATH"
+"""The environment variable by which a tool tells NVTX of the library that listens."""
+
+_ENTRY = "InitializeInjectionNvtx2"  # of such a library, where a tool has loaded it already
+
+_MISSING = "neither the package nvtx nor CuPy is installed, by which ranges are pushed"
+
+_choice: bool | None = None
+
+
+def enable(is_on: bool | None = True) -> None:
+    """Put ranges around the calls of objects that are made from now on, or do not.
+
+    Local.
+
+    Parameters
+    ----------
+    is_on : bool, optional
+        None is what holds without this call: only where a tool listens, as under ``nsys profile``.
+
+    Raises
+    ------
+    UnsupportedError
+        If they are wanted and cannot be had.
+    """
+    global _choice
+    if is_on and _library() is None:
+        raise UnsupportedError(f"ranges.enable failed: {_MISSING}. Install nvtx.")
+    _choice = is_on
+
+
+def bind(target: Any, *calls: str) -> None:
+    """Put a range around methods of one object, where ranges are wanted. Local, when it is made."""
+    library = _wanted()
+    if library is None:
+        return
+    for call in calls:
+        name = f"mpishare.{type(target).__name__}.{call}"
+        setattr(target, call, _around(name, getattr(target, call), *library))
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """Be one range, where ranges are wanted. Local; for what is no hot path."""
+    library = _wanted()
+    if library is None:
+        yield
+        return
+    push, pop = library
+    push(f"mpishare.{name}")
+    try:
+        yield
+    finally:
+        pop()
+
+
+def _around(
+    name: str, method: Callable[..., Any], push: Callable[[str], Any], pop: Callable[[], Any]
+) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        push(name)
+        try:
+            return method(*arguments, **options)
+        finally:
+            pop()
+
+    return call
+
+
+def _wanted() -> Library | None:
+    """Return what pushes and pops, if ranges are wanted for what is made now."""
+    is_on = _listens() if _choice is None else _choice
+    return _told_library() if is_on else None
+
+
+def _listens() -> bool:
+    """Whether NVTX will find a tool, in the two places where it looks."""
+    return bool(os.environ.get(TOOL)) or hasattr(ctypes.CDLL(None), _ENTRY)
+
+
+@functools.cache
+def _told_library() -> Library | None:
+    found = _library()
+    if found is None:
+        log.warning("a tool listens for NVTX ranges, but %s: there are none", _MISSING)
+    return found
+
+
+def _library() -> Library | None:
+    if find_spec("nvtx") is not None:
+        nvtx = importlib.import_module("nvtx")
+        return nvtx.push_range, nvtx.pop_range
+    if find_spec("cupy") is not None:
+        nvtx = importlib.import_module("cupy.cuda").nvtx
+        if nvtx.available:
+            return nvtx.RangePush, nvtx.RangePop
+    return None

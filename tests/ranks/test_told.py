@@ -1,0 +1,87 @@
+"""What users see of a run: lines on the logger `mpishare`, and ranges on a profiler's timeline."""
+
+import logging
+import sys
+import types
+
+import pytest
+
+import mpishare
+from mpishare import ranges
+from mpishare.halo.plan import Plan
+
+
+@pytest.fixture
+def line(node):
+    """A periodic cart of one axis."""
+    cart = node.comm.Create_cart((node.size,), (True,))
+    yield cart
+    cart.Free()
+
+
+def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, line, caplog):
+    with caplog.at_level(logging.DEBUG, "mpishare"):
+        window = node.allocate((3, 5), dtype="f4")
+        field = node.xp.zeros(6)
+        halo = mpishare.HaloExchange(line, field, 1, node=node)
+        made = [(record.name, record.getMessage()) for record in caplog.records]
+        nbytes = halo.staging_nbytes
+        caplog.clear()
+        for _ in range(2):
+            halo.exchange(field)
+            window.fence()
+        assert not caplog.records
+        halo.close()
+        window.close()
+    assert [name for name, _ in made] == ["mpishare.window", "mpishare.halo"]
+    assert "shape (3, 5), dtype float32, 60 bytes, of rank 0" in made[0][1]
+    for peer, route in halo.routes.items():
+        assert f"rank {peer} by {route}" in made[1][1]
+    assert f"{nbytes} bytes of staging" in made[1][1]
+    assert " ms" in made[1][1]
+    closed = [record.getMessage() for record in caplog.records]
+    assert closed == [f"{halo.name} closed", f"{window.name} closed"]
+
+
+def calls(node, line):
+    """A window and a plan, used once, and once wrongly; what is bound to them as their own."""
+    window = node.allocate(4)
+    field = node.xp.zeros(6)
+    halo = mpishare.HaloExchange(line, field, 1, node=node)
+    bound = halo.exchange, window.fence
+    halo.exchange(field)
+    halo.start()
+    halo.wait()
+    halo.accumulate()
+    window.fence()
+    with pytest.raises(ValueError, match="exchange failed"):
+        halo.exchange(field, field)
+    halo.close()
+    window.close()
+    return bound
+
+
+def test_without_a_tool_calls_are_the_very_functions(node, line):
+    exchange, fence = calls(node, line)
+    assert exchange.__func__ is Plan.exchange
+    assert fence.__func__ is mpishare.Window.fence
+
+
+def test_ranges_are_pushed_and_popped_in_pairs(node, line, monkeypatch):
+    seen = []
+    tool = types.ModuleType("nvtx")
+    tool.push_range, tool.pop_range = seen.append, lambda: seen.append("pop")
+    monkeypatch.setitem(sys.modules, "nvtx", tool)
+    monkeypatch.setattr(ranges, "find_spec", lambda name: name if name == "nvtx" else None)
+    monkeypatch.setenv(ranges.TOOL, "tool.so")
+    monkeypatch.setattr(ranges, "_choice", None)
+    ranges._told_library.cache_clear()
+    try:
+        calls(node, line)
+    finally:
+        ranges._told_library.cache_clear()
+    halo = ["exchange", "start", "wait", "accumulate"]
+    names = ["HaloExchange", *(f"HaloExchange.{call}" for call in halo)]
+    names += ["Window.fence", "HaloExchange.exchange"]
+    expected = [item for name in names for item in (f"mpishare.{name}", "pop")]
+    assert seen == expected
