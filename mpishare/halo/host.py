@@ -10,33 +10,31 @@ their readers.
 
 from __future__ import annotations
 
-import ctypes
-import weakref
+from itertools import groupby
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mpishare.counters import LINE
 from mpishare.errors import ClosedError
+from mpishare.halo.moves import WHOLE, Call, cells_at, moving, put
 from mpishare.halo.own import Own
 from mpishare.halo.shelves import Shelves
 from mpishare.order import LOOKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message, Part
+    from mpishare.halo.moves import Array, Land, Move
+    from mpishare.halo.own import Copy
     from mpishare.halo.ranks import Ranks
-
-    Array = np.ndarray[Any, Any]
 
 _PUBLISHED, _TAKEN = 0, LINE
 _PLACES = 2 * LINE
 _PLACE_WORDS = 3  # number of the window or 0, rank of the segment, offset in bytes
 _WORTH_NBYTES = 16 << 10  # below, a packed copy costs less than to wait for all its readers
-_KEPT = 64  # arrays whose place is remembered
+_KEPT = 64  # calls that are remembered, and places of a neighbor for each
 
 
 class HostRoute:
@@ -68,7 +66,7 @@ class HostRoute:
         sends: Sequence[Message],
         recvs: Sequence[Message],
         told: Sequence[Any],
-        land: Callable[[Array, Any, Array], None],
+        land: Land,
         *,
         is_direct: bool,
     ) -> None:
@@ -82,14 +80,14 @@ class HostRoute:
         self._patience = ranks.ground.patience
         self._epoch = 0
         self._reads_me = sorted({message.peer for message in sends} - {ranks.rank})
-        self._is_read_in_place = False
-        self._found: dict[int, tuple[Any, int, tuple[int, int, int] | None]] = {}
-        self._seen: dict[tuple[int, int, int, int, int], Array] = {}
-        nwords = _PLACES + 2 * _PLACE_WORDS * len(layouts[ranks.rank])
+        self._calls: dict[tuple[int, ...], Call] = {}
+        self._stamp = 0
+        nwords = _PLACES + 2 * (1 + _PLACE_WORDS * len(layouts[ranks.rank]))
         self._shelves = Shelves(ranks, name, nwords, told)
         self.staging_nbytes = self._shelves.nbytes
         self._words = self._shelves.words
         self._mine = self._words[ranks.rank]
+        self._readers = [self._words[rank] for rank in self._reads_me]
         try:
             ranks.step(name, lambda: self._lay_out(sends, recvs, told))
         except BaseException:
@@ -99,7 +97,7 @@ class HostRoute:
     def _lay_out(
         self, sends: Sequence[Message], recvs: Sequence[Message], told: Sequence[Any]
     ) -> None:
-        """Find everything that a call uses. Local."""
+        """Find everything that calls have in common. Local."""
         ranks = self._ranks
         nfields = len(self._layouts[ranks.rank])
         dtypes = [layout.carrier for layout in self._layouts[ranks.rank]]
@@ -107,12 +105,13 @@ class HostRoute:
         def packed(part: Part, sender: int, receiver: int, tag: int) -> list[Array]:
             return self._shelves.copies(part, sender, receiver, tag, dtypes[part.field])
 
-        # By field: (what to index, the two packed copies).
-        self._packs: list[list[tuple[Any, list[Array]]]] = [[] for _ in range(nfields)]
-        for message in sends:
-            for part in message.parts if message.peer != ranks.rank else ():
-                copies = packed(part, ranks.rank, message.peer, message.tag)
-                self._packs[part.field].append((part.key, copies))
+        # (field, what to index, the two packed copies)
+        self._packs = [
+            (part.field, part.key, packed(part, ranks.rank, message.peer, message.tag))
+            for message in sends
+            for part in message.parts
+            if message.peer != ranks.rank
+        ]
         boxes = {
             (rank, tag, field): box
             for rank in ranks.team
@@ -123,30 +122,31 @@ class HostRoute:
         own = {
             (m.tag, part.field): part.key for m in sends for part in m.parts if m.peer == ranks.rank
         }
-        # By message: (sender, [(field, where it goes, where it is in the sender's field, copies)]).
-        self._takes: list[tuple[int, list[tuple[int, Any, Any, list[Array]]]]] = []
-        own_lands_first = self._land is put  # in any order, so also all at once
-        for message in recvs:
-            if own_lands_first and message.peer == ranks.rank:
-                continue
-            parts: list[tuple[int, Any, Any, list[Array]]] = []
-            for part in message.parts:
-                if message.peer == ranks.rank:
-                    parts.append((part.field, part.key, own[message.tag, part.field], []))
-                else:
-                    box = boxes[message.peer, message.tag, part.field]
-                    source = None if box is None else tuple(map(slice, *box))
-                    copies = packed(part, message.peer, ranks.rank, message.tag)
-                    parts.append((part.field, part.key, source, copies))
-            self._takes.append((message.peer, parts))
-        self._own: Own | None = None
-        if own_lands_first:
+        self._own: list[Copy] = []
+        if self._land is put:  # in any order: own cells first, then one neighbor after the other
             mine = [m for m in recvs if m.peer == ranks.rank]
             self._own = Own(
                 [(p.field, p.key, own[m.tag, p.field]) for m in mine for p in m.parts],
                 [part.shape for message in mine for part in message.parts],
                 [dtype.itemsize for dtype in dtypes],
-            )
+            ).copies
+            others = [message for message in recvs if message.peer != ranks.rank]
+            recvs = sorted(others, key=lambda message: message.peer)
+        # By sender: (its rank, its words, its parts), and of a part
+        # (field, where it goes, where it is in the sender's field, copies).
+        self._takes: list[tuple[int, memoryview[int], list[tuple[int, Any, Any, list[Array]]]]] = []
+        for peer, messages in groupby(recvs, key=lambda message: message.peer):
+            parts: list[tuple[int, Any, Any, list[Array]]] = []
+            for message in messages:
+                for part in message.parts:
+                    if peer == ranks.rank:
+                        parts.append((part.field, part.key, own[message.tag, part.field], []))
+                    else:
+                        box = boxes[peer, message.tag, part.field]
+                        source = None if box is None else tuple(map(slice, *box))
+                        copies = packed(part, peer, ranks.rank, message.tag)
+                        parts.append((part.field, part.key, source, copies))
+            self._takes.append((peer, self._words[peer], parts))
         # A field of which some part is no box is never read in place: only its owner knows where.
         whole_boxes = [True] * nfields
         for rank in ranks.team:
@@ -162,53 +162,86 @@ class HostRoute:
             for is_box, nbytes in zip(whole_boxes, largest, strict=True)
         ]
 
-    def start(self, arrays: Sequence[Array]) -> None:
+    def prepare(self, addresses: tuple[int, ...]) -> Call:
+        """Return what a call does with fields at these addresses. Local.
+
+        It is made once for them, and again where a window was opened or closed since.
+        """
+        version = self._ground.windows_version
+        known = self._calls.get(addresses)
+        if known is not None and known.version == version:
+            return known
+        call = Call(version)
+        layouts = self._layouts[self._ranks.rank]
+        call.arrays = arrays = list(map(cells_at, addresses, layouts))
+        for field, address in enumerate(addresses):
+            place = self._place(address, field) if self._in_place[field] else None
+            call.places += place or (0,) * _PLACE_WORDS
+            if place is not None and not call.stamp:
+                self._stamp += 1
+                call.stamp = self._stamp
+            for packed, key, copies in self._packs:
+                if packed == field and place is None:
+                    for turn, copy in enumerate(copies):
+                        call.packs[turn].append(moving(put, copy, WHOLE, arrays[field], key))
+        call.own = [moving(put, arrays[f], to, arrays[f], of) for f, to, of in self._own]
+        if len(self._calls) >= _KEPT:
+            self._calls.clear()
+        self._calls[addresses] = call
+        return call
+
+    def start(self, call: Call) -> None:
         """Say where my fields are, or pack them; waits only for a rank two exchanges behind."""
         epoch, mine = self._epoch + 1, self._mine
-        self._until("start", self._reads_me, _TAKEN, epoch - 2)
+        for words in self._readers:
+            if words[_TAKEN] < epoch - 2:
+                self._until("start", self._reads_me, _TAKEN, epoch - 2)
+        self._sync()
         turn = epoch & 1
-        at = _PLACES + turn * _PLACE_WORDS * len(arrays)
-        is_read_in_place = False
-        for field, array in enumerate(arrays):
-            place = self._place(array, field) if self._in_place[field] else None
-            if place is None:
-                mine[at] = 0
-                for key, copies in self._packs[field]:
-                    copies[turn][...] = array[key]
-            else:
-                mine[at], mine[at + 1], mine[at + 2] = place
-                is_read_in_place = True
-            at += _PLACE_WORDS
-        self._is_read_in_place = is_read_in_place
+        for move in call.packs[turn]:
+            move()
+        at = _PLACES + turn * (1 + len(call.places))
+        if mine[at] != call.stamp:
+            for place, word in enumerate(call.places, at + 1):
+                mine[place] = word
+            mine[at] = call.stamp
         self._publish(epoch)
         self._epoch = epoch
 
-    def wait(self, arrays: Sequence[Array]) -> None:
+    def wait(self, call: Call) -> None:
         """Copy what the others send, and wait until nobody reads my fields any more."""
-        epoch = self._epoch
+        epoch, known = self._epoch, call.takes
         turn = epoch & 1
-        if self._own is not None:
-            self._own.copy(arrays)
-        for peer, parts in self._takes:
-            if peer != self._ranks.rank:
+        at = _PLACES + turn * (1 + len(call.places))
+        for move in call.own:
+            move()
+        if call.version != self._ground.windows_version:
+            known.clear()  # and where a window that is closed now was read, raise
+        for number, (peer, words, parts) in enumerate(self._takes):
+            if words[_PUBLISHED] < epoch:
                 self._until("wait", (peer,), _PUBLISHED, epoch)
-            for field, key, source, copies in parts:
-                array = arrays[field]
-                if not copies:
-                    self._land(array, key, array[source])
-                    continue
-                theirs = self._theirs(peer, field, turn)
-                self._land(array, key, copies[turn] if theirs is None else theirs[source])
+            self._sync()
+            moves = known.get((number, turn, words[at]))
+            if moves is None:
+                if len(known) >= _KEPT * len(self._takes):
+                    known.clear()
+                moves = self._taking(call, peer, parts, turn)
+                known[number, turn, words[at]] = moves
+            for move in moves:
+                move()
         self._sync()
         self._mine[_TAKEN] = epoch
-        if self._is_read_in_place:
-            self._until("wait", self._reads_me, _TAKEN, epoch)
+        if call.stamp:
+            for words in self._readers:
+                if words[_TAKEN] < epoch:
+                    self._until("wait", self._reads_me, _TAKEN, epoch)
+            self._sync()
 
     def close(self) -> None:
         """Unmap. Local, once all ranks are done."""
         self._words, self._mine = {}, memoryview(b"").cast("Q")
-        self._packs, self._takes = [], []
-        self._seen.clear()
+        self._packs, self._takes, self._readers = [], [], []
+        self._calls.clear()
         self._shelves.close()
 
     def _publish(self, epoch: int) -> None:
@@ -229,63 +262,36 @@ class HostRoute:
                     )
                 elif not looks % self._patience:
                     sched_yield()
-        self._sync()
 
-    def _place(self, array: Array, field: int) -> tuple[int, int, int] | None:
-        """Return in which window of the node my array is: its number, the segment, the offset."""
-        version = self._ground.windows_version
-        known = self._found.get(id(array))
-        if known is not None and known[0]() is array and known[1] == version:
-            return known[2]
-        address = array.__array_interface__["data"][0]
-        place = None
+    def _place(self, address: int, field: int) -> tuple[int, int, int] | None:
+        """Return in which window of the node my field is: its number, the segment, the offset."""
+        span_nbytes = self._layouts[self._ranks.rank][field].span_nbytes
         for number, window in self._ground.windows.items():
-            found = window.find(address, self._layouts[self._ranks.rank][field].span_nbytes)
+            found = window.find(address, span_nbytes)
             if found is not None:
-                place = number, *found
-        if len(self._found) >= _KEPT:
-            self._found.clear()
-        # By a weak reference: an array that is gone may have its number taken by another.
-        self._found[id(array)] = weakref.ref(array), version, place
-        return place
+                return number, *found
+        return None
 
-    def _theirs(self, peer: int, field: int, turn: int) -> Array | None:
-        """Return a sender's field, if it can be read in place."""
+    def _taking(self, call: Call, peer: int, parts: Any, turn: int) -> list[Move]:
+        """Return the moves of a call that take what a rank sends this time."""
         words = self._words[peer]
-        at = _PLACES + _PLACE_WORDS * (turn * len(self._in_place) + field)
-        number, segment, offset = words[at], words[at + 1], words[at + 2]
-        if not number:
-            return None
-        window = self._ground.windows.get(number)
-        if window is None:
-            raise ClosedError(
-                f"{self._name}: wait failed: window {number}, which it reads, is closed"
-            )
-        known = self._seen.get((peer, field, number, segment, offset))
-        if known is None:
-            layout = self._layouts[peer][field]
-            start = window.address_of(segment) + offset
-            # Without a hold on the mapping, which a window could not give back then; after its
-            # close nobody names its number again.
-            cells = (ctypes.c_char * layout.span_nbytes).from_address(start)
-            known = np.ndarray(
-                layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides
-            )
-            if len(self._seen) >= _KEPT:
-                self._seen.clear()
-            self._seen[peer, field, number, segment, offset] = known
-        return known
-
-
-def put(array: Array, key: Any, cells: Array) -> None:
-    """Overwrite cells with those that came in."""
-    array[key] = cells
-
-
-def add(array: Array, key: Any, cells: Array) -> None:
-    """Add the cells that came in, one after the other where a cell is named twice."""
-    if all(isinstance(item, slice) for item in key):
-        target = array[key]
-        np.add(target, cells, out=target)
-    else:
-        np.add.at(array, key, cells)
+        at = _PLACES + turn * (1 + len(call.places))
+        moves = []
+        for field, key, source, copies in parts:
+            array = call.arrays[field]
+            if peer == self._ranks.rank:
+                moves.append(moving(self._land, array, key, array, source))
+                continue
+            place = at + 1 + _PLACE_WORDS * field
+            number, segment, offset = words[place : place + _PLACE_WORDS] if words[at] else (0,) * 3
+            if not number:
+                moves.append(moving(self._land, array, key, copies[turn], WHOLE))
+                continue
+            window = self._ground.windows.get(number)
+            if window is None:
+                raise ClosedError(
+                    f"{self._name}: wait failed: window {number}, which it reads, is closed"
+                )
+            theirs = cells_at(window.address_of(segment) + offset, self._layouts[peer][field])
+            moves.append(moving(self._land, array, key, theirs, source))
+        return moves

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
 
 _CACHE_NBYTES = 512 << 10
 _LINE_NBYTES = 64
@@ -34,6 +33,11 @@ class Own:
         Of the cells of each.
     itemsizes : sequence of int, bytes
         Of each field.
+
+    Attributes
+    ----------
+    copies : list of Copy
+        To make one after the other.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class Own:
         shapes: Sequence[tuple[int, ...]],
         itemsizes: Sequence[int],
     ) -> None:
-        self._whole: list[Copy] = []
+        whole: list[Copy] = []
         blocked: dict[tuple[int, int, int], list[tuple[Copy, tuple[int, ...]]]] = {}
         for copy, shape in zip(copies, shapes, strict=True):
             field, to, of = copy
@@ -55,8 +59,8 @@ class Own:
             ):
                 blocked.setdefault((field, to[0].start, to[0].stop), []).append((copy, shape))
             else:
-                self._whole.append(copy)
-        self._blocks: list[Copy] = []
+                whole.append(copy)
+        self.copies = whole
         for (_, start, stop), group in blocked.items():
             touched = sum(
                 2 * prod(shape[1:-1]) * max(shape[-1] * itemsizes[copy[0]], _LINE_NBYTES)
@@ -65,15 +69,6 @@ class Own:
             step = max(1, _CACHE_NBYTES // touched)
             for first in range(start, stop, step):
                 planes = slice(first, min(first + step, stop))
-                self._blocks += [
+                self.copies += [
                     (field, (planes, *to[1:]), (planes, *of[1:])) for (field, to, of), _ in group
                 ]
-
-    def copy(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Make all copies."""
-        for field, to, of in self._whole:
-            array = arrays[field]
-            array[to] = array[of]
-        for field, to, of in self._blocks:
-            array = arrays[field]
-            array[to] = array[of]

@@ -55,6 +55,7 @@ FLOORS = {
     "halo.kernels": 13,
     "halo.message": 13,
     "halo.mover": 13,
+    "halo.moves": 13,
     "halo.own": 13,
     "halo.slabs": 14,
     "halo.shelves": 14,

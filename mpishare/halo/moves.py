@@ -1,0 +1,96 @@
+"""What a call of a plan does in host memory, prepared once for the places where its fields are."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mpishare.halo.layout import Layout
+
+Array = np.ndarray[Any, Any]
+
+Move = Callable[[], None]
+"""Moves some cells."""
+
+Land = Callable[[Array, Any, Array], None]
+"""Puts cells that came in where they belong: ``land(array, key, cells)``."""
+
+WHOLE = (...,)
+"""Indexes all cells of an array."""
+
+
+class Call:
+    """What a call does with fields at certain addresses, as far as that can be known beforehand.
+
+    Attributes
+    ----------
+    version : int
+        Of the node's windows, for which it holds.
+    arrays : list of numpy.ndarray
+        The fields, without a hold on their memory: whoever makes the call has that.
+    stamp : int
+        What names `places`; 0 where all fields are packed.
+    places : tuple of int
+        Of each field: number of the window or 0, rank of the segment, offset in bytes.
+    packs : pair of list of Move
+        Into the packed copies, for even epochs and for odd ones.
+    own : list of Move
+        Within this rank's fields.
+    takes : dict
+        By sender, turn and the sender's stamp, what takes its cells.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.arrays: list[Array] = []
+        self.stamp = 0
+        self.places: tuple[int, ...] = ()
+        self.packs: tuple[list[Move], list[Move]] = ([], [])
+        self.own: list[Move] = []
+        self.takes: dict[tuple[int, int, int], list[Move]] = {}
+
+
+def cells_at(address: int, layout: Layout) -> Array:
+    """Return the cells at an address, as elements in which they travel.
+
+    Without a hold on the memory: a window could not be unmapped then.
+    """
+    cells = (ctypes.c_char * layout.span_nbytes).from_address(address)
+    return np.ndarray(
+        layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides
+    )
+
+
+def moving(land: Land, to: Array, key: Any, of: Array, source: Any) -> Move:
+    """Return the call that puts cells of an array where they belong in another.
+
+    As much of it as can be done beforehand: to cut out a box costs as much as to copy a small one.
+    """
+    if not _is_box(source):
+        return lambda: land(to, key, of[source])
+    if land is put and _is_box(key):
+        return partial(to[key].__setitem__, ..., of[source])
+    return partial(land, to, key, of[source])
+
+
+def _is_box(key: Any) -> bool:
+    return all(item is ... or isinstance(item, slice) for item in key)
+
+
+def put(array: Array, key: Any, cells: Array) -> None:
+    """Overwrite cells with those that came in."""
+    array[key] = cells
+
+
+def add(array: Array, key: Any, cells: Array) -> None:
+    """Add the cells that came in, one after the other where a cell is named twice."""
+    if all(isinstance(item, slice) for item in key):
+        target = array[key]
+        np.add(target, cells, out=target)
+    else:
+        np.add.at(array, key, cells)
