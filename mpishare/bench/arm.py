@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mpishare.bench.rows import Kind
+
 
 class Arm:
     """One way to do what a case times, and to check that it did it.
@@ -65,7 +67,10 @@ class Entry:
     sent_nbytes : int, bytes
         What one rank sends in a step, for the rate; 0 where no data moves.
     against : tuple of str
-        The rivals that its ratio is taken against; empty for a rival.
+        The rivals that its ratio is taken against; empty for what is not mpishare's.
+    kind : str
+        ``own``, ``rival``, or ``ceiling``: what the machine can do at best, with no order in it or
+        no data.
     unfit : str or None
         Why the arm cannot run here at all.
     """
@@ -74,5 +79,5 @@ class Entry:
     make: Callable[[], Arm]
     sent_nbytes: int = 0
     against: tuple[str, ...] = ()
-    rival: bool = False
+    kind: Kind = "own"
     unfit: str | None = None

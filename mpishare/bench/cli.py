@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpishare.bench import compare
 from mpishare.bench.cases import CASES
 from mpishare.bench.launch import (
     UsageError,
@@ -18,7 +20,7 @@ from mpishare.bench.launch import (
     run_on_ranks,
 )
 from mpishare.bench.options import PROG, Options, parse
-from mpishare.bench.report import render
+from mpishare.bench.report import FILE_FORMATS, render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     Collective over COMM_WORLD, host-blocking. 0: all that ran was right. 1: a result was wrong.
     2: the command line is. A rank that raises aborts all of them with status 1.
     """
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["compare"]:
+        return compare.main(words[1:])
     try:
-        options = parse(argv)
+        options = parse(words)
     except UsageError as exc:
         return fail_usage(PROG, str(exc))
     if options.cases == ("list",):
@@ -53,7 +58,7 @@ def case_list() -> str:
     """
     lines = []
     for case in CASES.values():
-        names = sorted({name for names in case.rivals.values() for name in names})
+        names = dict.fromkeys(name for names in case.rivals.values() for name in names)
         lines.append(f"{case.name:<10} {case.summary}")
         lines.append(f"{'':<10} {', '.join(case.arms)}; against {', '.join(names)}")
         options = "takes --width, --fields, --corners" if case.takes_halo else ""
@@ -68,7 +73,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
     from mpishare.bench.session import Session
 
     # Only rank 0 writes the file and can tell whether it may; to find out after the run is late.
-    problem = comm.bcast(_output_problem(options.output) if comm.rank == 0 else None, 0)
+    problem = comm.bcast(_problem(options) if comm.rank == 0 else None, 0)
     if problem is not None:
         return fail_usage(PROG, problem)
     try:
@@ -94,9 +99,11 @@ def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:
     rows: list[Row] = []
     with session.node, session.progress as progress:
         progress.expect(_turns(options, session.node.backend))
-        found = header.gather(session)
         for name in options.cases:
             rows += import_module(f"mpishare.bench.cases.{name}").run(session)
+        # After the cases: the versions are those of what they have loaded.
+        found = header.gather(session)
+        session.close()
     return found, rows
 
 
@@ -108,35 +115,46 @@ def _turns(options: Options, backend: str) -> int:
     return options.repeat * sum(sizes)
 
 
-def _output_problem(output: str | None) -> str | None:
-    """Return why the report cannot be written to `output`, None where it can."""
-    if output is None:
-        return None
-    path = Path(output).absolute()
-    if path.is_dir():
-        return f"--output: {output!r} is a folder"
-    if not path.parent.is_dir():
-        return f"--output: the folder of {output!r} does not exist"
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        return f"--output: no permission to write {output!r}"
+def _problem(options: Options) -> str | None:
+    """Return why a file cannot be written that the options name, None where all can."""
+    if options.plot is not None and find_spec("matplotlib") is None:
+        return "--plot: matplotlib is not installed; pip install 'mpishare[plot]' brings it"
+    for word, name in (("--output", options.output), ("--plot", options.plot)):
+        if name is None:
+            continue
+        path = Path(name).absolute()
+        if path.is_dir():
+            return f"{word}: {name!r} is a folder"
+        if not path.parent.is_dir():
+            return f"{word}: the folder of {name!r} does not exist"
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            return f"{word}: no permission to write {name!r}"
     return None
 
 
 def _write(options: Options, header: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Write the report to the file that was asked for, or to stdout."""
-    is_color = options.output is None and is_terminal(sys.stdout)
-    text = render(options.format, header, rows, is_color=is_color)
-    if options.output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
+    """Write the report to stdout, to the file that was asked for, or to both."""
+    named = Path(options.output or "").suffix[1:]
+    filed = named if named in FILE_FORMATS else options.format
+    if options.output is None or filed != options.format:
+        _print(render(options.format, header, rows, is_color=is_terminal(sys.stdout)))
+    if options.output is not None:
+        text = render(filed, header, rows, is_color=False)
         try:
             Path(options.output).write_text(text)
         except OSError:
             # A full disk must not cost the run: the report is then on stdout.
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _print(text)
             raise
+    if options.plot is not None:
+        from mpishare.bench.plot import draw
+
+        draw(Path(options.plot), header, rows)
     if options.format == "csv":
         # Its lines are rows and nothing else.
         sys.stderr.write("".join(f"{note}\n" for note in header["notes"]))
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,207 +1,115 @@
-"""Time the arms of a case against each other: taken in turn, checked before, during and after."""
+"""``python -m mpishare.bench compare a.json b.json``: two runs side by side, without MPI."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+import sys
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mpishare.bench.cases import CASES
-from mpishare.bench.measure import max_over_ranks, plan, time_batches, time_each
-from mpishare.bench.rows import CLOCKS, Clock, Row, set_ratio
+from mpishare.bench.launch import Parser, UsageError, is_first_process, is_terminal
+from mpishare.bench.runfile import read_run
+from mpishare.bench.words import nbytes_words, us_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from mpishare.bench.rows import Row
 
-    from mpishare.bench.arm import Arm, Entry
-    from mpishare.bench.session import Session
-
-#: Checked steps before and after the timed blocks, and between two of them. A buffer is used again
-#: after two steps at the latest, so that four steps meet every one of them twice.
-_OUTER_STEPS, _INNER_STEPS = 4, 2
-#: Steps that tell how long a step takes: few at first, more where they are short.
-_FIRST_TRIAL, _SECOND_TRIAL, _SHORT_S = 3, 30, 1e-3
+PROG = "python -m mpishare.bench compare"
+_WIDTH = 1000
+_CLOCKS = {"latency": "latency", "throughput": "back to back"}
 
 
-class _Run:
-    """One arm in a comparison: its samples so far, or why it has none."""
+def main(argv: Sequence[str]) -> int:
+    """Compare two files and return the exit status: 2 if they are no two runs.
 
-    def __init__(self, session: Session, entry: Entry) -> None:
-        self._session = session
-        self.entry = entry
-        self.arm: Arm | None = None
-        self.reason = entry.unfit
-        self.wrong = False
-        self.samples_s: dict[Clock, list[float]] = {clock: [] for clock in CLOCKS}
-        self._token = 0
-        if self.reason is None:
-            self.arm, self.reason = session.attempt(entry.make)
-
-    def check(self, steps: int, when: str) -> None:
-        """Do `steps` checked steps one after the other and agree on what they found."""
-        if self.arm is None or self.wrong or not self._session.options.check:
-            return
-        for _ in range(steps):
-            self._token += 1
-            self.arm.checked_step(self._token)
-        self._agree(self.arm, when)
-
-    def _agree(self, arm: Arm, when: str) -> None:
-        found = self._session.wrong_on(arm.wrong())
-        if found is not None:
-            self.wrong = True
-            self.reason = f"wrong result {when}: words of {self.entry.name!r} not right: {found}"
-
-    def time(self) -> None:
-        """Run one timed block on each clock and check what it moved."""
-        if self.arm is None or self.wrong:
-            return
-        for clock in CLOCKS:
-            self._time_on(self.arm, clock)
-
-    def plan(self) -> None:
-        """Agree on how often a timed block iterates."""
-        if self.arm is None or self.wrong:
-            return
-        step_s = self._trial(self.arm, _FIRST_TRIAL).min()
-        if step_s < _SHORT_S:
-            step_s = np.median(self._trial(self.arm, _SECOND_TRIAL))
-        self._plan = plan(self._session.options.iters, float(step_s))
-
-    def _trial(self, arm: Arm, count: int) -> NDArray[np.float64]:
-        self._line_up()
-        return max_over_ranks(
-            self._session.comm, time_each(arm.step, self._session.synchronize, count)
-        )
-
-    def _line_up(self) -> None:
-        self._session.require_stream()
-        self._session.synchronize()
-        self._session.comm.Barrier()
-
-    def _time_on(self, arm: Arm, clock: Clock) -> None:
-        session = self._session
-        checked = session.options.check and arm.moves and not self.wrong
-        if checked:
-            self._token += 1
-            arm.fill(self._token)
-            arm.poison()
-            self._line_up()
-        for _ in range(session.options.warmup):
-            arm.step()
-        self._line_up()
-        if clock == "latency":
-            samples = time_each(arm.step, session.synchronize, self._plan.iters)
-        else:
-            size = self._plan
-            samples = time_batches(arm.step, session.synchronize, size.batches, size.batch)
-        self.samples_s[clock] += samples
-        # What a neighbor wrote without waiting for me is there after this.
-        self._line_up()
-        if checked:
-            arm.count(self._token)
-            arm.poison()
-            self._agree(arm, f"in a timed block ({clock})")
-
-    def rows(self, case: str, nbytes: int) -> list[Row]:
-        """Return a row a clock. Collective: takes the maximum over the ranks."""
-        session, rows = self._session, []
-        for clock in CLOCKS:
-            row = Row(
-                case=case,
-                arm=self.entry.name,
-                backend=session.node.backend,
-                ranks=session.comm.size,
-                nbytes=nbytes,
-                clock=clock,
-                rival=self.entry.rival,
-            )
-            if self.reason is None:
-                slowest_s = max_over_ranks(session.comm, self.samples_s[clock])
-                row.fill(slowest_s.tolist(), self.entry.sent_nbytes)
-            else:
-                row.fail(self.reason, wrong=self.wrong)
-            rows.append(row)
-        return rows
-
-    def close(self) -> None:
-        """Free the arm."""
-        if self.arm is not None:
-            self.arm.close()
-
-
-def compare(session: Session, case: str, nbytes: int, entries: Sequence[Entry]) -> list[Row]:
-    """Time `entries` against each other in one run and return a row for each arm and clock.
-
-    Collective, host-blocking. An arm that cannot be made is a row that says why; one that gives a
-    wrong result loses its numbers.
-
-    Parameters
-    ----------
-    session : Session
-        The run.
-    case : str
-        The case, for the rows.
-    nbytes : int, bytes
-        One face or message, for the rows.
-    entries : sequence of Entry
-        The arms, the same on every rank.
+    Local.
     """
-    runs = [_Run(session, entry) for entry in entries]
-    for run in runs:
-        run.check(_OUTER_STEPS, "before the timed blocks")
-        run.plan()
-    repeat = session.options.repeat
-    for turn in range(repeat):
-        # Each arm is first as often as the others: the machine's drift meets all of them.
-        first = turn % len(runs)
-        for run in runs[first:] + runs[:first]:
-            session.progress.show(case, nbytes, run.entry.name)
-            run.time()
-            run.check(_INNER_STEPS if turn + 1 < repeat else _OUTER_STEPS, "between timed blocks")
-        session.progress.advance()
-    rows = [row for run in runs for row in run.rows(case, nbytes)]
-    against = {entry.name: entry.against for entry in entries}
-    for row in rows:
-        set_ratio(row, rows, against[row.arm])
-    for run in reversed(runs):
-        run.close()
-    return rows
+    parser = Parser(
+        prog=PROG,
+        description="Set the medians of two runs side by side: same case, arm, size and clock.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("a", help="the JSON of a run (--output a.json)")
+    parser.add_argument("b", help="the JSON of another one")
+    try:
+        names = parser.parse_args(argv)
+        text = compared(names.a, names.b, is_color=is_terminal(sys.stdout))
+    except UsageError as exc:
+        if is_first_process():
+            sys.stderr.write(f"{PROG}: {exc} (--help says more)\n")
+        return 2
+    if is_first_process():
+        sys.stdout.write(text)
+    return 0
 
 
-def rivals(
-    session: Session, case: str, makers: Mapping[str, Callable[[], list[Entry]]]
-) -> list[Entry]:
-    """Return the entries of the rivals that this run wants.
+def compared(a: str, b: str, *, is_color: bool) -> str:
+    """Return the table of two files.
 
     Local.
 
-    Parameters
-    ----------
-    session : Session
-        The run.
-    case : str
-        The case.
-    makers : mapping of str to callable
-        For each rival its entries; called for those that are wanted and exist on this backend.
-
-    Returns
-    -------
-    list of Entry
-        A rival that was named and does not exist here is an entry that says so.
+    Raises
+    ------
+    UsageError
+        If one of them is no run, or they have nothing in common.
     """
-    from mpishare.bench.arm import Arm, Entry
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
 
-    options, backend = session.options, session.node.backend
-    entries: list[Entry] = []
-    for name, make in makers.items():
-        if not options.wants(name):
-            continue
-        if name in CASES[case].rivals[backend]:
-            entries += make()
-        elif options.against is not None:
-            unfit = f"{name} does not exist on the {backend} backend"
-            entries.append(Entry(name, Arm, rival=True, unfit=unfit))
-    return entries
+    (header_a, rows_a), (header_b, rows_b) = read_run(a), read_run(b)
+    found_a, found_b = ({_key(row): row for row in rows} for rows in (rows_a, rows_b))
+    both = [key for key in found_a if key in found_b]
+    if not both:
+        raise UsageError(f"{a} and {b} have no case, arm, size and clock in common")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("case", "size", "arm", "clock"):
+        table.add_column(head, justify="right" if head == "size" else "left")
+    for head in ("a, us", "b, us", "b / a"):
+        table.add_column(head, justify="right")
+    last: tuple[Any, ...] = ()
+    for key in both:
+        row, other = found_a[key], found_b[key]
+        place = row.case, row.nbytes
+        if last and place != last:
+            table.add_section()
+        case, size = (row.case, nbytes_words(row.nbytes)) if place != last else ("", "")
+        last = place
+        cells = [case, size if row.nbytes else "", row.arm, _CLOCKS[row.clock]]
+        table.add_row(*cells, _median(row), _median(other), _ratio(row, other))
+    text = io.StringIO()
+    console = Console(
+        file=text, force_terminal=is_color, width=_WIDTH, highlight=False, markup=False, emoji=False
+    )
+    for letter, name, header in (("a", a, header_a), ("b", b, header_b)):
+        console.print(f"{letter}: {name}: {_origin(header)}", soft_wrap=True)
+    console.print(table)
+    for letter, found, other_found in (("a", found_a, found_b), ("b", found_b, found_a)):
+        alone = len(found.keys() - other_found.keys())
+        if alone:
+            console.print(f"in {letter} alone: {alone} of {len(found)} rows", soft_wrap=True)
+    return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row.case, row.nbytes, row.n, row.width, row.fields, row.corners, row.arm, row.clock
+
+
+def _origin(header: dict[str, Any]) -> str:
+    """Return where a run is from: what differs here tells of the machine, not of the program."""
+    gpus = sorted({str(gpu.get("name")) for gpu in header.get("gpus", ())})
+    parts = [header.get("hostname"), *gpus, f"{header.get('ranks')} ranks", header.get("date")]
+    return ", ".join(str(part) for part in [*parts, header.get("git_revision")] if part)
+
+
+def _median(row: Row) -> str:
+    if row.median_us is None:
+        return "wrong" if row.wrong else "not run"
+    return us_words(row.median_us)
+
+
+def _ratio(row: Row, other: Row) -> str:
+    if not row.median_us or other.median_us is None:
+        return ""
+    return f"{other.median_us / row.median_us:.2f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,21 @@ import numpy as np
 import mpishare
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpishare.bench.session import Session
 
 _GIT_S = 5.0
+#: Settings of other libraries, and of mpishare, that a reader must know.
+_SETTINGS = (
+    "MPISHARE_BACKEND",
+    "MPISHARE_ROUTE",
+    "MPIR_CVAR_ENABLE_GPU",
+    "OMPI_MCA_mpi_yield_when_idle",
+    "OMPI_MCA_osc",
+    "OMPI_MCA_pml",
+    "UCX_TLS",
+)
 
 
 def gather(session: Session) -> dict[str, Any]:
@@ -47,6 +58,9 @@ def gather(session: Session) -> dict[str, Any]:
         "mpi4py": mpi4py.__version__,
         "cupy": _imported_version("cupy"),
         "cuda-bindings": _imported_version("cuda.bindings"),
+        "nccl": _nccl_version(),
+        "nvshmem4py": _imported_version("nvshmem"),
+        "torch": _imported_version("torch"),
     }
     header: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -64,6 +78,7 @@ def gather(session: Session) -> dict[str, Any]:
         "mpi_library": _first_line(MPI.Get_library_version()),
         "versions": versions,
         "git_revision": _git_revision() if comm.rank == 0 else None,
+        "command": command(comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
         "notes": [],
     }
@@ -137,6 +152,34 @@ def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
         "about a millisecond. Start the Multi-Process Service before the ranks: "
         "nvidia-cuda-mps-control -d"
     ]
+
+
+def command(ranks: int, words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the command of this run, with the settings that change what is measured.
+
+    Local.
+
+    Parameters
+    ----------
+    ranks : int
+        How many were started; by what, they do not know.
+    words : sequence of str
+        The arguments.
+    environment : mapping of str to str
+        Of a rank.
+    """
+    set_here = [
+        f"{name}={shlex.quote(environment[name])}" for name in _SETTINGS if name in environment
+    ]
+    return " ".join([*set_here, f"mpirun -n {ranks} python -m mpishare.bench", shlex.join(words)])
+
+
+def _nccl_version() -> str | None:
+    if "mpishare.bench.links.nccl" not in sys.modules:
+        return None
+    from mpishare.bench.links.nccl import version
+
+    return version()
 
 
 def _cores() -> int:

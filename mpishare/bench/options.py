@@ -27,6 +27,7 @@ _MOST_FIELDS = 16
 _EPILOG = f"""\
 cases: 'list' prints them, 'all' runs every case at every size. Without a case these run, at the
 sizes that end soon: {", ".join(DEFAULT_CASES)}.
+'compare a.json b.json' sets two runs side by side.
 Sizes are bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case a size is that
 of a face: n, the cells a rank along each axis, is what gives it, and the row has what it came to.
 Clocks: 'latency' synchronizes after each exchange, 'throughput' after a batch of them.
@@ -53,7 +54,8 @@ class Options:
     repeat : int
         Timed blocks of each arm, taken in turn with those of the others.
     against : tuple of str or None
-        The rivals to run beside mpishare; None for every one the backend has.
+        The rivals to run beside mpishare; None for those that a case runs unasked, and ``"all"``
+        among them for every one that it has on the backend.
     width : int, cells
         Ghosts a side in the halo cases.
     fields : int
@@ -67,7 +69,10 @@ class Options:
     format : str
         ``table``, ``json`` or ``csv``.
     output : str or None
-        The file that takes the report instead of stdout.
+        A file that takes the report: as JSON or CSV where its name ends in ``.json`` or ``.csv``,
+        and then stdout has what `format` says besides, unless that is the same.
+    plot : str or None
+        A file that takes the plot.
     """
 
     cases: tuple[str, ...] = DEFAULT_CASES
@@ -85,6 +90,7 @@ class Options:
     timeout_s: float = 120.0
     format: str = "table"
     output: str | None = None
+    plot: str | None = None
 
     def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
         """Sizes of a face or message on `backend`, in bytes and in order.
@@ -110,12 +116,21 @@ class Options:
         high = self.max_nbytes or max(*ladder, low)
         return tuple(sorted({n for n in ladder if low <= n <= high} | named))
 
-    def wants(self, rival: str) -> bool:
-        """Whether `rival` is named by ``--against``, or nothing is.
+    def wants(self, rival: str, *, unasked: bool = True) -> bool:
+        """Whether `rival` is to run.
 
         Local.
+
+        Parameters
+        ----------
+        rival : str
+            The rival.
+        unasked : bool
+            Whether it runs where ``--against`` is not given.
         """
-        return self.against is None or rival in self.against
+        if self.against is None:
+            return unasked
+        return "all" in self.against or rival in self.against
 
     def as_dict(self) -> dict[str, Any]:
         """Return the options that change a number, for the header.
@@ -123,7 +138,7 @@ class Options:
         Local.
         """
         options = asdict(self)
-        del options["format"], options["output"]
+        del options["format"], options["output"], options["plot"]
         return options
 
 
@@ -199,7 +214,11 @@ def _parser() -> Parser:
         metavar="N",
         help="timed blocks of each arm (%(default)s)",
     )
-    add("--against", metavar="RIVAL,...", help="none, all, or some of: " + ", ".join(RIVALS))
+    add(
+        "--against",
+        metavar="RIVAL,...",
+        help="none, all, or some of: " + ", ".join(RIVALS) + "; without it, those that end soon",
+    )
     halos = ", ".join(name for name, case in CASES.items() if case.takes_halo)
     add(
         "--width",
@@ -217,7 +236,8 @@ def _parser() -> Parser:
     )
     add("--corners", action="store_true", help=f"edges and corners too, for {halos}")
     add("--format", choices=("table", "json", "csv"), default=default.format)
-    add("--output", metavar="FILE", help="write the report there instead of to stdout")
+    add("--output", metavar="FILE", help="write the report there; a .json or .csv is one")
+    add("--plot", metavar="FILE", help="draw time and ratios over size: .svg, .png, .pdf")
     add("--no-check", dest="check", action="store_false", help="do not check results")
     add(
         "--timeout-s",
@@ -244,13 +264,13 @@ def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
 
 
 def _chosen_rivals(text: str | None) -> tuple[str, ...] | None:
-    """Return the rivals to run, None for all."""
-    if text is None or text == "all":
+    """Return the rivals to run, None for those that run unasked."""
+    if text is None:
         return None
     if text == "none":
         return ()
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in RIVALS]
+    unknown = [name for name in names if name not in (*RIVALS, "all")]
     if unknown:
         known = ", ".join(("none", "all", *RIVALS))
         raise UsageError(f"--against: unknown rival {unknown[0]!r}: choose from {known}")

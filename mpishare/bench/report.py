@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+#: What a file is by the end of its name, whatever is shown.
+FILE_FORMATS = ("json", "csv")
 #: Wider than any table, so that none is squeezed into columns that cannot be read.
 _WIDTH = 1000
 
@@ -63,8 +65,16 @@ def _as_tables(header: dict[str, Any], rows: Sequence[Row], *, is_color: bool) -
     for line in header_lines(header):
         console.print(line, soft_wrap=True)
     for case, of_case in groupby(rows, key=lambda row: row.case):
+        found = list(of_case)
+        ceilings = [row for row in found if row.kind == "ceiling"]
         console.print()
-        _print_case(console, case, list(of_case))
+        _print_rows(
+            console,
+            f"{case}{_halo_words(found[0])}",
+            [row for row in found if row.kind != "ceiling"],
+        )
+        if ceilings:
+            _print_rows(console, f"{case}: ceilings, which leave out order or data", ceilings)
     if rows:
         console.print()
         console.print(_legend(header), soft_wrap=True)
@@ -78,8 +88,9 @@ def _legend(header: dict[str, Any]) -> str:
     checked = "every result checked" if header["options"]["check"] else "results NOT checked"
     return (
         "us, maximum over the ranks; latency: a synchronize after each, back to back: one after a "
-        "batch.\nratio: over the fastest rival, below 1 mpishare is faster; "
-        f"{checked}."
+        f"batch; {checked}.\n"
+        "ratio: of an arm of mpishare its time over that of the fastest rival; of a rival that of "
+        "the fastest arm of mpishare over its own. Below 1 mpishare is faster."
     )
 
 
@@ -115,10 +126,9 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _print_case(console: Console, case: str, rows: Sequence[Row]) -> None:
-    """Print one case: a line an arm and size, with both clocks side by side."""
+def _print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
+    """Print one table: a line an arm and size, with both clocks side by side."""
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
-    title = f"{case}{_halo_words(rows[0])}"
     lines: list[tuple[Row, list[str]]] = []
     for _, of_arm in groupby(rows, key=lambda row: (row.nbytes, row.arm)):
         clocks = {row.clock: row for row in of_arm}
@@ -159,7 +169,7 @@ def _table(title: str, lines: Sequence[tuple[Row, list[str]]]) -> Table:
         if row.nbytes != last:
             table.add_section()
             last = row.nbytes
-        table.add_row(*(cells[index] for index in used), style="dim" if row.rival else None)
+        table.add_row(*(cells[index] for index in used), style=None if row.kind == "own" else "dim")
     return table
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Clock = Literal["latency", "throughput"]
 CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
+
+Kind = Literal["own", "rival", "ceiling"]
 
 
 @dataclass
@@ -41,10 +43,13 @@ class Row:
         Why there is no number.
     wrong : bool
         Whether that is because a check found a wrong result.
-    rival : bool
-        Whether this is what mpishare is measured beside.
+    kind : str
+        ``own``: an arm of mpishare. ``rival``: what it is measured beside. ``ceiling``: what the
+        machine can do at best, with no order in it or no data.
     ratio : float or None
-        The median over that of the fastest rival; below 1 mpishare is the faster one.
+        Below 1 mpishare is the faster one. Of an arm of mpishare: its median over that of its
+        fastest rival. Of a rival: the median of the fastest arm of mpishare that is measured beside
+        it, over its own.
     n, width, fields : int or None
         Of a halo case: owned cells a rank along each axis, ghosts a side, fields of an exchange.
     corners : bool or None
@@ -65,7 +70,7 @@ class Row:
     ok: bool = False
     reason: str | None = None
     wrong: bool = False
-    rival: bool = False
+    kind: Kind = "own"
     ratio: float | None = None
     n: int | None = None
     width: int | None = None
@@ -121,18 +126,30 @@ def _shortened(value: Any) -> Any:
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
-def set_ratio(row: Row, rows: Sequence[Row], against: Sequence[str]) -> None:
-    """Set the ratio of `row` to the fastest of the rivals `against` that ran on the same clock.
+def set_ratios(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
+    """Set the ratios of the rows of one case and size, clock by clock.
 
     Local.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of all arms.
+    against : mapping of str to sequence of str
+        For each arm of mpishare the rivals that it is measured beside.
     """
-    rivals = [
-        other.median_us
-        for other in rows
-        if other.arm in against
-        and other.rival
-        and (other.case, other.nbytes, other.clock) == (row.case, row.nbytes, row.clock)
-        and other.median_us
-    ]
-    if rivals and row.median_us is not None:
-        row.ratio = row.median_us / min(rivals)
+    for row in rows:
+        if row.median_us is None or row.kind == "ceiling":
+            continue
+        # Of each pair one is mpishare's, whichever of them this row is.
+        others = [
+            other.median_us
+            for other in rows
+            if other.clock == row.clock
+            and {other.kind, row.kind} == {"own", "rival"}
+            and (other.arm in against.get(row.arm, ()) or row.arm in against.get(other.arm, ()))
+            and other.median_us
+        ]
+        if others:
+            fastest = min(others)
+            row.ratio = row.median_us / fastest if row.kind == "own" else fastest / row.median_us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,6 +54,8 @@ class Session:
         Every arm works on this one stream; None on the host backend.
     synchronize : callable
         Waits for the stream; does nothing on the host backend, whose calls block.
+    crowd : int
+        The most ranks that share a GPU; 0 on the host backend.
     """
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
@@ -67,6 +70,11 @@ class Session:
             self.stream = self.node.xp.cuda.Stream(non_blocking=True)
             self.stream.use()
             self.synchronize = self.stream.synchronize
+        device = self.node.device
+        gpus = Counter(comm.allgather(None if device is None else device.uuid))
+        del gpus[None]
+        self.crowd = max(gpus.values(), default=0)
+        self._kept: dict[str, tuple[Any, str | None]] = {}
 
     @property
     def on_cuda(self) -> bool:
@@ -139,6 +147,29 @@ class Session:
         if failures:
             return None, failures[0][2]
         return made, None
+
+    def once(
+        self, name: str, make: Callable[[], tuple[Made | None, str | None]]
+    ) -> tuple[Made | None, str | None]:
+        """Return what `make` returned when it was called first under this name.
+
+        Collective, host-blocking. What it made is closed with the session.
+
+        Returns
+        -------
+        made, reason : object or None, str or None
+            As of `attempt`: an answer that is no stays no for the run.
+        """
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    def close(self) -> None:
+        """Close what `once` made, the last first. Collective."""
+        while self._kept:
+            _, (made, _) = self._kept.popitem()
+            if made is not None:
+                made.close()
 
     def wrong_on(self, wrong: int) -> str | None:
         """Return which ranks found wrong words and how many, None where no rank did.

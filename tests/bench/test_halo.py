@@ -110,8 +110,8 @@ def test_every_arm_is_right(ranks: int, options: tuple[str, ...]) -> None:
         assert {row["arm"] for row in found} == OWN | RIVALS
         assert len(found) == 2 * len(OWN | RIVALS)
         for row in found:
-            assert row["rival"] == (row["arm"] in RIVALS), row
-            assert (row["ratio"] is None) == row["rival"], row
+            assert row["kind"] == ("rival" if row["arm"] in RIVALS else "own"), row
+            assert (row["ratio"] is None) == (not row["ok"]), row
             expected = (2, 2, True) if options else (1, 1, False)
             assert (row["width"], row["fields"], row["corners"]) == expected, row
 
@@ -163,11 +163,11 @@ def test_a_wrong_exchange_is_status_1_and_no_number(
 
 def test_a_block_without_memory_and_a_rival_of_another_backend_are_rows_that_say_so() -> None:
     words = ["halo2d", "--min", "16MiB", "--max", "16MiB", "--format", "json", *QUICK]
-    result = run_ranks(2, [*BENCH, *words, "--against", "isend,pinned"], env=HOST)
+    result = run_ranks(2, [*BENCH, *words, "--against", "isend,staged"], env=HOST)
     assert result.returncode == 0, result.describe()
     rows = json.loads(result.stdout)["rows"]
     check_rows(rows, 2)
     reasons = {row["arm"]: row["reason"] for row in rows}
-    assert reasons.pop("pinned") == "pinned does not exist on the host backend"
+    assert reasons.pop("staged") == "staged does not exist on the host backend"
     assert set(reasons) == OWN | {"isend"}
     assert all("memory" in reason for reason in reasons.values()), result.describe()

@@ -15,7 +15,7 @@ from mpishare.bench.measure import BLOCK_S, plan, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
 from mpishare.bench.pattern import POISON, Pattern, word
 from mpishare.bench.report import render
-from mpishare.bench.rows import COLUMNS, Row, set_ratio
+from mpishare.bench.rows import COLUMNS, Row, set_ratios
 
 HEADER = {
     "date": "2026-01-02T03:04:05+00:00",
@@ -88,19 +88,20 @@ def test_statistics_of_a_row() -> None:
     assert not found.ok
 
 
-def test_ratio_is_to_the_fastest_rival_on_the_same_clock() -> None:
+def test_ratios_are_to_the_fastest_of_the_other_side_on_the_same_clock() -> None:
     rows = [
         row("own", median_us=2.0),
-        row("slow", median_us=8.0, rival=True),
-        row("fast", median_us=4.0, rival=True),
-        row("fast", "throughput", median_us=1.0, rival=True),
-        row("unrelated", median_us=0.1, rival=True),
-        row("broken", rival=True, reason="none here"),
+        row("slower own", median_us=3.0),
+        row("slow", median_us=8.0, kind="rival"),
+        row("fast", median_us=4.0, kind="rival"),
+        row("fast", "throughput", median_us=1.0, kind="rival"),
+        row("unrelated", median_us=0.1, kind="rival"),
+        row("broken", kind="rival", reason="none here"),
+        row("ceiling", median_us=0.1, kind="ceiling"),
     ]
-    set_ratio(rows[0], rows, ["slow", "fast", "broken"])
-    assert rows[0].ratio == 0.5
-    set_ratio(rows[1], rows, [])
-    assert rows[1].ratio is None
+    beside = ["slow", "fast", "broken", "ceiling"]  # a ceiling is no rival, whoever names it
+    set_ratios(rows, {"own": beside, "slower own": beside})
+    assert [each.ratio for each in rows] == [0.5, 0.75, 0.25, 0.5, None, None, None, None]
 
 
 # --- the command line
@@ -157,7 +158,11 @@ def test_words_are_understood() -> None:
     assert parse(["all"]).full
     assert parse(["--against", "none"]).against == ()
     assert parse(["--against", "isend, barrier"]).against == ("isend", "barrier")
-    assert parse(["--against", "all"]).against is None
+    assert parse([]).against is None
+    assert parse(["--against", "all"]).wants("naive", unasked=False)
+    assert not parse([]).wants("naive", unasked=False)
+    assert parse(["--against", "nccl,staged"]).wants("nccl", unasked=False)
+    assert not parse(["--against", "nccl,staged"]).wants("isend")
     assert not parse(["--no-check"]).check
     found = parse(["ring", "halo2d", "--width", "3", "--fields", "16", "--corners"])
     assert (found.width, found.fields, found.corners) == (3, 16, True)
@@ -220,10 +225,10 @@ def a_run() -> list[Row]:
     good, bad, rival, absent = (row(arm) for arm in ("own", "bad", "rival", "absent"))
     good.fill([1e-6, 2e-6, 3e-6], 8)
     rival.fill([4e-6], 8)
-    rival.rival = True
+    rival.kind = "rival"
     bad.fail("wrong result: 3 on rank 1", wrong=True)
     absent.fail("there is none", wrong=False)
-    set_ratio(good, [good, rival], ["rival"])
+    set_ratios([good, rival], {"own": ["rival"]})
     return [good, bad, rival, absent]
 
 

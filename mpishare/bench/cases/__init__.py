@@ -19,6 +19,9 @@ class Case:
         The arms of mpishare.
     rivals : dict of str to tuple of str
         For each backend, what they are measured beside.
+    on_request : frozenset of str
+        Those of them that run only if the command line names them, or all: they take long to set
+        up, or are no rivals but ceilings.
     is_sized : bool
         Whether it runs once for each size.
     is_default : bool
@@ -36,11 +39,18 @@ class Case:
     summary: str
     arms: tuple[str, ...]
     rivals: dict[str, tuple[str, ...]]
+    on_request: frozenset[str] = frozenset()
     is_sized: bool = False
     is_default: bool = True
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     most_nbytes: int | None = None
     takes_halo: bool = False
+
+
+#: What carries words from GPU to GPU, see `mpishare.bench.links`.
+LINKS = ("mpi", "nccl", "nvshmem", "torch")
+#: What the machine can do at best, see `mpishare.bench.cases.ceilings`.
+CEILINGS = "ceilings"
 
 
 def _halo(
@@ -50,6 +60,7 @@ def _halo(
     most_nbytes: int | None,
     *,
     is_default: bool = False,
+    ceilings: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         name,
@@ -57,8 +68,9 @@ def _halo(
         ("window fields", "private fields"),
         {
             "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
-            "cuda": ("pinned", "naive"),
+            "cuda": ("staged", "naive", *LINKS, *ceilings),
         },
+        on_request=frozenset({"naive", *LINKS, *ceilings}),
         is_sized=True,
         is_default=is_default,
         sizes=sizes,
@@ -105,11 +117,12 @@ _ALL = (
         ("window pairwise", "window fence"),
         {
             "host": ("isend", "persistent", "sendrecv"),
-            "cuda": ("isend", "persistent", "sendrecv"),
+            "cuda": ("staged", *LINKS, CEILINGS),
         },
+        on_request=frozenset({*LINKS, CEILINGS}),
         is_sized=True,
     ),
-    _halo("halo1d", "one axis", {}, None),
+    _halo("halo1d", "one axis", {}, None, ceilings=(CEILINGS,)),
     # A block of the largest sizes has the square or the cube of a face: gigabytes a rank.
     _halo(
         "halo2d",

@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.compare import compare, rivals
+from mpishare.bench.contest import contest, rivals
 from mpishare.bench.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.bench.rows import Row
+    from mpishare.bench.rows import Kind, Row
     from mpishare.bench.session import Session
 
 # cudaMemcpyKind
@@ -43,7 +43,8 @@ def _run_size(session: Session, nbytes: int) -> list[Row]:
         make: Callable[[], Arm] = Arm
         if private is not None and window is not None:
             make = partial(kind, private, window, shift)
-        return Entry(name, make, nbytes, against, not against, reason)
+        role: Kind = "own" if against else "rival"
+        return Entry(name, make, nbytes, against, role, reason)
 
     def memcpy() -> list[Entry]:
         if not session.on_cuda:
@@ -55,7 +56,7 @@ def _run_size(session: Session, nbytes: int) -> list[Row]:
         entry("neighbor", _Copy, 1, "memcpy", "memcpy neighbor"),
         *rivals(session, "bandwidth", {"memcpy": memcpy}),
     ]
-    rows = compare(session, "bandwidth", nbytes, entries)
+    rows = contest(session, "bandwidth", nbytes, entries)
     if window is not None:
         window.close()
     return rows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.compare import compare, rivals
+from mpishare.bench.contest import contest, rivals
 from mpishare.bench.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(session: Session) -> list[Row]:
         def make() -> Arm:
             return kind(session, pattern)
 
-        return Entry(name, make, against=against, rival=not against, unfit=alone)
+        return Entry(name, make, against=against, kind="own" if against else "rival", unfit=alone)
 
     entries = [
         entry("hop", _Hop, "bcast"),
@@ -47,7 +47,7 @@ def run(session: Session) -> list[Row]:
             {"bcast": lambda: [entry("bcast", _Bcast)], "send": lambda: [entry("send", _Send)]},
         ),
     ]
-    return compare(session, "event", 0, entries)
+    return contest(session, "event", 0, entries)
 
 
 class _Hop(Arm):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.compare import compare, rivals
+from mpishare.bench.contest import contest, rivals
 from mpishare.bench.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def run(session: Session) -> list[Row]:
     pattern = Pattern(session.node.xp, 1)
 
     def counters() -> list[Entry]:
-        return [Entry("counters", lambda: _Counters(session, pattern), rival=True)]
+        return [Entry("counters", lambda: _Counters(session, pattern), kind="rival")]
 
     entries = [
         Entry("fence", lambda: _Fence(session, pattern), against=("barrier", "counters")),
@@ -33,13 +33,13 @@ def run(session: Session) -> list[Row]:
             "fence",
             {
                 "barrier": lambda: [
-                    Entry("barrier", lambda: _Barrier(session, pattern), rival=True)
+                    Entry("barrier", lambda: _Barrier(session, pattern), kind="rival")
                 ],
                 "counters": counters,
             },
         ),
     ]
-    return compare(session, "fence", 0, entries)
+    return contest(session, "fence", 0, entries)
 
 
 class _OrderAll(Arm):

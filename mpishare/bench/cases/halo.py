@@ -1,8 +1,9 @@
 """The halo cases: n cells a rank along each axis, beside MPI messages.
 
 `HaloExchange` on fields in windows and on private ones, in rows of their own. On the host the
-rivals are the exchanges that MPI has, on CUDA messages that are staged through the host. A rival
-moves the same cells: with corners, axis by axis with ghosts along, or to up to 26 neighbors.
+rivals are the exchanges that MPI has; on CUDA messages that are staged through the host, and
+libraries that move words from GPU to GPU. A rival moves the same cells: with corners, axis by axis
+with ghosts along, or to up to 26 neighbors.
 """
 
 from __future__ import annotations
@@ -11,30 +12,30 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpishare.bench.arm import Arm, Entry
+from mpishare.bench.cases import CEILINGS, LINKS
 from mpishare.bench.cases.halo_arms import PrivateFields, WindowFields
 from mpishare.bench.cases.halo_grid import Grid, cells
 from mpishare.bench.cases.halo_messages import Isend, NeighborPacked, Persistent, Sendrecv, Waitany
 from mpishare.bench.cases.halo_staged import Naive, Pinned
 from mpishare.bench.cases.halo_types import Datatypes, NeighborTypes
-from mpishare.bench.compare import compare, rivals
+from mpishare.bench.contest import contest, rivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.bench.rows import Row
+    from mpishare.bench.rows import Kind, Row
     from mpishare.bench.session import Session
 
 #: A rival's entries in the report: where none of several forms is the fastest everywhere, all.
-_RIVALS: dict[str, dict[str, Callable[[Grid], Arm]]] = {
+_MESSAGES: dict[str, dict[str, Callable[[Grid], Arm]]] = {
     "sendrecv": {"sendrecv": Sendrecv},
     "isend": {"isend": Isend},
     "persistent": {"persistent": Persistent, "persistent waitany": Waitany},
     "neighborhood": {"neighborhood packed": NeighborPacked, "neighborhood types": NeighborTypes},
     "datatypes": {"datatypes": Datatypes},
-    "pinned": {"pinned": Pinned},
+    "staged": {"staged": Pinned},
     "naive": {"naive": Naive},
 }
-_AGAINST = tuple(name for entries in _RIVALS.values() for name in entries)
 
 
 def run_axes(session: Session, naxes: int) -> list[Row]:
@@ -64,17 +65,36 @@ def _run_size(session: Session, case: str, naxes: int, nbytes: int) -> list[Row]
     if reason is None:
         _, reason = session.attempt(grid.allocate)
 
-    def entry(name: str, kind: Callable[[Grid], Arm], *, is_rival: bool = False) -> Entry:
-        against = () if is_rival else _AGAINST
-        unfit = reason or (grid.crowd if kind is Waitany else None)
-        return Entry(name, partial(kind, grid), grid.sent_nbytes, against, is_rival, unfit)
+    def entry(name: str, arm: Callable[[Grid], Arm], kind: Kind = "rival") -> Entry:
+        unfit = reason or (grid.crowd if arm is Waitany else None)
+        mine = against if kind == "own" else ()
+        return Entry(name, partial(arm, grid), grid.sent_nbytes, mine, kind, unfit)
 
-    def of_rival(name: str) -> list[Entry]:
-        return [entry(each, kind, is_rival=True) for each, kind in _RIVALS[name].items()]
+    def messages(word: str) -> list[Entry]:
+        return [entry(name, arm) for name, arm in _MESSAGES[word].items()]
 
-    entries = [entry("window fields", WindowFields), entry("private fields", PrivateFields)]
-    entries += rivals(session, case, {name: partial(of_rival, name) for name in _RIVALS})
-    rows = compare(session, case, grid.face_nbytes, entries)
+    def linked(word: str) -> list[Entry]:
+        from mpishare.bench.cases.linked import LinkedHalo, entries
+
+        return entries(session, word, partial(LinkedHalo, grid), grid.sent_nbytes, reason)
+
+    def ceilings() -> list[Entry]:
+        from mpishare.bench.cases.ceilings import entries
+
+        return entries(session, grid.face_nbytes * grid.count, reason)
+
+    makers: dict[str, Callable[[], list[Entry]]] = {
+        **{word: partial(messages, word) for word in _MESSAGES},
+        **{word: partial(linked, word) for word in LINKS},
+        CEILINGS: ceilings,
+    }
+    others = rivals(session, case, makers)
+    against = tuple(other.name for other in others if other.kind == "rival")
+    own = [
+        entry("window fields", WindowFields, "own"),
+        entry("private fields", PrivateFields, "own"),
+    ]
+    rows = contest(session, case, grid.face_nbytes, [*own, *others])
     for row in rows:
         row.n, row.width, row.fields, row.corners = grid.n, grid.width, grid.count, grid.corners
     grid.close()

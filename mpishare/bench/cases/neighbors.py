@@ -47,10 +47,18 @@ class Ring:
 
 
 class RingArm(Arm):
-    """An arm that moves both faces of a `Ring`."""
+    """An arm that moves both faces of a `Ring`.
+
+    Attributes
+    ----------
+    faces : array of uint64, (2, words)
+        What goes to the left and to the right neighbor; those of the ring, unless the arm moves
+        them from elsewhere.
+    """
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
+        self.faces = ring.faces
 
     def ghosts(self) -> Any:
         """Return where the last step put the left and the right neighbor's face."""
@@ -60,7 +68,7 @@ class RingArm(Arm):
         """Write both faces."""
         ring = self.ring
         for side in (LEFT, RIGHT):
-            ring.pattern.fill(ring.faces[side], ring.node.rank, side, token)
+            ring.pattern.fill(self.faces[side], ring.node.rank, side, token)
 
     def poison(self) -> None:
         """Spoil both ghosts."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mpishare.bench.arm import Arm, Entry
 from mpishare.bench.cases.neighbors import PairwiseArm, ParityArm, Ring
-from mpishare.bench.compare import compare, rivals
+from mpishare.bench.contest import contest, rivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ def run(session: Session) -> list[Row]:
     node = session.node
 
     def rival(name: str, make: Callable[[], Arm]) -> list[Entry]:
-        return [Entry(name, make, rival=True)]
+        return [Entry(name, make, kind="rival")]
 
     def sendrecv() -> Arm:
         return _OrderOnly(ring, _exchange_nothing(ring))
@@ -47,7 +47,7 @@ def run(session: Session) -> list[Row]:
             },
         ),
     ]
-    return compare(session, "pairwise", 0, entries)
+    return contest(session, "pairwise", 0, entries)
 
 
 class _Pairwise(PairwiseArm):

@@ -14,11 +14,12 @@ from mpi4py import MPI
 
 from mpishare import Node
 from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.compare import rivals
+from mpishare.bench.contest import rivals
 from mpishare.bench.measure import max_over_ranks
-from mpishare.bench.rows import Row, set_ratio
+from mpishare.bench.rows import Row, set_ratios
 
 if TYPE_CHECKING:
+    from mpishare.bench.rows import Kind
     from mpishare.bench.session import Session
 
 _NBYTES = 1 << 20
@@ -31,7 +32,7 @@ def run(session: Session) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
     own: list[type[_Make]] = [_MakeNode, _MakeEvent, _Allocate, _AllocateEach]
     wanted = rivals(
-        session, "setup", {"allocate_shared": lambda: [Entry("allocate_shared", Arm, rival=True)]}
+        session, "setup", {"allocate_shared": lambda: [Entry("allocate_shared", Arm, kind="rival")]}
     )
     makes = [kind(session) for kind in own]
     makes += [_AllocateShared(session, entry.unfit) for entry in wanted]
@@ -42,8 +43,7 @@ def run(session: Session) -> list[Row]:
             make.once()
         session.progress.advance()
     rows = [make.row() for make in makes]
-    for row, make in zip(rows, makes, strict=True):
-        set_ratio(row, rows, make.against)
+    set_ratios(rows, {make.name: make.against for make in makes})
     return rows
 
 
@@ -53,7 +53,7 @@ class _Make:
     name = ""
     nbytes = 0
     against: tuple[str, ...] = ()
-    rival = False
+    kind: Kind = "own"
 
     def __init__(self, session: Session, reason: str | None = None) -> None:
         self.session = session
@@ -101,7 +101,7 @@ class _Make:
             ranks=session.comm.size,
             nbytes=self.nbytes,
             clock="latency",
-            rival=self.rival,
+            kind=self.kind,
         )
         if self.reason is None:
             row.fill(max_over_ranks(session.comm, self._samples_s).tolist(), 0)
@@ -161,7 +161,7 @@ class _MakeEvent(_Make):
 class _AllocateShared(_Make):
     name = "allocate_shared"
     nbytes = _NBYTES
-    rival = True
+    kind = "rival"
 
     def make(self) -> Any:
         comm = cast("MPI.Intracomm", self.node.comm)

@@ -1,0 +1,68 @@
+"""An arm whose step is captured into a graph once and launched from then on. CUDA only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpishare.bench.arm import Arm
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from mpishare.bench.session import Session
+
+
+class Captured(Arm):
+    """The step of `arm` as one graph.
+
+    Collective: does one step first, since what a library sets up at its first use, or loads, is not
+    to be captured.
+
+    Raises
+    ------
+    UnsupportedError
+        If the step cannot be captured.
+    """
+
+    def __init__(self, session: Session, arm: Arm) -> None:
+        stream = session.stream
+        self._arm = arm
+        self.moves = arm.moves
+        self._session = session
+        self._stream = stream
+        arm.step()
+        session.synchronize()
+        session.comm.Barrier()
+        try:
+            stream.begin_capture()
+            arm.step()
+            self._graph = stream.end_capture()
+        except RuntimeError as exc:  # CuPy's of CUDA and of NCCL
+            if stream.is_capturing():
+                stream.end_capture()
+            raise UnsupportedError(f"cannot be captured into a graph: {exc}") from exc
+
+    def step(self) -> None:
+        """Launch the graph."""
+        self._graph.launch(self._stream)
+
+    def fill(self, token: int) -> None:
+        """Write what this rank sends."""
+        self._arm.fill(token)
+
+    def poison(self) -> None:
+        """Overwrite what this rank received."""
+        self._arm.poison()
+
+    def count(self, token: int) -> None:
+        """Count the words received that are not those of `token`."""
+        self._arm.count(token)
+
+    def wrong(self) -> int:
+        """Return how many words were wrong."""
+        return self._arm.wrong()
+
+    def close(self) -> None:
+        """Free the graph, and then what its nodes use."""
+        self._session.synchronize()
+        del self._graph
+        self._arm.close()

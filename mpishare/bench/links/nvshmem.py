@@ -1,0 +1,110 @@
+"""NVSHMEM: puts with a signal on the stream, and waits of the stream for the signals."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.bench.links.link import Library
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.links.link import Link
+    from mpishare.bench.session import Session
+
+
+class Nvshmem(Library):
+    """NVSHMEM over all ranks of the run, through nvshmem4py.
+
+    Words alternate between two places: a rank that puts into one of them again has waited for the
+    signal in between, which its reader sent after reading.
+    """
+
+    label = "NVSHMEM"
+    halves = 2
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        import nvshmem.core
+        from cuda.core import Device
+
+        self._core, self._bindings = nvshmem.core, nvshmem.bindings
+        self._signals: list[Any] = []
+        comm, device = session.comm, Device(session.node.xp.cuda.Device().id)
+        device.set_current()
+        name = nvshmem.core.get_unique_id(empty=comm.rank != 0)
+        comm.Bcast(name._data.view(np.int8), 0)
+        nvshmem.core.init(
+            device=device,
+            uid=name,
+            rank=comm.rank,
+            nranks=comm.size,
+            initializer_method="uid",
+        )
+
+    @classmethod
+    def require(cls, session: Session) -> None:  # noqa: ARG003
+        """Refuse to be made where it is not installed. Local."""
+        # Before the library is loaded: a put gains nothing from multicast, and setting that up
+        # concerns every GPU of the host, also those of others.
+        os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
+        if find_spec("nvshmem") is None:
+            raise UnsupportedError("NVSHMEM: nvshmem4py is not installed")
+        try:
+            import nvshmem.core  # noqa: F401
+        except (ImportError, OSError, RuntimeError) as exc:
+            raise UnsupportedError(f"NVSHMEM: {exc}") from exc
+
+    def empty(self, words: int) -> Any:
+        """Return symmetric memory. Collective."""
+        memory = self._core.array((words,), dtype="uint64")
+        memory.fill(0)
+        return memory
+
+    def free(self, memory: Any) -> None:
+        """Give symmetric memory back. Collective."""
+        self.session.synchronize()
+        self._core.free_array(memory)
+
+    def mover(self, links: Sequence[Link], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+        """Return one put with a signal and one wait a link. Stream-ordered."""
+        stream = int(self.session.stream.ptr)
+        put = self._bindings.putmem_signal_on_stream
+        wait = self._bindings.signal_wait_until_on_stream
+        put_value = int(self._core.SignalOp.SIGNAL_SET)
+        reached = int(self._core.ComparisonType.CMP_GE)
+        # Held: the calls know addresses only.
+        signals = self.empty(len(links))
+        self._signals.append(signals)
+        self.session.synchronize()
+        self.session.comm.Barrier()
+        first = int(signals.data.ptr)
+        # The k-th place and the k-th signal have the same address on all ranks.
+        puts = [
+            (int(each.into.data.ptr), int(each.out.data.ptr), 8 * each.words, first + 8 * k)
+            for k, each in enumerate(links)
+        ]
+        to = [each.to for each in links]
+        waits = [first + 8 * k for k in range(len(links))]
+        step = 0
+
+        def move() -> None:
+            nonlocal step
+            step += 1
+            for words, peer in zip(puts, to, strict=True):
+                put(*words, step, put_value, peer, stream)
+            for signal in waits:
+                wait(signal, reached, step, stream)
+
+        return move
+
+    def close(self) -> None:
+        """End NVSHMEM. Collective."""
+        for signals in self._signals:
+            self.free(signals)
+        self._core.finalize()

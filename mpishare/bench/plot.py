@@ -1,0 +1,114 @@
+"""The plot of a run: time over size, an arm a line, and the ratios to the fastest rival below."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.bench.rows import CLOCKS
+from mpishare.bench.words import nbytes_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mpishare.bench.rows import Clock, Row
+
+_TITLES = {"latency": "a synchronize after each", "throughput": "back to back"}
+_STYLES: dict[str, dict[str, Any]] = {
+    "own": {"linewidth": 2.2, "marker": "o", "markersize": 4},
+    "rival": {"linewidth": 1.1, "marker": ".", "markersize": 5},
+    "ceiling": {"linewidth": 0.9, "linestyle": ":", "color": "0.45"},
+}
+_WIDTH, _HEIGHT = 5.5, 5.5  # inches a case and clock
+
+
+def draw(file: Path, header: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Draw the cases that ran at several sizes, a column a clock and two rows a case.
+
+    Local. The same run gives the same bytes of SVG.
+
+    Parameters
+    ----------
+    file : pathlib.Path
+        Where to; its suffix says as what.
+    header : dict
+        On what it was measured.
+    rows : sequence of Row
+        Of all cases.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    cases = [
+        case for case in dict.fromkeys(row.case for row in rows) if len(_sizes(case, rows)) > 1
+    ]
+    with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8}):
+        figure = Figure(
+            figsize=(_WIDTH * len(CLOCKS), _HEIGHT * max(len(cases), 1)), layout="constrained"
+        )
+        figure.suptitle(_title(header))
+        if cases:
+            # A panel of ratios has half the height of the times above it.
+            axes = figure.subplots(
+                2 * len(cases), len(CLOCKS), squeeze=False, height_ratios=[2, 1] * len(cases)
+            )
+            for number, case in enumerate(cases):
+                for column, clock in enumerate(CLOCKS):
+                    found = [row for row in rows if (row.case, row.clock) == (case, clock)]
+                    above, below = axes[2 * number][column], axes[2 * number + 1][column]
+                    _draw_times(above, case, clock, found)
+                    _draw_ratios(below, found)
+        else:
+            figure.text(0.5, 0.4, "no case ran at several sizes", ha="center")
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def _sizes(case: str, rows: Sequence[Row]) -> list[int]:
+    return sorted({row.nbytes for row in rows if row.case == case and row.nbytes})
+
+
+def _title(header: dict[str, Any]) -> str:
+    gpus = [str(gpu["name"]) for gpu in header["gpus"]]
+    where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{header['cores']} cores"
+    return f"mpishare bench: {header['ranks']} ranks on {where}, {header['date'][:10]}"
+
+
+def _arms(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each arm that has numbers, by size."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.median_us:
+            found.setdefault(row.arm, []).append(row)
+    return {arm: sorted(of_arm, key=lambda row: row.nbytes) for arm, of_arm in found.items()}
+
+
+def _draw_times(axes: Any, case: str, clock: Clock, rows: Sequence[Row]) -> None:
+    for arm, of_arm in _arms(rows).items():
+        sizes, times = [row.nbytes for row in of_arm], [row.median_us for row in of_arm]
+        axes.plot(sizes, times, label=arm, **_STYLES[of_arm[0].kind])
+    axes.set_title(f"{case}: {_TITLES[clock]}")
+    axes.set_ylabel("us, median of the maximum over ranks")
+    axes.set_yscale("log")
+    _set_sizes(axes, rows)
+    if axes.has_data():
+        axes.legend(fontsize="small")
+
+
+def _draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
+    for arm, of_arm in _arms(rows).items():
+        ratios = [(row.nbytes, row.ratio) for row in of_arm if row.kind == "own" and row.ratio]
+        if ratios:
+            axes.plot(*zip(*ratios, strict=True), label=arm, **_STYLES["own"])
+    axes.axhline(1, color="0.3", linewidth=0.9)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("of the fastest rival")
+    axes.set_xlabel("bytes of a face")
+    _set_sizes(axes, rows)
+
+
+def _set_sizes(axes: Any, rows: Sequence[Row]) -> None:
+    sizes = sorted({row.nbytes for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [nbytes_words(nbytes) for nbytes in sizes], rotation=30)
+    axes.minorticks_off()
+    axes.grid(visible=True, which="major", linewidth=0.3)
