@@ -47,7 +47,8 @@ def test_the_three_lines_are_those_of_an_example_and_all_are_right():
 
 def test_every_script_it_names_is_there():
     named = set(re.findall(r"scripts/[\w-]+", README))
-    assert named == {"scripts/bench", "scripts/test", "scripts/test-gpu", "scripts/examples"}
+    programs = {"scripts/bench", "scripts/test", "scripts/test-gpu", "scripts/with-mps"}
+    assert named == {*programs, "scripts/examples"}
     for name in named - {"scripts/examples"}:
         assert (ROOT / name).stat().st_mode & 0o111, name
 

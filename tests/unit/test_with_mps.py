@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.launch import ROOT
+from tests.helpers.launch import OF_A_JOB, ROOT
 
 WITH_MPS = ROOT / "scripts" / "with-mps"
 CONTROL = """\
@@ -44,7 +44,8 @@ class Place:
             folder.mkdir()
         self.program("nvidia-cuda-mps-control", CONTROL)
         self.program("nvidia-smi", SMI)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
+        unwanted = ("CUDA_", *OF_A_JOB, "SLURM_")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         paths = [str(path / "bin"), "/usr/bin", "/bin"]
         self.environment = kept | {
             "PATH": os.pathsep.join(paths),
@@ -159,6 +160,7 @@ def test_a_command_that_hears_no_signal_dies_of_it(place):
         (None, {"FAKE_NO_GPU": "1"}, "sees no GPU"),
         (None, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU"),
         (None, {"CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}, "no daemon answers there"),
+        (None, {"PMI_SIZE": "4"}, "one of several ranks"),
         (None, {"FAKE_BROKEN": "1"}, "did not start (exit status 1): no such server"),
     ],
 )
