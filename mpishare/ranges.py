@@ -6,7 +6,6 @@ the very function that its class has: there is nothing to ask at a call, and not
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import logging
@@ -26,8 +25,6 @@ log = logging.getLogger("mpishare.ranges")
 
 TOOL = "NVTX_INJECTION64_PATH"
 """The environment variable by which a tool tells NVTX of the library that listens."""
-
-_ENTRY = "InitializeInjectionNvtx2"  # of such a library, where a tool has loaded it already
 
 _MISSING = "neither the package nvtx nor CuPy is installed, by which ranges are pushed"
 
@@ -96,20 +93,15 @@ def _around(
 
 def _wanted() -> Library | None:
     """Return what pushes and pops, if ranges are wanted for what is made now."""
-    is_on = _listens() if _choice is None else _choice
+    is_on = bool(os.environ.get(TOOL)) if _choice is None else _choice
     return _told_library() if is_on else None
-
-
-def _listens() -> bool:
-    """Whether NVTX will find a tool, in the two places where it looks."""
-    return bool(os.environ.get(TOOL)) or hasattr(ctypes.CDLL(None), _ENTRY)
 
 
 @functools.cache
 def _told_library() -> Library | None:
     found = _library()
     if found is None:
-        log.warning("a tool listens for NVTX ranges, but %s: there are none", _MISSING)
+        log.warning("%s is set, but %s: there are none", TOOL, _MISSING)
     return found
 
 

@@ -82,13 +82,6 @@ def test_where_a_tool_listens_each_call_is_a_range(tool, monkeypatch):
     assert thing.work.__doc__ == "Double it."
 
 
-def test_a_tool_that_was_loaded_before_is_seen(tool, monkeypatch):
-    loaded = types.SimpleNamespace(InitializeInjectionNvtx2=print)
-    monkeypatch.setattr(ranges.ctypes, "CDLL", lambda name: loaded)
-    made().work(1)
-    assert tool.seen == ["push mpishare.Thing.work", "pop"]
-
-
 def test_a_call_that_raises_pops_what_it_pushed(tool, monkeypatch):
     monkeypatch.setenv(ranges.TOOL, "tool.so")
     with pytest.raises(ValueError, match="negative"), ranges.span("Thing"):
