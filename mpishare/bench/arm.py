@@ -41,8 +41,12 @@ class Arm:
 
     def checked_step(self, token: int) -> None:
         """Do one step with data, count what arrived wrong, and spoil it for the next."""
+        self.check_around(self.step, token)
+
+    def check_around(self, step: Callable[[], None], token: int) -> None:
+        """Do the same with `step`, which does what this arm's does."""
         self.fill(token)
-        self.step()
+        step()
         self.count(token)
         self.poison()
 

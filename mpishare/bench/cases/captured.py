@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mpishare.bench.arm import Arm
@@ -37,7 +38,8 @@ class Captured(Arm):
             arm.step()
             self._graph = stream.end_capture()
         except RuntimeError as exc:  # CuPy's of CUDA and of NCCL
-            if stream.is_capturing():
+            # The capture is over, whatever that says: the first error is the one to tell.
+            with suppress(RuntimeError):
                 stream.end_capture()
             raise UnsupportedError(f"cannot be captured into a graph: {exc}") from exc
 
@@ -56,6 +58,10 @@ class Captured(Arm):
     def count(self, token: int) -> None:
         """Count the words received that are not those of `token`."""
         self._arm.count(token)
+
+    def checked_step(self, token: int) -> None:
+        """Do one step as the arm checks its own."""
+        self._arm.check_around(self.step, token)
 
     def wrong(self) -> int:
         """Return how many words were wrong."""

@@ -103,11 +103,11 @@ class _Stores(RingArm):
         """Move both faces."""
         self._kernel(*self._launch, self._arguments)
 
-    def checked_step(self, token: int) -> None:
-        """Do the same between two fences: a step has no order between the ranks."""
+    def check_around(self, step: Callable[[], None], token: int) -> None:
+        """Do a step between two fences: by itself it has no order between the ranks."""
         self.fill(token)
         self.window.fence()
-        self.step()
+        step()
         self.window.fence()
         self.count(token)
         self.poison()
@@ -151,9 +151,9 @@ class _Launch(RingArm):
         """Launch it."""
         self._kernel((1,), (1,), ())
 
-    def checked_step(self, token: int) -> None:  # noqa: ARG002 - it moves nothing
+    def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
         """Launch it."""
-        self.step()
+        step()
 
 
 class _Hop(RingArm):
@@ -178,9 +178,9 @@ class _Hop(RingArm):
         """Tell and wait."""
         self._kernel((1,), (1,), self._arguments)
 
-    def checked_step(self, token: int) -> None:  # noqa: ARG002 - the kernel counts by itself
-        """Tell and wait."""
-        self.step()
+    def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
+        """Tell and wait; the kernel counts by itself."""
+        step()
 
     def wrong(self) -> int:
         """Return how many neighbors have told less than this rank; waits for the GPU."""
