@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare.ranges")
 
-TOOL = "NVTX_INJECTION64_PATH"
-"""The environment variable by which a tool tells NVTX of the library that listens."""
+TOOLS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+"""Environment variables of which a tool sets one: what NVTX loads, and Nsight Systems' own."""
 
 _MISSING = "neither the package nvtx nor CuPy is installed, by which ranges are pushed"
 
@@ -93,7 +93,7 @@ def _around(
 
 def _wanted() -> Library | None:
     """Return what pushes and pops, if ranges are wanted for what is made now."""
-    is_on = bool(os.environ.get(TOOL)) if _choice is None else _choice
+    is_on = any(map(os.environ.get, TOOLS)) if _choice is None else _choice
     return _told_library() if is_on else None
 
 
@@ -101,7 +101,7 @@ def _wanted() -> Library | None:
 def _told_library() -> Library | None:
     found = _library()
     if found is None:
-        log.warning("%s is set, but %s: there are none", TOOL, _MISSING)
+        log.warning("a tool listens to NVTX ranges, but %s: there are none", _MISSING)
     return found
 
 

@@ -73,7 +73,7 @@ def test_ranges_are_pushed_and_popped_in_pairs(node, line, monkeypatch):
     tool.push_range, tool.pop_range = seen.append, lambda: seen.append("pop")
     monkeypatch.setitem(sys.modules, "nvtx", tool)
     monkeypatch.setattr(ranges, "find_spec", lambda name: name if name == "nvtx" else None)
-    monkeypatch.setenv(ranges.TOOL, "tool.so")
+    monkeypatch.setenv(ranges.TOOLS[0], "tool.so")
     monkeypatch.setattr(ranges, "_choice", None)
     ranges._told_library.cache_clear()
     try:

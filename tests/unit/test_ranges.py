@@ -39,7 +39,8 @@ def installed(monkeypatch, *names):
 @pytest.fixture(autouse=True)
 def silent(monkeypatch):
     """No tool, no choice, no library."""
-    monkeypatch.delenv(ranges.TOOL, raising=False)
+    for name in ranges.TOOLS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranges, "_choice", None)
     installed(monkeypatch)
     ranges._told_library.cache_clear()
@@ -73,8 +74,9 @@ def test_without_a_tool_the_method_is_the_very_function_of_the_class(tool):
     assert tool.seen == []
 
 
-def test_where_a_tool_listens_each_call_is_a_range(tool, monkeypatch):
-    monkeypatch.setenv(ranges.TOOL, "/opt/tool/libinjection.so")
+@pytest.mark.parametrize("name", ranges.TOOLS)
+def test_where_a_tool_listens_each_call_is_a_range(tool, monkeypatch, name):
+    monkeypatch.setenv(name, "of the tool")
     thing = made()
     with ranges.span("Thing"):
         assert thing.work(3, by=2) == 12
@@ -83,7 +85,7 @@ def test_where_a_tool_listens_each_call_is_a_range(tool, monkeypatch):
 
 
 def test_a_call_that_raises_pops_what_it_pushed(tool, monkeypatch):
-    monkeypatch.setenv(ranges.TOOL, "tool.so")
+    monkeypatch.setenv(ranges.TOOLS[0], "tool.so")
     with pytest.raises(ValueError, match="negative"), ranges.span("Thing"):
         made().work(-1)
     assert tool.seen == ["push mpishare.Thing", "push mpishare.Thing.work", "pop", "pop"]
@@ -92,7 +94,7 @@ def test_a_call_that_raises_pops_what_it_pushed(tool, monkeypatch):
 @pytest.mark.parametrize(("is_listening", "choice"), [(True, False), (False, True)])
 def test_the_switch_comes_before_what_listens(tool, monkeypatch, is_listening, choice):
     if is_listening:
-        monkeypatch.setenv(ranges.TOOL, "tool.so")
+        monkeypatch.setenv(ranges.TOOLS[0], "tool.so")
     before = made()
     ranges.enable(choice)
     for thing in (before, made()):
@@ -114,7 +116,7 @@ def test_cupy_pushes_them_where_nvtx_is_not_installed(monkeypatch):
 
 
 def test_without_any_library_a_tool_is_warned_of_once_and_the_switch_refused(monkeypatch, caplog):
-    monkeypatch.setenv(ranges.TOOL, "tool.so")
+    monkeypatch.setenv(ranges.TOOLS[0], "tool.so")
     with caplog.at_level(logging.WARNING, "mpishare"):
         assert made().work.__func__ is Thing.work
         made()
