@@ -11,12 +11,28 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import mpishare
+
     Box = tuple[slice, ...]
     Array = Any  # numpy.ndarray or cupy.ndarray
 
 HERE = Path(__file__).parent
 THREADS = 256
+LANES = 5  # 32 threads at most are side by side: a warp
+LINE = 128  # bytes that GPU memory moves best
 PIECE = 16384  # cells
+RECORD = np.dtype([("steps", np.int32, 2), ("boxes", np.int32, (6, 9))])  # as in boxes.cu
+
+
+def field(node: mpishare.Node, shape: Sequence[int], dtype: Any) -> Array:
+    """Return zeros in GPU memory that all ranks map, of which owned rows begin lines. Collective.
+
+    That is, every row's second cell does, and NumPy's arrays are laid out the same.
+    """
+    cells = LINE // np.dtype(dtype).itemsize
+    pitch = -(-(cells - 1 + shape[-1]) // cells) * cells
+    whole = node.allocate_each((*shape[:-1], pitch), dtype, fill=0).array
+    return whole[..., cells - 1 : cells - 1 + shape[-1]]
 
 
 def shifted(box: Box, axis: int, cells: int) -> Box:
@@ -30,6 +46,29 @@ def grown(box: Box) -> Box:
     return tuple(slice(s.start - 1, s.stop + 1) for s in box)
 
 
+def in_lines(inner: Box, owned: Box, cells: int) -> Box:
+    """Shrink a box of owned cells where it cuts rows, to lines of this many cells.
+
+    So no line is updated by two launches. The rest of it costs the shell nothing: memory moves
+    whole lines.
+    """
+    row, mine = owned[-1], inner[-1]
+    begin, stop = mine.start - row.start, mine.stop - row.start
+    begin = min(-(-begin // cells) * cells, row.stop - row.start)
+    if mine.stop < row.stop:
+        stop = stop // cells * cells
+    return (*inner[:-1], slice(row.start + begin, row.start + max(begin, stop)))
+
+
+def outside(owned: Box, inner: Box) -> list[Box]:
+    """Return disjoint boxes: the cells of `owned` that are not in `inner`."""
+    found = []
+    for axis, (whole, part) in enumerate(zip(owned, inner, strict=True)):
+        for rest in (slice(whole.start, part.start), slice(part.stop, whole.stop)):
+            found.append((*inner[:axis], rest, *owned[axis + 1 :]))
+    return found
+
+
 def pieces(box: Box) -> Iterator[Box]:
     """Cut a box along the first axis."""
     rows = max(1, PIECE // math.prod(s.stop - s.start for s in box[1:]))
@@ -41,38 +80,58 @@ class Boxes:
     """Boxes of a field that are updated together: on a GPU in one launch, by NumPy in pieces.
 
     Iterating gives the pieces; one stays in the cache while operation after operation goes over it.
+
+    Parameters
+    ----------
+    xp : module
+        CuPy or NumPy.
+    like : array
+        Any array of the field's layout, of two or three axes, with one ghost on each side.
+    boxes : sequence of tuple of slice
+        Disjoint.
+    group : int
+        Cells that a thread takes at once, as in the kernel.
+    march : int
+        Groups at most of a thread, one behind the other along the first axis: many save what is
+        read again, few bring more threads to work on small boxes.
     """
 
-    def __init__(self, xp: Any, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
+    def __init__(
+        self, xp: Any, like: Array, boxes: Sequence[Box], *, group: int = 1, march: int = 1
+    ) -> None:
         exact = [
-            tuple(slice(*s.indices(n)[:2]) for s, n in zip(b, shape, strict=True)) for b in boxes
+            tuple(slice(*s.indices(n)[:2]) for s, n in zip(b, like.shape, strict=True))
+            for b in boxes
         ]
         self._boxes = [box for box in exact if all(s.start < s.stop for s in box)]
         if xp is np:
             self._boxes = [piece for box in self._boxes for piece in pieces(box)]
             return
-        if math.prod(shape) >= 2**31:
-            raise ValueError("the kernels count cells in 32 bits: take a smaller --n")
-        is_flat = len(shape) == 2
-        self._plane, self._row = (shape[1], 0) if is_flat else (shape[1] * shape[2], shape[2])
-        self._cells = 0
-        records = []
-        for box in self._boxes:
-            extents = [s.stop - s.start for s in box]
-            self._cells += math.prod(extents)
-            first = int(np.ravel_multi_index([s.start for s in box], shape))
-            records.append((self._cells, 1 if is_flat else extents[1], extents[-1], first))
-        self._records = xp.asarray(np.array(records, np.int32))
+        steps = [step // like.itemsize for step in like.strides]
+        if steps[0] * like.shape[0] >= 2**31:
+            raise ValueError("the kernels count cells in 32 bits: take fewer")
+        self._record = np.zeros(1, RECORD)  # one structure: CuPy passes it by value
+        self._record["steps"] = steps[0], steps[1] if len(steps) == 3 else 0
+        self._blocks = 0
+        for number, box in enumerate(self._boxes):
+            depth, *middle, columns = (s.stop - s.start for s in box)
+            rows = middle[0] if middle else 1
+            skip = (box[-1].start - 1) % group
+            groups = -(-(skip + columns) // group)
+            lanes = min((groups - 1).bit_length(), LANES)
+            tiles, lines = -(-groups >> lanes), rows * -(-depth // march)
+            self._blocks += tiles * -(-lines // (THREADS >> lanes))
+            first = sum(s.start * step for s, step in zip(box, steps, strict=True)) - skip
+            it = self._blocks, lanes, tiles, rows, depth, march, first, skip, skip + columns
+            self._record["boxes"][0, number] = it
 
     def __iter__(self) -> Iterator[Box]:
         return iter(self._boxes)
 
     def launch(self, kernel: Any, arrays: Sequence[Array], *scalars: Any) -> None:
         """Put a kernel that begins like those in `boxes.cu` on the current stream."""
-        if self._cells:
-            sizes = (np.int32(self._cells), np.int32(self._plane), np.int32(self._row))
-            blocks = -(-self._cells // THREADS)
-            kernel((blocks,), (THREADS,), (*arrays, self._records, *sizes, *scalars))
+        if self._blocks:
+            kernel((self._blocks,), (THREADS,), (*arrays, self._record, *scalars))
 
 
 def source(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import math
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
+from orders import ORDERS
 from timing import FORMS
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     """Return a parser of the options that every example has."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--n", type=count, default=n, help=f"cells a rank along each axis ({n})")
+    made.add_argument("--cells", type=count, metavar="N", help="cells of the whole, instead of --n")
+    made.add_argument(
+        "--dims", type=count, nargs="+", metavar="RANKS", help="ranks along each axis"
+    )
     made.add_argument("--steps", type=count, default=steps, help=f"time steps ({steps})")
     made.add_argument(
         "--staged",
@@ -66,9 +72,46 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     return made
 
 
-def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; a wrong one ends every rank with status 2. Collective."""
+def add_orders(made: Parser, *, order: str | None, said: str) -> None:
+    """Add the options of an example whose steps come in several orders.
+
+    Parameters
+    ----------
+    order : str, optional
+        What is taken where none is given; None: the example chooses.
+    said : str
+        This, for people.
+    """
+    made.add_argument(
+        "--order", choices=ORDERS, default=order, help=f"of updates and exchange in a step ({said})"
+    )
+    made.add_argument("--graph", action="store_true", help="launch many steps as one CUDA graph")
+    made.add_argument(
+        "--march", type=count, metavar="CELLS", help="along the first axis, of a thread of the GPU"
+    )
+    made.add_argument(
+        "--bench", action="store_true", help="time every order, and one rank alone, in turns"
+    )
+
+
+def parse(
+    made: Parser, arguments: Sequence[str] | None, periods: Sequence[bool]
+) -> tuple[argparse.Namespace, MPI.Cartcomm]:
+    """Read the command line, and arrange all ranks as a grid with these periods.
+
+    Collective. A wrong command line ends every rank with status 2. The namespace's `shape` is the
+    cells of a rank.
+    """
     args = made.parse_args(arguments)
+    world, ndim = MPI.COMM_WORLD, len(periods)
+    dims = args.dims or MPI.Compute_dims(world.size, ndim)
+    if len(dims) != ndim or math.prod(dims) != world.size:
+        made.error(f"--dims: {ndim} numbers whose product is {world.size}, the number of ranks")
+    args.shape = (args.n,) * ndim
+    if args.cells is not None:
+        if any(args.cells % ranks for ranks in dims):
+            made.error(f"--cells: {args.cells} is no multiple of the ranks along each axis, {dims}")
+        args.shape = tuple(args.cells // ranks for ranks in dims)
     problem = None
     if args.plot is not None:  # rank 0 draws
         if importlib.util.find_spec("matplotlib") is None:
@@ -78,7 +121,7 @@ def parse(made: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
     problem = MPI.COMM_WORLD.bcast(problem)
     if problem:
         made.error(problem)
-    return args
+    return args, world.Create_cart(dims, periods=periods)
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -94,10 +137,12 @@ def run(main: Callable[[], int]) -> NoReturn:
     sys.exit(status)
 
 
-def make_grid(periods: Sequence[bool]) -> MPI.Cartcomm:
-    """Arrange all ranks as a grid. Collective."""
-    world = MPI.COMM_WORLD
-    return world.Create_cart(MPI.Compute_dims(world.size, len(periods)), periods=periods)
+def refuse(program: str, problem: str) -> int:
+    """Say on rank 0 why what was asked for cannot be, and return the exit status."""
+    if MPI.COMM_WORLD.rank == 0:
+        sys.stderr.write(f"{program}: error: {problem}\n")
+        sys.stderr.flush()
+    return 2
 
 
 def stream(node: mpishare.Node) -> contextlib.AbstractContextManager[Any]:

@@ -1,10 +1,31 @@
 // Compiled without fused multiply-add: the results are NumPy's to the last bit.
-extern "C" __global__ void spread(const double *u, double *v, const int *boxes, int cells,
-                                  int plane, int row, double keep, double share)
+typedef Group<double> Cells;
+
+// A strip goes through the planes: what it has read of the next two stays in registers.
+extern "C" __global__ void __launch_bounds__(256, 4)
+    spread(const double *u, double *v, const __grid_constant__ Boxes boxes, double keep,
+           double share)
 {
-    int c = my_cell(boxes, cells, plane, row);
-    if (c >= 0) {
-        double sum = u[c - plane] + u[c + plane] + u[c - row] + u[c + row] + u[c - 1] + u[c + 1];
-        v[c] = share * sum + keep * u[c];
+    Strip mine = my_strip<Cells::N>(boxes);
+    if (!mine.count)
+        return;
+    int c = mine.cell, plane = boxes.plane, row = boxes.row;
+    Cells below = load(u + c - plane), here = load(u + c), above = load(u + c + plane);
+#pragma unroll 4
+    for (int left = mine.count; left; --left, c += plane) {
+        Cells ahead = left > 1 ? load(u + c + 2 * plane) : above, next;
+        Cells front = load(u + c - row), back = load(u + c + row);
+        double west = u[c - 1], east = u[c + Cells::N];
+#pragma unroll
+        for (int i = 0; i < Cells::N; ++i) {
+            double before = i ? here.at[i - 1] : west;
+            double after = i < Cells::N - 1 ? here.at[i + 1] : east;
+            double sum = below.at[i] + above.at[i] + front.at[i] + back.at[i] + before + after;
+            next.at[i] = share * sum + keep * here.at[i];
+        }
+        store(v + c, next, mine);
+        below = here;
+        here = above;
+        above = ahead;
     }
 }

@@ -1,8 +1,8 @@
 """Heat in a periodic box, with the exchange hidden behind the interior.
 
-The 7-point explicit scheme in float64, six faces a rank. A step starts the exchange, updates the
-cells that need no ghosts, waits, and updates the rest; it is timed against a step that exchanges
-first and then updates everything, and against its parts.
+The 7-point explicit scheme in float64, six faces a rank. A step updates the cells that neighbors
+need, and exchanges them beside the update of the others; it is timed against a step that exchanges
+first and then updates everything, and against its parts. `--order` names other orders.
 
     mpirun -n 4 python scripts/examples/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
 """
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import boxes
 import common
+import graphs
 import numpy as np
+import orders
 import outcome
 import picture
 import staged
@@ -30,22 +32,19 @@ if TYPE_CHECKING:
 
 SHARE = 0.125  # of a cell's heat that goes to each neighbor in a step: alpha dt / dx^2
 KEEP = 1 - 6 * SHARE
+MARCH = 8  # planes that a thread of the GPU goes through
 # Bumps of heat: their centre as parts of the axes, and their height.
 BUMPS = (((0.3, 0.35, 0.4), 1.0), ((0.7, 0.6, 0.45), 0.8), ((0.45, 0.75, 0.7), 0.6))
 
 
-class Heat:
+class Heat(orders.Steps):
     """The box, cut into one block a rank."""
 
     def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
-        shape = (args.n + 2,) * 3
-        u, v = (node.allocate_each(shape, np.float64, fill=0).array for _ in range(2))
-        self.u, self.v = u, v
-        self.halo = self.make_halo(args.staged)
-        self.owned = boxes.Boxes(self.xp, shape, [self.halo.owned])
-        self.interior = boxes.Boxes(self.xp, shape, [self.halo.interior])
-        self.shell = boxes.Boxes(self.xp, shape, self.halo.shell)
+        shape = tuple(n + 2 for n in args.shape)
+        self.u, self.v = (boxes.field(node, shape, np.float64) for _ in range(2))
+        super().__init__(args, node, self.u, self.v, self.make_halo(args.staged), group=2)
         (self.kernel,) = boxes.kernels(self.xp, "heat3d", "spread")
         self.scratch = np.empty(shape) if self.xp is np else None
 
@@ -60,39 +59,22 @@ class Heat:
 
     def begin(self) -> None:
         """Set the owned cells to the initial values."""
-        cells = [self.args.n * d for d in self.cart.dims]
+        cells = np.multiply(self.args.shape, self.cart.dims)
+        self.u, self.v = self.fields
         self.u[self.halo.owned] = self.xp.asarray(initial(cells, self.cart))
-        self.node.synchronize()
-
-    def step(self, number: int = 0) -> None:  # noqa: ARG002
-        """Make a step whose exchange runs beside the interior."""
-        self.halo.start(self.u)
-        self.update(self.interior)
-        self.halo.wait()
-        self.update(self.shell)
-        self.u, self.v = self.v, self.u
-
-    def plain_step(self) -> None:
-        """Make the same step, one thing after the other."""
-        self.halo.exchange(self.u)
-        self.update(self.owned)
-        self.u, self.v = self.v, self.u
+        super().begin()
 
     def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
         """Return what is timed of an exchange: by itself, and in both kinds of steps."""
 
-        def step() -> None:
-            self.halo = halo
+        def step(order: str) -> None:
+            self.halo, self.order = halo, order
             self.step()
-
-        def plain_step() -> None:
-            self.halo = halo
-            self.plain_step()
 
         return {
             "exchange": lambda: halo.exchange(self.u),
-            "step": step,
-            "step_without_overlap": plain_step,
+            "step": functools.partial(step, self.order),
+            "step_without_overlap": functools.partial(step, "plain"),
         }
 
     def update(self, cells: boxes.Boxes) -> None:
@@ -164,14 +146,14 @@ def check(whole: np.ndarray, args: argparse.Namespace, backend: str) -> list[str
 def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> int:
     """Run, check and draw; return the exit status. Collective."""
     heat = Heat(args, cart, node)
+    problem = graphs.refusal(node, cart, heat.halo) if args.graph else None
+    if problem:
+        return common.refuse("heat3d", problem)
+    counts = orders.lengths(args.steps, args.steps, is_graph=args.graph)
     heat.begin()
-    # A kernel is loaded at its first use, and that must not wait for an exchange.
-    heat.update(heat.owned)
-    for _ in range(2):
-        heat.step()
-        heat.plain_step()
+    heat.warm_up(counts)
     heat.begin()
-    step_us = timing.steps_us(node, cart, args.steps, heat.step)
+    step_us = timing.steps_us(node, cart, counts, heat.advance)
     whole = None
     if args.check or args.plot:
         whole = outcome.gather(cart, heat.u[heat.halo.owned])
@@ -181,6 +163,7 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     }
     calls = min(args.steps, 20)
     times = timing.alone_us(node, cart, heat.actions(heat.halo) | parts, calls)
+    heat.order = args.order
     result = outcome.Outcome("heat3d", args, node, cart, step_us, times["exchange"])
     best_us = max(times["interior"], times["exchange"]) + times["shell"]
     result.facts |= {
@@ -192,6 +175,10 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     }
     if args.compare:
         result.facts |= timing.compare_forms(node, cart, heat.make_halo, heat.actions, calls)
+    if args.bench:
+        count = max(counts)
+        result.facts |= orders.compare(node, cart, heat, count, -(-args.steps // count))
+    heat.close()
     if whole is not None and args.check:
         result.wrong = check(whole, args, node.backend)
     if whole is not None and args.plot:
@@ -217,8 +204,10 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status is 1 where the check fails."""
-    args = common.parse(common.parser(__doc__, n=64, steps=500), arguments)
-    cart = common.make_grid([True, True, True])
+    parser = common.parser(__doc__, n=64, steps=500)
+    common.add_orders(parser, order="beside", said="beside")
+    args, cart = common.parse(parser, arguments, [True, True, True])
+    args.march = args.march or MARCH
     with mpishare.Node() as node, common.stream(node):
         return solve(args, cart, node)
 

@@ -2,6 +2,7 @@
 
 The problem of NVIDIA's multi-gpu-programming-models: float32, periodic in y, the left and the right
 column held at one period of a sine, zero inside, and the norm of the change every so many steps.
+Small blocks are exchanged and then updated; with large ones the exchange is hidden: see `--order`.
 
     mpirun -n 4 python scripts/examples/jacobi2d.py --n 128 --steps 3000 --check --plot jacobi2d.png
 """
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import boxes
 import common
+import graphs
 import numpy as np
+import orders
 import outcome
 import picture
 import staged
@@ -28,23 +31,25 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 QUARTER = np.float32(0.25)
+SMALL = 2**20  # cells a rank that are updated faster than an exchange can be hidden
+MARCH = (4, 1)  # rows that a thread of the GPU goes through, in large and in small blocks
 
 
-class Jacobi:
+class Jacobi(orders.Steps):
     """The rectangle, cut into one block a rank: axis 0 is y, axis 1 is x."""
 
     def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
-        shape = (args.n + 2, args.n + 2)
-        u, v = (node.allocate_each(shape, np.float32, fill=0).array for _ in range(2))
-        self.u, self.v = u, v
-        self.halo = self.make_halo(args.staged)
-        self.cells = boxes.Boxes(self.xp, shape, [self.halo.owned])
-        self.relax_kernel, self.squares_kernel = boxes.kernels(
-            self.xp, "jacobi2d", "relax", "add_squares"
+        shape = tuple(n + 2 for n in args.shape)
+        self.u, self.v = (boxes.field(node, shape, np.float32) for _ in range(2))
+        super().__init__(args, node, self.u, self.v, self.make_halo(args.staged), group=4)
+        self.kernel, self.summing_kernel = boxes.kernels(
+            self.xp, "jacobi2d", "relax", "relax_and_sum"
         )
         self.sum = self.xp.zeros(1)
+        self.is_summing = False
         self.norm = math.nan
+        self.done = 0
 
     def make_halo(self, form: str | None) -> Any:
         """Make the exchange: by mpishare, or staged. Collective."""
@@ -57,7 +62,7 @@ class Jacobi:
 
     def begin(self) -> None:
         """Set both fields to the initial values; in the outermost columns they stay."""
-        edge = common.my_part(self.cart, 0, boundary(self.args.n * self.cart.dims[0]))
+        edge = common.my_part(self.cart, 0, boundary(self.args.shape[0] * self.cart.dims[0]))
         block = np.zeros(self.u.shape, np.float32)
         for column, is_outermost in (
             (0, self.cart.coords[1] == 0),
@@ -65,46 +70,74 @@ class Jacobi:
         ):
             if is_outermost:
                 block[1:-1, column] = edge
-        for u in (self.u, self.v):
+        self.done = 0
+        self.u, self.v = self.fields
+        for u in self.fields:
             u[...] = self.xp.asarray(block)
-        self.node.synchronize()
+        super().begin()
 
-    def step(self, number: int) -> None:
-        """Relax every cell once."""
-        self.halo.exchange(self.u)
-        self.relax(self.u, self.v)
-        if number % self.args.norm_every == 0 or number == self.args.steps:
-            self.norm = math.sqrt(self.cart.allreduce(self.squares(self.u, self.v)))
-        self.u, self.v = self.v, self.u
+    def run(self, count: int) -> None:
+        """Make steps, with the norm where it is due."""
+        self.done += count
+        is_due = self.done % self.args.norm_every == 0 or self.done == self.args.steps
+        self.advance(count, is_measured=is_due)
+
+    def advance(self, count: int, *, is_measured: bool = False) -> None:
+        """Make steps, and find the norm of the last one's change; only that waits for the GPU."""
+        super().advance(count, is_measured=is_measured)
+        if is_measured:
+            self.norm = math.sqrt(self.cart.allreduce(float(self.sum[0])))
+
+    def steps(self, count: int, *, is_measured: bool) -> None:
+        """Make steps; the last one adds up the squares of the changes too."""
+        if is_measured:
+            self.clear()
+        for left in range(count, 0, -1):
+            self.is_summing = is_measured and left == 1
+            self.step()
+        self.is_summing = False
+
+    def clear(self) -> None:
+        """Set the sum of the squares to zero."""
+        if self.kernel:
+            self.sum.data.memset_async(0, self.sum.nbytes)
+        else:
+            self.sum[0] = 0
+
+    def warm_up(self, counts: list[int]) -> None:
+        """Load the kernel that adds up too."""
+        self.clear()
+        self.is_summing = True
+        self.update(self.owned)
+        self.is_summing = False
+        super().warm_up(counts)
 
     def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
         """Return what is timed of an exchange: by itself, and in a step."""
 
         def step() -> None:
             self.halo = halo
-            self.step(1)
+            self.step()
 
         return {"exchange": lambda: halo.exchange(self.u), "step": step}
 
-    def relax(self, u: Any, v: Any) -> None:
-        """Set every cell of `v` to the mean of its four neighbors in `u`."""
-        if self.relax_kernel:
-            self.cells.launch(self.relax_kernel, (u, v))
+    def update(self, cells: boxes.Boxes) -> None:
+        """Set cells of `v` to the mean of their four neighbors in `u`."""
+        u, v = self.u, self.v
+        if self.kernel:
+            if self.is_summing:
+                cells.launch(self.summing_kernel, (u, v), self.sum)
+            else:
+                cells.launch(self.kernel, (u, v))
             return
-        for box in self.cells:
+        for box in cells:
             new = v[box]
             np.add(u[boxes.shifted(box, 0, -1)], u[boxes.shifted(box, 0, 1)], out=new)
             new += u[boxes.shifted(box, 1, -1)]
             new += u[boxes.shifted(box, 1, 1)]
             new *= QUARTER
-
-    def squares(self, u: Any, v: Any) -> float:
-        """Return the sum of the squares of the changes of my cells; the host waits for it."""
-        if self.squares_kernel:
-            self.sum.fill(0)
-            self.cells.launch(self.squares_kernel, (u, v), self.sum)
-            return float(self.sum[0])
-        return sum(float(np.square(v[b] - u[b], dtype=np.float64).sum()) for b in self.cells)
+            if self.is_summing:
+                self.sum += np.square(new - u[box], dtype=np.float64).sum()
 
 
 def boundary(ny: int) -> np.ndarray:
@@ -143,14 +176,14 @@ def check(whole: np.ndarray, norm: float, args: argparse.Namespace, backend: str
 def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> int:
     """Run, check and draw; return the exit status. Collective."""
     jacobi = Jacobi(args, cart, node)
+    problem = graphs.refusal(node, cart, jacobi.halo) if args.graph else None
+    if problem:
+        return common.refuse("jacobi2d", problem)
+    counts = orders.lengths(args.steps, args.norm_every, is_graph=args.graph)
     jacobi.begin()
-    # A kernel is loaded at its first use, and that must not wait for an exchange.
-    jacobi.relax(jacobi.u, jacobi.v)
-    jacobi.squares(jacobi.u, jacobi.v)
-    for number in range(3):
-        jacobi.step(number)
+    jacobi.warm_up(counts)
     jacobi.begin()
-    step_us = timing.steps_us(node, cart, args.steps, jacobi.step)
+    step_us = timing.steps_us(node, cart, counts, jacobi.run)
     norm, whole = jacobi.norm, None
     if args.check or args.plot:
         whole = outcome.gather(cart, jacobi.u[jacobi.halo.owned])
@@ -160,6 +193,10 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     result.facts["norm"] = norm
     if args.compare:
         result.facts |= timing.compare_forms(node, cart, jacobi.make_halo, jacobi.actions, calls)
+    if args.bench:
+        count = min(args.norm_every, graphs.LONGEST)
+        result.facts |= orders.compare(node, cart, jacobi, count, -(-args.steps // count))
+    jacobi.close()
     if whole is not None and args.check:
         result.wrong = check(whole, norm, args, node.backend)
     if whole is not None and args.plot:
@@ -179,6 +216,7 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=512, steps=500)
+    common.add_orders(parser, order=None, said=f"plain to {SMALL} cells a rank, then beside")
     parser.add_argument(
         "--norm-every",
         type=common.count,
@@ -186,8 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="STEPS",
         help="steps from one norm to the next (100)",
     )
-    args = common.parse(parser, arguments)
-    cart = common.make_grid([True, False])
+    args, cart = common.parse(parser, arguments, [True, False])
+    is_small = math.prod(args.shape) <= SMALL
+    args.order = args.order or ("plain" if is_small else "beside")
+    args.march = args.march or MARCH[is_small]
     with mpishare.Node() as node, common.stream(node):
         return solve(args, cart, node)
 

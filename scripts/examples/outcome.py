@@ -82,18 +82,20 @@ class Outcome:
                 "staged": args.staged,
                 "backend": self.node.backend,
                 "ranks": cart.size,
-                "n": args.n,
+                "n": args.n if args.cells is None else None,
                 "steps": args.steps,
                 "step_us_median": round(self.step_us[0], 2),
                 "step_us_mean": round(self.step_us[1], 2),
                 "exchange_us_median": round(self.exchange_us, 2),
                 "checked": is_right if args.check else None,
+                "dims": cart.dims,
+                "cells": args.shape,  # of a rank
                 **self.facts,
             }
             print(json.dumps(row), flush=True)
             return 0 if is_right else 1
         grid = " x ".join(map(str, cart.dims))
-        cells = " x ".join([str(args.n)] * cart.ndim)
+        cells = " x ".join(map(str, args.shape))
         form = f"staged {args.staged}" if args.staged else "mpishare"
         verdict = ("checked" if is_right else "WRONG") if args.check else "not checked"
         print(

@@ -26,16 +26,17 @@ static __device__ Water corner(Water a, Water b, Water c, Water d, double quarte
 }
 
 extern "C" __global__ void flow(const double *h, const double *x, const double *y, double *new_h,
-                                double *new_x, double *new_y, const int *boxes, int cells,
-                                int plane, int row, double ratio)
+                                double *new_x, double *new_y,
+                                const __grid_constant__ Boxes boxes, double ratio)
 {
-    int centre = my_cell(boxes, cells, plane, row);
-    if (centre < 0)
+    Strip mine = my_strip<1>(boxes); // of one cell
+    if (!mine.count)
         return;
+    int centre = mine.cell;
     Water w[3][3];
     for (int i = 0; i < 3; ++i)
         for (int j = 0; j < 3; ++j) {
-            int c = centre + (i - 1) * plane + j - 1;
+            int c = centre + (i - 1) * boxes.plane + j - 1;
             w[i][j] = {h[c], x[c], y[c]};
         }
     double quarter = 0.25 * ratio;

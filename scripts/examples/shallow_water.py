@@ -37,14 +37,14 @@ class ShallowWater:
 
     def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
-        shape = (args.n + 2, args.n + 2)
+        shape = tuple(n + 2 for n in args.shape)
         now, then = (
             tuple(node.allocate_each(shape, np.float64, fill=1).array for _ in range(3))
             for _ in range(2)
         )
         self.now, self.then = now, then
         self.halo = self.make_halo(args.staged)
-        self.cells = boxes.Boxes(self.xp, shape, [self.halo.owned])
+        self.cells = boxes.Boxes(self.xp, now[0], [self.halo.owned])
         (self.kernel,) = boxes.kernels(self.xp, "shallow_water", "flow")
 
     def make_halo(self, form: str | None) -> Any:
@@ -58,13 +58,13 @@ class ShallowWater:
 
     def begin(self) -> None:
         """Set the owned cells to the initial values."""
-        cells = [self.args.n * d for d in self.cart.dims]
-        values = initial(cells, self.args.n, self.cart)
+        cells = np.multiply(self.args.shape, self.cart.dims)
+        values = initial(cells, self.args.shape[0], self.cart)
         for field, value in zip(self.now, values, strict=True):
             field[self.halo.owned] = self.xp.asarray(value)
         self.node.synchronize()
 
-    def step(self, number: int = 0) -> None:  # noqa: ARG002
+    def step(self, count: int = 1) -> None:  # noqa: ARG002
         """Make a step."""
         self.halo.exchange(*self.now)
         self.flow()
@@ -142,7 +142,7 @@ def initial(cells: Sequence[int], n: int, cart: MPI.Cartcomm | None = None) -> W
 
 def reference(cells: Sequence[int], args: argparse.Namespace) -> Water:
     """Return the result from one process that has the whole rectangle."""
-    w = initial(cells, args.n)
+    w = initial(cells, args.shape[0])
     for _ in range(args.steps):
         h, x, y = (np.pad(field, 1, mode="wrap") for field in w)
         w = flow((h, x, y))
@@ -173,7 +173,7 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
         water.step()
     water.begin()
     mass = water.mass()
-    step_us = timing.steps_us(node, cart, args.steps, water.step)
+    step_us = timing.steps_us(node, cart, [1] * args.steps, water.step)
     drift = water.mass() / mass - 1
     found: list[Any] = []
     if args.check or args.plot:
@@ -206,8 +206,7 @@ def draw(found: Sequence[np.ndarray], args: argparse.Namespace, cart: MPI.Cartco
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status is 1 where the check fails."""
-    args = common.parse(common.parser(__doc__, n=256, steps=500), arguments)
-    cart = common.make_grid([True, True])
+    args, cart = common.parse(common.parser(__doc__, n=256, steps=500), arguments, [True, True])
     with mpishare.Node() as node, common.stream(node):
         return solve(args, cart, node)
 

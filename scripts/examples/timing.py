@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import mpishare
 
@@ -26,21 +26,24 @@ def slowest(cart: MPI.Cartcomm, times: list[float]) -> list[float]:
 
 
 def steps_us(
-    node: mpishare.Node, cart: MPI.Cartcomm, steps: int, step: Callable[[int], None]
+    node: mpishare.Node,
+    cart: MPI.Cartcomm,
+    counts: Sequence[int],
+    advance: Callable[[int], None],
 ) -> tuple[float, float]:
-    """Call ``step(1)`` to ``step(steps)``; return the median and the mean time of one.
+    """Call `advance` with each count of steps; return the median and the mean time of one step.
 
-    Collective. Of the slowest rank. On a GPU a step lasts from its end to the next one's on the
+    Collective. Of the slowest rank. On a GPU steps last from their end to the next ones' on the
     stream, so that the host may run ahead.
     """
     is_cuda = node.backend == "cuda"
-    events = [node.xp.cuda.Event() for _ in range(steps + 1)] if is_cuda else []
-    ends = [0.0] * (steps + 1)
+    events = [node.xp.cuda.Event() for _ in range(len(counts) + 1)] if is_cuda else []
+    ends = [0.0] * (len(counts) + 1)
     node.synchronize()
     cart.Barrier()
-    for number in range(steps + 1):
+    for number in range(len(counts) + 1):
         if number:
-            step(number)
+            advance(counts[number - 1])
         if is_cuda:
             events[number].record()
         else:
@@ -51,7 +54,8 @@ def steps_us(
         took = [1e3 * elapsed(*pair) for pair in itertools.pairwise(events)]
     else:
         took = [1e6 * (end - begin) for begin, end in itertools.pairwise(ends)]
-    median, mean = slowest(cart, [float(np.median(took)), float(np.mean(took))])
+    each = np.divide(took, counts)
+    median, mean = slowest(cart, [float(np.median(each)), float(np.sum(took) / np.sum(counts))])
     return median, mean
 
 

@@ -14,6 +14,7 @@ from tests.helpers.launch import ROOT, Result, run_ranks
 EXAMPLES = ROOT / "scripts" / "examples"
 PROGRAMS = ("jacobi2d", "heat3d", "shallow_water")
 FORMS = ("mpishare", "naive", "pinned")
+ORDERS = ("plain", "last", "first", "beside")
 HOST = {"MPISHARE_BACKEND": "host"}
 KEYS = (
     "program",
@@ -46,6 +47,16 @@ def run_all(*words):
 EVERY = f"""{PREAMBLE}
 for form in {FORMS!r}:
     report({{form: run_all(*(["--staged", form] if form != "mpishare" else []))}})
+"""
+
+# A step in every order, on blocks that have an interior of whole lines of memory.
+EVERY_ORDER = f"""{PREAMBLE}
+both, flat, cubic = map(str.split, sys.argv[1:])
+for order in {ORDERS!r}:
+    words = ["--n", "70", "--norm-every", "7", "--order", order]
+    report({{order: [run("jacobi2d", *words, *both, *flat)]}})
+    words = ["--n", "36", "--order", order]
+    report({{order + " in 3 axes": [run("heat3d", *words, *both, *cubic)]}})
 """
 
 # What a plan would do whose ghosts never come, come at every second call, or come without corners.
@@ -98,10 +109,10 @@ report({{"whole": run_all()}})
 WITH_AN_ERROR = f"""{PREAMBLE}
 step = jacobi2d.Jacobi.step
 
-def failing(self, number):
-    if self.cart.rank == 1 and number == 5:
+def failing(self):
+    if self.cart.rank == 1 and self.done == 5:
         raise ZeroDivisionError("on purpose")
-    step(self, number)
+    step(self)
 
 jacobi2d.Jacobi.step = failing
 common.run(lambda: run("jacobi2d", *sys.argv[1:]))
@@ -134,12 +145,42 @@ def test_every_example_is_right_with_every_exchange(ranks: int) -> None:
     check_every(ranks, "host", run_ranks(ranks, EVERY, timeout_s=50, env=HOST))
 
 
+def check_orders(result: Result, *, refused: str | None = None) -> None:
+    """All are right; or all are refused, where one is for this reason."""
+    statuses = {0, 2} if refused and refused in result.stderr else {0}
+    names = [name for order in ORDERS for name in (order, f"{order} in 3 axes")]
+    for told in result.reports.values():
+        assert list(told) == names
+        assert {status for (status,) in told.values()} <= statuses, result.describe()
+    rows = rows_of(result)
+    assert all(row["checked"] for row in rows)
+    norms = [row["norm"] for row in rows if "norm" in row]
+    assert norms == pytest.approx(norms[:1] * len(norms), rel=1e-9)
+
+
 @pytest.mark.gpu
-@pytest.mark.limit(100)
+@pytest.mark.limit(200)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_example_is_right_on_gpus(ranks: int) -> None:
-    result = run_ranks(ranks, EVERY, timeout_s=90, env={"MPISHARE_BACKEND": "cuda"})
-    check_every(ranks, "cuda", result)
+    on_gpus = {"MPISHARE_BACKEND": "cuda"}
+    check_every(ranks, "cuda", run_ranks(ranks, EVERY, timeout_s=60, env=on_gpus))
+    for both, refused in (("", None), ("--graph", "neighbors are served by the host")):
+        result = run_ranks(ranks, EVERY_ORDER, args=[both, "", ""], timeout_s=60, env=on_gpus)
+        assert result.returncode == 0, result.describe()
+        check_orders(result, refused=refused)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (4, ["", "--cells 144 --dims 4 1", "--cells 48 --dims 1 4 1"]),
+        (2, ["--staged pinned", "", ""]),
+    ],
+)
+def test_every_order_is_right(ranks: int, words: list[str]) -> None:
+    result = run_ranks(ranks, EVERY_ORDER, args=words, timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    check_orders(result)
 
 
 def test_a_broken_exchange_is_seen() -> None:
@@ -191,6 +232,17 @@ def test_the_command_of_its_docstring_draws(program: str, tmp_path: Path) -> Non
     assert 400 < height < 2000
 
 
+def test_orders_are_compared_with_a_rank_alone() -> None:
+    words = ["--cells", "32", "--steps", "6", "--norm-every", "3", "--bench", "--json"]
+    program = EXAMPLES / "jacobi2d.py"
+    result = run_ranks(2, [sys.executable, program, *words], timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    (row,) = rows_of(result)
+    assert (row["n"], row["dims"], row["cells"]) == (None, [2, 1], [16, 32])
+    for order in ORDERS:
+        assert row[f"{order}_efficiency"] == pytest.approx(row["alone_us"] / row[f"{order}_us"])
+
+
 def test_the_forms_are_compared_in_one_job() -> None:
     words = ["--n", "16", "--steps", "5", "--compare", "--json"]
     result = run_ranks(2, [sys.executable, EXAMPLES / "heat3d.py", *words], timeout_s=50, env=HOST)
@@ -211,6 +263,9 @@ def test_the_forms_are_compared_in_one_job() -> None:
         (["--n", "0"], "argument --n: '0' is no positive whole number"),
         (["--staged", "never"], "argument --staged: invalid choice: 'never'"),
         (["--plot", "/no/such/folder/a.png"], "--plot: there is no folder /no/such/folder"),
+        (["--dims", "1", "3"], "--dims: 2 numbers whose product is 2, the number of ranks"),
+        (["--cells", "7"], "--cells: 7 is no multiple of the ranks along each axis, [2, 1]"),
+        (["--graph"], "--graph: the host backend has no graphs"),
     ],
 )
 def test_a_wrong_command_line_is_said_once(words: list[str], said: str) -> None:

@@ -1,0 +1,199 @@
+"""In which order a step updates its cells and exchanges their ghosts, and what each order takes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import boxes
+import graphs
+import timing
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from mpi4py import MPI
+
+    import mpishare
+
+ORDERS = ("plain", "last", "first", "beside")
+NEW_FIRST = ("first", "beside")  # these exchange the field that the step makes
+
+
+class Steps:
+    """Steps that make the field `v` of the field `u`, in which each cell needs its neighbors.
+
+    plain
+        Exchange `u`, then update all cells.
+    last
+        Exchange `u` beside the update of the interior; the shell comes last.
+    first
+        Update the shell first, then exchange `v` beside the update of the interior.
+    beside
+        As `first`, but the shell and its exchange are beside the interior, on another stream.
+
+    Parameters
+    ----------
+    args : namespace
+        Of which `order`, `graph` and `march` are used.
+    u, v : array
+        Of one layout, from `boxes.field`.
+    halo : HaloExchange or Staged
+        For them.
+    group : int
+        Cells that a thread takes at once.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, node: mpishare.Node, u: Any, v: Any, halo: Any, group: int
+    ) -> None:
+        self.node, self.xp, self.halo = node, node.xp, halo
+        self.u, self.v = self.fields = (u, v)
+        self.order = args.order
+        line = boxes.LINE // u.itemsize if node.backend == "cuda" else 1
+        interior = boxes.in_lines(halo.interior, halo.owned, line)
+        self.owned, self.interior = (
+            boxes.Boxes(self.xp, u, [box], group=group, march=args.march)
+            for box in (halo.owned, interior)
+        )
+        # The exchange waits for the shell: it is done by as many threads as it can be.
+        shell = boxes.outside(halo.owned, interior)
+        self.shell = boxes.Boxes(self.xp, u, shell, group=group)
+        self._graphs = graphs.Graphs(self.xp) if args.graph else None
+        if node.backend == "cuda":
+            cuda = self.xp.cuda
+            self._side = cuda.Stream(non_blocking=True, priority=-1)
+            self._forked, self._joined = (cuda.Event(disable_timing=True) for _ in range(2))
+
+    def update(self, cells: boxes.Boxes) -> None:
+        """Set the cells of `v` in these boxes."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Bring the ghosts of the initial values up to date where a step needs them to be."""
+        if self.order in NEW_FIRST:
+            self.halo.exchange(self.u)
+        self.node.synchronize()
+
+    def step(self) -> None:
+        """Make a step."""
+        getattr(self, self.order)()
+        self.u, self.v = self.v, self.u
+
+    def plain(self) -> None:
+        """Do one thing after the other."""
+        self.halo.exchange(self.u)
+        self.update(self.owned)
+
+    def last(self) -> None:
+        """Hide the exchange behind the interior; the shell waits for it."""
+        self.halo.start(self.u)
+        self.update(self.interior)
+        self.halo.wait()
+        self.update(self.shell)
+
+    def first(self) -> None:
+        """Hide the exchange, which waits for the shell, behind the interior."""
+        self.update(self.shell)
+        self.halo.start(self.v)
+        self.update(self.interior)
+        self.halo.wait()
+
+    def beside(self) -> None:
+        """Hide the shell too: its cells and the interior are different ones."""
+        with self._aside():
+            self.update(self.shell)
+            self.halo.start(self.v)
+            self.halo.wait()
+        self.update(self.interior)
+        self._join()
+
+    def alone(self) -> None:
+        """Update all cells as if there were no neighbors: what the others are measured by."""
+        self.update(self.owned)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Put what is inside on another stream, after what was put on the current one."""
+        if self.node.backend != "cuda":
+            yield
+            return
+        self._forked.record()
+        self._side.wait_event(self._forked)
+        with self._side:
+            yield
+        self._joined.record(self._side)
+
+    def _join(self) -> None:
+        """Let the current stream go on after the other one."""
+        if self.node.backend == "cuda":
+            self.xp.cuda.get_current_stream().wait_event(self._joined)
+
+    def steps(self, count: int, *, is_measured: bool) -> None:  # noqa: ARG002
+        """Make steps; a program that measures something does so in the last of them."""
+        for _ in range(count):
+            self.step()
+
+    def advance(self, count: int, *, is_measured: bool = False) -> None:
+        """Make steps, in one graph where there are graphs."""
+        steps = functools.partial(self.steps, count, is_measured=is_measured)
+        if self._graphs is None:
+            steps()
+            return
+        u, v = self.u, self.v
+        self._graphs.launch((count, is_measured, self.order, u.data.ptr), steps)
+        # A replay calls no step.
+        self.u, self.v = (v, u) if count % 2 else (u, v)
+
+    def warm_up(self, counts: list[int]) -> None:
+        """Load the kernels, and capture what these counts of steps need."""
+        # A kernel is loaded at its first use, and that must not wait for an exchange.
+        for cells in (self.owned, self.interior, self.shell):
+            self.update(cells)
+        for count in sorted(set(counts)):
+            for is_measured in (False, True):
+                for _ in self.fields:  # either of them may be `u`
+                    self.advance(count, is_measured=is_measured)
+
+    def close(self) -> None:
+        """Destroy the graphs."""
+        if self._graphs is not None:
+            self._graphs.close()
+
+
+def lengths(steps: int, every: int, *, is_graph: bool) -> list[int]:
+    """Return how many steps are made at once: with graphs as many as there are to a measurement."""
+    longest, done, found = graphs.LONGEST if is_graph else 1, 0, []
+    while done < steps:
+        found.append(min(longest, every - done % every, steps - done))
+        done += found[-1]
+    return found
+
+
+def compare(
+    node: mpishare.Node, cart: MPI.Cartcomm, steps: Steps, count: int, calls: int
+) -> dict[str, float]:
+    """Time calls of `count` steps in each order, and without neighbors, in turns. Collective.
+
+    Returns the times of a step, and of each order the efficiency: the time without neighbors over
+    its own. What the fields hold is of no use afterwards.
+    """
+    mine = steps.order
+
+    def action(order: str) -> Callable[[], None]:
+        def act() -> None:
+            steps.order = order
+            steps.advance(count, is_measured=True)
+
+        return act
+
+    actions = {order: action(order) for order in (*ORDERS, "alone")}
+    for act in actions.values():
+        for _ in steps.fields:
+            act()
+    times = timing.alone_us(node, cart, actions, calls)
+    steps.order = mine
+    found = {f"{order}_us": time / count for order, time in times.items()}
+    return found | {f"{order}_efficiency": times["alone"] / times[order] for order in ORDERS}
