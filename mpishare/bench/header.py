@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mpishare.bench.session import Session
 
 _GIT_S = 5.0
+#: Options that say what becomes of the numbers, and change none.
+_OF_THE_REPORT = ("--output", "--plot", "--format", "--revision")
 #: Settings of other libraries, and of mpishare, that a reader must know.
 _SETTINGS = (
     "MPISHARE_BACKEND",
@@ -77,7 +79,7 @@ def gather(session: Session) -> dict[str, Any]:
         "cuda": _cuda_version(session),
         "mpi_library": _first_line(MPI.Get_library_version()),
         "versions": versions,
-        "git_revision": _git_revision() if comm.rank == 0 else None,
+        "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
         "command": command(comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
         "notes": [],
@@ -171,7 +173,14 @@ def command(ranks: int, words: Sequence[str], environment: Mapping[str, str]) ->
     set_here = [
         f"{name}={shlex.quote(environment[name])}" for name in _SETTINGS if name in environment
     ]
-    return " ".join([*set_here, f"mpirun -n {ranks} python -m mpishare.bench", shlex.join(words)])
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word in _OF_THE_REPORT:
+            next(rest, None)  # its value
+        elif word.partition("=")[0] not in _OF_THE_REPORT:
+            kept.append(word)
+    started = f"mpirun -n {ranks} python -m mpishare.bench"
+    return " ".join([*set_here, started, *map(shlex.quote, kept)])
 
 
 def _nccl_version() -> str | None:

@@ -73,6 +73,8 @@ class Options:
         and then stdout has what `format` says besides, unless that is the same.
     plot : str or None
         A file that takes the plot.
+    revision : str or None
+        What the header gives as the revision of mpishare; None for what git says.
     """
 
     cases: tuple[str, ...] = DEFAULT_CASES
@@ -91,6 +93,7 @@ class Options:
     format: str = "table"
     output: str | None = None
     plot: str | None = None
+    revision: str | None = None
 
     def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
         """Sizes of a face or message on `backend`, in bytes and in order.
@@ -138,7 +141,8 @@ class Options:
         Local.
         """
         options = asdict(self)
-        del options["format"], options["output"], options["plot"]
+        for name in ("format", "output", "plot", "revision"):
+            del options[name]
         return options
 
 
@@ -238,6 +242,7 @@ def _parser() -> Parser:
     add("--format", choices=("table", "json", "csv"), default=default.format)
     add("--output", metavar="FILE", help="write the report there; a .json or .csv is one")
     add("--plot", metavar="FILE", help="draw time and ratios over size: .svg, .png, .pdf")
+    add("--revision", metavar="TEXT", help="of mpishare, where git does not know this copy of it")
     add("--no-check", dest="check", action="store_false", help="do not check results")
     add(
         "--timeout-s",

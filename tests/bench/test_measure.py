@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpishare.bench.cases import CASES, DEFAULT_CASES
-from mpishare.bench.header import notes
+from mpishare.bench.header import command, notes
 from mpishare.bench.launch import UsageError
 from mpishare.bench.measure import BLOCK_S, plan, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
@@ -189,6 +189,12 @@ def test_sizes_of_a_case() -> None:
     assert Options(full=True).sizes("cuda", "halo3d")[-1] == 1 << 20
     assert Options(max_nbytes=16 << 20).sizes("cuda", "halo3d")[-2:] == (1 << 20, 16 << 20)
     assert Options(min_nbytes=64 << 10).sizes("host", "halo2d") == (64 << 10,)
+
+
+def test_the_header_says_by_which_command() -> None:
+    words = ["ring", "--output", "/tmp/a.json", "--max", "64 KiB", "--plot=b.svg"]
+    found = command(4, words, {"MPISHARE_BACKEND": "host", "HOME": "/root"})
+    assert found == "MPISHARE_BACKEND=host mpirun -n 4 python -m mpishare.bench ring --max '64 KiB'"
 
 
 # --- the pattern

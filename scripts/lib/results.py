@@ -1,0 +1,178 @@
+"""Make the README's table of figures from the runs in docs/results. Standard library only.
+
+A ratio is that of two medians of one file: arms that were measured in turn, in one process and one
+run. A file that is not there is left out; one of another name is an error, since nobody would see
+that it is not used. `--check` changes nothing, and fails where the README is not what they give.
+"""
+
+import argparse
+import difflib
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+#: What each file is of, in the order of the README.
+RUNS = {
+    "gpus4": "Four GPUs, one rank each",
+    "onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service",
+    "onegpu-ranks4": "One GPU, four ranks, without it",
+    "cpu-mpich": "No GPU, MPICH",
+    "cpu-openmpi": "No GPU, Open MPI",
+}
+#: The cases that are shown; the files have all.
+CASES = {"ring": "two faces, in a ring", "halo1d": "1-D halo", "halo3d": "3-D halo, six faces"}
+CLOCKS = ("latency", "throughput")
+UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+
+
+class RefusedError(Exception):
+    """What is wrong, in one line."""
+
+
+def size(nbytes: int) -> str:
+    return next(f"{nbytes / unit:.4g} {name}" for name, unit in UNITS if nbytes >= unit)
+
+
+def read(path: Path) -> dict:
+    found = json.loads(path.read_text())
+    if not (isinstance(found, dict) and {"header", "rows"} <= set(found)):
+        raise RefusedError(f"{path.name} is not the JSON of a run")
+    if any(row["wrong"] for row in found["rows"]):
+        raise RefusedError(f"{path.name} has a wrong result in it")
+    if not found["header"]["options"]["check"]:
+        raise RefusedError(f"{path.name} is of a run that checked nothing")
+    revision = found["header"]["git_revision"]
+    if not revision or revision.endswith("-dirty"):
+        raise RefusedError(f"{path.name} is of no revision, or of one with changes: {revision}")
+    return found
+
+
+def runs(folder: Path) -> dict[str, dict]:
+    """The runs that are there."""
+    strange = sorted({path.stem for path in folder.glob("*.json")} - set(RUNS))
+    if strange:
+        raise RefusedError(f"{strange[0]}.json: known are {', '.join(RUNS)}")
+    files = {name: folder / f"{name}.json" for name in RUNS}
+    return {name: read(path) for name, path in files.items() if path.exists()}
+
+
+def origin(header: dict) -> str:
+    """On what, when and from what a run is."""
+    models = [gpu["name"] for gpu in header["gpus"]]
+    cores = header["cores"]
+    machine = f"{len(models)} x {models[0]}" if models else f"{cores} CPU cores"
+    driver = f", driver {header['driver']}" if models else ""
+    versions = [f"{name} {text}" for name, text in header["versions"].items() if text]
+    return (
+        f"{header['ranks']} ranks on {machine}{driver}; {' '.join(header['mpi_library'].split())}; "
+        f"{', '.join(versions)}; {header['date'][:10]}, revision {header['git_revision'][:12]}."
+    )
+
+
+def cell(ratios: list[float | None]) -> str:
+    words = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+    return "" if set(words) == {"-"} else " / ".join(words)
+
+
+def table(case: str, rows: list[dict]) -> list[str]:
+    """A line a size: the time of the fastest arm of mpishare, and its ratio to each rival."""
+    rows = [row for row in rows if row["case"] == case]
+    medians = {(row["nbytes"], row["arm"], row["clock"]): row["median_us"] for row in rows}
+    mine = list(dict.fromkeys(row["arm"] for row in rows if row["kind"] == "own"))
+    rivals = list(dict.fromkeys(row["arm"] for row in rows if row["kind"] == "rival" and row["ok"]))
+    sizes = sorted({row["nbytes"] for row in rows})
+    if not (sizes and rivals):
+        return []
+    lines = [
+        f"| {CASES[case]} | mpishare, us | " + " | ".join(f"of {arm}" for arm in rivals) + " |",
+        "|---" * (2 + len(rivals)) + "|",
+    ]
+    for nbytes in sizes:
+        times = []
+        for clock in CLOCKS:
+            found = [medians.get((nbytes, arm, clock)) for arm in mine]
+            times.append(min((time for time in found if time), default=None))
+        if None in times:
+            raise RefusedError(f"{case} at {size(nbytes)}: mpishare has no time")
+        cells = []
+        for arm in rivals:
+            theirs = [medians.get((nbytes, arm, clock)) for clock in CLOCKS]
+            pairs = zip(times, theirs, strict=True)
+            cells.append(cell([time / other if other else None for time, other in pairs]))
+        own = " / ".join(f"{time:.3g}" if time < 100 else f"{time:.0f}" for time in times)
+        lines.append(f"| {size(nbytes)} | {own} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def absent(rows: list[dict]) -> list[str]:
+    """Why rivals did not run, each once."""
+    reasons = {}
+    for row in rows:
+        if row["kind"] == "rival" and not row["ok"] and row["case"] in CASES:
+            reasons.setdefault((row["arm"], row["reason"]))
+    return [f"- {arm} did not run: {reason}" for arm, reason in reasons]
+
+
+def section(name: str, run: dict) -> list[str]:
+    header, rows = run["header"], run["rows"]
+    lines = [f"### {RUNS[name]}", "", origin(header), "", "```console", f"$ {header['command']}"]
+    lines += ["```", ""]
+    for case in CASES:
+        lines += table(case, rows)
+    missing = absent(rows)
+    lines += [*missing, ""] if missing else []
+    return lines
+
+
+def text(folder: Path) -> str:
+    """What stands between the marks; nothing where there are no runs."""
+    found = runs(folder)
+    if not found:
+        return ""
+    lines = [
+        "## Figures",
+        "",
+        "Made from the runs in `docs/results`, where the plots are too. All is of medians of the",
+        "maximum over the ranks, with a synchronize after each exchange / back to back. A ratio is",
+        "that of two arms of one run, measured in turn, and every result was checked. Below 1",
+        "mpishare is faster.",
+        "",
+    ]
+    for name, run in found.items():
+        lines += section(name, run)
+    return "\n".join(lines)
+
+
+def updated(readme: str, folder: Path) -> str:
+    """The README with what the runs give between its marks."""
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
+        raise RefusedError(f"README.md wants one {BEGIN} and one {END}")
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{text(folder)}{END}{after}"
+
+
+def main(words: list[str], root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/results", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where it would")
+    options = parser.parse_args(words)
+    file = root / "README.md"
+    old = file.read_text()
+    try:
+        new = updated(old, root / "docs" / "results")
+    except RefusedError as refused:
+        print(f"scripts/results: {refused}", file=sys.stderr)
+        return 1
+    if options.check:
+        names = "README.md", "what docs/results gives"
+        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm="")
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        return int(old != new)
+    file.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

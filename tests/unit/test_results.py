@@ -1,0 +1,111 @@
+"""The README's figures are what docs/results gives, and are made as they say."""
+
+import copy
+import importlib.util
+import json
+
+import pytest
+
+from tests.helpers.launch import ROOT
+
+spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "lib" / "results.py")
+results = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(results)
+
+HEADER = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "ranks": 4,
+    "cores": 2,
+    "gpus": [],
+    "driver": None,
+    "mpi_library": "MPICH Version:      5.0",
+    "versions": {"mpishare": "0.1", "cupy": None},
+    "git_revision": "0123456789abcdef",
+    "command": "mpirun -n 4 python -m mpishare.bench ring",
+    "options": {"check": True},
+}
+README = f"# title\n\n{results.BEGIN}\nold\n{results.END}\n\n## end\n"
+
+
+def row(arm: str, kind: str, clock: str, median_us: float | None, nbytes: int = 8, **more) -> dict:
+    ok = median_us is not None
+    found = {"case": "ring", "arm": arm, "kind": kind, "clock": clock, "median_us": median_us}
+    return {**found, "nbytes": nbytes, "ok": ok, "wrong": False, "reason": None, **more}
+
+
+def a_run() -> dict:
+    rows = []
+    for clock, factor in (("latency", 1.0), ("throughput", 0.5)):
+        rows += [
+            row("slow", "own", clock, 9.0 * factor),
+            row("fast", "own", clock, 2.0 * factor),
+            row("staged", "rival", clock, 8.0),
+            row("nccl", "rival", clock, None, reason="NCCL: two ranks on one GPU"),
+            row("copy engine", "ceiling", clock, 0.1),
+        ]
+    return {"header": copy.deepcopy(HEADER), "rows": rows}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A place with a README, and docs/results with nothing in it."""
+    (tmp_path / "README.md").write_text(README)
+    made = tmp_path / "docs" / "results"
+    made.mkdir(parents=True)
+    return made
+
+
+def test_the_readme_is_what_the_runs_give(capsys):
+    assert results.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_table_is_made_and_stays(folder, capsys):
+    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
+    root = folder.parents[1]
+    assert results.main(["--check"], root) == 1
+    assert "+## Figures" in capsys.readouterr().out
+    assert results.main([], root) == 0
+    assert results.main(["--check"], root) == 0
+    text = (root / "README.md").read_text()
+    assert text.startswith("# title\n")
+    assert text.endswith("\n\n## end\n")
+    assert "old" not in text
+    lines = text.splitlines()
+    # The fastest arm of mpishare on each clock, over the rival's of the same run.
+    assert "| 8 B | 2 / 1 | 0.25 / 0.12 |" in lines
+    assert "- nccl did not run: NCCL: two ranks on one GPU" in lines
+    assert "$ mpirun -n 4 python -m mpishare.bench ring" in lines
+    assert any("4 ranks on 2 CPU cores; MPICH Version: 5.0" in line for line in lines)
+    assert any("2026-01-02, revision 0123456789ab." in line for line in lines)
+    assert "copy engine" not in text
+
+
+def test_without_runs_there_is_no_section(folder):
+    assert results.text(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("mine", lambda run: None, "known are gpus4"),
+        ("gpus4", lambda run: run.pop("rows"), "not the JSON of a run"),
+        ("gpus4", lambda run: run["rows"][0].update(wrong=True), "a wrong result"),
+        ("gpus4", lambda run: run["header"]["options"].update(check=False), "checked nothing"),
+        ("gpus4", lambda run: run["header"].update(git_revision="01-dirty"), "with changes"),
+        ("gpus4", lambda run: run["header"].update(git_revision=None), "no revision"),
+        ("gpus4", lambda run: run["rows"].__delitem__(slice(0, 2)), "mpishare has no time"),
+    ],
+)
+def test_what_cannot_be_quoted_is_refused(folder, capsys, name, change, words):
+    run = a_run()
+    change(run)
+    (folder / f"{name}.json").write_text(json.dumps(run))
+    assert results.main([], folder.parents[1]) == 1
+    assert words in capsys.readouterr().err
+    assert (folder.parents[1] / "README.md").read_text() == README
+
+
+def test_a_readme_without_marks_is_refused(folder, capsys):
+    (folder.parents[1] / "README.md").write_text("# title\n")
+    assert results.main([], folder.parents[1]) == 1
+    assert "results: begin" in capsys.readouterr().err
