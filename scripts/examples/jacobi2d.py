@@ -191,11 +191,11 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     exchange_us = timing.alone_us(node, cart, jacobi.actions(jacobi.halo), calls)["exchange"]
     result = outcome.Outcome("jacobi2d", args, node, cart, step_us, exchange_us)
     result.facts["norm"] = norm
-    if args.compare:
-        result.facts |= timing.compare_forms(node, cart, jacobi.make_halo, jacobi.actions, calls)
     if args.bench:
         count = min(args.norm_every, graphs.LONGEST)
         result.facts |= orders.compare(node, cart, jacobi, count, -(-args.steps // count))
+    if args.compare:
+        result.facts |= timing.compare_forms(node, cart, jacobi.make_halo, jacobi.actions, calls)
     jacobi.close()
     if whole is not None and args.check:
         result.wrong = check(whole, norm, args, node.backend)
