@@ -82,10 +82,15 @@ def _arms(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {arm: sorted(of_arm, key=lambda row: row.nbytes) for arm, of_arm in found.items()}
 
 
+def _style(number: int, row: Row) -> dict[str, Any]:
+    """Return how an arm is drawn: in both panels of a clock with the same color."""
+    return {"color": f"C{number % 10}", **_STYLES[row.kind]}
+
+
 def _draw_times(axes: Any, case: str, clock: Clock, rows: Sequence[Row]) -> None:
-    for arm, of_arm in _arms(rows).items():
+    for number, (arm, of_arm) in enumerate(_arms(rows).items()):
         sizes, times = [row.nbytes for row in of_arm], [row.median_us for row in of_arm]
-        axes.plot(sizes, times, label=arm, **_STYLES[of_arm[0].kind])
+        axes.plot(sizes, times, label=arm, **_style(number, of_arm[0]))
     axes.set_title(f"{case}: {_TITLES[clock]}")
     axes.set_ylabel("us, median of the maximum over ranks")
     axes.set_yscale("log")
@@ -95,10 +100,10 @@ def _draw_times(axes: Any, case: str, clock: Clock, rows: Sequence[Row]) -> None
 
 
 def _draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
-    for arm, of_arm in _arms(rows).items():
+    for number, (arm, of_arm) in enumerate(_arms(rows).items()):
         ratios = [(row.nbytes, row.ratio) for row in of_arm if row.kind == "own" and row.ratio]
         if ratios:
-            axes.plot(*zip(*ratios, strict=True), label=arm, **_STYLES["own"])
+            axes.plot(*zip(*ratios, strict=True), label=arm, **_style(number, of_arm[0]))
     axes.axhline(1, color="0.3", linewidth=0.9)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("of the fastest rival")
