@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare import ranges
 from mpishare.agree import require_same
 from mpishare.epochs import Epochs
 from mpishare.errors import MpiShareError, UnsupportedError
@@ -103,6 +104,18 @@ def _one(
 
 
 def _make(
+    ground: Ground,
+    call: str,
+    shapes: list[tuple[int, ...] | None],
+    dtype: np.dtype[Any],
+    owner: int | None,
+    write: Callable[[Any], None] | None,
+) -> Window:
+    with ranges.span(call):
+        return _build(ground, call, shapes, dtype, owner, write)
+
+
+def _build(
     ground: Ground,
     call: str,
     shapes: list[tuple[int, ...] | None],

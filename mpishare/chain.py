@@ -17,15 +17,22 @@ class Chain:
         Whose streams they are.
     name : str
         The object's, for errors.
+
+    Attributes
+    ----------
+    number : int or None
+        The stream of the last call.
+    is_kept : bool
+        Whether it is sure to live until the next one.
     """
 
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend = backend
         self._enter = backend.enter
         self._name = name
-        self._number: int | None = None
+        self.number: int | None = None
         self._owner: Any = None
-        self._is_kept = True
+        self.is_kept = True
         self._event: Any = None
 
     def enter(self, call: str, stream: Any) -> int:
@@ -54,29 +61,37 @@ class Chain:
         is_kept : bool
             Whether that is sure to.
         """
-        if number != self._number or not self._is_kept:
+        if number != self.number or not self.is_kept:
             self._follow(number)
-            self._number = number
+            self.number = number
         # Held, so that the stream is not destroyed before the next one has followed it.
-        self._owner, self._is_kept = owner, is_kept
+        self._owner, self.is_kept = owner, is_kept
 
     def leave(self) -> None:
         """Remember what was put on the stream, where it may be destroyed before the next call."""
-        if not self._is_kept and self._number is not None:
-            self._record(self._number)
+        if not self.is_kept and self.number is not None:
+            self._record(self.number)
+
+    def is_over(self) -> bool:
+        """Whether all that was put on streams is over. Local."""
+        if self.number is None:
+            return True
+        if self.is_kept:
+            return self._backend.is_done(self.number)
+        return self._backend.is_event_done(self._event)
 
     def end(self) -> None:
         """Let go of the stream and of the event."""
-        self._owner = self._number = None
+        self._owner = self.number = None
         if self._event is not None:
             self._backend.close_events([self._event])
             self._event = None
 
     def _follow(self, number: int) -> None:
-        if self._number is None:
+        if self.number is None:
             return
-        if self._is_kept:
-            self._record(self._number)
+        if self.is_kept:
+            self._record(self.number)
         self._backend.wait_event(self._event, number)
 
     def _record(self, number: int) -> None:

@@ -11,7 +11,10 @@ from mpishare.control import State
 from mpishare.errors import ClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpishare.agree import Agreement
+    from mpishare.ground import Plan
     from mpishare.watch import Watcher
 
 
@@ -24,13 +27,16 @@ class Ending:
         The node's.
     watcher : Watcher
         The node's, stopped before what it looks at goes.
+    plans : sequence of Plan
+        The node's, asked at the end how far they came.
     """
 
-    def __init__(self, agreement: Agreement, watcher: Watcher) -> None:
+    def __init__(self, agreement: Agreement, watcher: Watcher, plans: Sequence[Plan]) -> None:
         from mpi4py import MPI
 
         self._agreement = agreement
         self._watcher = watcher
+        self._plans = plans
         self._pid = os.getpid()
         self._mpi: Any = MPI
         # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
@@ -49,12 +55,17 @@ class Ending:
             self._mpi.COMM_SELF.Delete_attr(keyval)
             self._mpi.Comm.Free_keyval(keyval)
 
+    def _depart(self) -> None:
+        for plan in self._plans:
+            plan.leave()
+        self._agreement.block.depart(State.EXITED)
+
     def _at_finalize(self) -> None:
         if self._keyval == self._mpi.KEYVAL_INVALID:
             return
         self._keyval = self._mpi.KEYVAL_INVALID
         block = self._agreement.block
-        block.depart(State.EXITED)
+        self._depart()
         self._agreement.fail(
             lambda: ClosedError("MPI was finalized while the node was open"), fatal=False
         )
@@ -73,6 +84,6 @@ class Ending:
             sys.stderr.flush()
             self._mpi.COMM_WORLD.Abort(1)
         self._forget_finalize()
-        agreement.block.depart(State.EXITED)
+        self._depart()
         self._watcher.stop()
         agreement.block.barrier.close()

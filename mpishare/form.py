@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 log = logging.getLogger("mpishare")
+node_log = logging.getLogger("mpishare.node")
 
 CALL = "Node"
 
@@ -95,6 +96,15 @@ def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> Fo
         whole.Free()
         raise
     part = formed[0]
+    node_log.info(
+        "node made: rank %d of %d on %s, backend %s, leader %d, %s",
+        part.ground.rank,
+        part.ground.size,
+        part.report.members[0].host,
+        chosen,
+        part.report.leader,
+        part.ground.backend.device or why_host or "no GPU",
+    )
     return replace(part, user=team.Dup())
 
 
@@ -107,6 +117,7 @@ def dissolve(ground: Ground, ending: Ending) -> None:
     block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
     ground.watcher.stop()
     ending.cancel()
+    node_log.debug("node closed")
     ground.backend.unregister(block.memory)
     block.close()
     ground.close_chunks()  # after the block, whose pool looks at them
@@ -173,7 +184,7 @@ def _build(
             backend.unregister(block.memory)
         block.close()
         raise
-    return ground, Ending(agreement, watcher), report
+    return ground, Ending(agreement, watcher, ground.plans), report
 
 
 def _ground(

@@ -42,6 +42,14 @@ class Child(Protocol):
         ...
 
 
+class Plan(Child, Protocol):
+    """A halo exchange: an object whose work may be under way when this process ends."""
+
+    def leave(self) -> None:
+        """Tell the other ranks whether all that was begun is over. Local."""
+        ...
+
+
 class Mapped(Protocol):
     """An open window, as what looks for an array in it sees it."""
 
@@ -96,7 +104,7 @@ class Ground:
         """Looks at a counter before the core is given away: with more ranks than cores, who is
         waited for may need this very core."""
         self.children: list[Child] = []
-        self.plans: list[Child] = []
+        self.plans: list[Plan] = []
         """Halo exchanges: closed before the windows that their fields may be in."""
         self.windows: dict[int, Mapped] = {}
         """The open windows by number."""
@@ -181,14 +189,19 @@ class Ground:
         if not backend.has_streams:
             return
         number, owner = backend.stream(stream)
+        self.until(lambda: backend.is_done(number), call)
+        del owner  # held until here
+
+    def until(self, is_done: Callable[[], bool], call: str) -> None:
+        """Wait on the host until something on a stream is over, with the deadline."""
+        agreement = self.agreement
         deadline = time.monotonic() + agreement.timeout_s
-        while not backend.is_done(number):
+        while not is_done():
             agreement.check()
             os.sched_yield()
             # Asked again: this process may have been stopped since it asked.
-            if time.monotonic() > deadline and not backend.is_done(number):
+            if time.monotonic() > deadline and not is_done():
                 raise self.missing(call)
-        del owner  # held until here
         self.check_signals()
 
     def drain(self, call: str) -> None:

@@ -64,7 +64,7 @@ class Waits:
         """A rank died or timed out: MPI itself cannot be brought to an orderly end."""
         self.is_told = False
         """The main thread has raised the failure at least once."""
-        self._thread = get_ident()
+        self.thread = get_ident()
         self._lock = threading.Lock()  # the watcher breaks the node too
         _all.add(self)
 
@@ -72,7 +72,7 @@ class Waits:
 
     def check(self) -> None:
         """Raise if the node is closed or broken, or if this is another thread or process."""
-        if self.failure is not None or get_ident() != self._thread:
+        if self.failure is not None or get_ident() != self.thread:
             self._refuse()
 
     def fail(self, failure: Callable[[], MpiShareError], *, fatal: bool) -> None:

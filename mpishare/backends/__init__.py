@@ -137,6 +137,10 @@ class Backend(Protocol):
         """Let a stream wait for the latest record of an event."""
         ...
 
+    def is_event_done(self, event: Any) -> bool:
+        """Whether what an event recorded last is over."""
+        ...
+
     def is_done(self, stream: int) -> bool:
         """Whether all that was put on the stream is over."""
         ...

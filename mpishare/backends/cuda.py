@@ -250,6 +250,10 @@ class CudaBackend:
         """Let a stream wait for the latest record of an event."""
         self.call("cuStreamWaitEvent", stream, event, 0)
 
+    def is_event_done(self, event: Any) -> bool:
+        """Whether what an event recorded last is over; True for one that recorded nothing."""
+        return driver.is_event_done(event, self._where)
+
     def is_done(self, stream: int) -> bool:
         """Whether all that was put on the stream is over."""
         return driver.is_done(stream, self._where)

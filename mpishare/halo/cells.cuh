@@ -16,31 +16,26 @@ struct Part {
     int unit;
 };
 
-enum Kind { PUSH, PUSH_AND_ZERO, LOCAL, PULL };
+enum Kind { PUSH, PUSH_AND_ZERO, LOCAL, PULL, SAY, HEAR };
 
-// Some units of a part, and where they lie packed. The part stands in it, so that all of it is on
-// its way from memory at once.
-struct Item {
+// Some units of a part, and where they lie packed. The part stands in it, so that one look at
+// memory brings all of it.
+struct __align__(16) Item {
     Part part;
     char* packed;             // of the first unit of the part, at even epochs
     long long turn;           // from there to where they lie at odd epochs
-    unsigned long long* flag; // raised to the epoch once the units are there
+    unsigned long long* flag; // PUSH, PULL: raised to the epoch once the units are there
+    unsigned long long* late; // PULL, HEAR: the host's word for who is waited for
     const Part* target;       // LOCAL: what they go to; where they are summed: the packed cells
     unsigned first;
     unsigned count;
     int kind;
     int element;              // how the units are summed
+    long long unused;         // whole 16 bytes
 };
 
 struct Fields {
     char* at[NFIELDS];
-};
-
-// What stays from one launch to the next.
-struct State {
-    unsigned long long epoch;
-    unsigned tickets;
-    unsigned done;
 };
 
 __device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
@@ -54,7 +49,7 @@ __device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
     return at;
 }
 
-const int BATCH = 4; // units of a thread that are on their way at the same time
+const int BATCH = 2; // units of a thread that are on their way at the same time
 
 template <class Unit>
 __device__ void move(const Item& item, const Fields& fields, char* packed) {

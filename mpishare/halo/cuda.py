@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import functools
 import operator
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import cupy
+
+from mpishare.backends import driver
 from mpishare.chain import Chain
-from mpishare.errors import UnsupportedError
+from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cudafields import addresses, current_stream
 from mpishare.halo.fused import Fused, Ways
 from mpishare.halo.layout import require_number
 from mpishare.halo.relay import Relay
 from mpishare.halo.setting import Setting
+from mpishare.halo.tables import natural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message
     from mpishare.halo.terms import Terms
 
 _WIDEST = 15
+_Array = cupy.ndarray
+_current_stream = cupy.cuda.get_current_stream
 
 
 class Turns:
@@ -30,6 +36,11 @@ class Turns:
     They wait for those of other ranks while they hold a part of the GPU. On streams of their own,
     two plans could each fill one GPU and wait for the other on the next; the order of the calls is
     the same on all ranks. One plan alone needs no order: another is made only when all is over.
+
+    Attributes
+    ----------
+    plans : int
+        How many there are.
     """
 
     _all: ClassVar[dict[int, Turns]] = {}
@@ -70,6 +81,7 @@ class CudaMover:
     ) -> None:
         ranks, name = terms.ranks, terms.name
         self._ground = ranks.ground
+        self._agreement = ranks.ground.agreement
         self._name = name
         backend: Any = ranks.ground.backend
         self._backend = backend
@@ -80,7 +92,7 @@ class CudaMover:
         self._naturals = [natural(each) for each in self._layouts]
         # For fields of which all begin at a multiple of the widest unit, and for others.
         self._relays: list[Relay] = []
-        self._fuseds: list[Fused | None] = []
+        self._fuseds: list[Fused] = []
         self._events: list[Any] = []
         self._stream = 0
 
@@ -88,11 +100,12 @@ class CudaMover:
             setting.prepare()
             self._stream = int(backend.new_stream())
             self._events += [backend.local_event(), backend.local_event()]
+            setting.warm()
             for most in ([_WIDEST + 1] * len(self._layouts), self._naturals):
-                self._relays.append(Relay(setting, most))
-                self._fuseds.append(
-                    Fused(setting, most, self._stream) if setting.has_fused else None
-                )
+                if setting.is_relayed:
+                    self._relays.append(Relay(setting, most))
+                if setting.has_fused:
+                    self._fuseds.append(Fused(setting, most, self._stream))
             setting.load()
 
         try:
@@ -103,13 +116,18 @@ class CudaMover:
             raise
         self._forked, self._joined = self._events
         self.staging_nbytes = setting.staging_nbytes
-        self._is_relayed = setting.is_relayed
         # One for both directions of the plan.
         terms.chain = self._chain = terms.chain or Chain(backend, name)
         self._turns = Turns.on(backend) if setting.has_fused else None
         # Of all ranks, so that all refuse a capture or none.
         used = {route for each in terms.routes for route in each.values()}
         self._on_host = sorted(used & {"pinned", "mpi"})
+        self._expected = [(each.shape, each.strides, each.dtype) for each in self._layouts]
+        # What `quick` may launch: for the addresses of fields, a graph of the whole exchange.
+        self._graphs: dict[tuple[int, ...], int] = {}
+        if setting.has_fused and not setting.is_relayed:
+            for fused in self._fuseds:
+                fused.alone.told = self._graphs
 
     def take(self, fields: Sequence[Any]) -> list[Any]:
         """Return the fields of a call, once they are known to fit; they are held by that."""
@@ -123,48 +141,72 @@ class CudaMover:
                     raise ValueError(f"a field begins at {place:#x}, no multiple of {unit} bytes")
         return [fields, places, way]
 
+    def quick(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Exchange fields that were seen before, or return False with nothing done.
+
+        Python takes longer to look at a call than the GPU takes for it. So where the whole exchange
+        is one graph, no more is done here than to see that nothing has changed since.
+        """
+        places = []
+        for field, (shape, strides, dtype) in zip(fields, self._expected, strict=False):
+            if (
+                type(field) is not _Array
+                or field.shape != shape
+                or field.strides != strides
+                or field.dtype != dtype
+            ):
+                return False
+            places.append(field.data.ptr)
+        graph = self._graphs.get(tuple(places))
+        chain, agreement, turns = self._chain, self._agreement, self._turns
+        if (
+            graph is None
+            or len(fields) != len(places)
+            or stream is not None
+            or agreement.failure is not None
+            or agreement.thread != get_ident()
+            or turns is None
+        ):
+            return False
+        number = _current_stream().ptr
+        if number != chain.number or not chain.is_kept or driver.is_capturing(number):
+            return False
+        if turns.plans > 1 and (number != turns.chain.number or not turns.chain.is_kept):
+            return False
+        self._words.call()
+        driver.launch_graph(graph, number, self._name)
+        return True
+
     def start(self, arrays: list[Any], stream: Any) -> None:
         """Let my cells go; fused neighbors are served beside the user's stream, ghosts and all."""
-        number, is_kept, is_captured = self._enter("start", arrays, stream)
+        number, _, is_kept, is_captured = self._begin("start", arrays, stream)
         _, places, way = arrays
-        self._words.call()
-        if self._is_relayed:
-            self._relays[way].start(number, places)
-        fused = self._fuseds[way]
-        if fused is not None:
+        if self._fuseds:
             # Not on the user's stream, whose work on the interior would wait for the neighbors.
             self._backend.record(self._forked, number)
             self._backend.wait_event(self._forked, self._stream)
-            self._enqueue(fused.beside, self._stream, places, is_captured=is_captured)
+            ways = self._fuseds[way].beside
+            # It lives as long as the plan, and a plan that is closed leaves nothing under way.
+            entered = self._stream, self, True, is_captured
+            self._enqueue(ways, entered, places)
         if not is_kept:
             self._chain.leave()
 
     def wait(self, arrays: list[Any], stream: Any) -> None:
         """Take what came, and let the user's stream go on after the plan's."""
-        number, is_kept, _ = self._enter("wait", arrays, stream)
-        _, places, way = arrays
-        if self._fuseds[way] is not None:
+        number, _, is_kept, _ = self._enter("wait", arrays, stream)
+        if self._fuseds:
             self._backend.record(self._joined, self._stream)
             self._backend.wait_event(self._joined, number)
-        if self._is_relayed:
-            self._relays[way].wait(number, places)
-        if not is_kept:
-            self._chain.leave()
+        self._end(arrays, number, is_kept=is_kept)
 
     def exchange(self, arrays: list[Any], stream: Any) -> None:
         """Do both on the user's stream."""
-        number, is_kept, is_captured = self._enter("exchange", arrays, stream)
+        entered = self._begin("exchange", arrays, stream)
         _, places, way = arrays
-        self._words.call()
-        if self._is_relayed:
-            self._relays[way].start(number, places)
-        fused = self._fuseds[way]
-        if fused is not None:
-            self._enqueue(fused.alone, number, places, is_captured=is_captured)
-        if self._is_relayed:
-            self._relays[way].wait(number, places)
-        if not is_kept:
-            self._chain.leave()
+        if self._fuseds:
+            self._enqueue(self._fuseds[way].alone, entered, places)
+        self._end(arrays, entered[0], is_kept=entered[2])
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph. Local."""
@@ -174,6 +216,15 @@ class CudaMover:
     def lagging(self) -> list[int]:
         """Ranks of the node that have called less often than this one. Local."""
         return self._words.lagging()
+
+    def leave(self) -> None:
+        """Tell the other ranks if all that was begun is over. Local."""
+        try:
+            is_over = self._chain.is_over() and self._backend.is_done(self._stream)
+        except CudaError:
+            return  # a GPU that failed brings nothing to its end
+        if is_over:
+            self._words.finish()
 
     def drain(self) -> None:
         """Wait until nothing is under way on this rank, with the deadline."""
@@ -185,6 +236,7 @@ class CudaMover:
 
     def close(self) -> None:
         """Free what this rank owns. Local, once all have released."""
+        self._graphs.clear()
         self._close_launches()
         self._setting.close()
         self._chain.end()
@@ -193,25 +245,43 @@ class CudaMover:
 
     def _close_launches(self) -> None:
         for fused in self._fuseds:
-            if fused is not None:
-                fused.close()
+            fused.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
 
+    def _begin(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, Any, bool, bool]:
+        """Enter, and let go what is relayed."""
+        entered = self._enter(call, arrays, stream)
+        _, places, way = arrays
+        self._words.call()
+        if self._relays:
+            self._relays[way].start(entered[0], places)
+        return entered
+
+    def _end(self, arrays: list[Any], number: int, *, is_kept: bool) -> None:
+        """Take what is relayed, and leave."""
+        _, places, way = arrays
+        if self._relays:
+            self._relays[way].wait(number, places)
+        if not is_kept:
+            self._chain.leave()
+
     def _enqueue(
-        self, ways: Ways, number: int, places: tuple[int, ...], *, is_captured: bool
+        self, ways: Ways, entered: tuple[int, Any, bool, bool], places: tuple[int, ...]
     ) -> None:
+        number, owner, is_kept, is_captured = entered
         turns = self._turns
         if is_captured or turns is None or turns.plans == 1:
             ways.enqueue(number, places, is_captured=is_captured)
         else:
-            turns.chain.follow(number, None, is_kept=False)
+            turns.chain.follow(number, owner, is_kept=is_kept)
             ways.enqueue(number, places, is_captured=False)
-            turns.chain.leave()
+            if not is_kept:
+                turns.chain.leave()
 
-    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, bool, bool]:
-        """Return the stream, whether it need not be remembered, and whether it is captured."""
+    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, Any, bool, bool]:
+        """Return the stream, its owner, whether it need not be remembered, and is captured."""
         backend = self._backend
         if stream is None:
             stream = current_stream(arrays[0], self._device)
@@ -224,10 +294,4 @@ class CudaMover:
                 f"neighbors by the routes {self._on_host} are served by the host. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
-        return number, is_kept or is_captured, is_captured
-
-
-def natural(layout: Layout) -> int:
-    """Return what the address of every array of a dtype is a multiple of, 16 at most."""
-    size = layout.dtype.itemsize
-    return min(size & -size, _WIDEST + 1)
+        return number, owner, is_kept or is_captured, is_captured

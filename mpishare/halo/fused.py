@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mpishare.backends.driver import Launch, Replay
 from mpishare.halo.setting import THREADS
-from mpishare.halo.tables import LOCAL, PULL, PUSH, Table
+from mpishare.halo.tables import HEAR, LOCAL, PULL, PUSH, SAY, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,14 +35,15 @@ class Fused:
 
     def __init__(self, setting: Setting, most: Sequence[int], capturing: int) -> None:
         mine, rank = setting.mine, setting.rank
-        table = Table(setting.layouts, most, setting.upload)
+        table, words = Table(setting.layouts, most, setting.upload), setting.words
         for message in setting.sends:
             if mine[message.peer] != "fused":
                 continue
             for part in message.parts:
                 flags = setting.flags(rank, message.peer, message.tag, part.field)
                 packed = setting.outgoing(message, part)
-                table.move(PUSH, part, packed, setting.turn(message.peer), flags)
+                kind = SAY if flags is None else PUSH
+                table.move(kind, part, packed, setting.turn(message.peer), flags)
         for peer in setting.fused_peers:
             for flag in setting.flags(rank, peer, -1, -1) or ():
                 table.signal(PUSH, flag)
@@ -50,25 +51,22 @@ class Fused:
         for message, target in setting.local():
             for part, other in zip(message.parts, target.parts, strict=True):
                 table.move(LOCAL, part, 0, target=other)
-        # Waits come last: none is reached before all that others wait for is under way.
         for peer in setting.fused_peers:
             for flag in setting.flags(peer, rank, -1, -1) or ():
-                table.signal(PULL, flag)
+                table.signal(PULL, flag, words.late(peer))
         for message in setting.recvs:
             if mine[message.peer] != "fused":
                 continue
             for part in message.parts:
                 flags = setting.flags(message.peer, rank, message.tag, part.field)
                 packed = setting.incoming(message, part)
-                table.move(PULL, part, packed, setting.turn(rank), flags)
-        words = setting.words
-        setting.warm("fused")
+                kind = HEAR if flags is None else PULL
+                late = words.late(message.peer)
+                table.move(kind, part, packed, setting.turn(rank), flags, late=late)
         loaded = table.load()
 
         def ways(blocks: int, threads: int) -> Ways:
-            # What is relayed is over later, and says so.
-            finished = 0 if setting.is_relayed else words.finished
-            rest = setting.state("fused"), words.started, finished, words.ended
+            rest = setting.state("fused"), words.ended
             launch = setting.launch("fused", loaded, *rest, blocks=blocks, threads=threads)
             return Ways(setting, launch, capturing)
 
@@ -103,6 +101,8 @@ class Ways:
         self._where = setting.where
         self._seen: set[tuple[int, ...]] = set()
         self._replays: dict[tuple[int, ...], Replay] = {}
+        self.told: dict[tuple[int, ...], int] = {}
+        """The handles of the graphs there are, for whoever launches them itself."""
 
     def enqueue(self, number: int, places: tuple[int, ...], *, is_captured: bool) -> None:
         """Put it on a stream, for fields at these addresses."""
@@ -113,8 +113,11 @@ class Ways:
         self._pointers[:] = [*places]
         if places in self._seen and not is_captured:
             if len(self._replays) == _MOST_REPLAYS:
-                self._replays.pop(next(iter(self._replays))).close()
+                oldest = next(iter(self._replays))
+                self.told.pop(oldest)
+                self._replays.pop(oldest).close()
             replay = self._replays[places] = Replay(self._launch, self._capturing, self._where)
+            self.told[places] = replay.handle
             replay.enqueue(number)
             return
         self._launch.enqueue(number)

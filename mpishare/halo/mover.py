@@ -17,6 +17,10 @@ class Mover(Protocol):
         """Check the arrays of a call and return them as the other methods want them."""
         ...
 
+    def quick(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Exchange fields that need no look, or return False with nothing done."""
+        ...
+
     def start(self, arrays: list[Any], stream: Any) -> None:
         """Begin."""
         ...
@@ -35,6 +39,10 @@ class Mover(Protocol):
 
     def lagging(self) -> list[int]:
         """Ranks of the node that have not called what this rank has."""
+        ...
+
+    def leave(self) -> None:
+        """Tell the other ranks whether all that was begun is over, since this process ends."""
         ...
 
     def drain(self) -> None:

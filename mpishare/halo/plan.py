@@ -81,6 +81,7 @@ class Plan(Local):
         self._name, self._ground, self._own = terms.name, terms.ground, terms.fields
         self._comm = whole
         self._forth = self._mover(is_reverse=False)
+        self._quick = self._forth.quick
         self._back: Mover | None = None
         self._open: list[Any] | None = None
         if terms.keeper is not None:
@@ -159,6 +160,8 @@ class Plan(Local):
         ClosedError
             If the plan is closed.
         """
+        if self._open is None and self._quick(fields or self._own, stream):
+            return
         arrays = self._begin("exchange", self._forth, fields)
         self._forth.exchange(arrays, stream)
 
@@ -260,6 +263,12 @@ class Plan(Local):
         # Messages may still come in, and kernels still run: their memory is left to the process.
         _left.append((self._forth, self._back, self._open, self._own))
         self._forget()
+
+    def leave(self) -> None:
+        """Tell the other ranks whether all that was begun is over: this process ends. Local."""
+        if self._open is None:
+            for mover in self._movers:
+                mover.leave()
 
     def lagging(self) -> list[int]:
         """Ranks of the node that have not called what this rank has. Local."""

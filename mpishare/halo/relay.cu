@@ -2,11 +2,10 @@
 #include "cells.cuh"
 
 extern "C" __global__ void relay(
-    Fields fields, const Item* items, unsigned count, State* state,
-    volatile unsigned long long* said
+    Fields fields, const Item* items, unsigned count, unsigned long long* launches,
+    volatile unsigned long long* started
 ) {
-    // How often it was launched, for the host.
-    if (said && blockIdx.x == 0 && threadIdx.x == 0) *said = ++state->epoch;
+    if (started && blockIdx.x == 0 && threadIdx.x == 0) *started = ++*launches;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x)
         carry(items[i], fields, items[i].packed);
 }

@@ -7,18 +7,16 @@ operations are right when a captured graph replays them.
 
 from __future__ import annotations
 
-import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends import driver
 from mpishare.halo.tables import LOCAL, PULL, PUSH, PUSH_AND_ZERO, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpishare.backends import driver
     from mpishare.halo.message import Message, Part
     from mpishare.halo.setting import Setting
 
@@ -83,14 +81,9 @@ class Relay:
 
     def _until_done(self, event: Any) -> None:
         """Wait on the host for an event, with the deadline."""
-        ground = self._setting.ranks.ground
-        deadline = time.monotonic() + ground.agreement.timeout_s
-        while not driver.is_event_done(event, self._setting.where):
-            ground.agreement.check()
-            os.sched_yield()
-            if time.monotonic() > deadline:
-                raise ground.missing(self._setting.where)
-        ground.check_signals()
+        setting = self._setting
+        is_done = setting.backend.is_event_done
+        setting.ranks.ground.until(lambda: is_done(event), setting.where)
 
     def _make_pack(self) -> driver.Launch | None:
         setting = self._setting
@@ -118,7 +111,8 @@ class Relay:
             if setting.mine[message.peer] in _RELAYED:
                 for part in message.parts:
                     table.move(PULL, part, setting.incoming(message, part))
-        yield self._launch("relay", table, setting.state("unpacked"), setting.words.finished)
+        if len(table):
+            yield self._launch("relay", table, 0, 0)
 
     def _make_adds(self) -> Iterator[driver.Launch]:
         """One launch a message, and one more each time that it names a cell again."""
@@ -130,11 +124,8 @@ class Relay:
                 for part, row in parts:
                     table.add(part, packed[part.field], row)
                 yield self._launch("add", table)
-        nothing = Table(setting.layouts, self._most, setting.upload)
-        yield self._launch("relay", nothing, setting.state("unpacked"), setting.words.finished)
 
     def _launch(self, name: str, table: Table, *rest: int) -> driver.Launch:
-        self._setting.warm(name)
         return self._setting.launch(name, table.load(), *rest)
 
 

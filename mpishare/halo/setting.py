@@ -67,7 +67,9 @@ class Setting:
         ]
         team = list(ranks.team)
         near = [p for p, r in self.mine.items() if r in ("fused", "copy") and p != ranks.rank]
-        self._slabs = {r: slab_of(said, self.routes, team, r) for r in {ranks.rank, *near}}
+        self._slabs = {
+            r: slab_of(said, self.routes, terms.units, team, r) for r in {ranks.rank, *near}
+        }
         self._pinned, pinned_nbytes = pinned_of(said, team)
         self.words = Words(ranks, name, pinned_nbytes)
         try:
@@ -150,15 +152,18 @@ class Setting:
                 if message.peer == self.rank:
                     yield message, to[message.tag]
 
-    def warm(self, name: str) -> None:
-        """Launch a kernel on nothing: what is loaded later waits for what streams wait for."""
+    def warm(self) -> None:
+        """Launch each kernel on nothing: what is loaded later waits for what streams wait for."""
         empty, state = self.upload(np.zeros(256, np.uint8)), self.state("warm")
-        rest = {
-            "relay": (state, 0),
-            "add": (),
-            "fused": (state, empty, empty, empty),
-        }[name]
-        self.launch(name, (empty, 0), *rest).enqueue(0)
+        rest: dict[str, tuple[int, ...]] = {}
+        if self.has_fused:
+            rest["fused"] = state, empty
+        if self.is_relayed:
+            rest["relay"] = state, 0
+        if self.is_reverse:
+            rest["add"] = ()
+        for name, arguments in rest.items():
+            self.launch(name, (empty, 0), *arguments).enqueue(0)
 
     def load(self) -> None:
         """Wait until all that was copied is there, and all else is over. Local."""
@@ -193,7 +198,10 @@ class Setting:
         return self._slabs[receiver].turn
 
     def flags(self, sender: int, receiver: int, tag: int, field: int) -> list[int] | None:
-        """Return where the flags of a fused part are, or of a sender of nothing (-1, -1)."""
+        """Return where the flags of a fused part are, or of a sender of nothing (-1, -1).
+
+        None for a part that travels as words, and for a sender of something.
+        """
         flags = self._slabs[receiver].flags.get((sender, tag, field))
         if flags is None:
             return None

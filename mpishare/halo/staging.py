@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.message import padded
-from mpishare.halo.tables import chunks
+from mpishare.halo.tables import are_words, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _FLAG_NBYTES = 32
 _SLAB_ALIGN = 128
@@ -28,10 +28,10 @@ class Slab:
     Attributes
     ----------
     flags : dict of (sender, tag, field) to list of int, bytes
-        Where the flags of the items of a fused part are. A sender without parts has one flag, at
-        (sender, -1, -1).
+        Where the flags of the items of a fused part are, unless it travels as words. A sender
+        without parts has one flag, at (sender, -1, -1).
     fused, copied : dict of (sender, tag, field) to int, bytes
-        Where the packed cells are; of fused ones the first of two copies.
+        Where the packed cells or words are; of fused ones the first of two copies.
     turn : int, bytes
         From the first copy to the second.
     nbytes : int, bytes
@@ -47,7 +47,11 @@ class Slab:
 
 
 def slab_of(
-    told: Sequence[Any], routes: Sequence[dict[int, str]], team: Iterable[int], rank: int
+    told: Sequence[Any],
+    routes: Sequence[dict[int, str]],
+    units: Mapping[tuple[int, int, int, int], int],
+    team: Iterable[int],
+    rank: int,
 ) -> Slab:
     """Return how the slab of a rank is laid out.
 
@@ -57,6 +61,8 @@ def slab_of(
         For each rank of the plan, `Message.as_data` of what it sends, and the route.
     routes : sequence of dict of int to str
         For each rank, its route to each peer.
+    units : mapping of (sender, receiver, tag, field) to int, bytes
+        For each fused part what both of its ends can move at once.
     team : iterable of int
         The ranks of the node.
     """
@@ -68,13 +74,18 @@ def slab_of(
         if peer == rank
         for number, nbytes, _ in parts
     ]
+    words = {
+        (sender, tag, number)
+        for (sender, tag, number), nbytes, route in incoming
+        if route == "fused" and are_words(nbytes, units[sender, rank, tag, number])
+    }
     flags = 0
     for key, nbytes, route in incoming:
-        if route == "fused":
+        if route == "fused" and key not in words:
             count = len(list(chunks(nbytes)))
             slab.flags[key] = [_FLAG_NBYTES * (flags + index) for index in range(count)]
             flags += count
-    heard = {sender for sender, _, _ in slab.flags}
+    heard = {sender for (sender, _, _), _, route in incoming if route == "fused"}
     for sender in team:
         if routes[rank].get(sender) == "fused" and sender not in heard:
             slab.flags[sender, -1, -1] = [_FLAG_NBYTES * flags]
@@ -84,7 +95,7 @@ def slab_of(
     for key, nbytes, route in incoming:
         if route == "fused":
             slab.fused[key] = at
-            at += padded(nbytes)
+            at += padded(2 * nbytes if key in words else nbytes)
     slab.turn = -(-(at - begin) // _SLAB_ALIGN) * _SLAB_ALIGN
     at = begin + 2 * slab.turn
     for key, nbytes, route in incoming:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 AXES = 8
-PUSH, PUSH_AND_ZERO, LOCAL, PULL = range(4)
+PUSH, PUSH_AND_ZERO, LOCAL, PULL, SAY, HEAR = range(6)
 
 PART = np.dtype(
     [
@@ -41,26 +41,58 @@ ITEM = np.dtype(
         ("packed", "u8"),
         ("turn", "i8"),
         ("flag", "u8"),
+        ("late", "u8"),
         ("target", "u8"),
         ("first", "u4"),
         ("count", "u4"),
         ("kind", "i4"),
         ("element", "i4"),
+        ("unused", "u8"),
     ]
 )
 
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
-# One pass of a block's threads; what a block needs several passes for; and so many blocks fill a
-# link.
-_LEAST_CHUNK, _GOOD_CHUNK, _MOST_CHUNKS = 8 << 10, 16 << 10, 64
+# The least bytes of an item, by the bytes of the part: one pass of a block's threads over words;
+# few passes; and more where there are many items, so that taking one costs little beside it.
+_CHUNKS = ((128 << 10, 4 << 10), (4 << 20, 16 << 10), (32 << 20, 32 << 10), (1 << 62, 64 << 10))
+_MOST_CHUNKS = 1024
+# So many items of a part are pushed before the first is waited for: enough to fill the links.
+_AHEAD = 64
+# What words can be made of, and up to where they are faster than cells and a flag.
+_WORD_UNITS, _MOST_WORDS_NBYTES = (4, 8), 128 << 10
 
 
 def chunks(nbytes: int) -> Iterator[tuple[int, int]]:
     """Cut the bytes of a part into items: where each begins, and its bytes. Same at both ends."""
-    step = max(_LEAST_CHUNK, min(_GOOD_CHUNK, nbytes // 16), -(-nbytes // _MOST_CHUNKS))
+    step = next(step for most, step in _CHUNKS if nbytes <= most)
+    step = max(step, -(-nbytes // _MOST_CHUNKS))
     step = -(-step // ALIGN) * ALIGN
     for begin in range(0, nbytes, step):
         yield begin, min(step, nbytes - begin)
+
+
+def are_words(nbytes: int, unit: int) -> bool:
+    """Whether a fused part travels as words: half data, half the epoch. Same at both ends.
+
+    Parameters
+    ----------
+    nbytes : int, bytes
+        Of the part.
+    unit : int, bytes
+        What both ends can move at once, whatever arrays the calls give.
+    """
+    return nbytes <= _MOST_WORDS_NBYTES and unit >= _WORD_UNITS[0]
+
+
+def natural(layout: Layout) -> int:
+    """Return what the address of every array of a dtype is a multiple of, 16 at most."""
+    size = layout.dtype.itemsize
+    return min(size & -size, ALIGN)
+
+
+def unit_of(part: Part, layout: Layout) -> int:
+    """Return the widest unit of a part in any array of the layout, in bytes."""
+    return Cells.of(part, layout, natural(layout)).unit
 
 
 @dataclass(frozen=True)
@@ -131,7 +163,7 @@ class Table:
         self._layouts = layouts
         self._most = most
         self._upload = upload
-        self._items: list[Any] = []
+        self._items: list[tuple[int, Any]] = []
 
     def __len__(self) -> int:
         """How many items it has."""
@@ -145,15 +177,16 @@ class Table:
         turn: int = 0,
         flags: Sequence[int] | None = None,
         target: Part | None = None,
+        late: int = 0,
     ) -> None:
-        """Add the items of a part: to or from `packed`, or to `target`."""
-        cells, to = self._cells(part), 0
+        """Add the items of a part: to or from `packed`, or to `target`; `late` as in the kernel."""
+        cells, to = self._cells(part, _WORD_UNITS[-1] if kind in (SAY, HEAR) else ALIGN), 0
         if target is not None:
             # Both in the units that both can.
             other = self._cells(target, cells.unit)
             cells = self._cells(part, other.unit)
             to = self._upload(self._record(target, other))
-        self._add(kind, part, cells, packed, turn=turn, flags=flags, target=to)
+        self._add(kind, part, cells, packed, turn=turn, flags=flags, target=to, late=late)
 
     def add(self, part: Part, packed: int, rows: Any = None) -> None:
         """Add the items that sum what lies at `packed` to a part, whose cells are all different.
@@ -177,18 +210,26 @@ class Table:
         target = self._upload(self._record(source, there))
         self._add(PULL, part, cells, packed, target=target, element=element)
 
-    def signal(self, kind: int, flag: int) -> None:
+    def signal(self, kind: int, flag: int, late: int = 0) -> None:
         """Add an item without units: a flag alone."""
         item = np.zeros((), ITEM)
-        item["kind"], item["flag"], item["part"]["unit"] = kind, flag, 1
-        self._items.append(item)
+        item["kind"], item["flag"], item["late"], item["part"]["unit"] = kind, flag, late, 1
+        self._append(0, item)
 
     def load(self) -> tuple[int, int]:
-        """Copy it to the GPU; return where the items are, and how many."""
-        items = np.array(self._items, ITEM) if self._items else np.zeros(1, ITEM)
-        return self._upload(items), len(self._items)
+        """Copy it to the GPU; return where the items are, and how many.
 
-    def _cells(self, part: Part, most: int = ALIGN) -> Cells:
+        Each item that waits comes after the one that it waits for, in the order of all ranks: the
+        k-th item of a part is pushed at the time k, and waited for later.
+        """
+        items = [item for _, item in sorted(self._items, key=lambda each: each[0])]
+        return self._upload(np.array(items, ITEM) if items else np.zeros(1, ITEM)), len(items)
+
+    def _append(self, index: int, item: Any) -> None:
+        is_waiting = item["kind"] in (PULL, HEAR)
+        self._items.append((2 * index + (2 * _AHEAD + 1 if is_waiting else 0), item))
+
+    def _cells(self, part: Part, most: int) -> Cells:
         return Cells.of(part, self._layouts[part.field], min(most, self._most[part.field]))
 
     def _record(self, part: Part, cells: Cells) -> Any:
@@ -215,12 +256,13 @@ class Table:
         flags: Sequence[int] | None = None,
         target: int = 0,
         element: int = 0,
+        late: int = 0,
     ) -> None:
         item = np.zeros((), ITEM)
         item["part"] = self._record(part, cells)
-        item["packed"], item["turn"], item["target"] = packed, turn, target
+        item["packed"], item["turn"], item["target"], item["late"] = packed, turn, target, late
         item["kind"], item["element"] = kind, element
         for index, (begin, nbytes) in enumerate(chunks(part.nbytes)):
             item["first"], item["count"] = begin // cells.unit, nbytes // cells.unit
             item["flag"] = flags[index] if flags else 0
-            self._items.append(item.copy())
+            self._append(index, item.copy())

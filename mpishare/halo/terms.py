@@ -11,6 +11,7 @@ from mpishare.halo.layout import Layout
 from mpishare.halo.message import require_match
 from mpishare.halo.nodes import ground_of, node_of, patience
 from mpishare.halo.ranks import Ranks
+from mpishare.halo.tables import unit_of
 from mpishare.messages import agree
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Terms:
         For each rank, what it sends and receives: `Message.as_data` and the route.
     routes : list of dict of int to str
         For each rank, its route to each peer.
+    units : dict of (sender, receiver, tag, field) to int, bytes
+        On CUDA, for each part what both of its ends can move at once.
     """
 
     call: str
@@ -64,6 +67,7 @@ class Terms:
     sends: list[Any] = field(default_factory=list)
     recvs: list[Any] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
+    units: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
@@ -88,15 +92,30 @@ class Terms:
                 "routes": [*found.items()],
                 "sends": [(*message.as_data(), found[message.peer]) for message in sends],
                 "recvs": [(*message.as_data(), found[message.peer]) for message in recvs],
+                "units": self._units(sends, recvs) if self.on_gpu else [],
             }
 
         told = self.ranks.step(self.call, choose)
         self.sends = [each["sends"] for each in told]
         self.recvs = [each["recvs"] for each in told]
         self.routes = [dict(each["routes"]) for each in told]
+        for *key, unit in (row for each in told for row in each["units"]):
+            sender, receiver, tag, number = key
+            part = sender, receiver, tag, number
+            self.units[part] = min(unit, self.units.get(part, unit))
         require_match(self.call, self.sends, self.recvs)
         routes.refuse(self.call, self.routes, self.same["require"])
         routes.warn(self.name, self.ranks, report, self.routes)
+
+    def _units(self, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
+        mine = self.ranks.rank
+        ends = [(mine, each.peer, each) for each in sends]
+        ends += [(each.peer, mine, each) for each in recvs]
+        return [
+            [sender, receiver, message.tag, part.field, unit_of(part, self.mine[part.field])]
+            for sender, receiver, message in ends
+            for part in message.parts
+        ]
 
 
 def settle(

@@ -37,7 +37,7 @@ class Words:
         self._places = ranks.team
         self._rank = ranks.rank
         self._row = -(-len(self._team) // LINE) * LINE
-        self._stride = _FLAGS + 2 * self._row
+        self._stride = _FLAGS + 3 * self._row
         count = self._stride * len(self._team)
         self._memory = ranks.map_common(call, 8 * count + nbytes)
         self._memory.close_file()
@@ -65,15 +65,14 @@ class Words:
         """Return the address of the word that says: the cells were taken."""
         return self._of(receiver, _FLAGS + self._row + self._team.index(sender))
 
-    @property
-    def started(self) -> int:
-        """The address of the word in which my GPU says which epoch it has begun."""
-        return self._of(self._rank, _STARTED)
+    def late(self, peer: int) -> int:
+        """Return the address of the word that is not 0 while my GPU waits long for a peer."""
+        return self._of(self._rank, _FLAGS + 2 * self._row + self._team.index(peer))
 
     @property
-    def finished(self) -> int:
-        """The address of the word in which my GPU says which epoch is over."""
-        return self._of(self._rank, _FINISHED)
+    def started(self) -> int:
+        """The address of the word in which my GPU says how many exchanges it has begun to relay."""
+        return self._of(self._rank, _STARTED)
 
     @property
     def ended(self) -> int:
@@ -84,18 +83,26 @@ class Words:
         """Say that this rank has called once more."""
         self._view[self._called] += 1
 
+    def finish(self) -> None:
+        """Say that all that my GPU has begun is over."""
+        started = self._called - _CALLED + _STARTED
+        self._view[started - _STARTED + _FINISHED] = self._view[started]
+
     def lagging(self) -> list[int]:
         """Ranks of the node that have called, or whose GPU has begun, less often. Local.
 
-        Also those that have left before what this rank has begun was over on theirs.
+        Also those that my GPU waits for in a kernel, and those that have left before what this rank
+        has begun was over on theirs.
         """
         view, stride, mine = self._view, self._stride, self._called
+        late = mine - _CALLED + _FLAGS + 2 * self._row
         state = self._ground.agreement.block.state
 
         def lags(place: int, rank: int) -> bool:
             at = stride * place
-            return (
-                view[at + _CALLED] < view[mine + _CALLED]
+            return bool(
+                view[late + place]
+                or view[at + _CALLED] < view[mine + _CALLED]
                 or view[at + _STARTED] < view[mine + _STARTED]
                 or (view[at + _FINISHED] < view[mine + _STARTED] and state(rank) != State.PRESENT)
             )

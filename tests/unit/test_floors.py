@@ -36,7 +36,7 @@ FLOORS = {
     "backends.host": 4,
     "choose": 5,
     "watch": 5,
-    "ending": 6,
+    "ending": 7,
     "ground": 6,
     "event": 7,
     "order": 7,

@@ -12,7 +12,7 @@ from mpishare.geometry import Box
 from mpishare.halo.layout import Layout
 from mpishare.halo.message import Part
 from mpishare.halo.staging import pinned_of, slab_of
-from mpishare.halo.tables import AXES, Cells, chunks
+from mpishare.halo.tables import AXES, PULL, PUSH, Cells, Table, chunks
 
 DTYPES = ("i1", "f2", "f4", "f8", "c16", "V3", "V12")
 
@@ -85,10 +85,10 @@ def test_too_many_axes_are_refused():
         Cells.of(Part.of_box(0, layout, Box((0,) * len(shape), shape)), layout, 16)
 
 
-@given(st.integers(1, 1 << 26))
+@given(st.integers(1, 1 << 31))
 def test_chunks_make_up_the_whole(nbytes):
     found = list(chunks(nbytes))
-    assert len(found) <= 64
+    assert len(found) <= 1024
     assert sum(count for _, count in found) == nbytes
     assert all(begin % 16 == 0 for begin, _ in found)
     assert [begin for begin, _ in found[1:]] == [sum(each) for each in found[:-1]]
@@ -97,21 +97,49 @@ def test_chunks_make_up_the_whole(nbytes):
 def test_a_slab_has_room_for_each_part_and_a_flag_for_each_item_and_each_silent_neighbor():
     routes = [{1: "fused", 2: "fused"}, {0: "fused"}, {0: "fused"}]
     told = [
-        [(1, 0, [(0, 100, None), (1, 20_000, None)], "fused")],
+        [(1, 0, [(0, 100, None), (1, 10_000, None)], "fused")],
         [(0, 3, [(0, 64, None)], "fused"), (0, 4, [(0, 7, None)], "copy")],
         [],
     ]
-    first = slab_of(told, routes, range(3), 0)
+    units = {(0, 1, 0, 0): 1, (0, 1, 0, 1): 2, (1, 0, 3, 0): 1}
+    first = slab_of(told, routes, units, range(3), 0)
     assert set(first.flags) == {(1, 3, 0), (2, -1, -1)}
     assert set(first.copied) == {(1, 4, 0)}
-    second = slab_of(told, routes, range(3), 1)
+    second = slab_of(told, routes, units, range(3), 1)
     assert [len(flags) for flags in second.flags.values()] == [1, 3]
     flags = [at for each in second.flags.values() for at in each]
     assert len(set(flags)) == len(flags)
     assert max(flags) < second.flags_nbytes <= second.fused[0, 0, 0]
     assert second.fused[0, 0, 1] >= second.fused[0, 0, 0] + 100
-    assert second.fused[0, 0, 1] + 20_000 <= second.fused[0, 0, 0] + second.turn
+    assert second.fused[0, 0, 1] + 10_000 <= second.fused[0, 0, 0] + second.turn
     assert second.nbytes == second.flags_nbytes + 2 * second.turn
+
+
+def test_what_travels_as_words_has_twice_the_room_and_no_flag():
+    routes = [{1: "fused"}, {0: "fused"}]
+    told = [[(1, 0, [(0, 100, None), (1, 200_000, None), (2, 64, None)], "fused")], []]
+    units = {(0, 1, 0, 0): 4, (0, 1, 0, 1): 16, (0, 1, 0, 2): 2}
+    slab = slab_of(told, routes, units, range(2), 1)
+    assert set(slab.flags) == {(0, 0, 1), (0, 0, 2)}  # too large; too narrow
+    assert slab.fused[0, 0, 1] >= slab.fused[0, 0, 0] + 200
+    # It is heard of by its words, so that it needs no flag that says nothing else.
+    assert set(slab_of(told, routes, units, range(2), 0).flags) == {(1, -1, -1)}
+
+
+def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
+    loaded = []
+    layout = Layout((1 << 20,), (8,), np.dtype("f8"), 0)
+    part = Part.of_box(0, layout, Box((0,), (1 << 20,)))
+    table = Table([layout], [16], lambda array: loaded.append(array) or 0)
+    flags = list(range(1, 1 + len(list(chunks(part.nbytes)))))
+    table.move(PULL, part, 0, flags=flags)
+    table.move(PUSH, part, 0, flags=flags)
+    assert table.load() == (0, 2 * len(flags))
+    items = loaded[-1]
+    pushed = {int(item["flag"]): at for at, item in enumerate(items) if item["kind"] == PUSH}
+    pulled = {int(item["flag"]): at for at, item in enumerate(items) if item["kind"] == PULL}
+    assert all(pushed[flag] < pulled[flag] for flag in flags)
+    assert pulled[1] < pushed[flags[-1]]  # and not after all others
 
 
 def test_pinned_parts_do_not_overlap():
