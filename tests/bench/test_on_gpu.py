@@ -49,6 +49,27 @@ def test_every_arm_is_right(ranks: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.limit(100)
+def test_a_rival_is_right_or_says_why_not_and_ceilings_are_checked() -> None:
+    words = ["ring", "halo1d", "halo3d", "--against", "all", "--min", "64KiB", "--max", "64KiB"]
+    command = [sys.executable, "-m", "mpishare.bench", *words, *QUICK]
+    result = run_ranks(2, command, timeout_s=95, env=CUDA)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)
+    rows = found["rows"]
+    arms = {row["arm"] for row in rows if row["kind"] == "rival"}
+    assert {"staged", "mpi", "nccl", "nccl graph", "nvshmem", "torch"} <= arms
+    crowded = any(len(gpu["ranks"]) > 1 for gpu in found["header"]["gpus"])
+    for row in rows:
+        assert row["ok"] == (row["reason"] is None), row
+        if row["arm"].startswith("nccl"):
+            assert row["ok"] != crowded or "not installed" in str(row["reason"]), row
+        if row["kind"] == "ceiling":
+            assert row["ratio"] is None, row
+            assert row["ok"] or (crowded and row["arm"] == "flag hop"), row
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(100)
 def test_a_missing_fence_is_seen() -> None:
     result = run_ranks(2, WITHOUT_FENCE, args=["fence", *QUICK], timeout_s=90, env=CUDA)
     assert result.returncode == 1, result.describe()

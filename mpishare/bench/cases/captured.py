@@ -32,7 +32,6 @@ class Captured(Arm):
         self._stream = stream
         arm.step()
         session.synchronize()
-        session.comm.Barrier()
         try:
             stream.begin_capture()
             arm.step()

@@ -101,6 +101,11 @@ class TorchSymmetric(Library):
         for channel, each in enumerate(links):
             # The k-th place is the same on all ranks, so that mine tells where the neighbor's is.
             first, handle = self._place(each.into)
+            here = handle.get_buffer(handle.rank, (each.words,), self._torch.int64, first)
+            if here.data_ptr() != int(each.into.data.ptr):
+                raise UnsupportedError(
+                    f"{self.label}: a tensor does not begin where its memory does"
+                )
             there = handle.get_buffer(each.to, (each.words,), self._torch.int64, first)
             copies.append((there, from_dlpack(each.out.view("i8"))))
             signals.append((handle, each.to, each.source, channel))
