@@ -52,15 +52,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def case_list() -> str:
-    """Return what ``list`` prints: each case with its arms and rivals.
+    """Return what ``list`` prints: each case with its arms, and its rivals on each backend.
 
     Local.
     """
     lines = []
     for case in CASES.values():
-        names = dict.fromkeys(name for names in case.rivals.values() for name in names)
         lines.append(f"{case.name:<10} {case.summary}")
-        lines.append(f"{'':<10} {', '.join(case.arms)}; against {', '.join(names)}")
+        lines.append(f"{'':<10} {', '.join(case.arms)}")
+        for backend, names in case.rivals.items():
+            unasked = [name for name in names if name not in case.on_request]
+            named = [name for name in names if name in case.on_request]
+            words = [", ".join(unasked), "when named " + ", ".join(named) if named else ""]
+            if names:
+                lines.append(f"{'':<10} {backend}: against {'; '.join(filter(None, words))}")
         options = "takes --width, --fields, --corners" if case.takes_halo else ""
         absent = "" if case.is_default else "runs by its name or by 'all'"
         if options or absent:
