@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.counters import LINE
 from mpishare.errors import ClosedError
-from mpishare.halo.moves import WHOLE, Call, cells_at, moving, put
+from mpishare.halo.moves import WHOLE, Call, cells_at, moving, put, within
 from mpishare.halo.own import Own
 from mpishare.halo.shelves import Shelves
 from mpishare.order import LOOKS
@@ -184,7 +184,7 @@ class HostRoute:
                 if packed == field and place is None:
                     for turn, copy in enumerate(copies):
                         call.packs[turn].append(moving(put, copy, WHOLE, arrays[field], key))
-        call.own = [moving(put, arrays[f], to, arrays[f], of) for f, to, of in self._own]
+        call.own = [move for field, to, of in self._own for move in within(arrays[field], to, of)]
         if len(self._calls) >= _KEPT:
             self._calls.clear()
         self._calls[addresses] = call

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 if TYPE_CHECKING:
     from mpishare.halo.layout import Layout
@@ -19,6 +20,8 @@ Move = Callable[[], None]
 
 Land = Callable[[Array, Any, Array], None]
 """Puts cells that came in where they belong: ``land(array, key, cells)``."""
+
+_MOST_COLUMNS = 8  # of a wide face: more of them would bring each cache line in too often
 
 WHOLE = (...,)
 """Indexes all cells of an array."""
@@ -76,6 +79,42 @@ def moving(land: Land, to: Array, key: Any, of: Array, source: Any) -> Move:
     if land is put and _is_box(key):
         return partial(to[key].__setitem__, ..., of[source])
     return partial(land, to, key, of[source])
+
+
+def within(array: Array, to: Any, of: Any) -> list[Move]:
+    """Return what copies cells of an array to others of it, in which nobody reads meanwhile.
+
+    Where the first and the last byte of two arrays tell no more than that they may overlap, which
+    is so at the two ends of all rows, NumPy copies by way of a third one: twice as much work. Not
+    if they have one axis. So columns are copied one by one, each as one line through all planes.
+    """
+    if _is_box(to) and _is_box(of) and np.may_share_memory(array[to], array[of]):
+        apart = [axis for axis, pair in enumerate(zip(to, of, strict=True)) if pair[0] != pair[1]]
+        if len(apart) == 1 and array[to].shape[apart[0]] <= _MOST_COLUMNS:
+            columns = (np.moveaxis(array[key], apart[0], 0) for key in (to, of))
+            extents = (*array.shape[: apart[0]], *array.shape[apart[0] + 1 :])
+            lines = [_line(one, other, extents) for one, other in zip(*columns, strict=True)]
+            return [move for line in lines for move in line]
+    return [moving(put, array, to, array, of)]
+
+
+def _line(to: Array, of: Array, extents: tuple[int, ...]) -> list[Move]:
+    """Return what copies a column: as a line, if it is one but for some ghosts between its planes.
+
+    These are of the column that is written, and are put back.
+    """
+    steps = zip(to.strides, to.shape, extents, strict=True)
+    long = sorted((each for each in steps if each[1] > 1), reverse=True)
+    if len(long) == 2:
+        (plane, planes, _), (row, rows, extent) = long
+        if plane == row * extent and extent <= 2 * rows:
+            shape = ((planes - 1) * extent + rows,)
+            line, source = as_strided(to, shape, (row,)), as_strided(of, shape, (row,))
+            ghosts = as_strided(line[rows:], (planes - 1, extent - rows), (plane, row))
+            kept = np.empty(ghosts.shape, ghosts.dtype)
+            pairs = (kept, ghosts), (line, source), (ghosts, kept)
+            return [partial(one.__setitem__, ..., other) for one, other in pairs if one.size]
+    return [partial(to.squeeze().__setitem__, ..., of.squeeze())]
 
 
 def _is_box(key: Any) -> bool:
