@@ -49,29 +49,22 @@ __device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
     return at;
 }
 
-const int BATCH = 2; // units of a thread that are on their way at the same time
-
 template <class Unit>
 __device__ void move(const Item& item, const Fields& fields, char* packed) {
     char* field = fields.at[item.part.field];
-    for (unsigned begin = threadIdx.x; begin < item.count; begin += BATCH * blockDim.x) {
-        Unit* to[BATCH];
-        Unit held[BATCH];
-        for (int i = 0; i < BATCH; ++i) {
-            unsigned unit = begin + i * blockDim.x;
-            if (unit >= item.count) break;
-            unit += item.first;
-            Unit* cell = reinterpret_cast<Unit*>(field + place_of(item.part, unit));
-            Unit* there = reinterpret_cast<Unit*>(
-                item.kind == LOCAL ? field + place_of(*item.target, unit)
-                                   : packed + static_cast<long long>(unit) * sizeof(Unit)
-            );
-            to[i] = item.kind == PULL ? cell : there;
-            held[i] = *(item.kind == PULL ? there : cell);
+    for (unsigned i = threadIdx.x; i < item.count; i += blockDim.x) {
+        unsigned unit = item.first + i;
+        Unit* cell = reinterpret_cast<Unit*>(field + place_of(item.part, unit));
+        Unit* there = reinterpret_cast<Unit*>(
+            item.kind == LOCAL ? field + place_of(*item.target, unit)
+                               : packed + static_cast<long long>(unit) * sizeof(Unit)
+        );
+        if (item.kind == PULL) {
+            *cell = *there;
+        } else {
+            *there = *cell;
             if (item.kind == PUSH_AND_ZERO) *cell = Unit();
         }
-        for (int i = 0; i < BATCH; ++i)
-            if (begin + i * blockDim.x < item.count) *to[i] = held[i];
     }
 }
 

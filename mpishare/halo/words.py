@@ -29,6 +29,8 @@ class Words:
     ----------
     behind : int
         Where the GPU sees the memory behind the words.
+    calls : memoryview
+        One word: how often this rank has called.
     """
 
     def __init__(self, ranks: Ranks, call: str, nbytes: int) -> None:
@@ -56,6 +58,7 @@ class Words:
         # A watcher that sees a death lets go what waits for these words too.
         self._ground.agreement.block.pool.watch(self._view)
         self._called = self._stride * self._team.index(self._rank) + _CALLED
+        self.calls = self._view[self._called : self._called + 1]
 
     def data(self, sender: int, receiver: int) -> int:
         """Return the address of the word that says: the cells are there."""
@@ -78,10 +81,6 @@ class Words:
     def ended(self) -> int:
         """The address of the word that is 0 until the node has been given up."""
         return self._of(self._rank, _ENDED)
-
-    def call(self) -> None:
-        """Say that this rank has called once more."""
-        self._view[self._called] += 1
 
     def finish(self) -> None:
         """Say that all that my GPU has begun is over."""
@@ -114,7 +113,7 @@ class Words:
         """Unmap. Local, once nothing is under way."""
         self._ground.agreement.block.pool.unwatch(self._view)
         # Not released: a watcher may look at it just now. The mapping goes with the last look.
-        self._view = memoryview(b"").cast("Q")
+        self._view = self.calls = memoryview(b"").cast("Q")
         self._ground.backend.unregister(self._memory)
         self._memory.close()
 
