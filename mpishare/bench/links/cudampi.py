@@ -112,6 +112,7 @@ class CudaMpi(Library):
         """Return Irecv, Isend and Waitall. Host-blocking: MPI knows no streams."""
         comm, synchronize = self.session.comm, self.session.synchronize
         waitall = MPI.Request.Waitall
+        synchronize()  # what `empty` wrote is there before any message
         sends = [(_buffer(each.out), each.to, tag) for tag, each in enumerate(links)]
         receives = [(_buffer(each.into), each.source, tag) for tag, each in enumerate(links)]
 

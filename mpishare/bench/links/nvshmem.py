@@ -81,6 +81,7 @@ class Nvshmem(Library):
         # Held: the calls know addresses only.
         signals = self.empty(len(links))
         self._signals.append(signals)
+        # What `empty` wrote is there on all ranks before the first word of another one.
         self.session.synchronize()
         self.session.comm.Barrier()
         first = int(signals.data.ptr)

@@ -96,6 +96,9 @@ class TorchSymmetric(Library):
 
     def mover(self, links: Sequence[Link], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return a copy, a signal and a wait a link. Stream-ordered."""
+        # What `empty` wrote is there on all ranks before the first word of another one.
+        self.session.synchronize()
+        self.session.comm.Barrier()
         from_dlpack = self._torch.from_dlpack
         copies, signals = [], []
         for channel, each in enumerate(links):
