@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mpishare.errors import UnsupportedError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpishare.bench.session import Session
 
@@ -98,6 +101,24 @@ class Library:
 
     def close(self) -> None:
         """End it. Collective."""
+
+
+@contextmanager
+def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
+    """Say a library's own errors as a reason why it cannot run here.
+
+    Local. Of what it says the first line: the others tell where in the library that was.
+
+    Raises
+    ------
+    UnsupportedError
+        For an exception of `errors`.
+    """
+    try:
+        yield
+    except errors as exc:
+        said = str(exc).strip().splitlines()
+        raise UnsupportedError(f"{label}: {said[0] if said else type(exc).__name__}") from exc
 
 
 def open_library(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 from cupy.cuda import nccl
 
-from mpishare.bench.links.link import Library
+from mpishare.bench.links.link import Library, refusals
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ class Nccl(Library):
         os.environ["NCCL_NVLS_ENABLE"] = "0"
         comm = session.comm
         name = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None, 0)
-        try:
+        with refusals(self.label, nccl.NcclError):
             self._comm = nccl.NcclCommunicator(comm.size, name, comm.rank)
-        except nccl.NcclError as exc:
-            raise UnsupportedError(f"NCCL: {exc}") from exc
 
     @classmethod
     def require(cls, session: Session) -> None:  # noqa: ARG003 - it needs no more than the library

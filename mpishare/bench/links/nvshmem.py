@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.bench.links.link import Library
+from mpishare.bench.links.link import Library, refusals
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -37,15 +37,18 @@ class Nvshmem(Library):
         self._signals: list[Any] = []
         comm, device = session.comm, Device(session.node.xp.cuda.Device().id)
         device.set_current()
+        types = nvshmem.core.nvshmem_types
+        errors = types.NvshmemError, types.NvshmemInvalid, nvshmem.bindings.nvshmem.NVSHMEMError
         name = nvshmem.core.get_unique_id(empty=comm.rank != 0)
         comm.Bcast(name._data.view(np.int8), 0)
-        nvshmem.core.init(
-            device=device,
-            uid=name,
-            rank=comm.rank,
-            nranks=comm.size,
-            initializer_method="uid",
-        )
+        with refusals(self.label, *errors):
+            nvshmem.core.init(
+                device=device,
+                uid=name,
+                rank=comm.rank,
+                nranks=comm.size,
+                initializer_method="uid",
+            )
 
     @classmethod
     def require(cls, session: Session) -> None:  # noqa: ARG003
@@ -55,10 +58,10 @@ class Nvshmem(Library):
         os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
         if find_spec("nvshmem") is None:
             raise UnsupportedError("NVSHMEM: nvshmem4py is not installed")
-        try:
-            import nvshmem.core  # noqa: F401
-        except (ImportError, OSError, RuntimeError) as exc:
-            raise UnsupportedError(f"NVSHMEM: {exc}") from exc
+        with refusals(cls.label, ImportError, OSError, RuntimeError):
+            import nvshmem.core
+
+            nvshmem.core.get_version()  # loads the library
 
     def empty(self, words: int) -> Any:
         """Return symmetric memory. Collective."""

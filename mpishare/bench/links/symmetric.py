@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.links.link import Library
+from mpishare.bench.links.link import Library, refusals
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -54,13 +54,14 @@ class TorchSymmetric(Library):
         folder = tempfile.mkdtemp(prefix="mpishare-") if comm.rank == 0 else None
         self._folder = Path(comm.bcast(folder, 0))
         store = distributed.FileStore(str(self._folder / "store"), comm.size)
-        distributed.init_process_group(
-            "gloo",
-            store=store,
-            rank=comm.rank,
-            world_size=comm.size,
-            timeout=timedelta(seconds=session.options.timeout_s),
-        )
+        with refusals(self.label, RuntimeError):
+            distributed.init_process_group(
+                "gloo",
+                store=store,
+                rank=comm.rank,
+                world_size=comm.size,
+                timeout=timedelta(seconds=session.options.timeout_s),
+            )
         self._tensors: dict[int, tuple[Any, Any]] = {}
 
     @classmethod
@@ -71,19 +72,18 @@ class TorchSymmetric(Library):
         os.environ.update(_SETTINGS)
         if find_spec("torch") is None:
             raise UnsupportedError("torch symmetric memory: PyTorch is not installed")
-        try:
+        with refusals(cls.label, ImportError, OSError):
             import torch
             import torch.distributed._symmetric_memory
-        except (ImportError, OSError) as exc:
-            raise UnsupportedError(f"torch symmetric memory: {exc}") from exc
         if not torch.cuda.is_available():
             raise UnsupportedError("torch symmetric memory: this PyTorch sees no GPU")
 
     def empty(self, words: int) -> Any:
         """Return symmetric memory. Collective."""
         xp = self.session.node.xp
-        tensor = self._symmetric.empty(words, dtype=self._torch.int64, device=self._device)
-        handle = self._symmetric.rendezvous(tensor, self._distributed.group.WORLD)
+        with refusals(self.label, RuntimeError):
+            tensor = self._symmetric.empty(words, dtype=self._torch.int64, device=self._device)
+            handle = self._symmetric.rendezvous(tensor, self._distributed.group.WORLD)
         memory = xp.from_dlpack(tensor).view("u8")
         memory.fill(0)
         self._tensors[int(memory.data.ptr)] = tensor, handle
