@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from mpishare.backends import Backend
 
@@ -95,6 +97,12 @@ class Chain:
         self._backend.wait_event(self._event, number)
 
     def _record(self, number: int) -> None:
+        if self._backend.is_capturing(number):
+            raise UnsupportedError(
+                f"{self._name}: it was used on a stream that is being captured into a graph now, "
+                "and is called on another stream: what is there cannot be waited for. Call it on "
+                "the stream of the capture, or after its end."
+            )
         if self._event is None:
             self._event = self._backend.local_event()
         self._backend.record(self._event, number)

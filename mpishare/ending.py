@@ -11,10 +11,9 @@ from mpishare.control import State
 from mpishare.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from mpishare.agree import Agreement
-    from mpishare.ground import Plan
     from mpishare.watch import Watcher
 
 
@@ -27,16 +26,16 @@ class Ending:
         The node's.
     watcher : Watcher
         The node's, stopped before what it looks at goes.
-    plans : sequence of Plan
-        The node's, asked at the end how far they came.
+    leave : callable
+        Called before the other ranks are told that this one ends.
     """
 
-    def __init__(self, agreement: Agreement, watcher: Watcher, plans: Sequence[Plan]) -> None:
+    def __init__(self, agreement: Agreement, watcher: Watcher, leave: Callable[[], None]) -> None:
         from mpi4py import MPI
 
         self._agreement = agreement
         self._watcher = watcher
-        self._plans = plans
+        self._leave = leave
         self._pid = os.getpid()
         self._mpi: Any = MPI
         # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
@@ -56,8 +55,7 @@ class Ending:
             self._mpi.Comm.Free_keyval(keyval)
 
     def _depart(self) -> None:
-        for plan in self._plans:
-            plan.leave()
+        self._leave()
         self._agreement.block.depart(State.EXITED)
 
     def _at_finalize(self) -> None:
@@ -76,11 +74,13 @@ class Ending:
         agreement = self._agreement
         if self._mpi.Is_finalized() or os.getpid() != self._pid:
             return  # a forked child must not speak for its parent
-        if agreement.is_fatal and agreement.failure is not None:
+        failure = agreement.failure
+        if failure is not None and not agreement.is_fatal and not agreement.is_told:
+            # No call came after it: what this rank has may be wrong, and nobody else would say so.
+            sys.stderr.write(f"mpishare: rank {agreement.rank}: {failure()}\n")
+        if agreement.is_fatal and failure is not None:
             # A collective that is under way cannot be cancelled, and Finalize would hang in it.
-            sys.stderr.write(
-                f"mpishare: rank {agreement.rank} aborts the job: {agreement.failure()}\n"
-            )
+            sys.stderr.write(f"mpishare: rank {agreement.rank} aborts the job: {failure()}\n")
             sys.stderr.flush()
             self._mpi.COMM_WORLD.Abort(1)
         self._forget_finalize()

@@ -184,7 +184,7 @@ def _build(
             backend.unregister(block.memory)
         block.close()
         raise
-    return ground, Ending(agreement, watcher, ground.plans), report
+    return ground, Ending(agreement, watcher, ground.leave), report
 
 
 def _ground(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mpishare.shm import SharedMemory
     from mpishare.watch import Watcher
 
+_LEAVE_S = 5.0
 _CHUNK_WORDS = 1 << 16
 _SPIN = 16
 
@@ -45,8 +46,8 @@ class Child(Protocol):
 class Plan(Child, Protocol):
     """A halo exchange: an object whose work may be under way when this process ends."""
 
-    def leave(self) -> None:
-        """Tell the other ranks whether all that was begun is over. Local."""
+    def leave(self, until: float) -> None:
+        """Tell the other ranks if all that was begun is over by then, on the clock. Local."""
         ...
 
 
@@ -209,6 +210,12 @@ class Ground:
         if not self.backend.drain(self.agreement.timeout_s):
             raise self.missing(call)
         self.check_signals()
+
+    def leave(self) -> None:
+        """Let what plans have begun come to its end, if it does soon: this process ends. Local."""
+        until = time.monotonic() + _LEAVE_S
+        for plan in self.plans:
+            plan.leave(until)
 
     def check_signals(self) -> None:
         """Raise if a wait that is over may be no signal: a watcher of any rank releases waits."""

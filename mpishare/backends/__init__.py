@@ -137,6 +137,10 @@ class Backend(Protocol):
         """Let a stream wait for the latest record of an event."""
         ...
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream is being captured into a graph."""
+        ...
+
     def is_event_done(self, event: Any) -> bool:
         """Whether what an event recorded last is over."""
         ...

@@ -27,7 +27,11 @@ SLAB = 2 << 20
 the driver places smaller ones several to a block, and a handle opens the whole block (CUDA
 Programming Guide, interprocess communication)."""
 
+DEFAULTS = 2
+"""Up to this number a stream is a default one, of which every GPU has its own."""
+
 _current_stream = cupy.cuda.get_current_stream
+_current_device = cupy.cuda.runtime.getDevice
 _Stream = cupy.cuda.Stream
 _IPC_LAZY_PEER_ACCESS = 1
 _STREAM_NON_BLOCKING = 1
@@ -166,10 +170,15 @@ class CudaBackend:
     def enter_any(self, stream: Any) -> tuple[int, Any, bool, bool]:
         """As `enter`, and whether the stream is being captured into a graph."""
         if stream is None:
-            owner = _current_stream()
+            owner = _current_stream(self.device.ordinal)
             number = owner.ptr
         else:
             number, owner = self.stream(stream)
+        if number <= DEFAULTS and (current := _current_device()) != self.device.ordinal:
+            raise ValueError(
+                f"the default stream is that of the current GPU, which is {current}: the node of "
+                f"this rank uses GPU {self.device.ordinal}. Make that the current one"
+            )
         return number, owner, isinstance(owner, _Stream), driver.is_capturing(number)
 
     def new_stream(self) -> Any:
@@ -187,7 +196,7 @@ class CudaBackend:
         Takes CuPy's and PyTorch's streams, any `__cuda_stream__`, an int, or None.
         """
         if stream is None:
-            current = _current_stream()
+            current = _current_stream(self.device.ordinal)
             return current.ptr, current
         if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
             return stream, None
@@ -249,6 +258,10 @@ class CudaBackend:
     def wait_event(self, event: Any, stream: int) -> None:
         """Let a stream wait for the latest record of an event."""
         self.call("cuStreamWaitEvent", stream, event, 0)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream is being captured into a graph."""
+        return driver.is_capturing(stream)
 
     def is_event_done(self, event: Any) -> bool:
         """Whether what an event recorded last is over; True for one that recorded nothing."""

@@ -128,6 +128,10 @@ class HostBackend:
     def wait_event(self, event: Any, stream: int) -> None:
         """Nothing to wait for: the count was seen."""
 
+    def is_capturing(self, stream: int) -> bool:  # noqa: ARG002  no streams
+        """Return False."""
+        return False
+
     def is_event_done(self, event: Any) -> bool:  # noqa: ARG002  calls block
         """Return True."""
         return True

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
+import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cupy
 
 from mpishare.backends import driver
+from mpishare.backends.cuda import DEFAULTS
 from mpishare.chain import Chain
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cudafields import addresses, current_stream
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _WIDEST = 15
 _Array = cupy.ndarray
 _current_stream = cupy.cuda.get_current_stream
+_current_device = cupy.cuda.runtime.getDevice
 
 
 class Turns:
@@ -168,13 +172,15 @@ class CudaMover:
             or turns is None
         ):
             return False
-        number = _current_stream().ptr
+        number = _current_stream(self._device).ptr
+        if number <= DEFAULTS and _current_device() != self._device:
+            return False
         if number != chain.number or not chain.is_kept or driver.is_capturing(number):
             return False
         if turns.plans > 1 and (number != turns.chain.number or not turns.chain.is_kept):
             return False
-        self._words.calls[0] += 1
         driver.launch_graph(graph, number, self._name)
+        self._words.calls[0] += 1
         return True
 
     def start(self, arrays: list[Any], stream: Any) -> None:
@@ -189,6 +195,7 @@ class CudaMover:
             # It lives as long as the plan, and a plan that is closed leaves nothing under way.
             entered = self._stream, self, True, is_captured
             self._enqueue(ways, entered, places)
+        self._words.calls[0] += 1
         if not is_kept:
             self._chain.leave()
 
@@ -206,6 +213,7 @@ class CudaMover:
         _, places, way = arrays
         if self._fuseds:
             self._enqueue(self._fuseds[way].alone, entered, places)
+        self._words.calls[0] += 1
         self._end(arrays, entered[0], is_kept=entered[2])
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
@@ -217,14 +225,20 @@ class CudaMover:
         """Ranks of the node that have called less often than this one. Local."""
         return self._words.lagging()
 
-    def leave(self) -> None:
-        """Tell the other ranks if all that was begun is over. Local."""
+    def leave(self, until: float) -> None:
+        """Wait until then for what was begun, which neighbors are owed, and tell them. Local.
+
+        What replays of a user's graph have begun is not seen. By polling, since a process that ends
+        can start no thread.
+        """
         try:
-            is_over = self._chain.is_over() and self._backend.is_done(self._stream)
+            while not (self._chain.is_over() and self._backend.is_done(self._stream)):
+                if self._agreement.failure is not None or time.monotonic() > until:
+                    return
+                os.sched_yield()
         except CudaError:
             return  # a GPU that failed brings nothing to its end
-        if is_over:
-            self._words.finish()
+        self._words.finish()
 
     def drain(self) -> None:
         """Wait until nothing is under way on this rank, with the deadline."""
@@ -254,7 +268,6 @@ class CudaMover:
         """Enter, and let go what is relayed."""
         entered = self._enter(call, arrays, stream)
         _, places, way = arrays
-        self._words.calls[0] += 1
         if self._relays:
             self._relays[way].start(entered[0], places)
         return entered

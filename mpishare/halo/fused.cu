@@ -15,6 +15,7 @@ typedef unsigned long long Word;
 struct State {
     Word arrived;
     unsigned tickets;
+    unsigned over; // not 0 once the host was seen to have given the node up
 };
 
 const Word LAUNCH = 1 << 20;
@@ -31,21 +32,26 @@ __device__ __forceinline__ Word look(const Word* flag) {
 
 // A wait. Only one of some milliseconds speaks with the host, whose words are far away, and whom
 // all threads of the grid ask one after the other: it says for whom it is, and ends where the host
-// has given the node up.
-const unsigned LONG = 1 << 14;
+// has given the node up. What one has seen ends all others, of later launches too.
+const unsigned SHORT = 1 << 8, LONG = 1 << 14;
 
 struct Wait {
     volatile Word* late;
     const volatile Word* ended;
+    volatile unsigned* over;
     Word epoch;
     unsigned looks;
 
-    __device__ Wait(const Item& item, const volatile Word* ended, Word epoch)
-        : late(item.late), ended(ended), epoch(epoch), looks(0) {}
+    __device__ Wait(const Item& item, const volatile Word* ended, State* state, Word epoch)
+        : late(item.late), ended(ended), over(&state->over), epoch(epoch), looks(0) {}
     __device__ __forceinline__ bool again() {
-        if (++looks % LONG) return true;
+        if (++looks % SHORT) return true;
+        if (*over) return false;
+        if (looks % LONG) return true;
         *late = epoch;
-        return !*ended;
+        if (!*ended) return true;
+        *over = 1;
+        return false;
     }
     // Others may still wait for the same rank: they will say so again.
     __device__ __forceinline__ void end() {
@@ -120,7 +126,9 @@ __device__ void hear(const Item& item, char* field, const char* packed, Wait wai
     wait.end();
 }
 
-__device__ void serve(const Item& item, const Fields& fields, Word epoch, const volatile Word* ended) {
+__device__ void serve(
+    const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* ended
+) {
     char* packed = item.packed + (epoch & 1 ? item.turn : 0);
     char* field = fields.at[item.part.field];
     const bool is_wide = item.part.unit == 8;
@@ -130,11 +138,11 @@ __device__ void serve(const Item& item, const Fields& fields, Word epoch, const 
             else say<unsigned>(item, field, packed, epoch);
             break;
         case HEAR:
-            if (is_wide) hear<Word>(item, field, packed, Wait(item, ended, epoch));
-            else hear<unsigned>(item, field, packed, Wait(item, ended, epoch));
+            if (is_wide) hear<Word>(item, field, packed, Wait(item, ended, state, epoch));
+            else hear<unsigned>(item, field, packed, Wait(item, ended, state, epoch));
             break;
         case PULL: {
-            bool is_there = threadIdx.x || await(item.flag, Wait(item, ended, epoch));
+            bool is_there = threadIdx.x || await(item.flag, Wait(item, ended, state, epoch));
             if (__syncthreads_and(is_there)) carry(item, fields, packed);
             break;
         }
@@ -150,7 +158,8 @@ __device__ void serve(const Item& item, const Fields& fields, Word epoch, const 
 // that one resident block a rank suffices, blocks take them in that order: by their own number
 // where there is a block for each, since they begin in the order of their numbers; else by tickets.
 extern "C" __global__ void __launch_bounds__(512) fused(
-    Fields fields, const Item* items, unsigned count, State* state, const volatile Word* ended
+    const __grid_constant__ Fields fields, const Item* items, unsigned count, State* state,
+    const volatile Word* ended
 ) {
     __shared__ Item item;
     __shared__ unsigned ticket;
@@ -168,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(512) fused(
             reinterpret_cast<uint4*>(&item)[threadIdx.x] =
                 reinterpret_cast<const uint4*>(items + turn)[threadIdx.x];
         __syncthreads();
-        serve(item, fields, epoch, ended);
+        serve(item, fields, epoch, state, ended);
         if (is_one_each) break;
         __syncthreads();
     }

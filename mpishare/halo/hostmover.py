@@ -144,8 +144,8 @@ class HostMover:
         """Return none: waits of the host see for themselves."""
         return []
 
-    def leave(self) -> None:
-        """Nothing: calls block."""
+    def leave(self, until: float) -> None:
+        """Nothing: calls block, and whoever waits looks at what is there."""
 
     def drain(self) -> None:
         """Nothing: calls block."""

@@ -41,8 +41,8 @@ class Mover(Protocol):
         """Ranks of the node that have not called what this rank has."""
         ...
 
-    def leave(self) -> None:
-        """Tell the other ranks whether all that was begun is over, since this process ends."""
+    def leave(self, until: float) -> None:
+        """Tell the other ranks if all that was begun is over by then: this process ends."""
         ...
 
     def drain(self) -> None:

@@ -160,7 +160,7 @@ class Plan(Local):
         ClosedError
             If the plan is closed.
         """
-        if self._open is None and self._quick(fields or self._own, stream):
+        if self._open is None and not self._is_closed and self._quick(fields or self._own, stream):
             return
         arrays = self._begin("exchange", self._forth, fields)
         self._forth.exchange(arrays, stream)
@@ -264,11 +264,10 @@ class Plan(Local):
         _left.append((self._forth, self._back, self._open, self._own))
         self._forget()
 
-    def leave(self) -> None:
-        """Tell the other ranks whether all that was begun is over: this process ends. Local."""
-        if self._open is None:
-            for mover in self._movers:
-                mover.leave()
+    def leave(self, until: float) -> None:
+        """Tell the other ranks if all that was begun is over by then: this process ends. Local."""
+        for mover in self._movers if self._open is None else ():
+            mover.leave(until)
 
     def lagging(self) -> list[int]:
         """Ranks of the node that have not called what this rank has. Local."""

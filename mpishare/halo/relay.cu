@@ -2,8 +2,8 @@
 #include "cells.cuh"
 
 extern "C" __global__ void relay(
-    Fields fields, const Item* items, unsigned count, unsigned long long* launches,
-    volatile unsigned long long* started
+    const __grid_constant__ Fields fields, const Item* items, unsigned count,
+    unsigned long long* launches, volatile unsigned long long* started
 ) {
     if (started && blockIdx.x == 0 && threadIdx.x == 0) *started = ++*launches;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x)
@@ -38,7 +38,7 @@ struct Half {
 
 // Cells of one message, none named twice: one launch a message keeps the order of the sums.
 extern "C" __global__ void add(
-    Fields fields, const Item* items, unsigned count
+    const __grid_constant__ Fields fields, const Item* items, unsigned count
 ) {
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x) {
         const Item& item = items[i];

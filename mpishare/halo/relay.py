@@ -59,8 +59,7 @@ class Relay:
             # What came last may still be read out of the buffers.
             self._until_done(self._setting.taken)
             self._mail.receive()
-        if self._pack is not None:
-            self._pack.enqueue(number)
+        self._pack.enqueue(number)
         if self._mail is not None:
             self._setting.backend.record(self._setting.packed, number)
         self._say.enqueue(number)
@@ -85,7 +84,7 @@ class Relay:
         is_done = setting.backend.is_event_done
         setting.ranks.ground.until(lambda: is_done(event), setting.where)
 
-    def _make_pack(self) -> driver.Launch | None:
+    def _make_pack(self) -> driver.Launch:
         setting = self._setting
         table = Table(setting.layouts, self._most, setting.upload)
         kind = PUSH_AND_ZERO if setting.is_reverse else PUSH
@@ -97,12 +96,8 @@ class Relay:
             for message, target in setting.local():
                 for part, other in zip(message.parts, target.parts, strict=True):
                     table.move(LOCAL, part, 0, target=other)
-        started = 0 if setting.has_fused else setting.words.started
-        # Without anything to pack the kernel still says that this exchange has begun, unless the
-        # fused one does.
-        if not len(table) and not started:
-            return None
-        return self._launch("relay", table, setting.state("relay"), started)
+        # Without anything to pack the kernel still says that this exchange has begun.
+        return self._launch("relay", table, setting.state("relay"), setting.words.started)
 
     def _make_unpack(self) -> Iterator[driver.Launch]:
         setting = self._setting

@@ -71,7 +71,8 @@ class Setting:
             r: slab_of(said, self.routes, terms.units, team, r) for r in {ranks.rank, *near}
         }
         self._pinned, pinned_nbytes = pinned_of(said, team)
-        self.words = Words(ranks, name, pinned_nbytes)
+        relayed = {p for p, r in self.mine.items() if r in ("copy", "pinned") and p != ranks.rank}
+        self.words = Words(ranks, name, pinned_nbytes, relayed)
         try:
             nbytes = {rank: slab.nbytes for rank, slab in self._slabs.items()}
             self.slabs = Slabs(ranks, name, nbytes, near)

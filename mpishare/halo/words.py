@@ -24,6 +24,8 @@ class Words:
         For errors.
     nbytes : int, bytes
         Of host memory behind the words, for packed cells.
+    relayed : set of int
+        Those neighbors that streams wait for, not kernels.
 
     Attributes
     ----------
@@ -33,8 +35,9 @@ class Words:
         One word: how often this rank has called.
     """
 
-    def __init__(self, ranks: Ranks, call: str, nbytes: int) -> None:
+    def __init__(self, ranks: Ranks, call: str, nbytes: int, relayed: set[int]) -> None:
         self._ground = ranks.ground
+        self._relayed = relayed
         self._team = list(ranks.team)
         self._places = ranks.team
         self._rank = ranks.rank
@@ -88,26 +91,23 @@ class Words:
         self._view[started - _STARTED + _FINISHED] = self._view[started]
 
     def lagging(self) -> list[int]:
-        """Ranks of the node that have called, or whose GPU has begun, less often. Local.
+        """Ranks of the node that have called less often, or that my GPU waits for. Local.
 
-        Also those that my GPU waits for in a kernel, and those that have left before what this rank
-        has begun was over on theirs.
+        It says so itself where a kernel waits. Where a stream does, those count that have begun
+        less often, or have left before what this rank has begun was over on theirs.
         """
         view, stride, mine = self._view, self._stride, self._called
         late = mine - _CALLED + _FLAGS + 2 * self._row
         state = self._ground.agreement.block.state
 
-        def lags(place: int, rank: int) -> bool:
+        def lags(place: int, peer: int) -> bool:
             at = stride * place
-            return bool(
-                view[late + place]
-                or view[at + _CALLED] < view[mine + _CALLED]
-                or view[at + _STARTED] < view[mine + _STARTED]
-                or (view[at + _FINISHED] < view[mine + _STARTED] and state(rank) != State.PRESENT)
-            )
+            if view[late + place] or view[at + _CALLED] < view[mine + _CALLED]:
+                return True
+            word = _STARTED if state(self._places[peer]) == State.PRESENT else _FINISHED
+            return peer in self._relayed and view[at + word] < view[mine + _STARTED]
 
-        ranks = [self._places[rank] for rank in self._team]
-        return [rank for place, rank in enumerate(ranks) if lags(place, rank)]
+        return [self._places[peer] for place, peer in enumerate(self._team) if lags(place, peer)]
 
     def close(self) -> None:
         """Unmap. Local, once nothing is under way."""

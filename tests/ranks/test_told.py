@@ -81,7 +81,7 @@ def test_ranges_are_pushed_and_popped_in_pairs(node, line, monkeypatch):
     finally:
         ranges._told_library.cache_clear()
     halo = ["exchange", "start", "wait", "accumulate"]
-    names = ["HaloExchange", *(f"HaloExchange.{call}" for call in halo)]
+    names = ["Node.allocate", "HaloExchange", *(f"HaloExchange.{call}" for call in halo)]
     names += ["Window.fence", "HaloExchange.exchange"]
     expected = [item for name in names for item in (f"mpishare.{name}", "pop")]
     assert seen == expected

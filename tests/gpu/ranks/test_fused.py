@@ -1,0 +1,151 @@
+"""The route of GPUs that see each other: faces of every size, and words that say who waits."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import UnsupportedError
+
+TWO = pytest.mark.ranks(min=2)
+KIB, MIB = 1 << 10, 1 << 20
+# As words; the most words, and the first part with flags; many chunks; more chunks than are pushed
+# ahead; chunks of every size.
+SIZES = (8, 4 * KIB, 128 * KIB, 128 * KIB + 16, MIB, 3 * MIB, 24 * MIB, 40 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    assert node.backend == "cuda"
+
+
+def ring(node):
+    return node.comm.Create_cart([node.size], [True])
+
+
+def fill(xp, field, rank, step):
+    """Owned rows that tell rank, row, place and step; ghosts that are none."""
+    places = xp.arange(field.shape[1])
+    for row in (1, 2):
+        field[row] = (places * 7 + 31 * rank + 3 * row + 101 * step).astype(field.dtype)
+    field[0] = field[3] = 99
+
+
+def wrong(xp, field, rank, size, step):
+    """How many ghosts are not what the neighbors filled."""
+    places = xp.arange(field.shape[1])
+    low = (places * 7 + 31 * ((rank - 1) % size) + 3 * 2 + 101 * step).astype(field.dtype)
+    high = (places * 7 + 31 * ((rank + 1) % size) + 3 * 1 + 101 * step).astype(field.dtype)
+    return int((field[0] != low).sum()) + int((field[3] != high).sum())
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "shifted"])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "u1"])
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_faces_of_every_size(node, nbytes, dtype, shift):
+    """One plan by calls, by starts and waits, and by replays of its own graph, in turn."""
+    xp, cart = node.xp, ring(node)
+    n = max(1, nbytes // np.dtype(dtype).itemsize)
+    # Rank 0 alone is shifted by an element: the two ends move units of different bytes.
+    begin = shift if node.rank == 0 else 0
+    field = xp.zeros(4 * n + 1, dtype)[begin : begin + 4 * n].reshape(4, n)
+    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        for step in range(1, 8):
+            fill(xp, field, node.rank, step)
+            if step in (3, 6):
+                halo.start(field)
+                halo.wait()
+            else:
+                halo.exchange(field)
+            assert wrong(xp, field, node.rank, node.size, step) == 0, step
+    cart.Free()
+
+
+@TWO
+def test_strided_faces_of_bytes_and_large_ones_in_one_plan(node):
+    """Columns of single bytes, columns of numbers, and whole planes: every way in one launch."""
+    xp, cart = node.xp, node.comm.Create_cart([node.size, 1], [True, True])
+    fields = [xp.zeros((6, 70_000), dtype) for dtype in ("u1", "f8", "c16")]
+    with mpishare.HaloExchange(cart, fields, 1, corners=True, node=node) as halo:
+        for step in range(1, 5):
+            for number, field in enumerate(fields):
+                field[...] = 0
+                rows = xp.arange(4)[:, None] + 4 * node.rank
+                places = xp.arange(69_998)[None, :]
+                field[1:-1, 1:-1] = (rows * 5 + places * 3 + step * 11 + number) % 251
+            halo.exchange(*fields)
+            for number, field in enumerate(fields):
+                rows = (xp.arange(6)[:, None] - 1 + 4 * node.rank) % (4 * node.size)
+                places = (xp.arange(70_000)[None, :] - 1) % 69_998
+                right = ((rows * 5 + places * 3 + step * 11 + number) % 251).astype(field.dtype)
+                assert int((field != right).sum()) == 0, (step, number)
+    cart.Free()
+
+
+@TWO
+def test_a_rank_without_neighbors_lags_for_nobody(node):
+    """Two exchange by kernels, which say nothing to the host; others have nothing to exchange."""
+    xp = node.xp
+    pairs = {}
+    if node.size >= 3 and node.rank < 2:
+        pairs = {1 - node.rank: [0]}
+    recvs = {peer: [1] for peer in pairs}
+    field = xp.zeros(4)
+    with mpishare.NeighborExchange(node.comm, pairs, recvs, field, node=node) as halo:
+        for step in range(5):
+            field[0] = 10 * node.rank + step
+            halo.exchange(field)
+        node.synchronize()
+        node.barrier()
+        assert halo.lagging() == []
+        if pairs:
+            assert int(field[1]) == 10 * (1 - node.rank) + 4
+        node.barrier()
+
+
+def test_the_default_stream_of_another_gpu_is_refused(node):
+    """It would be in no order with the fields; a stream of the node's GPU is right everywhere."""
+    xp, cart = node.xp, ring(node)
+    others = [at for at in range(xp.cuda.runtime.getDeviceCount()) if at != node.device.ordinal]
+    if node.comm.allreduce(len(others)) < node.size:
+        pytest.skip("every rank needs a second GPU that it sees")
+    field = xp.zeros((4, 8))
+    stream = xp.cuda.Stream(non_blocking=True)
+    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        for step in range(1, 6):
+            fill(xp, field, node.rank, step)
+            node.synchronize()
+            with xp.cuda.Device(others[0]):
+                if step % 2:
+                    with pytest.raises(ValueError, match="current GPU"):
+                        halo.exchange(field)
+                with xp.cuda.Device(node.device.ordinal), stream:
+                    halo.exchange(field)
+            stream.synchronize()
+            assert wrong(xp, field, node.rank, node.size, step) == 0
+    cart.Free()
+
+
+def test_a_call_on_another_stream_during_a_capture(node):
+    """What was put on a stream that is being captured now cannot be waited for: refused."""
+    xp, cart = node.xp, ring(node)
+    field = xp.zeros((4, 8))
+    one, other = (xp.cuda.Stream(non_blocking=True) for _ in range(2))
+    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        with one:
+            halo.exchange(field)
+        one.synchronize()
+        if {"pinned", "mpi"} & set(halo.routes.values()):
+            pytest.skip("a route of the host")
+        one.begin_capture()
+        try:
+            with pytest.raises(UnsupportedError, match="captured"):
+                halo.exchange(field, stream=other)
+        finally:
+            one.end_capture()
+        node.barrier()
+        fill(xp, field, node.rank, 1)
+        node.synchronize()
+        halo.exchange(field, stream=other)
+        other.synchronize()
+        assert wrong(xp, field, node.rank, node.size, 1) == 0
+    cart.Free()
