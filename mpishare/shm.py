@@ -19,6 +19,7 @@ import secrets
 from pathlib import Path
 
 from mpishare.errors import HandleError, UnsupportedError
+from mpishare.mapping import make_huge, map_file
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
 _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
@@ -31,8 +32,8 @@ class SharedMemory:
     ----------
     nbytes : int, bytes
         Size of the mapping, a multiple of the page size.
-    buffer : mmap.mmap
-        The bytes. Views of it keep it mapped.
+    buffer : memoryview
+        The bytes. Views of it keep them mapped.
     fd : int
         The open file, for locks.
     """
@@ -41,7 +42,7 @@ class SharedMemory:
         self.fd = fd
         self.nbytes = nbytes
         try:
-            self.buffer = mmap.mmap(fd, nbytes)
+            self._mapping, self.buffer = map_file(fd, nbytes)
         except BaseException:
             os.close(fd)
             raise
@@ -50,6 +51,17 @@ class SharedMemory:
     def address(self) -> int:
         """Where the first byte is mapped."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+
+    def reserve(self) -> None:
+        """Take the pages, so that the first touch cannot be SIGBUS: huge ones, if there are. Local.
+
+        Raises
+        ------
+        OSError
+            If there is no room.
+        """
+        make_huge(self.fd, self._mapping, self.buffer)
+        os.posix_fallocate(self.fd, 0, self.nbytes)
 
     def close_file(self) -> None:
         """Close the file; the mapping stays. Local, may be repeated."""
@@ -64,7 +76,8 @@ class SharedMemory:
         """
         self.close_file()
         with contextlib.suppress(BufferError):
-            self.buffer.close()
+            self.buffer.release()
+            self._mapping.close()
 
 
 def create(nbytes: int) -> SharedMemory:
@@ -84,14 +97,19 @@ def create(nbytes: int) -> SharedMemory:
     _check_room(nbytes)
     fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        # Reserves the pages, so that the first touch cannot be SIGBUS.
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
         os.close(fd)
+        raise
+    memory = SharedMemory(fd, nbytes)
+    try:
+        memory.reserve()
+    except OSError as error:
+        memory.close()
         if error.errno in (errno.ENOSPC, errno.ENOMEM):
             raise _no_room(nbytes, _free()) from error
         raise
-    return SharedMemory(fd, nbytes)
+    return memory
 
 
 def publish(memory: SharedMemory) -> str:
