@@ -36,6 +36,7 @@ Software Developer's Manual, volume 3, 9.2.2)."""
 _STATE_WORDS = 512
 _MOST_SAID, _MOST_MISSING = 500, 64  # fit into _STATE_WORDS, however they are escaped
 _STATUS_WORDS = 128
+_TRIES = 1000  # to read what changes; a rank may have died while it wrote
 _MAIL_WORDS = LINE + 2 * (MAIL // 8 + 1)
 _MAIL_STRIDE = -(-_MAIL_WORDS // LINE) * LINE
 _RANK_WORDS = _STATE_WORDS + _STATUS_WORDS + _MAIL_STRIDE
@@ -173,7 +174,7 @@ class ControlBlock:
             # Cut, so that what is read is whole.
             whole = text[:_MOST_SAID].encode(errors="replace").decode()
             said = json.dumps([whole, list(missing)[:_MOST_MISSING], is_cause])
-            self._write_text(at + 1, _STATE_WORDS - 2, said)
+            self._write_text(at + 1, _STATE_WORDS - 3, said)
             self.sync()
             self.words[at] = state
 
@@ -181,6 +182,14 @@ class ControlBlock:
         """Say, before any counter is released, that this rank releases counters."""
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 1] = 1
         self.sync()
+
+    def mark_silent(self) -> None:
+        """Say that this rank has said all that it has to say, and only waits to abort the job."""
+        self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 2] = 1
+
+    def is_silent(self, rank: int) -> bool:
+        """Whether that rank has said so, or runs no more."""
+        return bool(self.words[rank * _RANK_WORDS + _STATE_WORDS - 2]) or not self.is_running(rank)
 
     def is_broken(self) -> bool:
         """Whether any rank releases counters: a wait that is over may be no signal."""
@@ -217,14 +226,20 @@ class ControlBlock:
         self.words[at] += 2
 
     def status(self, rank: int) -> Status | None:
-        """Return what that rank waits in; None where it does not, or just changes its words."""
-        at = rank * _RANK_WORDS + _STATE_WORDS
-        version = self.words[at]
-        self.sync()
-        text = self._read_text(at + 1) if version % 2 == 0 else ""
-        looks = self.words[at + _STATUS_WORDS - 1]
-        self.sync()
-        if not text or self.words[at] != version:
+        """Return what that rank waits in; None where it does not, or never ends to say it."""
+        for _ in range(_TRIES):
+            at = rank * _RANK_WORDS + _STATE_WORDS
+            version = self.words[at]
+            self.sync()
+            text = self._read_text(at + 1)
+            looks = self.words[at + _STATUS_WORDS - 1]
+            self.sync()
+            if version % 2 == 0 and self.words[at] == version:
+                break
+            os.sched_yield()  # its words change just now
+        else:
+            return None
+        if not text:
             return None
         call, awaited = json.loads(text)
         return Status(version, looks, call, tuple(awaited))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import stat
+import struct
 import sys
+import termios
+import time
 from typing import TYPE_CHECKING, Any
 
 from mpishare.control import State
@@ -14,7 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.agree import Agreement
+    from mpishare.errors import MpiShareError
     from mpishare.watch import Watcher
+
+_HEARD_S = 1.0
+"""How long an abort waits for what all ranks have to say; a late one will say nothing."""
 
 
 class Ending:
@@ -56,7 +65,11 @@ class Ending:
 
     def _depart(self) -> None:
         self._leave()
-        self._agreement.block.depart(State.EXITED)
+        failure = self._agreement.failure
+        if failure is None:
+            self._agreement.block.depart(State.EXITED)
+        else:
+            self._agreement.tell(failure())  # so that nobody takes this rank for the cause
 
     def _at_finalize(self) -> None:
         if self._keyval == self._mpi.KEYVAL_INVALID:
@@ -80,10 +93,32 @@ class Ending:
             sys.stderr.write(f"mpishare: rank {agreement.rank}: {failure()}\n")
         if agreement.is_fatal and failure is not None:
             # A collective that is under way cannot be cancelled, and Finalize would hang in it.
-            sys.stderr.write(f"mpishare: rank {agreement.rank} aborts the job: {failure()}\n")
-            sys.stderr.flush()
+            self._say_and_hear(failure())
             self._mpi.COMM_WORLD.Abort(1)
         self._forget_finalize()
         self._depart()
         self._watcher.stop()
         agreement.block.barrier.close()
+
+    def _say_and_hear(self, failure: MpiShareError) -> None:
+        """Say why the job ends, and let the others: an abort cuts off what nobody has read yet."""
+        agreement, block = self._agreement, self._agreement.block
+        sys.stderr.write(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
+        sys.stderr.flush()
+        agreement.tell(failure)
+        block.mark_silent()
+        until = time.monotonic() + _HEARD_S
+        while time.monotonic() < until:
+            if all(map(block.is_silent, agreement.others)) and not _unread_nbytes(2):
+                return
+            time.sleep(_HEARD_S / 100)
+
+
+def _unread_nbytes(fd: int) -> int:
+    """Return how much of what was written nobody has read, where that can be known."""
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    # For a pipe what is in it; for a socket what has not gone out.
+    question = {stat.S_IFIFO: termios.FIONREAD, stat.S_IFSOCK: termios.TIOCOUTQ}.get(kind)
+    if question is None:
+        return 0
+    return int(struct.unpack("i", fcntl.ioctl(fd, question, bytes(4)))[0])

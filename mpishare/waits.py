@@ -10,6 +10,7 @@ import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
+from mpishare.blame import circle, culprits
 from mpishare.control import ControlBlock, State, Status
 from mpishare.errors import (
     ClosedError,
@@ -33,6 +34,8 @@ log = logging.getLogger("mpishare")
 
 LATE_S = 30.0
 """A rank that is waited for this long is named in a warning."""
+
+_EXITED = "exited without closing the node"
 
 _SAY_S = 0.05
 """A wait that is shorter is not worth a word to the others."""
@@ -85,14 +88,18 @@ class Waits:
     def leave(self, call: str, error: BaseException) -> None:
         """Leave the node by an exception: tell the others, and let nobody use it here. Local."""
         said = words(error)
-        missing = error.ranks if isinstance(error, PeerTimeout) else ()
-        is_cause = type(error) is not PeerError
-        self.block.depart(State.LEFT, said, missing, is_cause=is_cause)
+        self.tell(error)
         self.fail(
             lambda: ClosedError(f"the node was left by an exception in {call}: {said}"),
             fatal=False,
         )
         self.is_told = True
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the others that this rank leaves and why; the first word said stands. Local."""
+        missing = error.ranks if isinstance(error, PeerTimeout) else ()
+        is_cause = type(error) is not PeerError
+        self.block.depart(State.LEFT, words(error), missing, is_cause=is_cause)
 
     def _refuse(self) -> None:
         if self.failure is not None:
@@ -169,8 +176,11 @@ class Waits:
                 (causes if is_cause else followers)[rank] = text
             else:
                 is_closed = state == State.CLOSED
-                causes[rank] = "closed the node" if is_closed else "exited without closing the node"
+                causes[rank] = "closed the node" if is_closed else _EXITED
         missing.discard(self.rank)
+        if not causes:
+            exited = [rank for rank in self.others if self.block.state(rank) == State.EXITED]
+            causes = dict.fromkeys(exited, _EXITED)
         said = causes or followers
         if missing:
             words_said, timeout_s = str(peer_error(call, said)), self.timeout_s
@@ -182,7 +192,7 @@ class Waits:
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> PeerTimeout:
         """Break the node since ranks are missing, tell the others, and return the error."""
-        ranks = tuple(awaited)
+        ranks = culprits(self.block, awaited)
         text = (
             f"{call} failed: {ranks_in_words(ranks)} did not arrive within {timeout_s:g} s "
             f"(rank {self.rank} of {self.size}). The node cannot be used any more."
@@ -190,22 +200,6 @@ class Waits:
         return self.lose(
             lambda: PeerTimeout(text, ranks=ranks, timeout_s=timeout_s), fatal=True, missing=ranks
         )
-
-    def cycle(self, awaited: Sequence[int]) -> dict[int, Status]:
-        """Follow who waits for whom; return the waits if they lead back to this rank."""
-        seen: dict[int, Status] = {}
-        path = list(awaited)
-        closed = False
-        while path:
-            rank = path.pop()
-            if rank == self.rank:
-                closed = True
-            elif rank not in seen:
-                status = self.block.status(rank)
-                if status is not None:
-                    seen[rank] = status
-                    path.extend(status.awaited)
-        return seen if closed else {}
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, tell the others, return the error."""
@@ -281,7 +275,7 @@ class LongWait:
         waits.block.look()
         if now - self._cycle_since > _CYCLE_S:
             self._cycle_since = now
-            seen = waits.cycle(awaited)
+            seen = circle(waits.block, awaited)
             if seen and _stands_still(self._cycle, seen):
                 raise waits.deadlock(self._call, seen)
             self._cycle = seen

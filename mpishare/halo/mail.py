@@ -108,11 +108,15 @@ class Mail:
     def _lost(self, agreement: Agreement) -> PeerTimeout:
         timeout_s = agreement.timeout_s
         missing, team = self._missing(), self._ranks.team
+        here = [team[rank] for rank in missing if rank in team]
+        call = f"{self._name}: wait"
+        if len(here) == len(missing):
+            return agreement.timed_out(call, here, timeout_s)
         error = PeerTimeout(
-            f"{self._name}: wait failed: ranks {missing} of the plan's communicator sent nothing "
-            f"within {timeout_s:g} s (rank {self._ranks.rank} of {self._ranks.size}). The node "
-            "cannot be used any more.",
-            ranks=[team[rank] for rank in missing if rank in team],
+            f"{call} failed: ranks {missing} of the plan's communicator sent nothing within "
+            f"{timeout_s:g} s (rank {self._ranks.rank} of {self._ranks.size}). The node cannot be "
+            "used any more.",
+            ranks=here,
             timeout_s=timeout_s,
         )
         return agreement.lose(lambda: error, fatal=True, missing=error.ranks)
