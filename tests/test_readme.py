@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from textwrap import dedent, indent
 
 import pytest
 
@@ -43,6 +44,39 @@ def test_the_three_lines_are_those_of_an_example_and_all_are_right():
         done = run_ranks(4, command, timeout_s=60)
         assert done.returncode == 0, done.stderr
         assert "checked" in done.stdout
+
+
+OVERLAP = """
+import numpy as np
+import mpishare
+from mpi4py import MPI
+
+with mpishare.Node(backend="host") as node:
+    cart = MPI.COMM_WORLD.Create_cart([2, 2], periods=[True, False])
+    u, found, expected = np.random.default_rng(node.rank).random((3, 9, 12))
+    halo = mpishare.HaloExchange(cart, u, width=1, node=node)
+
+    def compute(part, into=found):
+        rows, columns = part
+        for step in (-1, 1):
+            into[part] += u[slice(rows.start + step, rows.stop + step), columns]
+            into[part] += u[rows, slice(columns.start + step, columns.stop + step)]
+
+    found[...] = expected
+{}
+    halo.exchange(u)
+    compute(halo.owned, expected)
+    assert (found == expected).all()
+    halo.close()
+"""
+
+
+@pytest.mark.limit(60)
+def test_the_step_that_overlaps_computes_each_cell_once():
+    (step,) = re.findall(r"^  ```python\n(.*?)^  ```$", README, re.MULTILINE | re.DOTALL)
+    assert all(name in step for name in ("start", "interior", "wait", "shell"))
+    done = run_ranks(4, OVERLAP.format(indent(dedent(step), "    ")), timeout_s=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_script_it_names_is_there():

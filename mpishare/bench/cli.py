@@ -19,7 +19,7 @@ from mpishare.bench.launch import (
     is_terminal,
     run_on_ranks,
 )
-from mpishare.bench.options import PROG, Options, parse
+from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import FILE_FORMATS, render
 
 if TYPE_CHECKING:
@@ -123,7 +123,9 @@ def _turns(options: Options, backend: str) -> int:
 def _problem(options: Options) -> str | None:
     """Return why a file cannot be written that the options name, None where all can."""
     if options.plot is not None and find_spec("matplotlib") is None:
-        return "--plot: matplotlib is not installed; pip install 'mpishare[plot]' brings it"
+        return "--plot: matplotlib is not installed; pip install matplotlib brings it"
+    if options.plot is not None and Path(options.plot).suffix not in PLOT_SUFFIXES:
+        return f"--plot: {options.plot!r} must end in {', '.join(PLOT_SUFFIXES)}"
     for word, name in (("--output", options.output), ("--plot", options.plot)):
         if name is None:
             continue

@@ -201,6 +201,6 @@ def rivals(
         if name in CASES[case].rivals[backend]:
             entries += make()
         elif name in (options.against or ()):
-            unfit = f"{name} does not exist on the {backend} backend"
+            unfit = f"the {backend} backend has no rival {name}"
             entries.append(Entry(name, Arm, kind="rival", unfit=unfit))
     return entries

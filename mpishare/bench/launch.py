@@ -70,9 +70,7 @@ def fail_usage(prog: str, message: str) -> int:
     Collective, host-blocking: a launcher ends the job at the first status that is not 0, so that
     no rank may leave before rank 0 has spoken.
     """
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+    comm = _world()
     if comm.rank == 0:
         sys.stderr.write(f"{prog}: {message} (--help says more)\n")
         sys.stderr.flush()
@@ -92,6 +90,20 @@ def fail_node(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
     return 1
 
 
+def _world() -> MPI.Intracomm:
+    """Start MPI and return COMM_WORLD, or end the process where there is no MPI."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # The first line says it; those below are what the loader tried.
+        sys.stderr.write(
+            f"no MPI can be loaded: {str(error).splitlines()[0]}. Load that of your cluster, or "
+            "install one: pip install mpich\n"
+        )
+        raise SystemExit(1) from None
+    return MPI.COMM_WORLD
+
+
 def is_terminal(stream: TextIO) -> bool:
     """Whether somebody looks at `stream`.
 
@@ -106,9 +118,7 @@ def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:
     Collective. An exception that `body` does not handle ends the whole job with status 1 after its
     traceback: the other ranks would wait for this one for ever.
     """
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+    comm = _world()
     try:
         return body(comm)
     except SystemExit:

@@ -21,6 +21,8 @@ DEFAULT_SIZES = {
 }
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
+PLOT_SUFFIXES = (".svg", ".png", ".pdf")
+
 #: A word of the check has room for so many fields that it tells apart.
 _MOST_FIELDS = 16
 
@@ -241,7 +243,9 @@ def _parser() -> Parser:
     add("--corners", action="store_true", help=f"edges and corners too, for {halos}")
     add("--format", choices=("table", "json", "csv"), default=default.format)
     add("--output", metavar="FILE", help="write the report there; a .json or .csv is one")
-    add("--plot", metavar="FILE", help="draw time and ratios over size: .svg, .png, .pdf")
+    add(
+        "--plot", metavar="FILE", help=f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}"
+    )
     add("--revision", metavar="TEXT", help="of mpishare, where git does not know this copy of it")
     add("--no-check", dest="check", action="store_false", help="do not check results")
     add(

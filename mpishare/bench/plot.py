@@ -88,12 +88,16 @@ def _style(number: int, row: Row) -> dict[str, Any]:
 
 
 def _draw_times(axes: Any, case: str, clock: Clock, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import LogLocator
+
     for number, (arm, of_arm) in enumerate(_arms(rows).items()):
         sizes, times = [row.nbytes for row in of_arm], [row.median_us for row in of_arm]
         axes.plot(sizes, times, label=arm, **_style(number, of_arm[0]))
     axes.set_title(f"{case}: {_TITLES[clock]}")
     axes.set_ylabel("us, median of the maximum over ranks")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     _set_sizes(axes, rows)
     if axes.has_data():
         axes.legend(fontsize="small")

@@ -5,6 +5,11 @@
 outer_python=${PYTHON:-} outer_path=$PATH
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 
+# The comment at the head of the script that is run.
+usage() {
+  sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
+}
+
 fail() {
   printf '%s: %s\n' "${0##*/}" "$1" >&2
   exit 2

@@ -135,6 +135,12 @@ def test_a_plot_of_one_size_says_so(tmp_path: Path) -> None:
     assert "no case ran at several sizes" in (tmp_path / "a.svg").read_text()
 
 
+@needs_matplotlib
+def test_a_plot_of_an_unknown_kind_is_refused_before_the_run() -> None:
+    said = cli._problem(Options(plot="a.xyz"))
+    assert said == "--plot: 'a.xyz' must end in .svg, .png, .pdf"
+
+
 def test_a_plot_without_matplotlib_is_refused_before_the_run(monkeypatch) -> None:
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
     assert "matplotlib is not installed" in str(cli._problem(Options(plot="a.svg")))

@@ -168,6 +168,6 @@ def test_a_block_without_memory_and_a_rival_of_another_backend_are_rows_that_say
     rows = json.loads(result.stdout)["rows"]
     check_rows(rows, 2)
     reasons = {row["arm"]: row["reason"] for row in rows}
-    assert reasons.pop("staged") == "staged does not exist on the host backend"
+    assert reasons.pop("staged") == "the host backend has no rival staged"
     assert set(reasons) == OWN | {"isend"}
     assert all("memory" in reason for reason in reasons.values()), result.describe()

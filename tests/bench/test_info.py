@@ -1,7 +1,12 @@
 """``python -m mpishare.info`` as its users start it."""
 
 import json
+import os
+import subprocess
 import sys
+from importlib.util import find_spec
+
+import pytest
 
 from tests.helpers.launch import run_ranks
 
@@ -90,3 +95,19 @@ def test_wrong_words_end_with_status_2() -> None:
     result = run_ranks(2, [*INFO, "--nosuch"], env=HOST)
     assert result.returncode == 2, result.describe()
     assert result.stderr.count("python -m mpishare.info:") == 1, result.describe()
+
+
+@pytest.mark.skipif(find_spec("mpi4py._mpiabi") is None, reason="mpi4py is built for one MPI")
+@pytest.mark.parametrize("module", ["mpishare.info", "mpishare.bench"])
+def test_without_an_mpi_one_line_says_so(module) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        env={**os.environ, "MPI4PY_LIBMPI": "/nothing"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "pip install mpich" in done.stderr
