@@ -183,13 +183,17 @@ class ControlBlock:
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 1] = 1
         self.sync()
 
-    def mark_silent(self) -> None:
+    def mark_aborting(self) -> None:
         """Say that this rank has said all that it has to say, and only waits to abort the job."""
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 2] = 1
 
+    def is_aborting(self, rank: int) -> bool:
+        """Whether that rank has said so, and still runs."""
+        return bool(self.words[rank * _RANK_WORDS + _STATE_WORDS - 2]) and self.is_running(rank)
+
     def is_silent(self, rank: int) -> bool:
-        """Whether that rank has said so, or runs no more."""
-        return bool(self.words[rank * _RANK_WORDS + _STATE_WORDS - 2]) or not self.is_running(rank)
+        """Whether that rank has nothing more to say."""
+        return not self.is_running(rank) or self.is_aborting(rank)
 
     def is_broken(self) -> bool:
         """Whether any rank releases counters: a wait that is over may be no signal."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from mpishare.watch import Watcher
 
 _HEARD_S = 1.0
-"""How long an abort waits for what all ranks have to say; a late one will say nothing."""
+"""How long an abort waits for what all ranks have to say (a late one will say nothing), and for the
+aborts of others."""
 
 
 class Ending:
@@ -106,12 +107,18 @@ class Ending:
         sys.stderr.write(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
         sys.stderr.flush()
         agreement.tell(failure)
-        block.mark_silent()
-        until = time.monotonic() + _HEARD_S
-        while time.monotonic() < until:
-            if all(map(block.is_silent, agreement.others)) and not _unread_nbytes(2):
-                return
-            time.sleep(_HEARD_S / 100)
+        block.mark_aborting()
+        _until(lambda: all(map(block.is_silent, agreement.others)) and not _unread_nbytes(2))
+        # One after the other: where two abort at once, the launcher of Open MPI may never end.
+        before = [rank for rank in agreement.others if rank < agreement.rank]
+        _until(lambda: not any(block.is_aborting(rank) for rank in before))
+
+
+def _until(is_over: Callable[[], bool]) -> None:
+    """Wait for that, though not for long."""
+    until = time.monotonic() + _HEARD_S
+    while not is_over() and time.monotonic() < until:
+        time.sleep(_HEARD_S / 100)
 
 
 def _unread_nbytes(fd: int) -> int:
