@@ -56,6 +56,12 @@ def test_what_is_named_unproven_is_accepted_and_said():
     assert notes == ["UNPROVEN, passed on no GPU yet: b"]
 
 
+def test_a_failure_of_what_is_named_unproven_is_accepted_and_said():
+    errors, notes = check(make_run(a="passed", b="failed"), tests=["a"], unproven=["b"])
+    assert errors == []
+    assert notes == ["UNPROVEN, failed in gpus1 of 2026-01-01: b"]
+
+
 def test_changed_sources_are_only_said():
     errors, notes = check(make_run(a="passed", b="passed", sha256="then"))
     assert errors == []
