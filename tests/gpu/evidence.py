@@ -88,8 +88,11 @@ def problems(evidence: dict, gpu_tests: list[str], sha256: str) -> tuple[list[st
         outcomes = {test: result["outcome"] for test, result in run["tests"].items()}
         passed |= {test for test, outcome in outcomes.items() if outcome == "passed"}
         bad = {test for test, outcome in outcomes.items() if outcome not in ("passed", "skipped")}
-        errors += [f"{test}: {outcomes[test]} in {where}" for test in sorted(bad - unproven)]
-        notes += [f"UNPROVEN, {outcomes[test]} in {where}: {test}" for test in sorted(bad & unproven)]
+        for test in sorted(bad):
+            if test in unproven:
+                notes.append(f"UNPROVEN, {outcomes[test]} in {where}: {test}")
+            else:
+                errors.append(f"{test}: {outcomes[test]} in {where}")
         if not run["ok"] and not bad:
             errors.append(f"{where} did not end well")
         if run["sources_sha256"] != sha256:
