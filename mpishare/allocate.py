@@ -141,7 +141,7 @@ def _build(
         if shape is None or memory is None:
             return ""
         token.append(backend.publish(memory))
-        return ground.handle(token[0], _nbytes(shape, dtype), memory.nbytes)
+        return ground.handle(token[0], 0, _nbytes(shape, dtype), memory.nbytes)
 
     def open_others() -> None:
         for other, shape in enumerate(shapes):

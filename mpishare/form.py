@@ -112,8 +112,13 @@ def dissolve(ground: Ground, ending: Ending) -> None:
     """End a node in which nothing is open any more. Collective over its ranks, host-blocking."""
     agreement, block = ground.agreement, ground.agreement.block
     call = "Node.close"
-    agreement.step(call, lambda: ground.drain(call))
-    agreement.step(call, lambda: None)
+
+    def let_go() -> None:
+        ground.drain(call)
+        ground.pieces.release()
+
+    agreement.step(call, let_go)
+    agreement.step(call, ground.pieces.close)
     block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
     ground.watcher.stop()
     ending.cancel()

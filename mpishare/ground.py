@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpishare.common import map_common
 from mpishare.counters import LINE, Counters
 from mpishare.handles import Handle, boot_id
+from mpishare.pieces import Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +113,7 @@ class Ground:
         self.windows_version = 0
         """Raised whenever a window opens or closes."""
         self.retained: list[Retained] = []
+        self.pieces = Pieces(backend)
         self._chunks: list[SharedMemory] = []
         self._calls: dict[str, int] = {}
 
@@ -141,12 +143,12 @@ class Ground:
         self._calls[kind] = self._calls.get(kind, 0) + 1
         return self._calls[kind]
 
-    def handle(self, token: str, nbytes: int, capacity: int) -> str:
-        """Return the packed handle of memory that this rank allocated."""
+    def handle(self, token: str, offset: int, nbytes: int, capacity: int) -> str:
+        """Return the packed handle of a part of memory that this rank allocated."""
         return Handle(
             backend=self.backend.name,
             token=token,
-            offset=0,
+            offset=offset,
             nbytes=nbytes,
             capacity=capacity,
             uuid=self.uuids[self.rank],

@@ -137,7 +137,7 @@ class _Prober:
         self.events[self.rank] = events
         self.backend.record(events[0], self._stream())
         token = self.backend.publish(memory)
-        return {"handle": self.ground.handle(token, _NBYTES, memory.nbytes), "event": tokens}
+        return {"handle": self.ground.handle(token, 0, _NBYTES, memory.nbytes), "event": tokens}
 
     def _open(self, told: list[dict[str, Any]]) -> None:
         for rank in range(self.size):

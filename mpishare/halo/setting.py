@@ -72,12 +72,14 @@ class Setting:
         }
         self._pinned, pinned_nbytes = pinned_of(said, team)
         relayed = {p for p, r in self.mine.items() if r in ("copy", "pinned") and p != ranks.rank}
-        self.words = Words(ranks, name, pinned_nbytes, relayed)
+        nbytes = {rank: slab.nbytes for rank, slab in self._slabs.items()}
+        self.words = Words(ranks, pinned_nbytes, relayed)
+        self.slabs = Slabs(ranks, name, nbytes, near)
+        self.mail: Mail | None = None
         try:
-            nbytes = {rank: slab.nbytes for rank, slab in self._slabs.items()}
-            self.slabs = Slabs(ranks, name, nbytes, near)
+            self._share()
         except BaseException:
-            self.words.close()
+            self.undo(name)
             raise
         self.pointers = (ctypes.c_uint64 * len(terms.mine))()
         self.has_fused = "fused" in self.mine.values()
@@ -87,9 +89,27 @@ class Setting:
         self._buffers: dict[tuple[str, int, int], int] = {}
         self._mail_nbytes = 0
         self._states: dict[str, int] = {}
-        self.mail: Mail | None = None
         self.packed: Any = None  # event: the outgoing messages are packed
         self.taken: Any = None  # event: the incoming messages are unpacked
+
+    def _share(self) -> None:
+        """Make what the ranks have in common: each step costs a word from all of them."""
+        step, words, slabs = self.ranks.step, self.words, self.slabs
+
+        def create() -> str:
+            words.common.create()
+            return slabs.create()
+
+        def attach() -> None:
+            words.attach(names)
+            slabs.open(handles)
+
+        try:
+            handles: list[str] = step(self._name, create)
+            names: list[str] = step(self._name, words.common.publish)
+            step(self._name, attach)
+        finally:
+            words.common.forget()
 
     @property
     def staging_nbytes(self) -> int:
@@ -112,9 +132,10 @@ class Setting:
                 [self._buffer("in", message) for message in incoming],
             )
 
-    def upload(self, array: np.ndarray[Any, Any]) -> int:
-        """Copy an array to the GPU and return its address there; it is held. Local."""
-        copied = cupy.asarray(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+    def upload(self, data: np.ndarray[Any, Any] | bytes) -> int:
+        """Copy an array or bytes to the GPU and return the address there; held. Local."""
+        whole = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        copied = cupy.asarray(np.ascontiguousarray(whole).view(np.uint8).reshape(-1))
         self._held.append(copied)
         return int(copied.data.ptr)
 
@@ -223,7 +244,8 @@ class Setting:
     def undo(self, call: str) -> None:
         """Free everything after a failure that all ranks know of. Collective."""
         self._close_mail()
-        self.slabs.undo(self.ranks, call)
+        self.ranks.step(call, self.slabs.release)
+        self.slabs.close()
         self.words.close()
 
     def _close_mail(self) -> None:

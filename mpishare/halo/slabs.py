@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpishare.handles import Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from mpishare.backends import Memory
     from mpishare.halo.ranks import Ranks
+    from mpishare.pieces import Piece
 
 
 class Slabs:
-    """A slab of this rank and those of its neighbors. Collective, host-blocking.
+    """A slab of this rank and those of its neighbors, made in two steps.
 
     Parameters
     ----------
@@ -31,59 +31,53 @@ class Slabs:
     def __init__(
         self, ranks: Ranks, call: str, nbytes: dict[int, int], neighbors: Iterable[int]
     ) -> None:
-        self._memories: dict[int, Memory] = {}
-        self._rank = ranks.rank
-        ground, mine = ranks.ground, nbytes[ranks.rank]
-        backend = ground.backend
+        self._ranks = ranks
+        self._call = call
+        self._nbytes = nbytes
+        self._neighbors = neighbors
+        self._pieces: dict[int, Piece] = {}
 
-        def create() -> str:
-            if not mine:
-                return ""
-            memory = self._memories[ranks.rank] = backend.allocate(mine)
-            memory.array((mine,), "u1").fill(0)
-            ground.synchronize(None, call)
-            return ground.handle(backend.publish(memory), mine, memory.nbytes)
+    def create(self) -> str:
+        """Make this rank's slab, zeroed, and return its handle. Local."""
+        rank, ground = self._ranks.rank, self._ranks.ground
+        mine = self._nbytes[rank]
+        if not mine:
+            return ""
+        piece, handle = ground.pieces.cut(mine, ground.handle)
+        self._pieces[rank] = piece
+        piece.zero()
+        ground.synchronize(None, self._call)
+        return handle
 
-        def open_others() -> None:
-            for rank in neighbors:
-                if nbytes[rank]:
-                    handle = Handle.unpack(
-                        told[rank],
-                        backend=backend.name,
-                        nonce=ground.nonces[ranks.team[rank]],
-                        nbytes=nbytes[rank],
-                    )
-                    memory = backend.open(handle.token, handle.capacity, handle.uuid)
-                    self._memories[rank] = memory
-
-        try:
-            told: list[Any] = ranks.step(call, create)
-            ranks.step(call, open_others)
-        except BaseException:
-            self.undo(ranks, call)
-            raise
+    def open(self, told: Sequence[str]) -> None:
+        """Map the neighbors' slabs, given every rank's handle. Local."""
+        ground, team = self._ranks.ground, self._ranks.team
+        for rank in self._neighbors:
+            if self._nbytes[rank]:
+                handle = Handle.unpack(
+                    told[rank],
+                    backend=ground.backend.name,
+                    nonce=ground.nonces[team[rank]],
+                    nbytes=self._nbytes[rank],
+                )
+                self._pieces[rank] = ground.pieces.open(handle)
 
     @property
     def nbytes(self) -> int:
         """Bytes of this rank's slab."""
-        mine = self._memories.get(self._rank)
+        mine = self._pieces.get(self._ranks.rank)
         return 0 if mine is None else mine.nbytes
 
     def address_of(self, rank: int) -> int:
         """Return where the slab of a rank is mapped here."""
-        return self._memories[rank].address
+        return self._pieces[rank].address
 
     def release(self) -> None:
         """Unmap what others own. Local."""
-        for rank in [rank for rank in self._memories if rank != self._rank]:
-            self._memories.pop(rank).close()
+        for rank in [rank for rank in self._pieces if rank != self._ranks.rank]:
+            self._pieces.pop(rank).close()
 
     def close(self) -> None:
         """Free what this rank owns. Local, once all others have released."""
-        if self._rank in self._memories:
-            self._memories.pop(self._rank).close()
-
-    def undo(self, ranks: Ranks, call: str) -> None:
-        """Free everything after a failure that all ranks know of. Collective."""
-        ranks.step(call, self.release)
-        self.close()
+        if self._ranks.rank in self._pieces:
+            self._pieces.pop(self._ranks.rank).close()

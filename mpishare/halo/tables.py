@@ -6,10 +6,10 @@ The records are those of cells.cu, field by field.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, prod
+from struct import Struct
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from mpishare.errors import UnsupportedError
 from mpishare.geometry import Box
@@ -23,33 +23,10 @@ if TYPE_CHECKING:
 AXES = 8
 PUSH, PUSH_AND_ZERO, LOCAL, PULL, SAY, HEAR = range(6)
 
-PART = np.dtype(
-    [
-        ("first", "i8"),
-        ("step", "i8", AXES),
-        ("places", "u8"),
-        ("extent", "u4", AXES),
-        ("axes", "i4"),
-        ("along", "i4"),
-        ("field", "i4"),
-        ("unit", "i4"),
-    ]
-)
-ITEM = np.dtype(
-    [
-        ("part", PART),
-        ("packed", "u8"),
-        ("turn", "i8"),
-        ("flag", "u8"),
-        ("late", "u8"),
-        ("target", "u8"),
-        ("first", "u4"),
-        ("count", "u4"),
-        ("kind", "i4"),
-        ("element", "i4"),
-        ("unused", "u8"),
-    ]
-)
+# first, step[8], places, extent[8], axes, along, field, unit
+_PART = Struct("<q8qQ8I4i")
+# The part; packed, turn, flag, late, target, first, count, kind, element, unused
+ITEM = Struct(f"<{_PART.size}sQqQQQIIiiQ")
 
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
 # The least bytes of an item, by the bytes of the part: one pass of a block's threads over words;
@@ -108,30 +85,43 @@ class Cells:
     @classmethod
     def of(cls, part: Part, layout: Layout, most: int) -> Cells:
         """Return them in units of at most that many bytes, which every step is a multiple of."""
-        starts = part.box.start if part.box is not None else (0,) * len(part.shape)
-        first = sum(at * step for at, step in zip(starts, layout.strides, strict=True))
+        start = part.box.start if part.box is not None else (0,) * len(part.shape)
         along = -1 if part.box is not None else part.axis
-        axes: list[tuple[int, int, bool]] = []  # extent, step, whether it is counted by places
-        for axis, (extent, step) in enumerate(zip(part.shape, layout.strides, strict=True)):
-            if extent != 1 or axis == along:
-                _join(axes, extent, step, is_along=axis == along)
-        _join(axes, layout.dtype.itemsize, 1, is_along=False)
-        run = axes[-1][0] if axes[-1][1] == 1 else 1
-        unit = gcd(first, run, ALIGN, *(step for _, step, _ in axes[:-1]))
-        unit = min(unit & -unit, most)
-        extents = [extent for extent, _, _ in axes]
-        steps = [step for _, step, _ in axes]
-        extents[-1] //= unit
-        steps[-1] = unit
-        where = [is_along for _, _, is_along in axes]
-        if len(extents) > AXES:
-            raise UnsupportedError(
-                f"cells of a field of shape {layout.shape} and strides {layout.strides} need "
-                f"{len(extents)} axes: {AXES} are allowed"
-            )
-        if prod(extents) >= 1 << 31:
-            raise UnsupportedError(f"{prod(extents)} units in one part of a message: too many")
-        return cls(first, extents, steps, where.index(True) if True in where else -1, unit)
+        return _cells(start, part.shape, along, layout.strides, layout.dtype.itemsize, most)
+
+
+# Many fields of one layout have the same cells.
+@lru_cache(maxsize=256)
+def _cells(
+    start: tuple[int, ...],
+    shape: tuple[int, ...],
+    along: int,
+    strides: tuple[int, ...],
+    itemsize: int,
+    most: int,
+) -> Cells:
+    first = sum(at * step for at, step in zip(start, strides, strict=True))
+    axes: list[tuple[int, int, bool]] = []  # extent, step, whether it is counted by places
+    for axis, (extent, step) in enumerate(zip(shape, strides, strict=True)):
+        if extent != 1 or axis == along:
+            _join(axes, extent, step, is_along=axis == along)
+    _join(axes, itemsize, 1, is_along=False)
+    run = axes[-1][0] if axes[-1][1] == 1 else 1
+    unit = gcd(first, run, ALIGN, *(step for _, step, _ in axes[:-1]))
+    unit = min(unit & -unit, most)
+    extents = [extent for extent, _, _ in axes]
+    steps = [step for _, step, _ in axes]
+    extents[-1] //= unit
+    steps[-1] = unit
+    where = [is_along for _, _, is_along in axes]
+    if len(extents) > AXES:
+        raise UnsupportedError(
+            f"cells of shape {shape} in a field of strides {strides} need {len(extents)} axes: "
+            f"{AXES} are allowed"
+        )
+    if prod(extents) >= 1 << 31:
+        raise UnsupportedError(f"{prod(extents)} units in one part of a message: too many")
+    return Cells(first, extents, steps, where.index(True) if True in where else -1, unit)
 
 
 def _join(axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along: bool) -> None:
@@ -163,7 +153,7 @@ class Table:
         self._layouts = layouts
         self._most = most
         self._upload = upload
-        self._items: list[tuple[int, Any]] = []
+        self._items: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
         """How many items it has."""
@@ -212,9 +202,8 @@ class Table:
 
     def signal(self, kind: int, flag: int, late: int = 0) -> None:
         """Add an item without units: a flag alone."""
-        item = np.zeros((), ITEM)
-        item["kind"], item["flag"], item["late"], item["part"]["unit"] = kind, flag, late, 1
-        self._append(0, item)
+        part = _PART.pack(*[0] * (5 + 2 * AXES), 1)
+        self._append(0, kind, ITEM.pack(part, 0, 0, flag, late, 0, 0, 0, kind, 0, 0))
 
     def load(self) -> tuple[int, int]:
         """Copy it to the GPU; return where the items are, and how many.
@@ -223,27 +212,28 @@ class Table:
         k-th item of a part is pushed at the time k, and waited for later.
         """
         items = [item for _, item in sorted(self._items, key=lambda each: each[0])]
-        return self._upload(np.array(items, ITEM) if items else np.zeros(1, ITEM)), len(items)
+        return self._upload(b"".join(items) or bytes(ITEM.size)), len(items)
 
-    def _append(self, index: int, item: Any) -> None:
-        is_waiting = item["kind"] in (PULL, HEAR)
-        self._items.append((2 * index + (2 * _AHEAD + 1 if is_waiting else 0), item))
+    def _append(self, index: int, kind: int, item: bytes) -> None:
+        self._items.append((2 * index + (2 * _AHEAD + 1 if kind in (PULL, HEAR) else 0), item))
 
     def _cells(self, part: Part, most: int) -> Cells:
         return Cells.of(part, self._layouts[part.field], min(most, self._most[part.field]))
 
-    def _record(self, part: Part, cells: Cells) -> Any:
-        record = np.zeros((), PART)
-        record["first"] = cells.first
-        record["step"][: len(cells.steps)] = cells.steps
-        record["extent"][: len(cells.extents)] = cells.extents
-        record["axes"] = len(cells.extents)
-        record["along"] = cells.along
-        record["field"] = part.field
-        record["unit"] = cells.unit
-        if part.indices is not None:
-            record["places"] = self._upload(part.indices)
-        return record
+    def _record(self, part: Part, cells: Cells) -> bytes:
+        rest = [0] * (AXES - len(cells.steps))
+        return _PART.pack(
+            cells.first,
+            *cells.steps,
+            *rest,
+            0 if part.indices is None else self._upload(part.indices),
+            *cells.extents,
+            *rest,
+            len(cells.extents),
+            cells.along,
+            part.field,
+            cells.unit,
+        )
 
     def _add(
         self,
@@ -258,11 +248,9 @@ class Table:
         element: int = 0,
         late: int = 0,
     ) -> None:
-        item = np.zeros((), ITEM)
-        item["part"] = self._record(part, cells)
-        item["packed"], item["turn"], item["target"], item["late"] = packed, turn, target, late
-        item["kind"], item["element"] = kind, element
+        record = self._record(part, cells)
         for index, (begin, nbytes) in enumerate(chunks(part.nbytes)):
-            item["first"], item["count"] = begin // cells.unit, nbytes // cells.unit
-            item["flag"] = flags[index] if flags else 0
-            self._append(index, item.copy())
+            flag = flags[index] if flags else 0
+            first, count = begin // cells.unit, nbytes // cells.unit
+            where = packed, turn, flag, late, target
+            self._append(index, kind, ITEM.pack(record, *where, first, count, kind, element, 0))

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpishare.common import Common
 from mpishare.control import State
 from mpishare.counters import LINE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpishare.halo.ranks import Ranks
 
 _CALLED, _STARTED, _FINISHED, _ENDED, _FLAGS = (LINE * place for place in range(5))
 
 
 class Words:
-    """Words of host memory that every rank of the team and its GPU sees. Collective to make.
+    """Words of host memory that every rank of the team and its GPU sees.
 
     Parameters
     ----------
     ranks : Ranks
         The plan's.
-    call : str
-        For errors.
     nbytes : int, bytes
         Of host memory behind the words, for packed cells.
     relayed : set of int
@@ -29,13 +30,15 @@ class Words:
 
     Attributes
     ----------
+    common : Common
+        The memory; all steps are done before `attach`, which does the last of them.
     behind : int
         Where the GPU sees the memory behind the words.
     calls : memoryview
         One word: how often this rank has called.
     """
 
-    def __init__(self, ranks: Ranks, call: str, nbytes: int, relayed: set[int]) -> None:
+    def __init__(self, ranks: Ranks, nbytes: int, relayed: set[int]) -> None:
         self._ground = ranks.ground
         self._relayed = relayed
         self._team = list(ranks.team)
@@ -43,21 +46,22 @@ class Words:
         self._rank = ranks.rank
         self._row = -(-len(self._team) // LINE) * LINE
         self._stride = _FLAGS + 3 * self._row
-        count = self._stride * len(self._team)
-        self._memory = ranks.map_common(call, 8 * count + nbytes)
-        self._memory.close_file()
-        self.nbytes = self._memory.nbytes
-        addresses: list[int] = []
-        try:
-            ranks.step(call, lambda: addresses.append(self._ground.backend.register(self._memory)))
-        except BaseException:
-            if addresses:
-                self._ground.backend.unregister(self._memory)
-            self._memory.close()
-            raise
-        self._address = addresses[0]
-        self.behind = self._address + 8 * count
-        self._view = memoryview(self._memory.buffer)[: 8 * count].cast("Q")
+        self._count = self._stride * len(self._team)
+        nbytes += 8 * self._count
+        self.common = Common(nbytes, is_maker=self._team[0] == self._rank)
+        self._registered: list[int] = []
+        self._view = self.calls = memoryview(b"").cast("Q")
+
+    def attach(self, told: Sequence[str]) -> None:
+        """Map it and let the GPU see it, given what `Common.publish` returned. Local."""
+        self.common.attach(told[rank] for rank in self._team)
+        memory = self.common.memory
+        memory.close_file()
+        self.nbytes = memory.nbytes
+        self._registered.append(self._ground.backend.register(memory))
+        self._address = self._registered[0]
+        self.behind = self._address + 8 * self._count
+        self._view = memoryview(memory.buffer)[: 8 * self._count].cast("Q")
         # A watcher that sees a death lets go what waits for these words too.
         self._ground.agreement.block.pool.watch(self._view)
         self._called = self._stride * self._team.index(self._rank) + _CALLED
@@ -111,11 +115,13 @@ class Words:
 
     def close(self) -> None:
         """Unmap. Local, once nothing is under way."""
-        self._ground.agreement.block.pool.unwatch(self._view)
-        # Not released: a watcher may look at it just now. The mapping goes with the last look.
-        self._view = self.calls = memoryview(b"").cast("Q")
-        self._ground.backend.unregister(self._memory)
-        self._memory.close()
+        if self._registered:
+            self._ground.agreement.block.pool.unwatch(self._view)
+            # Not released: a watcher may look at it just now. The mapping goes with the last look.
+            self._view = self.calls = memoryview(b"").cast("Q")
+            self._ground.backend.unregister(self.common.memory)
+            self._registered = []
+        self.common.close()
 
     def _of(self, rank: int, word: int) -> int:
         return self._address + 8 * (self._stride * self._team.index(rank) + word)

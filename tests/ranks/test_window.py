@@ -548,7 +548,9 @@ def test_handle_of_another_window_with_less_memory(host_node, monkeypatch):
     """Whole and of the right process, but for fewer bytes than are about to be mapped."""
     node = host_node
     real = node._ground.handle
-    monkeypatch.setattr(node._ground, "handle", lambda token, _, capacity: real(token, 8, capacity))
+    monkeypatch.setattr(
+        node._ground, "handle", lambda token, at, _, all_of: real(token, at, 8, all_of)
+    )
     error, names = on_every_rank(node, lambda: node.allocate(64))
     assert names == ["PeerError"] + ["HandleError"] * (node.size - 1)
     if not node.is_leader:

@@ -29,6 +29,7 @@ FLOORS = {
     "backends.available": 3,
     "backends.driver": 3,
     "chain": 3,
+    "pieces": 3,
     "report": 3,
     "rounds": 3,
     "waits": 4,

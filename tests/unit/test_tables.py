@@ -12,7 +12,7 @@ from mpishare.geometry import Box
 from mpishare.halo.layout import Layout
 from mpishare.halo.message import Part
 from mpishare.halo.staging import pinned_of, slab_of
-from mpishare.halo.tables import AXES, PULL, PUSH, Cells, Table, chunks
+from mpishare.halo.tables import AXES, ITEM, PULL, PUSH, Cells, Table, chunks
 
 DTYPES = ("i1", "f2", "f4", "f8", "c16", "V3", "V12")
 
@@ -135,9 +135,9 @@ def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
     table.move(PULL, part, 0, flags=flags)
     table.move(PUSH, part, 0, flags=flags)
     assert table.load() == (0, 2 * len(flags))
-    items = loaded[-1]
-    pushed = {int(item["flag"]): at for at, item in enumerate(items) if item["kind"] == PUSH}
-    pulled = {int(item["flag"]): at for at, item in enumerate(items) if item["kind"] == PULL}
+    items = [(item[3], item[8]) for item in ITEM.iter_unpack(loaded[-1])]
+    pushed = {flag: at for at, (flag, kind) in enumerate(items) if kind == PUSH}
+    pulled = {flag: at for at, (flag, kind) in enumerate(items) if kind == PULL}
     assert all(pushed[flag] < pulled[flag] for flag in flags)
     assert pulled[1] < pushed[flags[-1]]  # and not after all others
 

@@ -82,9 +82,9 @@ def _halo(
 _ALL = (
     Case(
         "setup",
-        "making a node, windows and an event; closing them is not counted",
-        ("Node", "event", "allocate", "allocate_each"),
-        {"host": ("allocate_shared",), "cuda": ()},
+        "making a node, windows, an event and plans; closing them is not counted",
+        ("Node", "event", "allocate", "allocate_each", "plan", "plan, 16 fields", "second plan"),
+        {"host": ("allocate_shared",), "cuda": ("handles",)},
     ),
     Case(
         "fence",
@@ -136,6 +136,24 @@ _ALL = (
         {"host": (4 << 10, 64 << 10), "cuda": (4 << 10, 64 << 10, 1 << 20)},
         1 << 20,
         is_default=True,
+    ),
+    Case(
+        "faces",
+        "ghosts across the last axis of a cube beside those across its first",
+        ("last axis",),
+        {"host": ("first axis",), "cuda": ("first axis",)},
+        is_sized=True,
+        is_default=False,
+        sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
+        most_nbytes=1 << 20,
+        takes_halo=True,
+    ),
+    Case(
+        "calls",
+        "how long the host is busy with an exchange: on CUDA not until it is done",
+        ("2 neighbors, 1 field", "26 neighbors, 16 fields"),
+        {"host": (), "cuda": (CEILINGS,)},
+        is_default=False,
     ),
 )
 

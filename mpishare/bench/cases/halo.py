@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from mpishare.bench.arm import Arm, Entry
 from mpishare.bench.cases import CEILINGS, LINKS
 from mpishare.bench.cases.halo_arms import PrivateFields, WindowFields
-from mpishare.bench.cases.halo_grid import Grid, cells
+from mpishare.bench.cases.halo_block import Block
+from mpishare.bench.cases.halo_grid import Grid
 from mpishare.bench.cases.halo_messages import Isend, NeighborPacked, Persistent, Sendrecv, Waitany
 from mpishare.bench.cases.halo_staged import Naive, Pinned
 from mpishare.bench.cases.halo_types import Datatypes, NeighborTypes
@@ -43,28 +44,63 @@ def run_axes(session: Session, naxes: int) -> list[Row]:
 
     Collective, host-blocking.
     """
-    case = f"halo{naxes}d"
+    return each_size(session, f"halo{naxes}d", partial(Block.of, naxes=naxes), _run_size)
+
+
+def each_size(
+    session: Session,
+    case: str,
+    block_of: Callable[..., Block],
+    run_size: Callable[[Session, str, Grid, str | None], list[Row]],
+) -> list[Row]:
+    """Run a case of halos on the blocks of every size and return its rows.
+
+    Collective, host-blocking.
+
+    Parameters
+    ----------
+    session : Session
+        The run.
+    case : str
+        The case.
+    block_of : callable
+        ``block_of(options, nbytes=...)`` returns the block of a size.
+    run_size : callable
+        Returns the rows of a grid, given the session, the case, the grid and why nothing can run on
+        it or None.
+    """
+    options = session.options
     rows: list[Row] = []
     done = set()
-    for nbytes in session.options.sizes(session.node.backend, case):
+    for nbytes in options.sizes(session.node.backend, case):
+        block = block_of(options, nbytes=nbytes)
         # The smallest blocks are as large as the width: several sizes may come to the same one.
-        found = cells(naxes, nbytes, session.options.width)
-        if found in done:
-            for _ in range(session.options.repeat):
+        if block in done:
+            for _ in range(options.repeat):
                 session.progress.advance()
-        else:
-            rows += _run_size(session, case, naxes, nbytes)
-        done.add(found)
+            continue
+        done.add(block)
+        grid, reason = grid_of(session, block)
+        found = run_size(session, case, grid, reason)
+        for row in found:
+            row.n, row.width = block.n, block.width
+            row.fields, row.corners = block.count, block.corners
+        rows += found
+        grid.close()
     return rows
 
 
-def _run_size(session: Session, case: str, naxes: int, nbytes: int) -> list[Row]:
+def grid_of(session: Session, block: Block) -> tuple[Grid, str | None]:
+    """Return the grid of a block, and why nothing can run on it or None. Collective."""
     # Agreed on before the cart is made, which waits for every rank.
-    _, reason = session.attempt(lambda: Grid.require_memory(session, naxes, nbytes))
-    grid = Grid(session, naxes, nbytes)
+    _, reason = session.attempt(lambda: session.require_memory(block.needed_nbytes))
+    grid = Grid(session, block)
     if reason is None:
         _, reason = session.attempt(grid.allocate)
+    return grid, reason
 
+
+def _run_size(session: Session, case: str, grid: Grid, reason: str | None) -> list[Row]:
     def entry(name: str, arm: Callable[[Grid], Arm], kind: Kind = "rival") -> Entry:
         unfit = reason or (grid.crowd if arm is Waitany else None)
         mine = against if kind == "own" else ()
@@ -94,8 +130,4 @@ def _run_size(session: Session, case: str, naxes: int, nbytes: int) -> list[Row]
         entry("window fields", WindowFields, "own"),
         entry("private fields", PrivateFields, "own"),
     ]
-    rows = contest(session, case, grid.face_nbytes, [*own, *others])
-    for row in rows:
-        row.n, row.width, row.fields, row.corners = grid.n, grid.width, grid.count, grid.corners
-    grid.close()
-    return rows
+    return contest(session, case, grid.face_nbytes, [*own, *others])

@@ -71,12 +71,24 @@ class PrivateFields(HaloArm):
 
 
 class WindowFields(PrivateFields):
-    """The same on fields that neighbors may write into."""
+    """The same on fields that neighbors may write into.
+
+    Attributes
+    ----------
+    order : tuple of int
+        Which axis in memory each axis of a field is; empty where they are in order.
+    """
+
+    order: tuple[int, ...] = ()
 
     def __init__(self, grid: Grid) -> None:
         node = grid.session.node
-        windows = [node.allocate_each(grid.shape, float, fill=0) for _ in range(grid.count)]
-        HaloArm.__init__(self, grid, [window.array for window in windows])
+        axes = self.order or tuple(range(len(grid.shape)))
+        shape = [0] * len(axes)
+        for axis, extent in zip(axes, grid.shape, strict=True):
+            shape[axis] = extent
+        windows = [node.allocate_each(shape, float, fill=0) for _ in range(grid.count)]
+        HaloArm.__init__(self, grid, [window.array.transpose(axes) for window in windows])
         self._windows = windows
         self.plan()
 

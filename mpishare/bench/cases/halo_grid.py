@@ -1,7 +1,6 @@
 """What all arms of a halo case share: the cart, the shape of a field, who gets which cells.
 
-Every rank owns a block of n cells along each axis of the cart, which is periodic in all of them. In
-1-D a field has a second axis, which is not cut, so that a face has any size that is asked for.
+Every rank owns a block of n cells along each axis of the cart, which is periodic in all of them.
 """
 
 from __future__ import annotations
@@ -9,21 +8,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from itertools import product
-from math import isqrt, prod
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from mpishare.bench.cases.halo_block import ITEM_NBYTES
 from mpishare.bench.cases.halo_check import Check
 
 if TYPE_CHECKING:
+    from mpishare.bench.cases.halo_block import Block
     from mpishare.bench.session import Session
-
-ITEM_NBYTES = 8
-#: Owned cells in 1-D, in widths: as few as leave an interior, since a row of them is a whole face.
-_ROWS = 4
-#: Sets of fields: in windows and private. Faces beside them, a side: the check's and the rivals'.
-_SETS, _FACES = 2, 20
 
 Slices = tuple[slice, ...]
 
@@ -51,21 +46,6 @@ class Side:
     number: int
 
 
-def cells(naxes: int, nbytes: int, width: int) -> tuple[int, int]:
-    """Return n, and the length of the axis that is not cut: 1 where there is none.
-
-    Local. A face of n ** (naxes - 1) * length * width float64 comes as near to `nbytes` as may be.
-    """
-    area = max(nbytes // (ITEM_NBYTES * width), 1)
-    if naxes == 1:
-        return _ROWS * width, area
-    if naxes == 2:
-        return max(area, width), 1
-    # The nearest square: (s + 1/2)^2 is no whole number, so that s^2 + s is on the near side.
-    side = isqrt(area)
-    return max(side + (area > side * (side + 1)), width), 1
-
-
 class Grid:
     """One size of a halo case.
 
@@ -73,6 +53,8 @@ class Grid:
 
     Attributes
     ----------
+    block : Block
+        What each rank owns.
     naxes, n, width, count : int
         Axes of the cart, owned cells along each of them, ghosts a side, fields.
     shape : tuple of int
@@ -93,17 +75,14 @@ class Grid:
         Fills, poisons and checks fields.
     """
 
-    def __init__(self, session: Session, naxes: int, nbytes: int) -> None:
-        options = session.options
+    def __init__(self, session: Session, block: Block) -> None:
+        naxes = block.naxes
         self.session = session
-        self.naxes = naxes
-        self.width, self.count, self.corners = options.width, options.fields, options.corners
-        self.n, self._length = cells(naxes, nbytes, self.width)
-        self._owned = (self.n,) * naxes + (self._length,) * (naxes == 1)
+        self.block = block
+        self.naxes, self.n, self.width = naxes, block.n, block.width
+        self.count, self.corners = block.count, block.corners
+        self.shape, self.face_nbytes = block.shape, block.face_nbytes
         self.axes = tuple(range(naxes))
-        padded = (self.n + 2 * self.width,) * naxes
-        self.shape = padded + self._owned[naxes:]
-        self.face_nbytes = ITEM_NBYTES * self.width * prod(self._owned[1:])
         dims = MPI.Compute_dims(session.comm.size, naxes)
         # The ranks keep their numbers: the node and the report know them by these.
         self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
@@ -121,16 +100,6 @@ class Grid:
     def close(self) -> None:
         """Free the cart. Collective."""
         self.cart.Free()
-
-    @staticmethod
-    def require_memory(session: Session, naxes: int, nbytes: int) -> None:
-        """Refuse a size for which this machine has no memory. Local."""
-        width, count = session.options.width, session.options.fields
-        n, length = cells(naxes, nbytes, width)
-        padded = n + 2 * width
-        field = padded**naxes * length
-        faces = 2 * naxes * padded ** (naxes - 1) * length * width
-        session.require_memory(ITEM_NBYTES * count * (_SETS * field + _FACES * faces))
 
     def size(self, side: Side) -> int:
         """Return how many cells of one field a side has. Local."""

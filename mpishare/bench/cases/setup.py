@@ -1,12 +1,12 @@
-"""Case ``setup``: making a node, windows and an event; closing them is not counted.
+"""Case ``setup``: making a node, windows, an event and plans; closing them is not counted.
 
-All of it blocks the host, so that there is one clock. The rival is a window of MPI alone, made and
-filled by one rank.
+All of it blocks the host, so that there is one clock. The rivals are a window of MPI alone, made
+and filled by one rank, and of a plan on CUDA the least that any has to do: an allgather of memory
+handles, and to open those of the neighbors.
 """
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,12 +14,13 @@ from mpi4py import MPI
 
 from mpishare import Node
 from mpishare.bench.arm import Arm, Entry
+from mpishare.bench.cases.setup_make import Make
+from mpishare.bench.cases.setup_plan import Handles, Plan, PlanOfMany, SecondPlan
 from mpishare.bench.contest import rivals
-from mpishare.bench.measure import max_over_ranks
-from mpishare.bench.rows import Row, set_ratios
+from mpishare.bench.rows import set_ratios
 
 if TYPE_CHECKING:
-    from mpishare.bench.rows import Kind
+    from mpishare.bench.rows import Row
     from mpishare.bench.session import Session
 
 _NBYTES = 1 << 20
@@ -30,12 +31,14 @@ _LEAST_TURNS = 3
 
 def run(session: Session) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
-    own: list[type[_Make]] = [_MakeNode, _MakeEvent, _Allocate, _AllocateEach]
-    wanted = rivals(
-        session, "setup", {"allocate_shared": lambda: [Entry("allocate_shared", Arm, kind="rival")]}
-    )
+    own: list[type[Make]] = [_MakeNode, _MakeEvent, _Allocate, _AllocateEach]
     makes = [kind(session) for kind in own]
-    makes += [_AllocateShared(session, entry.unfit) for entry in wanted]
+    cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
+    makes += [Plan(session, cart), PlanOfMany(session, cart), SecondPlan(session, cart)]
+    kinds = {kind.name: kind for kind in (_AllocateShared, Handles)}
+    wanted = {name: [Entry(name, Arm, kind="rival")] for name in kinds}
+    for entry in rivals(session, "setup", {name: wanted[name].copy for name in kinds}):
+        makes.append(kinds[entry.name](session, entry.unfit))
     for turn in range(max(session.options.repeat, _LEAST_TURNS)):
         first = turn % len(makes)
         for make in makes[first:] + makes[:first]:
@@ -44,73 +47,13 @@ def run(session: Session) -> list[Row]:
         session.progress.advance()
     rows = [make.row() for make in makes]
     set_ratios(rows, {make.name: make.against for make in makes})
+    for make in reversed(makes):
+        make.close()
+    cart.Free()
     return rows
 
 
-class _Make:
-    """One thing that is made again and again, and the seconds that it took."""
-
-    name = ""
-    nbytes = 0
-    against: tuple[str, ...] = ()
-    kind: Kind = "own"
-
-    def __init__(self, session: Session, reason: str | None = None) -> None:
-        self.session = session
-        self.node = session.node
-        self.reason = reason
-        self.is_wrong = False
-        self._samples_s: list[float] = []
-
-    def make(self) -> Any:
-        """Make it and return it. Collective."""
-        raise NotImplementedError
-
-    def wrong(self, made: Any) -> int:
-        """Return how many words of it are wrong."""
-        raise NotImplementedError
-
-    def free(self, made: Any) -> None:
-        """Close it. Collective."""
-        made.close()
-
-    def once(self) -> None:
-        """Make it once, timed, look at it and close it."""
-        if self.reason is not None:
-            return
-        self.session.synchronize()
-        self.session.comm.Barrier()
-        before = perf_counter()
-        made, self.reason = self.session.attempt(self.make)
-        self._samples_s.append(perf_counter() - before)
-        if made is None:
-            return
-        if self.session.options.check:
-            found = self.session.wrong_on(self.wrong(made))
-            if found is not None:
-                self.is_wrong, self.reason = True, f"wrong result: {self.name!r}: {found}"
-        self.free(made)
-
-    def row(self) -> Row:
-        """Return the row. Collective."""
-        session = self.session
-        row = Row(
-            case="setup",
-            arm=self.name,
-            backend=self.node.backend,
-            ranks=session.comm.size,
-            nbytes=self.nbytes,
-            clock="latency",
-            kind=self.kind,
-        )
-        if self.reason is None:
-            row.fill(max_over_ranks(session.comm, self._samples_s).tolist(), 0)
-        else:
-            row.fail(self.reason, wrong=self.is_wrong)
-        return row
-
-
-class _MakeNode(_Make):
+class _MakeNode(Make):
     name = "Node"
 
     def make(self) -> Any:
@@ -120,7 +63,7 @@ class _MakeNode(_Make):
         return int(made.ranks != self.node.ranks) + int(made.rank != self.node.rank)
 
 
-class _Allocate(_Make):
+class _Allocate(Make):
     name = "allocate"
     nbytes = _NBYTES
     against = ("allocate_shared",)
@@ -132,7 +75,7 @@ class _Allocate(_Make):
         return int((made.array != _FILL).sum())
 
 
-class _AllocateEach(_Make):
+class _AllocateEach(Make):
     name = "allocate_each"
     nbytes = _NBYTES
 
@@ -143,7 +86,7 @@ class _AllocateEach(_Make):
         return sum(int((made.segment(rank) != _FILL).sum()) for rank in range(self.node.size))
 
 
-class _MakeEvent(_Make):
+class _MakeEvent(Make):
     name = "event"
 
     def make(self) -> Any:
@@ -158,7 +101,7 @@ class _MakeEvent(_Make):
         return 0
 
 
-class _AllocateShared(_Make):
+class _AllocateShared(Make):
     name = "allocate_shared"
     nbytes = _NBYTES
     kind = "rival"

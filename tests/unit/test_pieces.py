@@ -1,0 +1,108 @@
+"""Pieces of chunks: what is cut never overlaps, what is given back is cut again."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpishare import pieces
+from mpishare.handles import Handle
+from mpishare.pieces import CHUNK_NBYTES, SMALL_NBYTES, Pieces, Room
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
+def test_room_is_taken_once_and_found_again(calls):
+    room, taken = Room(100), {}
+    for is_taking, nbytes in calls:
+        if is_taking or not taken:
+            begin = room.take(nbytes)
+            free = sorted(set(range(100)).difference(*(range(b, b + n) for b, n in taken.items())))
+            fits = any(set(range(at, at + nbytes)) <= set(free) for at in free)
+            assert (begin is not None) == fits
+            if begin is not None:
+                assert set(range(begin, begin + nbytes)) <= set(free)
+                taken[begin] = nbytes
+        else:
+            begin = sorted(taken)[nbytes % len(taken)]
+            room.give(begin, taken.pop(begin))
+    for begin, nbytes in taken.items():
+        room.give(begin, nbytes)
+    assert room.take(100) == 0
+
+
+class Allocations:
+    """Counts what is allocated and opened; there is no memory behind it."""
+
+    name = "cuda"
+
+    def __init__(self):
+        self.alive = []
+
+    def allocate(self, nbytes):
+        return self.add("own", nbytes)
+
+    def open(self, token, nbytes, uuid):
+        return self.add(token, nbytes)
+
+    def publish(self, memory):
+        return f"token of {memory.address}"
+
+    def add(self, what, nbytes):
+        made = Allocation(self, what, nbytes)
+        self.alive.append(made)
+        return made
+
+
+class Allocation:
+    def __init__(self, all_of_them, what, nbytes):
+        self.all, self.what, self.nbytes = all_of_them, what, nbytes
+        self.address = CHUNK_NBYTES * (1 + len(all_of_them.alive))
+
+    def close(self):
+        self.all.alive.remove(self)
+        return True
+
+
+def sign(token, offset, nbytes, capacity):
+    return Handle("cuda", token, offset, nbytes, capacity, "GPU-0", "nonce", "boot")
+
+
+def test_small_pieces_share_a_chunk_that_is_opened_once_and_stays():
+    mine, theirs = Allocations(), Allocations()
+    owner, opener = Pieces(mine), Pieces(theirs)
+    made = [owner.cut(1000, sign) for _ in range(3)]
+    assert len(mine.alive) == 1
+    assert len({piece.address for piece, _ in made}) == 3
+    opened = [opener.open(handle) for _, handle in made]
+    assert [each.what for each in theirs.alive] == ["token of 2097152"]
+    assert [piece.offset for piece in opened] == [piece.offset for piece, _ in made]
+    for piece in opened:
+        piece.close()
+    first = made[0][0]
+    for piece, _ in made:
+        piece.close()
+    assert len(mine.alive) == len(theirs.alive) == 1
+    assert owner.cut(1000, sign)[0].address == first.address
+    opener.release()
+    owner.close()
+    assert mine.alive == theirs.alive == []
+
+
+def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed():
+    mine, theirs = Allocations(), Allocations()
+    piece, handle = Pieces(mine).cut(SMALL_NBYTES + 1, sign)
+    opened = Pieces(theirs).open(handle)
+    assert (piece.offset, opened.nbytes) == (0, SMALL_NBYTES + 1)
+    opened.close()
+    piece.close()
+    assert mine.alive == theirs.alive == []
+
+
+def test_a_full_chunk_is_followed_by_another():
+    mine = Allocations()
+    owner = Pieces(mine)
+    made = [owner.cut(SMALL_NBYTES, sign)[0] for _ in range(5)]
+    assert len(mine.alive) == 2
+    spans = sorted((piece.address, piece.address + piece.nbytes) for piece in made)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+    assert all(piece.address % pieces.ALIGN == 0 for piece in made)
