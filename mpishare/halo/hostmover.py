@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class HostMover:
         ranks, name = terms.ranks, terms.name
         routes = terms.routes[ranks.rank]
         self._ground = ranks.ground
+        self._agreement = ranks.ground.agreement
         self._layouts = terms.mine
         self._known: dict[tuple[int, ...], tuple[tuple[Any, ...], Call | None]] = {}
         self._zeroed = sends if is_reverse else ()
@@ -70,26 +72,31 @@ class HostMover:
             raise
         self.staging_nbytes = self._host.staging_nbytes + made[0].staging_nbytes
         self._mpi = made[0] if any(away) else None
+        self._is_plain = self._mpi is None and not is_reverse
 
     def take(self, fields: Sequence[Any]) -> list[Any]:
         """Return what is prepared for the arrays of a call, and the arrays, which hold the memory.
 
         Those of NumPy are known again as long as they live; their layout is looked at all the same.
         """
+        call = self._seen(fields)
+        return self._take(fields) if call is None else [call, fields]
+
+    def _seen(self, fields: Sequence[Any]) -> Call | None:
+        """Return what is prepared for arrays that were seen before and still fit."""
         refs, call = self._known.get(tuple(map(id, fields)), _UNKNOWN)
-        if call is not None and call.version == self._ground.windows_version:
-            for field, ref, layout in zip(fields, refs, self._layouts, strict=True):
-                if (
-                    ref() is not field
-                    or field.shape != layout.shape
-                    or field.strides != layout.strides
-                    or field.dtype != layout.dtype
-                    or not field.flags.writeable
-                ):
-                    break
-            else:
-                return [call, fields]
-        return self._take(fields)
+        if call is None or call.version != self._ground.windows_version:
+            return None
+        for field, ref, layout in zip(fields, refs, self._layouts, strict=True):
+            if (
+                ref() is not field
+                or field.shape != layout.shape
+                or field.strides != layout.strides
+                or field.dtype != layout.dtype
+                or not field.flags.writeable
+            ):
+                return None
+        return call
 
     def _take(self, fields: Sequence[Any]) -> list[Any]:
         """Check the arrays of a call and prepare it."""
@@ -110,8 +117,18 @@ class HostMover:
             self._known[tuple(map(id, arrays))] = tuple(map(weakref.ref, arrays)), call
         return [call, arrays]
 
-    def quick(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002
-        """Return False."""
+    def quick(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
+        """Exchange fields that were seen before, or return False with nothing done.
+
+        A small face takes less time to move than Python takes to look at a call.
+        """
+        agreement = self._agreement
+        if self._is_plain and agreement.failure is None and agreement.thread == get_ident():
+            call = self._seen(fields)
+            if call is not None:
+                self._host.start(call)
+                self._host.wait(call)
+                return True
         return False
 
     def start(self, arrays: list[Any], stream: Any) -> None:  # noqa: ARG002  no streams
