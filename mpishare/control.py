@@ -34,7 +34,7 @@ ORDERED_MACHINES = ("x86_64", "AMD64")
 Software Developer's Manual, volume 3, 9.2.2)."""
 
 _STATE_WORDS = 512
-_MOST_SAID, _MOST_MISSING = 500, 64  # fit into _STATE_WORDS, however they are escaped
+_MOST_SAID, _MOST_MISSING = 500, 64
 _STATUS_WORDS = 128
 _TRIES = 1000  # to read what changes; a rank may have died while it wrote
 _MAIL_WORDS = LINE + 2 * (MAIL // 8 + 1)
@@ -93,6 +93,16 @@ class MemoryBarrier:
 
 def _nothing() -> None:
     pass
+
+
+def _departure(text: str, missing: Sequence[int], *, is_cause: bool, most_nbytes: int) -> str:
+    """Return what `ControlBlock.departure` reads, cut before it is written, so that it is whole."""
+    text = text[:_MOST_SAID].encode(errors="replace").decode()
+    while True:
+        said = json.dumps([text, list(missing)[:_MOST_MISSING], is_cause])
+        if len(said) <= most_nbytes:
+            return said
+        text = text[: len(text) // 2]  # twelve bytes a character where they are escaped
 
 
 class ControlBlock:
@@ -171,10 +181,9 @@ class ControlBlock:
         """
         at = self.rank * _RANK_WORDS
         if self.is_mine and self.words[at] == State.PRESENT:
-            # Cut, so that what is read is whole.
-            whole = text[:_MOST_SAID].encode(errors="replace").decode()
-            said = json.dumps([whole, list(missing)[:_MOST_MISSING], is_cause])
-            self._write_text(at + 1, _STATE_WORDS - 3, said)
+            words = _STATE_WORDS - 3
+            said = _departure(text, missing, is_cause=is_cause, most_nbytes=8 * (words - 1))
+            self._write_text(at + 1, words, said)
             self.sync()
             self.words[at] = state
 

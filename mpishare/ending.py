@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import os
 import stat
@@ -77,6 +78,7 @@ class Ending:
             return
         self._keyval = self._mpi.KEYVAL_INVALID
         block = self._agreement.block
+        self._abort_if_fatal()
         self._depart()
         self._agreement.fail(
             lambda: ClosedError("MPI was finalized while the node was open"), fatal=False
@@ -91,27 +93,39 @@ class Ending:
         failure = agreement.failure
         if failure is not None and not agreement.is_fatal and not agreement.is_told:
             # No call came after it: what this rank has may be wrong, and nobody else would say so.
-            sys.stderr.write(f"mpishare: rank {agreement.rank}: {failure()}\n")
-        if agreement.is_fatal and failure is not None:
-            # A collective that is under way cannot be cancelled, and Finalize would hang in it.
-            self._say_and_hear(failure())
-            self._mpi.COMM_WORLD.Abort(1)
+            _say(f"mpishare: rank {agreement.rank}: {failure()}\n")
+        self._abort_if_fatal()
         self._forget_finalize()
         self._depart()
         self._watcher.stop()
         agreement.block.barrier.close()
 
+    def _abort_if_fatal(self) -> None:
+        """Abort the job where a rank is missing: Finalize would hang in what is under way."""
+        failure = self._agreement.failure
+        if failure is not None and self._agreement.is_fatal:
+            try:
+                self._say_and_hear(failure())
+            finally:  # whatever signal comes meanwhile
+                self._mpi.COMM_WORLD.Abort(1)
+
     def _say_and_hear(self, failure: MpiShareError) -> None:
         """Say why the job ends, and let the others: an abort cuts off what nobody has read yet."""
         agreement, block = self._agreement, self._agreement.block
-        sys.stderr.write(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
-        sys.stderr.flush()
+        _say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
         agreement.tell(failure)
         block.mark_aborting()
         _until(lambda: all(map(block.is_silent, agreement.others)) and not _unread_nbytes(2))
         # One after the other: where two abort at once, the launcher of Open MPI may never end.
         before = [rank for rank in agreement.others if rank < agreement.rank]
         _until(lambda: not any(block.is_aborting(rank) for rank in before))
+
+
+def _say(text: str) -> None:
+    """Write to stderr; where that is closed or its reader is gone, there is nobody to tell."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _until(is_over: Callable[[], bool]) -> None:
@@ -123,7 +137,10 @@ def _until(is_over: Callable[[], bool]) -> None:
 
 def _unread_nbytes(fd: int) -> int:
     """Return how much of what was written nobody has read, where that can be known."""
-    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    try:
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    except OSError:
+        return 0  # it is closed
     # For a pipe what is in it; for a socket what has not gone out.
     question = {stat.S_IFIFO: termios.FIONREAD, stat.S_IFSOCK: termios.TIOCOUTQ}.get(kind)
     if question is None:

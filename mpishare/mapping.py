@@ -21,9 +21,13 @@ log = logging.getLogger("mpishare.window")
 _MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = 0x10, 0x4000, 25
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 
-_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_int64]
+# Not the method of Python's mmap, during which no other thread runs: that of the watcher is to.
+_madvise = _libc.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 @functools.cache
@@ -52,7 +56,8 @@ def map_file(fd: int, nbytes: int) -> tuple[mmap.mmap, memoryview]:
     """
     huge = huge_nbytes()
     slack = huge if huge and nbytes >= huge else 0
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    # Shared, which no limit on a process's own memory counts.
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     held = mmap.mmap(-1, nbytes + slack, flags=flags, prot=_PROTECTION)
     try:
         start = _address(held)
@@ -64,7 +69,7 @@ def map_file(fd: int, nbytes: int) -> tuple[mmap.mmap, memoryview]:
         raise
 
 
-def make_huge(fd: int, held: mmap.mmap, view: memoryview) -> None:
+def make_huge(fd: int, view: memoryview) -> None:
     """Put huge pages under a file that has no page yet, as far as they are to be had. Local.
 
     Where they are not (Linux before 6.1, memory in fragments) small ones serve as well, only
@@ -83,10 +88,9 @@ def make_huge(fd: int, held: mmap.mmap, view: memoryview) -> None:
         return
     for number in range(count):
         os.posix_fallocate(fd, number * huge, mmap.PAGESIZE)
-    try:
-        held.madvise(_MADV_COLLAPSE, _address(view) - _address(held), count * huge)
-    except OSError as error:
-        log.debug("no huge pages for %d bytes of shared memory: %s", len(view), error)
+    if _madvise(_address(view), count * huge, _MADV_COLLAPSE):
+        why = os.strerror(ctypes.get_errno())
+        log.debug("no huge pages for %d bytes of shared memory: %s", len(view), why)
 
 
 def _address(buffer: mmap.mmap | memoryview) -> int:

@@ -60,7 +60,7 @@ class SharedMemory:
         OSError
             If there is no room.
         """
-        make_huge(self.fd, self._mapping, self.buffer)
+        make_huge(self.fd, self.buffer)
         os.posix_fallocate(self.fd, 0, self.nbytes)
 
     def close_file(self) -> None:
@@ -101,11 +101,13 @@ def create(nbytes: int) -> SharedMemory:
     except BaseException:
         os.close(fd)
         raise
-    memory = SharedMemory(fd, nbytes)
+    memory = None
     try:
+        memory = SharedMemory(fd, nbytes)
         memory.reserve()
     except OSError as error:
-        memory.close()
+        if memory is not None:
+            memory.close()
         if error.errno in (errno.ENOSPC, errno.ENOMEM):
             raise _no_room(nbytes, _free()) from error
         raise

@@ -10,7 +10,7 @@ import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
-from mpishare.blame import circle, culprits
+from mpishare.blame import circle, culprits, given_up
 from mpishare.control import ControlBlock, State, Status
 from mpishare.errors import (
     ClosedError,
@@ -37,7 +37,7 @@ LATE_S = 30.0
 
 _EXITED = "exited without closing the node"
 
-_SAY_S = 0.05
+SAY_S = 0.05
 """A wait that is shorter is not worth a word to the others."""
 
 _CYCLE_S = 0.5
@@ -97,7 +97,9 @@ class Waits:
 
     def tell(self, error: BaseException) -> None:
         """Tell the others that this rank leaves and why; the first word said stands. Local."""
-        missing = error.ranks if isinstance(error, PeerTimeout) else ()
+        # Ranks of another node have other numbers: only who is missing on this one counts.
+        own = None if self.failure is None else self.failure()
+        missing = own.ranks if isinstance(own, PeerTimeout) else ()
         is_cause = type(error) is not PeerError
         self.block.depart(State.LEFT, words(error), missing, is_cause=is_cause)
 
@@ -190,9 +192,14 @@ class Waits:
         else:
             self.fail(lambda: peer_error(call, said), fatal=False)
 
-    def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> PeerTimeout:
+    def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
         """Break the node since ranks are missing, tell the others, and return the error."""
         ranks = culprits(self.block, awaited)
+        if gone := given_up(self.block, ranks):
+            self.fail_without(call, gone)
+        if self.failure is not None:
+            self.is_told = True
+            return self.failure()
         text = (
             f"{call} failed: {ranks_in_words(ranks)} did not arrive within {timeout_s:g} s "
             f"(rank {self.rank} of {self.size}). The node cannot be used any more."
@@ -263,7 +270,7 @@ class LongWait:
             If ranks wait for each other.
         """
         waits, now = self._waits, time.monotonic()
-        if now - self._start < _SAY_S:
+        if now - self._start < SAY_S:
             return
         awaited = lagging()
         if awaited and now - self._start > LATE_S and not self._is_late:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
-from mpishare.waits import LongWait
+from mpishare.waits import SAY_S, LongWait
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from mpishare.agree import Agreement
+
+
+_SAID_S = 4 * SAY_S
 
 
 class Absent:
@@ -34,13 +39,14 @@ class Absent:
     def look(self) -> None:
         """Raise if the node is broken or ranks wait in a circle; warn of those that are late."""
         self._agreement.check()
-        self._watch.look(self.ranks)
+        self._watch.look(self._now)
 
-    def ranks(self) -> list[int]:
-        """Return those that wait in no call of that name."""
-        status = self._agreement.block.status
-        said = {rank: status(rank) for rank in self._mates}
-        return [rank for rank, each in said.items() if each is None or each.call != self._call]
+    def missing(self) -> list[int]:
+        """Return who is absent once those that came just now have had the time to say so."""
+        until = time.monotonic() + _SAID_S
+        while (absent := self._now()) and time.monotonic() < until:
+            os.sched_yield()
+        return absent
 
     def __enter__(self) -> Absent:
         """Return itself."""
@@ -49,3 +55,9 @@ class Absent:
     def __exit__(self, *_: Any) -> None:
         """Say that this rank goes on."""
         self._watch.end()
+
+    def _now(self) -> list[int]:
+        """Return those that wait in no call of that name."""
+        status = self._agreement.block.status
+        said = {rank: status(rank) for rank in self._mates}
+        return [rank for rank, each in said.items() if each is None or each.call != self._call]

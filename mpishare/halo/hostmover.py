@@ -172,6 +172,7 @@ class HostMover:
 
     def close(self) -> None:
         """Unmap, and free the requests. Local."""
+        self._known.clear()  # what is prepared for a call looks at the memory
         self._host.close()
         if self._mpi is not None:
             self._mpi.close()

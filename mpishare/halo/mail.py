@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mpishare.agree import Agreement
+    from mpishare.errors import MpiShareError
     from mpishare.halo.message import Message
     from mpishare.halo.ranks import Ranks
 
@@ -63,7 +64,7 @@ class Mail:
             for message, data in zip(recvs, incoming, strict=True)
         ]
         self._requests = [*self._recvs, *self._sends]
-        self._senders = [message.peer for message in recvs]
+        self._peers = [message.peer for message in (*recvs, *sends)]
         self._is_open = False
 
     def receive(self) -> None:
@@ -101,11 +102,11 @@ class Mail:
         self._requests, self._sends, self._recvs, self._buffers = [], [], [], []
 
     def _missing(self) -> list[int]:
-        """Ranks of the plan whose messages have not come."""
-        waits = zip(self._senders, self._recvs, strict=True)
+        """Ranks of the plan whose messages have not come, or that have not taken mine."""
+        waits = zip(self._peers, self._requests, strict=True)
         return sorted({rank for rank, request in waits if not request.Test()})
 
-    def _lost(self, agreement: Agreement) -> PeerTimeout:
+    def _lost(self, agreement: Agreement) -> MpiShareError:
         timeout_s = agreement.timeout_s
         missing, team = self._missing(), self._ranks.team
         here = [team[rank] for rank in missing if rank in team]
@@ -113,7 +114,7 @@ class Mail:
         if len(here) == len(missing):
             return agreement.timed_out(call, here, timeout_s)
         error = PeerTimeout(
-            f"{call} failed: ranks {missing} of the plan's communicator sent nothing within "
+            f"{call} failed: ranks {missing} of the plan's communicator did not arrive within "
             f"{timeout_s:g} s (rank {self._ranks.rank} of {self._ranks.size}). The node cannot be "
             "used any more.",
             ranks=here,

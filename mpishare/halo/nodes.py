@@ -111,7 +111,7 @@ def patience(
         try:
             yield agreement.timeout_s, absent.look
         except PeerTimeout:
-            missing = absent.ranks()
+            missing = absent.missing()
             if agreement.failure is not None or not missing:
                 raise
             raise agreement.timed_out(call, missing, agreement.timeout_s) from None

@@ -61,7 +61,7 @@ class Ranks:
                 if agreement.failure is not None:
                     raise
                 late = error  # which outlives this clause, for later calls
-                missing = absent.ranks()
+                missing = absent.missing()
                 if not missing:
                     raise agreement.lose(lambda: late, fatal=True) from None
                 raise agreement.timed_out(call, missing, agreement.timeout_s) from None

@@ -135,3 +135,68 @@ def test_control_a_rank_stopped_in_a_wait_finds_what_came_meanwhile():
     played = play(2, stopped)
     played.worked([0, 1], "barrier", "close")
     played.ended_well()
+
+
+def stopped_in_a_wait(stage: Stage) -> None:
+    node = stage.node(timeout_s=2.0)
+    window = node.allocate(4, fill=0.0)
+    victim = stage.gather(os.getpid())[1]
+    if stage.rank == 1:
+        stage.attempt("first", lambda: (window.start([2]), window.complete()))
+        stage.attempt("then", lambda: (window.start([0]), window.complete()))
+    elif stage.rank == 2:
+        time.sleep(0.5)  # rank 1 waits for me
+        os.kill(victim, signal.SIGSTOP)
+        window.post([1])  # which it does not see
+        time.sleep(5)
+        os.kill(victim, signal.SIGCONT)
+    else:
+        time.sleep(1)
+        window.post([1])
+        stage.attempt("wait", window.wait)
+    stage.attempt("close", node.close)
+
+
+def test_a_rank_that_was_stopped_is_named_and_not_whom_it_waited_for():
+    """Its last words are that it waits for rank 2, which has come since and is not to blame."""
+    played = play(3, stopped_in_a_wait)
+    assert played.raised(0, "wait", "PeerTimeout").ranks == [1], played.describe()
+
+
+def no_plan(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node(timeout_s=2.0)
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(4)
+    if stage.rank == 2:
+        time.sleep(1.96)
+    plan = mpishare.NeighborExchange
+    stage.attempt("plan", lambda: plan(stage.world, {}, {}, np.zeros((4, 4)), node=node))
+
+
+def test_a_rank_that_has_only_just_come_is_not_missing():
+    played = play(3, no_plan)
+    assert played.raised(0, "plan", "PeerTimeout").ranks == [1], played.describe()
+
+
+def one_way(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node(timeout_s=2.0)
+    here = {1 - stage.rank: [0]}
+    sends, recvs = (here, {}) if stage.rank == 0 else ({}, here)
+    # So much that it is not sent before it is asked for.
+    plan = mpishare.NeighborExchange(stage.world, sends, recvs, np.zeros((2, 4 << 20)), node=node)
+    plan.exchange()
+    node.barrier()
+    if stage.rank == 0:
+        stage.attempt("exchange", plan.exchange)
+    else:
+        time.sleep(4)
+
+
+def test_a_receiver_that_never_comes_is_named_by_who_only_sends():
+    played = play(2, one_way, env={"MPISHARE_ROUTE": "mpi"})
+    assert played.raised(0, "exchange", "PeerTimeout").ranks == [1], played.describe()

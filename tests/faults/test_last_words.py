@@ -62,3 +62,75 @@ def test_who_exits_because_of_another_is_not_blamed():
     for rank in (0, 2, 3):
         told = played.raised(rank, "call", "PeerError")
         assert told.failures == {1: "exited without closing the node"}, played.describe()
+
+
+BROKEN = """
+import os, signal, sys, time
+import mpishare
+from mpi4py import MPI
+
+node = mpishare.Node(timeout_s=0.5)
+node.barrier()
+if node.rank == 1:
+    time.sleep(60)
+try:
+    node.barrier()
+except mpishare.PeerTimeout as error:
+    print(error.ranks, flush=True)
+open_for_ever = MPI.COMM_WORLD.Ibarrier()
+"""
+WITHOUT_STDERR = {
+    "no reader": "r, w = os.pipe(); os.dup2(w, 2); os.close(w); os.close(r)",
+    "closed": "os.close(2)",
+    "none": "sys.stderr = None",
+}
+
+
+@pytest.mark.parametrize("way", WITHOUT_STDERR)
+def test_a_job_is_aborted_though_nobody_can_be_told(way):
+    result = run_ranks(2, BROKEN + WITHOUT_STDERR[way])
+    assert result.returncode != 0
+    assert result.stdout.startswith("(1,)"), result.describe()
+    assert result.seconds < 20
+
+
+def test_a_job_is_aborted_though_a_signal_ends_the_wait_before_it():
+    """As a program under SLURM does, which turns the signal of its end into an exit."""
+    handler = "signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))\nsignal.alarm(1)\n"
+    result = run_ranks(2, BROKEN + handler)
+    assert result.returncode != 0
+    assert "mpishare: rank 0 aborts the job: Node.barrier failed" in result.stderr
+    assert result.seconds < 20
+
+
+def test_a_program_that_finalizes_mpi_itself_is_aborted_too():
+    result = run_ranks(2, BROKEN + "MPI.Finalize()\n")
+    assert "mpishare: rank 0 aborts the job: Node.barrier failed" in result.stderr
+    assert result.returncode != 0
+    assert result.seconds < 20
+
+
+def two_nodes(stage: Stage) -> None:
+    whole = stage.node(timeout_s=10.0)
+    half = stage.node(stage.world.Split(stage.rank // 2, stage.rank), timeout_s=1.0)
+    whole.barrier()
+
+    def use() -> None:
+        with whole:
+            if stage.rank == 2:
+                half.barrier()  # rank 1 of this node is rank 3 of the world
+            if stage.rank != 3:
+                whole.barrier()
+
+    stage.attempt("call", use)
+    if stage.rank == 3:
+        time.sleep(3)  # noqa: F821
+
+
+def test_who_is_missing_on_one_node_has_another_number_on_another():
+    played = play(4, two_nodes)
+    assert played.raised(2, "call", "PeerTimeout").ranks == [1], played.describe()
+    for rank in (0, 1):
+        told = played.raised(rank, "call", "PeerError")
+        assert told.ranks == [2], played.describe()
+        assert "did not arrive within 1 s" in told.failures[2]

@@ -8,6 +8,7 @@ import pytest
 
 import mpishare
 from mpishare import MismatchError, UnsupportedError
+from tests.faults.stage import shared_bytes
 from tests.helpers.halos import (
     POISON,
     Case,
@@ -468,3 +469,16 @@ def test_a_slow_route_is_said_once(host_node, caplog, monkeypatch):
     assert len(every) == 1, every
     assert "mpi" in every[0]
     assert "MPISHARE_ROUTE" in every[0]
+
+
+def test_a_plan_that_was_closed_holds_no_memory(host_node):
+    """Whoever keeps the object does not keep its staging."""
+    before = shared_bytes()
+    cart = host_node.comm.Create_cart([host_node.size], [True])
+    field = np.zeros((6, 1 << 16))  # packed: it is in no window
+    halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=host_node)
+    halo.exchange()
+    assert host_node.size == 1 or shared_bytes() > before
+    halo.close()
+    assert shared_bytes() == before
+    cart.Free()

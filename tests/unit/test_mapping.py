@@ -4,11 +4,14 @@ import ctypes
 import logging
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mpishare import mapping, shm
+from tests.helpers.launch import ROOT
 
 HUGE = mapping.huge_nbytes()
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -86,3 +89,12 @@ def test_a_file_that_cannot_be_mapped_leaves_nothing(tmp_path):
     os.close(fd)
     assert str(read_only) not in Path("/proc/self/maps").read_text()
     assert str(read_only) not in before
+
+
+def test_no_limit_on_the_memory_of_a_process_counts_what_is_shared():
+    program = (
+        "import resource\nfrom mpishare import shm\n"
+        f"resource.setrlimit(resource.RLIMIT_DATA, ({48 << 20}, {48 << 20}))\n"
+        f"shm.create({56 << 20}).close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
