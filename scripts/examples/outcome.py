@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +82,8 @@ class Outcome:
                 "program": self.program,
                 "staged": args.staged,
                 "backend": self.node.backend,
+                "gpu": self.node.device and self.node.device.name,
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
                 "ranks": cart.size,
                 "n": args.n if args.cells is None else None,
                 "steps": args.steps,
@@ -88,6 +91,7 @@ class Outcome:
                 "step_us_mean": round(self.step_us[1], 2),
                 "exchange_us_median": round(self.exchange_us, 2),
                 "checked": is_right if args.check else None,
+                "graph": getattr(args, "graph", False),
                 "dims": cart.dims,
                 "cells": args.shape,  # of a rank
                 **self.facts,

@@ -22,7 +22,16 @@ RUNS = {
     "cpu-openmpi": "No GPU, Open MPI",
 }
 #: The cases that are shown; the files have all.
-CASES = {"ring": "two faces, in a ring", "halo1d": "1-D halo", "halo3d": "3-D halo, six faces"}
+CASES = {
+    "ring": "two faces, in a ring",
+    "halo1d": "1-D halo",
+    "halo3d": "3-D halo, six faces",
+    "faces": "faces across the last axis",
+    "pairwise": "order with both neighbors",
+}
+#: Beside the runs: what examples printed with --json, a line each.
+APPLICATIONS = "applications.jsonl"
+ORDERS = ("plain", "last", "first", "beside")
 CLOCKS = ("latency", "throughput")
 UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 
@@ -126,6 +135,48 @@ def section(name: str, run: dict) -> list[str]:
     return lines
 
 
+def applications(path: Path) -> list[str]:
+    """A line each that an example printed."""
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if any(each["checked"] is False for each in found):
+        raise RefusedError(f"{path.name} has a wrong result in it")
+    if not found:
+        return []
+    lines = [
+        "### Applications",
+        "",
+        "The examples of `scripts/examples`, as they print with `--json` (`--compare`, `--bench`,",
+        "`--graph`). Efficiency is one rank alone, on as many cells, over all ranks.",
+        "",
+        "| example | cells in all | ranks | step, us | of the better of interior and exchange, and "
+        "shell | efficiency | exchange, us | pinned / mpishare | naive / mpishare |",
+        "|---" * 9 + "|",
+    ]
+
+    def words(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    for each in found:
+        cells = " x ".join(str(n * d) for n, d in zip(each["cells"], each["dims"], strict=True))
+        steps = {name: each[f"{name}_us"] for name in ORDERS if f"{name}_us" in each}
+        best = min(steps, key=steps.__getitem__, default=None)
+        step = f"{steps[best]:.4g} ({best})" if best else f"{each['step_us_median']:.4g}"
+        graph = ", in a graph" if each["graph"] else ""
+        row = [
+            f"{each['program']}{graph}",
+            cells,
+            f"{each['ranks']} on {each['gpu'] or 'CPU cores'}, {each['date'][:10]}",
+            step,
+            words(each.get("step_with_overlap_to_best"), ".2f"),
+            words(each.get(f"{best}_efficiency"), ".2f"),
+            words(each["exchange_us_median"], ".3g"),
+            words(each.get("pinned_exchange_to_mpishare"), ".1f"),
+            words(each.get("naive_exchange_to_mpishare"), ".1f"),
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return [*lines, ""]
+
+
 def text(folder: Path) -> str:
     """What stands between the marks; nothing where there are no runs."""
     found = runs(folder)
@@ -142,6 +193,7 @@ def text(folder: Path) -> str:
     ]
     for name, run in found.items():
         lines += section(name, run)
+    lines += applications(folder / APPLICATIONS)
     return "\n".join(lines)
 
 

@@ -109,3 +109,35 @@ def test_a_readme_without_marks_is_refused(folder, capsys):
     (folder.parents[1] / "README.md").write_text("# title\n")
     assert results.main([], folder.parents[1]) == 1
     assert "results: begin" in capsys.readouterr().err
+
+
+APPLICATION = {
+    "program": "heat3d",
+    "gpu": "NVIDIA H200",
+    "date": "2026-01-02T03:04:05+00:00",
+    "ranks": 4,
+    "graph": True,
+    "dims": [2, 2, 1],
+    "cells": [64, 64, 64],
+    "step_us_median": 50.0,
+    "exchange_us_median": 10.04,
+    "checked": None,
+}
+
+
+def test_what_examples_print_is_a_line_each(folder):
+    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
+    orders = {"plain_us": 40.0, "last_us": 30.0, "plain_efficiency": 0.5, "last_efficiency": 0.75}
+    lines = [APPLICATION, APPLICATION | orders | {"pinned_exchange_to_mpishare": 15.71}]
+    (folder / results.APPLICATIONS).write_text("".join(json.dumps(each) + "\n" for each in lines))
+    text = results.text(folder)
+    begin = "| heat3d, in a graph | 128 x 128 x 64 | 4 on NVIDIA H200, 2026-01-02 |"
+    assert f"{begin} 50 |  |  | 10 |  |  |" in text
+    assert f"{begin} 30 (last) |  | 0.75 | 10 | 15.7 |  |" in text
+
+
+def test_an_example_that_was_wrong_is_refused(folder, capsys):
+    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
+    (folder / results.APPLICATIONS).write_text(json.dumps(APPLICATION | {"checked": False}))
+    assert results.main([], folder.parents[1]) == 1
+    assert "a wrong result" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import mpishare
 from mpishare import UnsupportedError
@@ -154,4 +155,31 @@ def test_a_call_on_another_stream_during_a_capture(node):
         halo.exchange(field, stream=other)
         other.synchronize()
         assert wrong(field, node.rank, node.size, 1) == 0
+    cart.Free()
+
+
+@TWO
+@pytest.mark.parametrize("count", [1, 16])
+@pytest.mark.parametrize("corners", [False, True], ids=["faces", "corners"])
+def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
+    """What an exchange puts on a stream is one kernel, up to 26 neighbors and 16 fields."""
+    from cuda.bindings import driver
+
+    xp = node.xp
+    cart = node.comm.Create_cart(MPI.Compute_dims(node.size, 3), [True] * 3)
+    fields = [xp.zeros((5, 5, 5)) for _ in range(count)]
+    stream = xp.cuda.Stream(non_blocking=True)
+    with stream, mpishare.HaloExchange(cart, fields, 1, corners=corners, node=node) as halo:
+        others = {route for rank, route in halo.routes.items() if rank != cart.rank}
+        if others != {"fused"}:
+            pytest.skip(f"neighbors by {others}")
+        halo.exchange()
+        stream.begin_capture()
+        halo.exchange()
+        graph = stream.end_capture()
+        error, _, nodes = driver.cuGraphGetNodes(graph.graph)
+        assert (error, nodes) == (driver.CUresult.CUDA_SUCCESS, 1)
+        graph.launch(stream)
+        node.synchronize()
+        del graph
     cart.Free()
