@@ -76,6 +76,16 @@ def pieces(box: Box) -> Iterator[Box]:
         yield (slice(start, min(start + rows, box[0].stop)), *box[1:])
 
 
+def lanes_for(groups: int) -> int:
+    """Return the binary logarithm of how many threads are side by side in rows of so many groups.
+
+    A whole warp, or half of one where fewer threads are left without a group then.
+    """
+    most = min((groups - 1).bit_length(), LANES)
+    least = LANES - 1 if most == LANES else most
+    return min((most, least), key=lambda lanes: -(-groups >> lanes) << lanes)
+
+
 class Boxes:
     """Boxes of a field that are updated together: on a GPU in one launch, by NumPy in pieces.
 
@@ -118,7 +128,7 @@ class Boxes:
             rows = middle[0] if middle else 1
             skip = (box[-1].start - 1) % group
             groups = -(-(skip + columns) // group)
-            lanes = min((groups - 1).bit_length(), LANES)
+            lanes = lanes_for(groups)
             tiles, lines = -(-groups >> lanes), rows * -(-depth // march)
             self._blocks += tiles * -(-lines // (THREADS >> lanes))
             first = sum(s.start * step for s, step in zip(box, steps, strict=True)) - skip

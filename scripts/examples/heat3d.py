@@ -2,7 +2,9 @@
 
 The 7-point explicit scheme in float64, six faces a rank. A step updates the cells that neighbors
 need, and exchanges them beside the update of the others; it is timed against a step that exchanges
-first and then updates everything, and against its parts. `--order` names other orders.
+first and then updates everything, and against its parts. `--order` names other orders. With
+`--wrap` the update finds the neighbors along an axis that no rank cuts by itself, so that neither
+an exchange nor the order of a step has to do with its faces, which lie across all lines of memory.
 
     mpirun -n 4 python scripts/examples/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
 """
@@ -43,6 +45,7 @@ class Heat(orders.Steps):
     def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
         shape = tuple(n + 2 for n in args.shape)
+        self.wrapped = args.shape[-1] if args.wrap else 0
         self.u, self.v = (boxes.field(node, shape, np.float64) for _ in range(2))
         super().__init__(args, node, self.u, self.v, self.make_halo(args.staged), group=2)
         (self.kernel,) = boxes.kernels(self.xp, "heat3d", "spread")
@@ -55,13 +58,31 @@ class Heat(orders.Steps):
             return staged.Naive(cart, u, xp)
         if form == "pinned":
             return staged.Pinned(cart, u, xp)
+        if self.wrapped:
+            planes = cart.Sub([True, True, False])
+            return mpishare.HaloExchange(planes, u, width=1, axes=(0, 1), node=node)
         return mpishare.HaloExchange(cart, u, width=1, node=node)
+
+    def parts(self, halo: Any) -> tuple[boxes.Box, boxes.Box]:
+        """Return all owned cells, and those that need no exchange: whole rows, if they wrap."""
+        owned, interior = halo.owned, halo.interior
+        if self.wrapped:
+            row = slice(1, 1 + self.wrapped)
+            return (*owned[:2], row), (*interior[:2], row)
+        return owned, interior
+
+    def wrap(self, u: Any, box: boxes.Box) -> None:
+        """Bring the ghosts of these rows up to date from their other ends, for NumPy."""
+        rows = u[box[:2]]
+        rows[..., 0], rows[..., self.wrapped + 1] = rows[..., self.wrapped], rows[..., 1]
 
     def begin(self) -> None:
         """Set the owned cells to the initial values."""
         cells = np.multiply(self.args.shape, self.cart.dims)
         self.u, self.v = self.fields
-        self.u[self.halo.owned] = initial(cells, self.cart, self.xp)
+        self.u[self.mine] = initial(cells, self.cart, self.xp)
+        if self.wrapped and self.scratch is not None:
+            self.wrap(self.u, self.mine)
         super().begin()
 
     def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
@@ -81,7 +102,8 @@ class Heat(orders.Steps):
         """Set the cells of `v` in these boxes of cells."""
         u, v = self.u, self.v
         if self.scratch is None:
-            cells.launch(self.kernel, (u, v), np.float64(KEEP), np.float64(SHARE))
+            scalars = np.float64(KEEP), np.float64(SHARE), np.int32(self.wrapped)
+            cells.launch(self.kernel, (u, v), *scalars)
             return
         for box in cells:
             new, kept = v[box], self.scratch[box]
@@ -92,6 +114,8 @@ class Heat(orders.Steps):
             new *= SHARE
             np.multiply(u[box], KEEP, out=kept)
             new += kept
+            if self.wrapped:
+                self.wrap(v, box)
 
 
 def initial(cells: Sequence[int], cart: MPI.Cartcomm | None = None, xp: Any = np) -> Any:
@@ -156,7 +180,7 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     step_us = timing.steps_us(node, cart, counts, heat.advance)
     whole = None
     if args.check or args.plot:
-        whole = outcome.gather(cart, heat.u[heat.halo.owned])
+        whole = outcome.gather(cart, heat.u[heat.mine])
     parts = {
         "interior": functools.partial(heat.update, heat.interior),
         "shell": functools.partial(heat.update, heat.shell),
@@ -206,7 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=64, steps=500)
     common.add_orders(parser, order="beside", said="beside")
+    parser.add_argument(
+        "--wrap", action="store_true", help="the update goes round the last axis itself"
+    )
     args, cart = common.parse(parser, arguments, [True, True, True])
+    if args.wrap and (cart.dims[-1] > 1 or args.staged or args.compare):
+        parser.error("--wrap: for one rank along the last axis, and neither --staged nor --compare")
     args.march = args.march or MARCH
     with mpishare.Node() as node, common.stream(node):
         return solve(args, cart, node)

@@ -53,19 +53,24 @@ class Steps:
         self.u, self.v = self.fields = (u, v)
         self.order = args.order
         line = boxes.LINE // u.itemsize if node.backend == "cuda" else 1
-        interior = boxes.in_lines(halo.interior, halo.owned, line)
+        self.mine, inner = self.parts(halo)
+        interior = boxes.in_lines(inner, self.mine, line)
         self.owned, self.interior = (
             boxes.Boxes(self.xp, u, [box], group=group, march=args.march)
-            for box in (halo.owned, interior)
+            for box in (self.mine, interior)
         )
         # The exchange waits for the shell: it is done by as many threads as it can be.
-        shell = boxes.outside(halo.owned, interior)
+        shell = boxes.outside(self.mine, interior)
         self.shell = boxes.Boxes(self.xp, u, shell, group=group)
         self._graphs = graphs.Graphs(self.xp) if args.graph else None
         if node.backend == "cuda":
             cuda = self.xp.cuda
             self._side = cuda.Stream(non_blocking=True, priority=-1)
             self._forked, self._joined = (cuda.Event(disable_timing=True) for _ in range(2))
+
+    def parts(self, halo: Any) -> tuple[boxes.Box, boxes.Box]:
+        """Return the box of all cells that a step updates, and of those that need no exchange."""
+        return halo.owned, halo.interior
 
     def update(self, cells: boxes.Boxes) -> None:
         """Set the cells of `v` in these boxes."""

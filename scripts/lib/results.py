@@ -161,9 +161,9 @@ def applications(path: Path) -> list[str]:
         steps = {name: each[f"{name}_us"] for name in ORDERS if f"{name}_us" in each}
         best = min(steps, key=steps.__getitem__, default=None)
         step = f"{steps[best]:.4g} ({best})" if best else f"{each['step_us_median']:.4g}"
-        graph = ", in a graph" if each["graph"] else ""
+        name = each["program"] + " --wrap" * each["wrap"] + " --graph" * each["graph"]
         row = [
-            f"{each['program']}{graph}",
+            name,
             cells,
             f"{each['ranks']} on {each['gpu'] or 'CPU cores'}, {each['date'][:10]}",
             step,

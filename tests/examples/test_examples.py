@@ -57,6 +57,8 @@ for order in {ORDERS!r}:
     report({{order: [run("jacobi2d", *words, *both, *flat)]}})
     words = ["--n", "36", "--order", order]
     report({{order + " in 3 axes": [run("heat3d", *words, *both, *cubic)]}})
+    wrap = [] if "--staged" in both else ["--wrap"]
+    report({{order + " wrapped": [run("heat3d", *words, *both, *cubic, *wrap)]}})
 """
 
 # What a plan would do whose ghosts never come, come at every second call, or come without corners.
@@ -148,7 +150,8 @@ def test_every_example_is_right_with_every_exchange(ranks: int) -> None:
 def check_orders(result: Result, *, refused: str | None = None) -> None:
     """All are right; or all are refused, where one is for this reason."""
     statuses = {0, 2} if refused and refused in result.stderr else {0}
-    names = [name for order in ORDERS for name in (order, f"{order} in 3 axes")]
+    kinds = "", " in 3 axes", " wrapped"
+    names = [f"{order}{kind}" for order in ORDERS for kind in kinds]
     for told in result.reports.values():
         assert list(told) == names
         assert {status for (status,) in told.values()} <= statuses, result.describe()

@@ -117,6 +117,7 @@ APPLICATION = {
     "date": "2026-01-02T03:04:05+00:00",
     "ranks": 4,
     "graph": True,
+    "wrap": False,
     "dims": [2, 2, 1],
     "cells": [64, 64, 64],
     "step_us_median": 50.0,
@@ -131,7 +132,7 @@ def test_what_examples_print_is_a_line_each(folder):
     lines = [APPLICATION, APPLICATION | orders | {"pinned_exchange_to_mpishare": 15.71}]
     (folder / results.APPLICATIONS).write_text("".join(json.dumps(each) + "\n" for each in lines))
     text = results.text(folder)
-    begin = "| heat3d, in a graph | 128 x 128 x 64 | 4 on NVIDIA H200, 2026-01-02 |"
+    begin = "| heat3d --graph | 128 x 128 x 64 | 4 on NVIDIA H200, 2026-01-02 |"
     assert f"{begin} 50 |  |  | 10 |  |  |" in text
     assert f"{begin} 30 (last) |  | 0.75 | 10 | 15.7 |  |" in text
 
