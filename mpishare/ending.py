@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import fcntl
 import os
-import stat
-import struct
-import sys
-import termios
-import time
 from typing import TYPE_CHECKING, Any
 
 from mpishare.control import State
 from mpishare.errors import ClosedError
+from mpishare.lastwords import say, unread_nbytes, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +16,6 @@ if TYPE_CHECKING:
     from mpishare.agree import Agreement
     from mpishare.errors import MpiShareError
     from mpishare.watch import Watcher
-
-_HEARD_S = 1.0
-"""How long an abort waits for what all ranks have to say (a late one will say nothing), and for the
-aborts of others."""
 
 
 class Ending:
@@ -93,7 +83,7 @@ class Ending:
         failure = agreement.failure
         if failure is not None and not agreement.is_fatal and not agreement.is_told:
             # No call came after it: what this rank has may be wrong, and nobody else would say so.
-            _say(f"mpishare: rank {agreement.rank}: {failure()}\n")
+            say(f"mpishare: rank {agreement.rank}: {failure()}\n")
         self._abort_if_fatal()
         self._forget_finalize()
         self._depart()
@@ -112,37 +102,10 @@ class Ending:
     def _say_and_hear(self, failure: MpiShareError) -> None:
         """Say why the job ends, and let the others: an abort cuts off what nobody has read yet."""
         agreement, block = self._agreement, self._agreement.block
-        _say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
+        say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
         agreement.tell(failure)
         block.mark_aborting()
-        _until(lambda: all(map(block.is_silent, agreement.others)) and not _unread_nbytes(2))
+        until(lambda: all(map(block.is_silent, agreement.others)) and not unread_nbytes(2))
         # One after the other: where two abort at once, the launcher of Open MPI may never end.
         before = [rank for rank in agreement.others if rank < agreement.rank]
-        _until(lambda: not any(block.is_aborting(rank) for rank in before))
-
-
-def _say(text: str) -> None:
-    """Write to stderr; where that is closed or its reader is gone, there is nobody to tell."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
-def _until(is_over: Callable[[], bool]) -> None:
-    """Wait for that, though not for long."""
-    until = time.monotonic() + _HEARD_S
-    while not is_over() and time.monotonic() < until:
-        time.sleep(_HEARD_S / 100)
-
-
-def _unread_nbytes(fd: int) -> int:
-    """Return how much of what was written nobody has read, where that can be known."""
-    try:
-        kind = stat.S_IFMT(os.fstat(fd).st_mode)
-    except OSError:
-        return 0  # it is closed
-    # For a pipe what is in it; for a socket what has not gone out.
-    question = {stat.S_IFIFO: termios.FIONREAD, stat.S_IFSOCK: termios.TIOCOUTQ}.get(kind)
-    if question is None:
-        return 0
-    return int(struct.unpack("i", fcntl.ioctl(fd, question, bytes(4)))[0])
+        until(lambda: not any(block.is_aborting(rank) for rank in before))

@@ -187,7 +187,9 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
         todo = (
             f": say which with axes=, e.g. axes={tuple(range(-naxes, 0))}" if ndim > naxes else ""
         )
-        raise ValueError(f"the cart cuts {naxes} axes, the field has {ndim}{todo}")
+        raise ValueError(
+            f"the cart cuts {naxes} {'axis' if naxes == 1 else 'axes'}, the field has {ndim}{todo}"
+        )
     places = {axis % ndim for axis in found if -ndim <= axis < ndim}
     if not len(places) == len(found) == naxes:
         raise ValueError(

@@ -53,9 +53,10 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
     from mpishare import MpiShareError, Node
 
     try:
-        with Node(comm, timeout_s=timeout_s) as node:
+        node = Node(comm, timeout_s=timeout_s)
+        with node:
             reports = comm.gather(_of_node(node), 0)
-    except MpiShareError as exc:
+    except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND
         return fail_node(PROG, comm, exc)
     status = 0
     if reports is not None:

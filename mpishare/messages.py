@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import PeerError, PeerTimeout, peer_error, words
+from mpishare.lastwords import abort_unless_over
+from mpishare.waits import LATE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     Check = Callable[[], None] | None
+
+log = logging.getLogger("mpishare")
 
 _WORD_NBYTES, _SHORT_NBYTES = 8, 248
 
@@ -74,8 +79,12 @@ def give_up(*held: Any) -> None:
 def finish(
     request: MPI.Request, call: str, timeout_s: float, *memory: Any, check: Check = None
 ) -> None:
-    """Wait for a request with a deadline. A collective that is late cannot be cancelled."""
-    deadline = time.monotonic() + timeout_s
+    """Wait for a request with a deadline. A collective that is late cannot be cancelled.
+
+    Without a `check` there is no node yet: then it warns of the late by itself, and if the
+    collective is never over the job is aborted at exit.
+    """
+    begin, is_late = time.monotonic(), False
     while not request.Test():
         os.sched_yield()
         if check is not None:
@@ -84,14 +93,24 @@ def finish(
             except BaseException:
                 give_up(request, memory)
                 raise
-        if time.monotonic() > deadline and not request.Test():
-            give_up(request, memory)
-            raise PeerTimeout(
-                f"{call} failed: not every rank of the communicator arrived within "
-                f"{timeout_s:g} s. All of its ranks must call it.",
-                ranks=(),
-                timeout_s=timeout_s,
+        waited_s = time.monotonic() - begin
+        if check is None and waited_s > LATE_S and not is_late:
+            is_late = True
+            log.warning(
+                "this rank has waited %.0f s in %s: not every rank of the communicator has called "
+                "it (who has not, nobody knows yet)",
+                waited_s,
+                call,
             )
+        if waited_s > timeout_s and not request.Test():
+            give_up(request, memory)
+            text = (
+                f"{call} failed: not every rank of the communicator arrived within "
+                f"{timeout_s:g} s. All of its ranks must call it."
+            )
+            if check is None:
+                abort_unless_over(request, text)
+            raise PeerTimeout(text, ranks=(), timeout_s=timeout_s)
 
 
 def agree(

@@ -83,14 +83,20 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
         return fail_usage(PROG, problem)
     try:
         session = Session(comm, options)
-    except MpiShareError as exc:
+    except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND
         return fail_node(PROG, comm, exc)
     header, rows = measure_all(session)
+    is_written = True
     if comm.rank == 0:
-        _write(options, header, rows)
+        try:
+            _write(options, header, rows)
+        except OSError as error:
+            is_written = False
+            sys.stderr.write(f"{PROG}: {error}\n")
+            sys.stderr.flush()
     # A launcher ends the job at the first status that is not 0: rank 0 has its report out first.
-    comm.Barrier()
-    return int(any(row.wrong for row in rows))
+    is_written = comm.bcast(is_written)
+    return int(not is_written or any(row.wrong for row in rows))
 
 
 def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:

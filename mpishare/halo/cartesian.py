@@ -82,9 +82,9 @@ class HaloExchange(Plan):
         from mpi4py import MPI
 
         if not isinstance(cart, MPI.Cartcomm) or cart == MPI.COMM_NULL:
-            told = (
-                "COMM_NULL: this rank is none of the grid" if cart == MPI.COMM_NULL else repr(cart)
-            )
+            is_none = cart == MPI.COMM_NULL
+            kind = type(cart).__name__
+            told = "COMM_NULL: this rank is none of the grid" if is_none else f"a {kind}"
             raise TypeError(f"HaloExchange failed: cart must be a Cartcomm, not {told}")
         dims, periods, _ = cart.Get_topo()
         self.grid = Grid(tuple(dims), tuple(map(bool, periods)))

@@ -116,6 +116,8 @@ def parse(
     if args.plot is not None:  # rank 0 draws
         if importlib.util.find_spec("matplotlib") is None:
             problem = "--plot needs matplotlib: pip install matplotlib"
+        elif args.plot.suffix != ".png":
+            problem = f"--plot: {str(args.plot)!r} must end in .png"
         elif not args.plot.parent.is_dir():
             problem = f"--plot: there is no folder {args.plot.parent}"
     problem = MPI.COMM_WORLD.bcast(problem)

@@ -244,3 +244,21 @@ def test_a_rank_that_raises_ends_all() -> None:
     assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
     assert not result.stdout.strip(), result.describe()
     assert result.seconds < 20, result.describe()
+
+
+@pytest.mark.parametrize("module", ["mpishare.bench", "mpishare.info"])
+def test_a_backend_that_is_none_is_one_line_and_status_1(module: str) -> None:
+    command = [sys.executable, "-m", module]
+    result = run_ranks(2, command, env={"MPISHARE_BACKEND": "foo"})
+    assert result.returncode == 1, result.describe()
+    assert len(result.stderr.strip().splitlines()) == 1, result.describe()
+    assert "MPISHARE_BACKEND" in result.stderr
+
+
+def test_a_report_that_cannot_be_written_is_shown_and_status_1() -> None:
+    """A file that is there and takes nothing: a full disk."""
+    result = bench(2, "fence", "--iters", "1", "--repeat", "1", "--output", "/dev/full")
+    assert result.returncode == 1, result.describe()
+    assert "No space left" in result.stderr
+    assert "Traceback" not in result.stderr, result.describe()
+    assert "fence" in result.stdout

@@ -56,18 +56,24 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
 
 
 def no_node(stage: Stage) -> None:
+    mpishare.messages.LATE_S = 0.5
     if stage.rank == 2:
-        time.sleep(2.7)
-        return
-    stage.attempt("node", mpishare.Node, timeout_s=2.0)
+        time.sleep(60)
+    stage.attempt("call", mpishare.Node, timeout_s=2.0)
 
 
 def test_a_rank_that_never_makes_the_node_ends_it_for_the_others():
+    """They say so at the deadline, and the job ends, though the rank itself never does."""
     played = play(3, no_node)
     for rank in (0, 1):
-        told = played.raised(rank, "node", "PeerTimeout")
+        told = played.raised(rank, "call", "PeerTimeout")
         assert told.ranks == []
         assert 2 <= told.seconds < 3
+    said = played.result.stderr
+    assert played.result.returncode != 0
+    assert "aborts the job: Node failed: not every rank" in said, played.describe()
+    assert "s in Node: not every rank of the communicator has called it" in said, played.describe()
+    assert played.result.seconds < 20
 
 
 def slow(stage: Stage, way: str) -> None:

@@ -16,6 +16,7 @@ FLOORS = {
     "errors": 0,
     "geometry": 0,
     "local": 0,
+    "lastwords": 0,
     "mapping": 0,
     "ranges": 1,
     "handles": 1,
