@@ -116,9 +116,12 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
         def Test(self):  # noqa: N802  as in mpi4py
             return False
 
+    aborts = []
     monkeypatch.setattr(messages, "_given_up", [])
+    monkeypatch.setattr(messages, "abort_unless_over", lambda _, why: aborts.append(why))
     memory = bytearray(8)
     assert raised(PeerTimeout, lambda: messages.finish(Never(), "test", 0.0, memory)).ranks == ()
+    assert [why.partition(":")[0] for why in aborts] == ["test failed"]
     ((_, kept),) = messages._given_up
     assert kept[0] is memory
 
