@@ -72,19 +72,15 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     return made
 
 
-def add_orders(made: Parser, *, order: str | None, said: str) -> None:
+def add_orders(made: Parser, *, said: str) -> None:
     """Add the options of an example whose steps come in several orders.
 
     Parameters
     ----------
-    order : str, optional
-        What is taken where none is given; None: the example chooses.
     said : str
-        This, for people.
+        Which one is taken where none is given.
     """
-    made.add_argument(
-        "--order", choices=ORDERS, default=order, help=f"of updates and exchange in a step ({said})"
-    )
+    made.add_argument("--order", choices=ORDERS, help=f"of updates and exchange in a step ({said})")
     made.add_argument("--graph", action="store_true", help="launch many steps as one CUDA graph")
     made.add_argument(
         "--march", type=count, metavar="CELLS", help="along the first axis, of a thread of the GPU"
@@ -145,6 +141,16 @@ def refuse(program: str, problem: str) -> int:
         sys.stderr.write(f"{program}: error: {problem}\n")
         sys.stderr.flush()
     return 2
+
+
+def order_for(node: mpishare.Node, order: str) -> str:
+    """Return this order, or ``plain`` where ranks take turns on a GPU.
+
+    Without the Multi-Process Service what is to overlap waits for whole turns of others.
+    """
+    gpus = [each.device for each in node.report().members if each.device is not None]
+    shared = [gpu.uuid for gpu in gpus if not gpu.mps]
+    return order if len(set(shared)) == len(shared) else "plain"
 
 
 def stream(node: mpishare.Node) -> contextlib.AbstractContextManager[Any]:

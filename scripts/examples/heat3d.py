@@ -229,7 +229,7 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=64, steps=500)
-    common.add_orders(parser, order="beside", said="beside")
+    common.add_orders(parser, said="beside; plain where ranks take turns on a GPU")
     parser.add_argument(
         "--wrap", action="store_true", help="the update goes round the last axis itself"
     )
@@ -238,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--wrap: for one rank along the last axis, and neither --staged nor --compare")
     args.march = args.march or MARCH
     with mpishare.Node() as node, common.stream(node):
+        args.order = args.order or common.order_for(node, "beside")
         return solve(args, cart, node)
 
 

@@ -216,7 +216,7 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=512, steps=500)
-    common.add_orders(parser, order=None, said=f"plain to {SMALL} cells a rank, then beside")
+    common.add_orders(parser, said=f"plain to {SMALL} cells a rank, then beside")
     parser.add_argument(
         "--norm-every",
         type=common.count,
@@ -226,9 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     args, cart = common.parse(parser, arguments, [True, False])
     is_small = math.prod(args.shape) <= SMALL
-    args.order = args.order or ("plain" if is_small else "beside")
     args.march = args.march or MARCH[is_small]
     with mpishare.Node() as node, common.stream(node):
+        args.order = args.order or common.order_for(node, "plain" if is_small else "beside")
         return solve(args, cart, node)
 
 
