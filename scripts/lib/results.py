@@ -16,6 +16,7 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 #: What each file is of, in the order of the README.
 RUNS = {
     "gpus4": "Four GPUs, one rank each",
+    "gpus2": "Two GPUs, one rank each",
     "onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service",
     "onegpu-ranks4": "One GPU, four ranks, without it",
     "cpu-mpich": "No GPU, MPICH",
