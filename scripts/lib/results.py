@@ -28,7 +28,6 @@ CASES = {
     "halo1d": "1-D halo",
     "halo3d": "3-D halo, six faces",
     "faces": "faces across the last axis",
-    "pairwise": "order with both neighbors",
 }
 #: Beside the runs: what examples printed with --json, a line each.
 APPLICATIONS = "applications.jsonl"
@@ -162,7 +161,7 @@ def applications(path: Path) -> list[str]:
         steps = {name: each[f"{name}_us"] for name in ORDERS if f"{name}_us" in each}
         best = min(steps, key=steps.__getitem__, default=None)
         step = f"{steps[best]:.4g} ({best})" if best else f"{each['step_us_median']:.4g}"
-        name = each["program"] + " --wrap" * each["wrap"] + " --graph" * each["graph"]
+        name = each["program"] + " --wrap" * bool(each.get("wrap")) + " --graph" * each["graph"]
         row = [
             name,
             cells,
