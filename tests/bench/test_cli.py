@@ -262,3 +262,20 @@ def test_a_report_that_cannot_be_written_is_shown_and_status_1() -> None:
     assert "No space left" in result.stderr
     assert "Traceback" not in result.stderr, result.describe()
     assert "fence" in result.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
+    words = ("faces", "calls", "--max", "4KiB", "--repeat", "2", "--format", "json")
+    result = bench(ranks, *words)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    assert is_all_ok(rows, ranks), result.describe()
+    arms = {
+        case: {row["arm"] for row in rows if row["case"] == case} for case in ("faces", "calls")
+    }
+    assert arms == {
+        "faces": {"last axis", "first axis"},
+        "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
+    }
