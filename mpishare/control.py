@@ -240,8 +240,8 @@ class ControlBlock:
 
     def status(self, rank: int) -> Status | None:
         """Return what that rank waits in; None where it does not, or never ends to say it."""
+        at = rank * _RANK_WORDS + _STATE_WORDS
         for _ in range(_TRIES):
-            at = rank * _RANK_WORDS + _STATE_WORDS
             version = self.words[at]
             self.sync()
             text = self._read_text(at + 1)

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.launch import Parser, UsageError, fail_node, fail_usage, run_on_ranks, seconds
+from mpishare.bench.launch import Parser, UsageError, fail_run, fail_usage, run_on_ranks, seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,11 +53,10 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
     from mpishare import MpiShareError, Node
 
     try:
-        node = Node(comm, timeout_s=timeout_s)
-        with node:
+        with Node(comm, timeout_s=timeout_s) as node:
             reports = comm.gather(_of_node(node), 0)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND
-        return fail_node(PROG, comm, exc)
+        return fail_run(PROG, comm, exc)
     status = 0
     if reports is not None:
         nodes = [report for report in reports if report is not None]

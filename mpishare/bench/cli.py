@@ -13,7 +13,7 @@ from mpishare.bench import compare
 from mpishare.bench.cases import CASES
 from mpishare.bench.launch import (
     UsageError,
-    fail_node,
+    fail_run,
     fail_usage,
     is_first_process,
     is_terminal,
@@ -84,19 +84,16 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
     try:
         session = Session(comm, options)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND
-        return fail_node(PROG, comm, exc)
+        return fail_run(PROG, comm, exc)
     header, rows = measure_all(session)
-    is_written = True
+    status = int(any(row.wrong for row in rows))
     if comm.rank == 0:
         try:
             _write(options, header, rows)
         except OSError as error:
-            is_written = False
-            sys.stderr.write(f"{PROG}: {error}\n")
-            sys.stderr.flush()
+            status = fail_run(PROG, comm, error)
     # A launcher ends the job at the first status that is not 0: rank 0 has its report out first.
-    is_written = comm.bcast(is_written)
-    return int(not is_written or any(row.wrong for row in rows))
+    return int(comm.bcast(status))
 
 
 def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -11,12 +11,14 @@ from mpishare.bench.measure import max_over_ranks, plan, time_batches, time_each
 from mpishare.bench.rows import CLOCKS, Clock, Row, set_ratios
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from mpishare.bench.arm import Arm, Entry
     from mpishare.bench.session import Session
+
+Run = TypeVar("Run")
 
 #: Checked steps before and after the timed blocks, and between two of them. A buffer is used again
 #: after two steps at the latest, so that four steps meet every one of them twice.
@@ -154,19 +156,28 @@ def contest(session: Session, case: str, nbytes: int, entries: Sequence[Entry]) 
         run.check(_OUTER_STEPS, "before the timed blocks")
         run.plan()
     repeat = session.options.repeat
-    for turn in range(repeat):
-        # Each arm is first as often as the others: the machine's drift meets all of them.
-        first = turn % len(runs)
-        for run in runs[first:] + runs[:first]:
-            session.progress.show(case, nbytes, run.entry.name)
-            run.time()
-            run.check(_INNER_STEPS if turn + 1 < repeat else _OUTER_STEPS, "between timed blocks")
-        session.progress.advance()
+    for turn, run in in_turns(session, runs, repeat):
+        session.progress.show(case, nbytes, run.entry.name)
+        run.time()
+        run.check(_INNER_STEPS if turn + 1 < repeat else _OUTER_STEPS, "between timed blocks")
     rows = [row for run in runs for row in run.rows(case, nbytes)]
     set_ratios(rows, {entry.name: entry.against for entry in entries})
     for run in reversed(runs):
         run.close()
     return rows
+
+
+def in_turns(session: Session, runs: Sequence[Run], count: int) -> Iterator[tuple[int, Run]]:
+    """Yield what is timed `count` times, with the number of the turn. Local.
+
+    Each is first as often as the others: the machine's drift meets all of them. The bar advances
+    after each turn.
+    """
+    for turn in range(count):
+        first = turn % len(runs)
+        for run in (*runs[first:], *runs[:first]):
+            yield turn, run
+        session.progress.advance()
 
 
 def rivals(

@@ -78,11 +78,11 @@ def fail_usage(prog: str, message: str) -> int:
     return 2
 
 
-def fail_node(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
-    """Say on rank 0 why there is no node; the exit status is 1.
+def fail_run(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
+    """Say on rank 0 why there is no node, or no file of the report; the exit status is 1.
 
-    Local. Every rank raises then, and what rank 0 raises has the words of the others in it. Only
-    of a rank that is missing nobody knows who else heard.
+    Local. Without a node every rank raises, and what rank 0 raises has the words of the others in
+    it. Only of a rank that is missing nobody knows who else heard.
     """
     if comm.rank == 0 or isinstance(error, TimeoutError):
         sys.stderr.write(f"{prog}: {error}\n")

@@ -16,7 +16,7 @@ from mpishare.bench.cases import CEILINGS
 from mpishare.bench.cases.halo import grid_of
 from mpishare.bench.cases.halo_arms import PrivateFields
 from mpishare.bench.cases.halo_block import Block
-from mpishare.bench.contest import rivals
+from mpishare.bench.contest import in_turns, rivals
 from mpishare.bench.measure import max_over_ranks
 from mpishare.bench.rows import Row
 
@@ -45,12 +45,9 @@ def run(session: Session) -> list[Row]:
         return [each for each in entries(session, 8, None) if each.name == "graph launch"]
 
     timed += [_Calls(session, each) for each in rivals(session, "calls", {CEILINGS: ceilings})]
-    for turn in range(session.options.repeat):
-        first = turn % len(timed)
-        for each in timed[first:] + timed[:first]:
-            session.progress.show("calls", each.nbytes, each.entry.name)
-            each.time()
-        session.progress.advance()
+    for _, each in in_turns(session, timed, session.options.repeat):
+        session.progress.show("calls", each.nbytes, each.entry.name)
+        each.time()
     rows = [each.row() for each in timed]
     for each in reversed(timed):
         each.close()

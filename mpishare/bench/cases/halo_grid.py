@@ -53,8 +53,6 @@ class Grid:
 
     Attributes
     ----------
-    block : Block
-        What each rank owns.
     naxes, n, width, count : int
         Axes of the cart, owned cells along each of them, ghosts a side, fields.
     shape : tuple of int
@@ -78,7 +76,6 @@ class Grid:
     def __init__(self, session: Session, block: Block) -> None:
         naxes = block.naxes
         self.session = session
-        self.block = block
         self.naxes, self.n, self.width = naxes, block.n, block.width
         self.count, self.corners = block.count, block.corners
         self.shape, self.face_nbytes = block.shape, block.face_nbytes

@@ -7,6 +7,7 @@ handles, and to open those of the neighbors.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from mpishare import Node
 from mpishare.bench.arm import Arm, Entry
 from mpishare.bench.cases.setup_make import Make
 from mpishare.bench.cases.setup_plan import Handles, Plan, PlanOfMany, SecondPlan
-from mpishare.bench.contest import rivals
+from mpishare.bench.contest import in_turns, rivals
 from mpishare.bench.rows import set_ratios
 
 if TYPE_CHECKING:
@@ -36,21 +37,21 @@ def run(session: Session) -> list[Row]:
     cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
     makes += [Plan(session, cart), PlanOfMany(session, cart), SecondPlan(session, cart)]
     kinds = {kind.name: kind for kind in (_AllocateShared, Handles)}
-    wanted = {name: [Entry(name, Arm, kind="rival")] for name in kinds}
-    for entry in rivals(session, "setup", {name: wanted[name].copy for name in kinds}):
+    for entry in rivals(session, "setup", {name: partial(_rival, name) for name in kinds}):
         makes.append(kinds[entry.name](session, entry.unfit))
-    for turn in range(max(session.options.repeat, _LEAST_TURNS)):
-        first = turn % len(makes)
-        for make in makes[first:] + makes[:first]:
-            session.progress.show("setup", make.nbytes, make.name)
-            make.once()
-        session.progress.advance()
+    for _, make in in_turns(session, makes, max(session.options.repeat, _LEAST_TURNS)):
+        session.progress.show("setup", make.nbytes, make.name)
+        make.once()
     rows = [make.row() for make in makes]
     set_ratios(rows, {make.name: make.against for make in makes})
     for make in reversed(makes):
         make.close()
     cart.Free()
     return rows
+
+
+def _rival(name: str) -> list[Entry]:
+    return [Entry(name, Arm, kind="rival")]
 
 
 class _MakeNode(Make):
