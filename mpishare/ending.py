@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.control import State
 from mpishare.errors import ClosedError
-from mpishare.lastwords import say, unread_nbytes, until
+from mpishare.lastwords import abort_after, is_heard, say, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,18 +94,15 @@ class Ending:
         """Abort the job where a rank is missing: Finalize would hang in what is under way."""
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
-            try:
-                self._say_and_hear(failure())
-            finally:  # whatever signal comes meanwhile
-                self._mpi.COMM_WORLD.Abort(1)
+            abort_after(lambda: self._say_and_hear(failure()))
 
     def _say_and_hear(self, failure: MpiShareError) -> None:
-        """Say why the job ends, and let the others: an abort cuts off what nobody has read yet."""
+        """Say why the job ends, and let the others."""
         agreement, block = self._agreement, self._agreement.block
         say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
         agreement.tell(failure)
         block.mark_aborting()
-        until(lambda: all(map(block.is_silent, agreement.others)) and not unread_nbytes(2))
+        until(lambda: all(map(block.is_silent, agreement.others)) and is_heard())
         # One after the other: where two abort at once, the launcher of Open MPI may never end.
         before = [rank for rank in agreement.others if rank < agreement.rank]
         until(lambda: not any(block.is_aborting(rank) for rank in before))

@@ -37,7 +37,22 @@ def until(is_over: Callable[[], bool]) -> None:
         time.sleep(HEARD_S / 100)
 
 
-def unread_nbytes(fd: int) -> int:
+def is_heard() -> bool:
+    """Return whether somebody has read all that this process said."""
+    return not any(map(_unread_nbytes, (1, 2)))
+
+
+def abort_after(last_words: Callable[[], None]) -> None:
+    """Abort the job after these: an abort cuts off what nobody has read yet. Local."""
+    from mpi4py import MPI
+
+    try:
+        last_words()
+    finally:  # whatever signal comes meanwhile
+        MPI.COMM_WORLD.Abort(1)
+
+
+def _unread_nbytes(fd: int) -> int:
     """Return how much of what was written nobody has read, where that can be known."""
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
@@ -69,8 +84,10 @@ def _at_exit() -> None:
     request, why, pid = _late[0]
     if MPI.Is_finalized() or os.getpid() != pid or all(each.Test() for each, _, _ in _late):
         return
-    try:
+
+    def last_words() -> None:
         say(f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n")
         until(request.Test)  # the others say it too
-    finally:
-        MPI.COMM_WORLD.Abort(1)
+        until(is_heard)
+
+    abort_after(last_words)

@@ -9,6 +9,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from mpishare.lastwords import abort_after, is_heard, say, until
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -124,7 +126,6 @@ def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:
     except SystemExit:
         raise
     except BaseException:
-        sys.stderr.write(f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}")
-        sys.stderr.flush()
-        comm.Abort(1)
+        say(f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}")
+        abort_after(lambda: until(is_heard))
         raise

@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import math
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +17,8 @@ import numpy as np
 from mpi4py import MPI
 from orders import ORDERS
 from timing import FORMS
+
+from mpishare.bench.launch import run_on_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,15 +125,7 @@ def parse(
 
 def run(main: Callable[[], int]) -> NoReturn:
     """Exit with what `main` returns; an exception ends the job: others would wait for this rank."""
-    try:
-        status = main()
-    except Exception:
-        world = MPI.COMM_WORLD
-        sys.stderr.write(f"rank {world.rank} of {world.size}:\n{traceback.format_exc()}")
-        sys.stderr.flush()
-        world.Abort(1)
-        raise
-    sys.exit(status)
+    sys.exit(run_on_ranks(lambda _: main()))
 
 
 def refuse(program: str, problem: str) -> int:

@@ -1,5 +1,6 @@
 """A job that is aborted says why: nothing of it is cut off, and nobody is blamed for another."""
 
+import os
 import re
 import sys
 
@@ -35,6 +36,34 @@ def test_an_abort_waits_for_a_rank_that_says_nothing_no_longer_than_a_second():
     result = run_ranks(2, LATE.replace("2.5", "60"))
     assert "mpishare: rank 0 aborts the job: Node.barrier" in result.stderr
     assert result.seconds < 20
+
+
+RAISES = """
+import os, sys
+from mpishare.bench.launch import run_on_ranks
+
+def body(world):
+    if world.rank == 1:
+        raise ZeroDivisionError("on purpose")
+    world.Barrier()
+    return 0
+
+os.sched_setaffinity(0, {int(sys.argv[1])})
+run_on_ranks(body)
+"""
+
+
+@pytest.mark.parametrize("again", range(3))  # without the wait before the abort two in three fail
+def test_a_program_that_raises_is_read_to_its_end(again):
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # the launcher's, which reads while the ranks go on
+    try:
+        result = run_ranks(2, RAISES, args=[str(max(cores))])
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert result.returncode != 0
+    assert "rank 1 of 2:\n" in result.stderr, result.describe()
+    assert "ZeroDivisionError: on purpose" in result.stderr
 
 
 def unclosed(stage: Stage) -> None:
