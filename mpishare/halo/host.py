@@ -2,10 +2,10 @@
 
 A sender says where its fields are and then that they are ready (`published`); each receiver copies
 what it wants and says so (`taken`). A field that lives in a window of the node is read where it is,
-one copy in all; any other is packed into memory that the plan's ranks have in common. There are two
-packed copies in turn, so that a sender waits for a slow receiver only when it is two exchanges
-ahead; fields that are read in place may be overwritten after `wait`, which therefore waits for all
-their readers.
+one copy in all, and so are large faces of any other where they are lent; the rest is packed into
+memory that the plan's ranks have in common. There are two packed copies in turn, so that a sender
+waits for a slow receiver only when it is two exchanges ahead; fields that are read in place may be
+overwritten after `wait`, which therefore waits for all their readers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.counters import LINE
 from mpishare.errors import ClosedError
+from mpishare.halo.lent import Lent
 from mpishare.halo.moves import WHOLE, Call, cells_at, moving, put, within
 from mpishare.halo.own import Own
 from mpishare.halo.shelves import Shelves
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.halo.layout import Layout
+    from mpishare.halo.lent import Key
     from mpishare.halo.message import Message, Part
     from mpishare.halo.moves import Array, Land, Move
     from mpishare.halo.own import Copy
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 _PUBLISHED, _TAKEN = 0, LINE
 _PLACES = 2 * LINE
-_PLACE_WORDS = 3  # number of the window or 0, rank of the segment, offset in bytes
+_PLACE_WORDS = 3  # number of the window, rank of the segment, offset in bytes
+_PACKED, _PRIVATE = 0, 1 << 63  # instead of a number; of a private field the offset is its address
 _WORTH_NBYTES = 16 << 10  # below, a packed copy costs less than to wait for all its readers
 _KEPT = 64  # calls that are remembered, and places of a neighbor for each
 
@@ -55,7 +58,7 @@ class HostRoute:
     land : callable
         Puts cells that came in where they belong: ``land(array, key, cells)``.
     is_direct : bool
-        Whether fields in windows may be read in place.
+        Whether fields may be read in place.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class HostRoute:
         self._calls: dict[tuple[int, ...], Call] = {}
         self._stamp = 0
         nwords = _PLACES + 2 * (1 + _PLACE_WORDS * len(layouts[ranks.rank]))
-        self._shelves = Shelves(ranks, name, nwords, told)
-        self.staging_nbytes = self._shelves.nbytes
+        self._lent = Lent(ranks, name, layouts, told if is_direct else (), recvs)
+        self._lends = {key[3] for key in self._lent.keys if key[0] == ranks.rank}
+        self._shelves = Shelves(ranks, name, nwords, told, self._lent.keys)
+        self.staging_nbytes = self._shelves.nbytes + self._lent.nbytes
         self._words = self._shelves.words
         self._mine = self._words[ranks.rank]
         self._readers = [self._words[rank] for rank in self._reads_me]
@@ -103,9 +108,11 @@ class HostRoute:
         dtypes = [layout.carrier for layout in self._layouts[ranks.rank]]
 
         def packed(part: Part, sender: int, receiver: int, tag: int) -> list[Array]:
+            if (sender, receiver, tag, part.field) in self._lent.keys:
+                return []
             return self._shelves.copies(part, sender, receiver, tag, dtypes[part.field])
 
-        # (field, what to index, the two packed copies)
+        # (field, what to index, the two packed copies; none of what is lent)
         self._packs = [
             (part.field, part.key, packed(part, ranks.rank, message.peer, message.tag))
             for message in sends
@@ -133,19 +140,20 @@ class HostRoute:
             others = [message for message in recvs if message.peer != ranks.rank]
             recvs = sorted(others, key=lambda message: message.peer)
         # By sender: (its rank, its words, its parts), and of a part
-        # (field, where it goes, where it is in the sender's field, copies).
-        self._takes: list[tuple[int, memoryview[int], list[tuple[int, Any, Any, list[Array]]]]] = []
+        # (what names it, where it goes, where it is in the sender's field, copies).
+        self._takes: list[tuple[int, memoryview[int], list[tuple[Key, Any, Any, list[Array]]]]] = []
         for peer, messages in groupby(recvs, key=lambda message: message.peer):
-            parts: list[tuple[int, Any, Any, list[Array]]] = []
+            parts: list[tuple[Key, Any, Any, list[Array]]] = []
             for message in messages:
                 for part in message.parts:
+                    key = peer, ranks.rank, message.tag, part.field
                     if peer == ranks.rank:
-                        parts.append((part.field, part.key, own[message.tag, part.field], []))
+                        parts.append((key, part.key, own[message.tag, part.field], []))
                     else:
                         box = boxes[peer, message.tag, part.field]
                         source = None if box is None else tuple(map(slice, *box))
                         copies = packed(part, peer, ranks.rank, message.tag)
-                        parts.append((part.field, part.key, source, copies))
+                        parts.append((key, part.key, source, copies))
             self._takes.append((peer, self._words[peer], parts))
         # A field of which some part is no box is never read in place: only its owner knows where.
         whole_boxes = [True] * nfields
@@ -176,12 +184,14 @@ class HostRoute:
         call.arrays = arrays = list(map(cells_at, addresses, layouts))
         for field, address in enumerate(addresses):
             place = self._place(address, field) if self._in_place[field] else None
-            call.places += place or (0,) * _PLACE_WORDS
+            if place is None and field in self._lends:
+                place = _PRIVATE, 0, address
+            call.places += place or (_PACKED,) * _PLACE_WORDS
             if place is not None and not call.stamp:
                 self._stamp += 1
                 call.stamp = self._stamp
             for packed, key, copies in self._packs:
-                if packed == field and place is None:
+                if packed == field and (place is None or place[0] == _PRIVATE):
                     for turn, copy in enumerate(copies):
                         call.packs[turn].append(moving(put, copy, WHOLE, arrays[field], key))
         call.own = [move for field, to, of in self._own for move in within(arrays[field], to, of)]
@@ -277,14 +287,20 @@ class HostRoute:
         words = self._words[peer]
         at = _PLACES + turn * (1 + len(call.places))
         moves = []
-        for field, key, source, copies in parts:
+        for name, key, source, copies in parts:
+            field = name[3]
             array = call.arrays[field]
             if peer == self._ranks.rank:
                 moves.append(moving(self._land, array, key, array, source))
                 continue
             place = at + 1 + _PLACE_WORDS * field
-            number, segment, offset = words[place : place + _PLACE_WORDS] if words[at] else (0,) * 3
-            if not number:
+            number = _PACKED
+            if words[at]:
+                number, segment, offset = words[place : place + _PLACE_WORDS]
+            if number == _PRIVATE and not copies:
+                moves += self._lent.taking(name, offset, array)
+                continue
+            if number in (_PACKED, _PRIVATE):
                 moves.append(moving(self._land, array, key, copies[turn], WHOLE))
                 continue
             window = self._ground.windows.get(number)

@@ -39,7 +39,7 @@ class Call:
     stamp : int
         What names `places`; 0 where all fields are packed.
     places : tuple of int
-        Of each field: number of the window or 0, rank of the segment, offset in bytes.
+        Of each field, as `HostRoute` tells its readers.
     packs : pair of list of Move
         Into the packed copies, for even epochs and for odd ones.
     own : list of Move

@@ -9,8 +9,9 @@ import numpy as np
 from mpishare.counters import LINE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from mpishare.halo.lent import Key
     from mpishare.halo.message import Part
     from mpishare.halo.ranks import Ranks
 
@@ -30,6 +31,8 @@ class Shelves:
         Words of each rank.
     told : sequence
         For each rank of the plan, `Message.as_data` of what it sends, and the route.
+    lent : collection of Key
+        What needs no copies.
 
     Attributes
     ----------
@@ -39,17 +42,20 @@ class Shelves:
         Of all, once for the node.
     """
 
-    def __init__(self, ranks: Ranks, name: str, nwords: int, told: Sequence[Any]) -> None:
+    def __init__(
+        self, ranks: Ranks, name: str, nwords: int, told: Sequence[Any], lent: Collection[Key]
+    ) -> None:
         nwords = -(-nwords // LINE) * LINE
         at = 8 * nwords * len(ranks.team)
         self._turns: dict[int, int] = {}  # for each rank, from its first copy to its second
-        self._offsets: dict[tuple[int, int, int, int], int] = {}  # of each part in the first
+        self._offsets: dict[Key, int] = {}  # of each part in the first
         for rank in ranks.team:
             begin = at
             for peer, tag, parts, route in told[rank]:
                 for field, nbytes, _ in parts if route == "host" and peer != rank else ():
-                    self._offsets[rank, peer, tag, field] = at
-                    at += -(-nbytes // _ALIGN) * _ALIGN
+                    if (rank, peer, tag, field) not in lent:
+                        self._offsets[rank, peer, tag, field] = at
+                        at += -(-nbytes // _ALIGN) * _ALIGN
             self._turns[rank] = at - begin
             at += at - begin
         self._memory = ranks.map_common(name, at)

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 import mpishare
-from mpishare.halo import host, own
+from mpishare.halo import host, lent, own
 
 POISON = -1
 """The number of a cell that an exchange must not write."""
@@ -410,10 +410,17 @@ def plan(comm, case: Case, fields, **options) -> Iterator[mpishare.HaloExchange]
 def read_in_place(small: bool = True) -> Iterator[None]:
     """Make plans inside that treat small fields as they else treat large ones.
 
-    Those in windows are read where they are, and a rank's own cells are copied in blocks.
+    Those in windows are read where they are, others where they are lent, and a rank's own cells are
+    copied in blocks.
     """
     with contextlib.ExitStack() as stack:
-        limits = (host, "_WORTH_NBYTES"), (own, "_WORTH_NBYTES"), (own, "_CACHE_NBYTES")
+        limits = (
+            (host, "_WORTH_NBYTES"),
+            (lent, "_WORTH_NBYTES"),
+            (lent, "_BLOCK_NBYTES"),
+            (own, "_WORTH_NBYTES"),
+            (own, "_CACHE_NBYTES"),
+        )
         for module, name in limits if small else ():
             stack.enter_context(mock.patch.object(module, name, 1))
         yield

@@ -322,11 +322,14 @@ def test_control_without_the_wait_a_held_neighbor_is_not_waited_for(host_node, m
 
 
 @TWO
-def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(host_node):
-    """A field in a window is read in place: its owner must wait until all have read."""
+@pytest.mark.parametrize("is_in_window", [True, False])
+def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(
+    host_node, is_in_window
+):
+    """A field that is read in place: its owner must wait until all have read."""
     node = host_node
     case = even_case((node.size,), True, 3)
-    fields = make_fields(node, case, node.rank, [Kind("i8")], [True])
+    fields = make_fields(node, case, node.rank, [Kind("i8")], [is_in_window])
     wrong = 0
     with read_in_place(), plan(node.comm, case, arrays(fields), node=node) as halo:
         route = halo._forth._host

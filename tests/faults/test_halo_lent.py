@@ -1,0 +1,143 @@
+"""Cells that are read out of another process, which may refuse, die, or leave meanwhile."""
+
+import logging
+import time
+
+import pytest
+
+import mpishare
+from tests.faults.scenes import play
+from tests.faults.stage import Stage
+from tests.helpers.reporting import report
+
+NBYTES = 128 << 10  # of a face
+
+
+def begun(stage: Stage, how: str) -> None:
+    """Rank 1 lends its faces, and does something else instead of waiting."""
+    import ctypes
+    import mmap
+
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=10.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    # Whole pages, which can be taken away.
+    memory = mmap.mmap(-1, 4 * 131072)
+    field = np.frombuffer(memory, "f8").reshape(4, -1)
+    field[...] = stage.rank
+    # To the right alone: then the right neighbor waits for nothing else of rank 1's.
+    halo = mpishare.HaloExchange(cart, field, ((1, 0),), axes=(0,), node=node)
+    halo.exchange()
+    assert len(halo._forth._host._lent.keys) == stage.size
+    halo.start()
+    if stage.rank == 1:
+
+        def leave() -> None:
+            with node:
+                raise KeyError("my own reason")
+
+        if how == "dies":
+            stage.die()
+        elif how == "leaves":
+            stage.attempt("call", leave)
+            field[...] = -1
+            stage.world.Send(b"", dest=2)
+        else:
+            libc = ctypes.CDLL(None, use_errno=True)
+            at, both = ctypes.c_void_p(field[1:].ctypes.data), mmap.PROT_READ | mmap.PROT_WRITE
+            assert libc.mprotect(at, field[1:].nbytes, 0) == 0
+            stage.attempt("call", halo.wait)
+            assert libc.mprotect(at, field[1:].nbytes, both) == 0
+    else:
+        if how != "leaves":
+            time.sleep(0.5)
+        elif stage.rank == 2:
+            stage.world.Recv(bytearray(0), source=1)  # and at once, before it is known otherwise
+        stage.attempt("call", halo.wait)
+        report({"ghost": field[0, 0]})
+        stage.attempt("then", halo.exchange)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)
+
+
+def test_the_sender_dies():
+    played = play(3, begun, "dies", survivable=True)
+    for rank in (0, 2):
+        assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
+        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
+
+
+@pytest.mark.parametrize("again", range(3))
+def test_the_sender_leaves_by_an_exception(again):
+    """What it does to its cells afterwards is told to nobody as a ghost."""
+    played = play(3, begun, "leaves")
+    played.raised(1, "call", "KeyError")
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert list(told.failures) == [1]
+        assert "my own reason" in told.failures[1]
+
+
+def test_the_memory_of_the_sender_is_gone():
+    played = play(3, begun, "takes it away")
+    why = "cells in a field of rank 1 cannot be read into mine: Bad address"
+    assert why in played.raised(2, "call", "MpiShareError").text
+    for rank, call in ((1, "call"), (0, "then")):
+        told = played.raised(rank, call, "PeerError")
+        assert list(told.failures) == [2]
+        assert why in told.text
+
+
+def refused(stage: Stage) -> None:
+    """Nobody may read the memory of rank 1."""
+    import ctypes
+
+    import numpy as np
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    # What root may do in spite of all (capset(2), version 3 of it).
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    for which in (0, 1):  # effective, permitted
+        sets[which] &= ~(1 << 19)  # CAP_SYS_PTRACE
+    assert libc.capset(header, sets) == 0
+    if stage.rank == 1:
+        assert libc.prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+    said = []
+    log = logging.getLogger("mpishare.halo")
+    log.setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(handler)
+    with stage.node() as node:
+        cart = stage.world.Create_cart((stage.size,), (True,))
+        fields = [np.zeros((4, 131072 // 8)) for _ in range(2)]
+        with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
+            lent = halo._forth._host._lent
+            right = []
+            for step in range(20):
+                field = fields[step % 2]
+                field[1:3] = 100 * step + stage.rank
+                halo.exchange(field)
+                left, other = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
+                right.append(bool((field[0] == 100 * step + left).all()))
+                right.append(bool((field[-1] == 100 * step + other).all()))
+            senders = sorted({key[0] for key in lent.keys if key[1] == stage.rank})
+            report({"right": right, "senders": senders, "staging": halo.staging_nbytes})
+    report({"said": said})
+
+
+def test_a_process_that_may_not_be_read():
+    played = play(3, refused)
+    for rank in range(3):
+        told = played.rank(rank)
+        assert told["right"] == [True] * 40
+        assert told["senders"] == [each for each in range(3) if each not in (rank, 1)]
+        refusals = [text for text in told["said"] if "copied twice" in text]
+        assert len(refusals) == (rank != 1), played.describe()
+        assert told["staging"] > 4 * NBYTES  # two copies of both faces of rank 1
+    (text,) = [text for text in played.rank(0)["said"] if "copied twice" in text]
+    assert "large faces of rank 1" in text
+    assert "Operation not permitted" in text

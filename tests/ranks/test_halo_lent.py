@@ -1,0 +1,145 @@
+"""Fields in private memory whose large faces the receivers read where they are."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from tests.helpers.halos import (
+    Case,
+    Kind,
+    arrays,
+    check,
+    even_case,
+    make_fields,
+    plan,
+    put,
+    random_plan,
+    read_in_place,
+)
+from tests.ranks import test_halo_fields as of_fields
+from tests.ranks import test_halo_order as of_order
+
+TWO = pytest.mark.ranks(min=2)
+PLANES = 24 << 10  # numbers of 8 bytes in a face: 192 KiB
+
+
+def lent(halo):
+    return halo._forth._host._lent
+
+
+def steps(node, case, kinds):
+    """Exchange two sets of fields in turn; return the plan, closed."""
+    both = [make_fields(node, case, node.rank, kinds) for _ in range(2)]
+    with plan(node.comm, case, arrays(both[0]), axes=kinds[0].axes, node=node) as halo:
+        for step in range(6):
+            fields = both[step % 2]
+            put(fields, 10 * step)
+            halo.exchange(*arrays(fields))
+            for field in fields:
+                kept = field.array[field.owned].copy()
+                field.spoil()
+                field.array[field.owned] = kept
+            check(fields, 10 * step)
+        return lent(halo), halo.staging_nbytes
+
+
+@TWO
+def test_faces_that_come_as_they_belong(host_node):
+    node = host_node
+    case = even_case((node.size,), True, 5, 2)
+    kind = Kind("f8", others=(PLANES,), axes=(0,))
+    found, nbytes = steps(node, case, [kind])
+    ways = {(rank, (rank + step) % node.size) for rank in range(node.size) for step in (-1, 1)}
+    assert {key[:2] for key in found.keys} == ways
+    assert len(found.keys) == 2 * node.size
+    assert found.nbytes == 0
+    assert nbytes < 100_000  # no copies: a face alone has 384 KiB
+
+
+@TWO
+@pytest.mark.parametrize("form", ["C", "F"])
+def test_faces_with_ghosts_in_between(host_node, form):
+    """They come through memory of the receiver, some planes at a time."""
+    node = host_node
+    dims = (node.size, 1, 1) if form == "C" else (1, 1, node.size)
+    splits = [(4,) * node.size, (300,), (300,)]
+    case = Case(dims, (True,) * 3, tuple(splits[:: 1 if form == "C" else -1]),
+                (((1, 1),) * 3,) * node.size, corners=False)  # fmt: skip
+    found, nbytes = steps(node, case, [Kind("f4", form), Kind("i8", form)])
+    assert len(found.keys) == 4 * node.size
+    assert 0 < found.nbytes <= (256 << 10)
+    assert found.nbytes < nbytes
+
+
+@TWO
+def test_small_faces_and_those_that_lie_far_apart_are_packed(host_node):
+    node = host_node
+    case = even_case((node.size, 1), True, 5, 1)
+    assert not steps(node, case, [Kind("f8")])[0].keys
+    case = even_case((node.size,), True, 5, 1)
+    assert not steps(node, case, [Kind("f8", "F", others=(PLANES,), axes=(0,))])[0].keys
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_plans_of_private_fields(host_node, seed):
+    with read_in_place():
+        random_plan(host_node, host_node.comm, 7000 + seed)
+
+
+@pytest.mark.parametrize("way", ["exchange", "start and wait"])
+def test_owned_cells_are_overwritten_right_after_wait(host_node, way):
+    with read_in_place():
+        of_order.test_owned_cells_are_overwritten_right_after_wait(host_node, False, way)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        of_order.test_ghosts_stay_until_the_next_start,
+        of_order.test_a_rank_that_may_run_ahead,
+        of_order.test_alternating_fields_with_delays,
+        of_order.test_interior_is_written_between_start_and_wait,
+        of_fields.test_one_plan_of_everything_on_the_host,
+    ],
+    ids=lambda order: order.__name__,
+)
+def test_order(host_node, order):
+    with read_in_place():
+        order(host_node, False)
+
+
+@TWO
+def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(host_node):
+    """Lent at one call, read in the window at the next."""
+    node = host_node
+    case = even_case((node.size,), True, 5, 1)
+    kinds = [Kind("f8", others=(PLANES,), axes=(0,))] * 2
+    sets = [
+        make_fields(node, case, node.rank, kinds, in_window)
+        for in_window in ([False, False], [True, True], [False, True], [True, False])
+    ]
+    with plan(node.comm, case, arrays(sets[0]), axes=(0,), node=node) as halo:
+        assert lent(halo).keys
+        for step in range(12):
+            # Each rank another set: only the owner knows where its cells are.
+            fields = sets[(step + node.rank) % 4]
+            put(fields, step)
+            halo.exchange(*arrays(fields))
+            check(fields, step)
+
+
+@TWO
+def test_what_is_accumulated_is_not_lent(host_node):
+    node = host_node
+    cart = node.comm.Create_cart([node.size], [True])
+    field = np.zeros((4, PLANES))
+    field[[0, -1]] = node.rank + 1
+    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+        halo.accumulate()
+        assert lent(halo).keys
+        assert not halo._back._host._lent.keys
+    low, high = (node.rank - 1) % node.size + 1, (node.rank + 1) % node.size + 1
+    assert (field[1] == low).all()
+    assert (field[2] == high).all()
+    assert not field[[0, -1]].any()
+    cart.Free()

@@ -1,0 +1,47 @@
+"""Reading another process: what comes, and what is said of what does not."""
+
+import ctypes
+import errno
+import mmap
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+from mpishare.halo.lent import reading
+
+PAGE = mmap.PAGESIZE
+
+
+def at(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_what_is_read():
+    source, target = np.arange(5000, dtype="i4"), np.zeros(5000, "i4")
+    assert reading(os.getpid(), at(source) + 40, at(target), 4000)() == 0
+    assert (target[:1000] == source[10:1010]).all()
+    assert not target[1000:].any()
+
+
+def test_a_page_that_is_not_there():
+    """What is before it comes; the error is told."""
+    memory = mmap.mmap(-1, 2 * PAGE)
+    source = np.frombuffer(memory, "u1")
+    source[:] = 7
+    target = np.zeros(2 * PAGE, "u1")
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, 0) == 0
+    assert reading(os.getpid(), at(source), at(target), 2 * PAGE)() == errno.EFAULT
+    assert (target[:PAGE] == 7).all()
+    assert not target[PAGE:].any()
+    assert reading(os.getpid(), at(source) + PAGE, at(target), 1)() == errno.EFAULT
+    assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, mmap.PROT_READ) == 0
+
+
+def test_a_process_that_is_gone():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+        target = np.zeros(8, "u1")
+        assert reading(process.pid, at(target), at(target), 8)() == errno.ESRCH
