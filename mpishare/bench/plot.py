@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.bench.cases import CASES
 from mpishare.bench.rows import CLOCKS
 from mpishare.bench.words import nbytes_words
 
@@ -23,7 +24,7 @@ _WIDTH, _HEIGHT = 5.5, 5.5  # inches a case and clock
 
 
 def draw(file: Path, header: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Draw the cases that ran at several sizes, a column a clock and two rows a case.
+    """Draw the cases that run once for each size, a column a clock and two rows a case.
 
     Local. The same run gives the same bytes of SVG.
 
@@ -39,9 +40,8 @@ def draw(file: Path, header: dict[str, Any], rows: Sequence[Row]) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    cases = [
-        case for case in dict.fromkeys(row.case for row in rows) if len(_sizes(case, rows)) > 1
-    ]
+    ran = dict.fromkeys(row.case for row in rows)
+    cases = [case for case in ran if CASES[case].is_sized and len(_sizes(case, rows)) > 1]
     with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8}):
         figure = Figure(
             figsize=(_WIDTH * len(CLOCKS), _HEIGHT * max(len(cases), 1)), layout="constrained"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,14 @@ def test_a_plot_has_every_arm_with_a_time_and_is_the_same_again(tmp_path: Path) 
 def test_a_plot_of_one_size_says_so(tmp_path: Path) -> None:
     draw(tmp_path / "a.svg", HEADER, rows({"fused": 1.0})[:2])
     assert "no case ran at several sizes" in (tmp_path / "a.svg").read_text()
+
+
+@needs_matplotlib
+def test_a_case_that_has_no_sizes_is_not_drawn(tmp_path: Path) -> None:
+    """The rows of ``setup`` have bytes too: those of its plans."""
+    others = [replace(row, case="setup") for row in rows({"plan": 1.0})]
+    draw(tmp_path / "a.svg", HEADER, [*rows({"fused": 1.0}), *others])
+    assert "<!-- plan" not in (tmp_path / "a.svg").read_text()
 
 
 @needs_matplotlib
