@@ -1,8 +1,9 @@
-"""Make the README's table of figures from the runs in docs/results. Standard library only.
+"""Make the tables of figures from the runs in docs/results. Standard library only.
 
-A ratio is that of two medians of one file: arms that were measured in turn, in one process and one
-run. A file that is not there is left out; one of another name is an error, since nobody would see
-that it is not used. `--check` changes nothing, and fails where the README is not what they give.
+The README has the first case of each run, docs/results/README.md all. A ratio is that of two
+medians of one file: arms that were measured in turn, in one process and one run. A file that is not
+there is left out; one of another name is an error, since nobody would see that it is not used.
+`--check` changes nothing, and fails where the tables are not what the files give.
 """
 
 import argparse
@@ -24,9 +25,9 @@ RUNS = {
 }
 #: The cases that are shown; the files have all.
 CASES = {
-    "ring": "two faces, in a ring",
     "halo1d": "1-D halo",
     "halo3d": "3-D halo, six faces",
+    "ring": "two faces, in a ring",
     "faces": "faces across the last axis",
 }
 #: Beside the runs: what examples printed with --json, a line each.
@@ -67,17 +68,16 @@ def runs(folder: Path) -> dict[str, dict]:
     return {name: read(path) for name, path in files.items() if path.exists()}
 
 
-def origin(header: dict) -> str:
-    """On what, when and from what a run is."""
+def origin(header: dict) -> tuple[str, str]:
+    """On what a run is, and with what; when, and from what."""
     models = [gpu["name"] for gpu in header["gpus"]]
     cores = header["cores"]
     machine = f"{len(models)} x {models[0]}" if models else f"{cores} CPU cores"
     driver = f", driver {header['driver']}" if models else ""
     versions = [f"{name} {text}" for name, text in header["versions"].items() if text]
-    return (
-        f"{header['ranks']} ranks on {machine}{driver}; {' '.join(header['mpi_library'].split())}; "
-        f"{', '.join(versions)}; {header['date'][:10]}, revision {header['git_revision'][:12]}."
-    )
+    libraries = f"{' '.join(header['mpi_library'].split())}; {', '.join(versions)}"
+    when = f"{header['date'][:10]}, revision {header['git_revision'][:12]}"
+    return f"{header['ranks']} ranks on {machine}{driver}; {when}.", f"{libraries}."
 
 
 def cell(ratios: list[float | None]) -> str:
@@ -124,9 +124,16 @@ def absent(rows: list[dict]) -> list[str]:
     return [f"- {arm} did not run: {reason}" for arm, reason in reasons]
 
 
+def brief(name: str, run: dict) -> list[str]:
+    """What the README says of a run."""
+    machine, _ = origin(run["header"])
+    return [f"**{RUNS[name]}**: {machine}", "", *table(next(iter(CASES)), run["rows"])]
+
+
 def section(name: str, run: dict) -> list[str]:
+    """All of a run."""
     header, rows = run["header"], run["rows"]
-    lines = [f"### {RUNS[name]}", "", origin(header), "", "```console", f"$ {header['command']}"]
+    lines = [f"## {RUNS[name]}", "", *origin(header), "", "```console", f"$ {header['command']}"]
     lines += ["```", ""]
     for case in CASES:
         lines += table(case, rows)
@@ -143,7 +150,7 @@ def applications(path: Path) -> list[str]:
     if not found:
         return []
     lines = [
-        "### Applications",
+        "## Applications",
         "",
         "The examples of `scripts/examples`, as they print with `--json` (`--compare`, `--bench`,",
         "`--graph`). Efficiency is one rank alone, on as many cells, over all ranks.",
@@ -177,53 +184,65 @@ def applications(path: Path) -> list[str]:
     return [*lines, ""]
 
 
-def text(folder: Path) -> str:
-    """What stands between the marks; nothing where there are no runs."""
+def in_readme(folder: Path) -> list[str]:
+    """What stands between the marks of the README; nothing where there are no runs."""
     found = runs(folder)
     if not found:
-        return ""
+        return []
     lines = [
         "## Figures",
         "",
-        "Made from the runs in `docs/results`, where the plots are too. All is of medians of the",
-        "maximum over the ranks, with a synchronize after each exchange / back to back. A ratio is",
-        "that of two arms of one run, measured in turn, and every result was checked. Below 1",
-        "mpishare is faster.",
+        "Made from the runs in [docs/results](docs/results/README.md), which has more cases, the",
+        "versions and commands, why a rival did not run, the applications and the plots. All is of",
+        "medians of the maximum over the ranks, with a synchronize after each exchange / back to",
+        "back. A ratio is that of two arms of one run, measured in turn, and every result was",
+        "checked. Below 1 mpishare is faster.",
         "",
     ]
     for name, run in found.items():
-        lines += section(name, run)
-    lines += applications(folder / APPLICATIONS)
-    return "\n".join(lines)
+        lines += brief(name, run)
+    return lines
 
 
-def updated(readme: str, folder: Path) -> str:
-    """The README with what the runs give between its marks."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise RefusedError(f"README.md wants one {BEGIN} and one {END}")
-    before, _, rest = readme.partition(BEGIN)
+def in_full(folder: Path) -> list[str]:
+    """What stands between the marks of docs/results/README.md."""
+    lines = [line for name, run in runs(folder).items() for line in section(name, run)]
+    return lines + applications(folder / APPLICATIONS)
+
+
+#: The files, and what stands between their marks.
+PAGES = {"README.md": in_readme, "docs/results/README.md": in_full}
+
+
+def updated(name: str, old: str, lines: list[str]) -> str:
+    """The text of a page with these lines between its marks."""
+    if old.count(BEGIN) != 1 or old.count(END) != 1:
+        raise RefusedError(f"{name} wants one {BEGIN} and one {END}")
+    before, _, rest = old.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{text(folder)}{END}{after}"
+    text = "\n".join(lines)
+    return f"{before}{BEGIN}\n{text}{END}{after}"
 
 
 def main(words: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(prog="scripts/results", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where it would")
     options = parser.parse_args(words)
-    file = root / "README.md"
-    old = file.read_text()
+    old = {name: (root / name).read_text() for name in PAGES}
     try:
-        new = updated(old, root / "docs" / "results")
+        made = {name: lines(root / "docs" / "results") for name, lines in PAGES.items()}
+        new = {name: updated(name, old[name], made[name]) for name in PAGES}
     except RefusedError as refused:
         print(f"scripts/results: {refused}", file=sys.stderr)
         return 1
-    if options.check:
-        names = "README.md", "what docs/results gives"
-        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm="")
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        return int(old != new)
-    file.write_text(new)
-    return 0
+    for name in PAGES:
+        if options.check:
+            names, pair = (name, "what docs/results gives"), (old[name], new[name])
+            lines = difflib.unified_diff(*map(str.splitlines, pair), *names, lineterm="")
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+        else:
+            (root / name).write_text(new[name])
+    return int(options.check and old != new)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The README's figures are what docs/results gives, and are made as they say."""
+"""The tables of figures are what docs/results gives, and are made as they say."""
 
 import copy
 import importlib.util
@@ -29,7 +29,7 @@ README = f"# title\n\n{results.BEGIN}\nold\n{results.END}\n\n## end\n"
 
 def row(arm: str, kind: str, clock: str, median_us: float | None, nbytes: int = 8, **more) -> dict:
     ok = median_us is not None
-    found = {"case": "ring", "arm": arm, "kind": kind, "clock": clock, "median_us": median_us}
+    found = {"case": "halo1d", "arm": arm, "kind": kind, "clock": clock, "median_us": median_us}
     return {**found, "nbytes": nbytes, "ok": ok, "wrong": False, "reason": None, **more}
 
 
@@ -48,10 +48,11 @@ def a_run() -> dict:
 
 @pytest.fixture
 def folder(tmp_path):
-    """A place with a README, and docs/results with nothing in it."""
-    (tmp_path / "README.md").write_text(README)
+    """A place with both pages, and docs/results with no run in it."""
     made = tmp_path / "docs" / "results"
     made.mkdir(parents=True)
+    for page in results.PAGES:
+        (tmp_path / page).write_text(README)
     return made
 
 
@@ -66,22 +67,34 @@ def test_a_table_is_made_and_stays(folder, capsys):
     assert "+## Figures" in capsys.readouterr().out
     assert results.main([], root) == 0
     assert results.main(["--check"], root) == 0
-    text = (root / "README.md").read_text()
-    assert text.startswith("# title\n")
-    assert text.endswith("\n\n## end\n")
-    assert "old" not in text
-    lines = text.splitlines()
-    # The fastest arm of mpishare on each clock, over the rival's of the same run.
-    assert "| 8 B | 2 / 1 | 0.25 / 0.12 |" in lines
+    for page in results.PAGES:
+        text = (root / page).read_text()
+        assert text.startswith("# title\n")
+        assert text.endswith("\n\n## end\n")
+        assert "old" not in text
+        lines = text.splitlines()
+        # The fastest arm of mpishare on each clock, over the rival's of the same run.
+        assert "| 8 B | 2 / 1 | 0.25 / 0.12 |" in lines
+        assert any("2026-01-02, revision 0123456789ab." in line for line in lines)
+        assert any("4 ranks on 2 CPU cores" in line for line in lines)
+        assert "copy engine" not in text
     assert "- nccl did not run: NCCL: two ranks on one GPU" in lines
     assert "$ mpirun -n 4 python -m mpishare.bench ring" in lines
-    assert any("4 ranks on 2 CPU cores; MPICH Version: 5.0" in line for line in lines)
-    assert any("2026-01-02, revision 0123456789ab." in line for line in lines)
-    assert "copy engine" not in text
+    assert any("MPICH Version: 5.0" in line for line in lines)
+
+
+def test_the_readme_has_the_first_case_alone(folder):
+    run = a_run()
+    run["rows"] += [each | {"case": "ring"} for each in run["rows"]]
+    (folder / "cpu-mpich.json").write_text(json.dumps(run))
+    assert results.main([], folder.parents[1]) == 0
+    pages = [(folder.parents[1] / page).read_text() for page in results.PAGES]
+    assert ["| two faces, in a ring |" in page for page in pages] == [False, True]
+    assert ["| 1-D halo |" in page for page in pages] == [True, True]
 
 
 def test_without_runs_there_is_no_section(folder):
-    assert results.text(folder) == ""
+    assert results.in_readme(folder) == results.in_full(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -105,10 +118,11 @@ def test_what_cannot_be_quoted_is_refused(folder, capsys, name, change, words):
     assert (folder.parents[1] / "README.md").read_text() == README
 
 
-def test_a_readme_without_marks_is_refused(folder, capsys):
-    (folder.parents[1] / "README.md").write_text("# title\n")
+@pytest.mark.parametrize("page", results.PAGES)
+def test_a_page_without_marks_is_refused(folder, capsys, page):
+    (folder.parents[1] / page).write_text("# title\n")
     assert results.main([], folder.parents[1]) == 1
-    assert "results: begin" in capsys.readouterr().err
+    assert f"{page} wants one <!-- results: begin" in capsys.readouterr().err
 
 
 APPLICATION = {
@@ -131,7 +145,7 @@ def test_what_examples_print_is_a_line_each(folder):
     orders = {"plain_us": 40.0, "last_us": 30.0, "plain_efficiency": 0.5, "last_efficiency": 0.75}
     lines = [APPLICATION, APPLICATION | orders | {"pinned_exchange_to_mpishare": 15.71}]
     (folder / results.APPLICATIONS).write_text("".join(json.dumps(each) + "\n" for each in lines))
-    text = results.text(folder)
+    text = results.in_full(folder)
     begin = "| heat3d --graph | 128 x 128 x 64 | 4 on NVIDIA H200, 2026-01-02 |"
     assert f"{begin} 50 |  |  | 10 |  |  |" in text
     assert f"{begin} 30 (last) |  | 0.75 | 10 | 15.7 |  |" in text
