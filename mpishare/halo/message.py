@@ -7,8 +7,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
     from mpishare.geometry import Box
@@ -113,27 +111,3 @@ class Message:
 def padded(nbytes: int) -> int:
     """Return the room that so many bytes take in a message."""
     return -(-nbytes // ALIGN) * ALIGN
-
-
-def require_match(call: str, sent: Sequence[Any], received: Sequence[Any]) -> None:
-    """Raise the same `ValueError` on every rank unless all that is sent is what is received.
-
-    Local: every rank holds every rank's `Message.as_data` already.
-    """
-    sends = {
-        (rank, peer, tag): [part[1] for part in parts]
-        for rank, told in enumerate(sent)
-        for peer, tag, parts, _ in told
-    }
-    recvs = {
-        (peer, rank, tag): [part[1] for part in parts]
-        for rank, told in enumerate(received)
-        for peer, tag, parts, _ in told
-    }
-    for pair in sorted({*sends, *recvs}):
-        ours, theirs = sends.get(pair, []), recvs.get(pair, [])
-        if ours != theirs:
-            raise ValueError(
-                f"{call} failed: rank {pair[0]} sends {ours or 'nothing'} to rank {pair[1]}, which "
-                f"expects {theirs or 'nothing'} (bytes of each field)"
-            )

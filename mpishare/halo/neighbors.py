@@ -107,9 +107,12 @@ class NeighborExchange(Plan):
             [extent for at, extent in enumerate(field.shape) if at != where]
             for field, where in zip(layouts, self._field_axes, strict=True)
         ]
-        return {"same": {"axis": self._field_axes, "other axes": rest}}
+        told = [[[rank, len(cells[rank])] for rank in cells] for cells in self._cells]
+        return {"same": {"axis": self._field_axes, "other axes": rest}, "counts": told}
 
     def _messages(self, terms: Terms) -> tuple[list[Message], list[Message]]:
+        _require_counts(self._call, [each["counts"] for each in terms.described])
+
         def messages(cells: dict[int, np.ndarray[Any, Any]]) -> list[Message]:
             found = []
             for peer, places in sorted(cells.items()):
@@ -125,6 +128,19 @@ class NeighborExchange(Plan):
             return found
 
         return messages(self._cells[0]), messages(self._cells[1])
+
+
+def _require_counts(call: str, told: Sequence[Any]) -> None:
+    """Raise the same `ValueError` on every rank unless all that is sent is expected. Local."""
+    sent = {(rank, to): n for rank, (sends, _) in enumerate(told) for to, n in sends if n}
+    expected = {(of, rank): n for rank, (_, recvs) in enumerate(told) for of, n in recvs if n}
+    for pair in sorted({*sent, *expected}):
+        ours, theirs = sent.get(pair, 0), expected.get(pair, 0)
+        if ours != theirs:
+            raise ValueError(
+                f"{call} failed: rank {pair[0]} sends {ours} places to rank {pair[1]}, which "
+                f"expects {theirs}"
+            )
 
 
 def _checked(name: str, given: Any, size: int, extent: int) -> dict[int, np.ndarray[Any, Any]]:

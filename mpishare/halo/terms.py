@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from mpishare.agree import require_same
 from mpishare.halo import layout, routes
 from mpishare.halo.layout import Layout
-from mpishare.halo.message import require_match
 from mpishare.halo.nodes import ground_of, node_of, patience
 from mpishare.halo.ranks import Ranks
 from mpishare.halo.tables import unit_of
@@ -80,7 +79,7 @@ class Terms:
         return self.layouts[self.ranks.rank]
 
     def match(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
-        """Choose the routes, and see that what one sends is what the other expects. Collective."""
+        """Choose the routes of messages of which both ends are known to agree. Collective."""
         report = self.node.report()
         peers = [message.peer for message in (*sends, *recvs)]
         forced = self.same["MPISHARE_ROUTE"]
@@ -103,7 +102,6 @@ class Terms:
             sender, receiver, tag, number = key
             part = sender, receiver, tag, number
             self.units[part] = min(unit, self.units.get(part, unit))
-        require_match(self.call, self.sends, self.recvs)
         routes.refuse(self.call, self.routes, self.same["require"])
         routes.warn(self.name, self.ranks, report, self.routes)
 

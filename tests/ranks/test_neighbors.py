@@ -348,8 +348,8 @@ def test_lengths_that_do_not_match(node):
         error, names = errors(node, lambda s=sends, r=recvs, a=array: make(node, s, r, a))
         assert isinstance(error, ValueError), names
         assert len(set(names)) == 1
-        assert f"rank {sender}" in str(error)
-        assert f"rank {receiver}" in str(error)
+        said = f"rank {sender} sends {sent} places to rank {receiver}, which expects {received}"
+        assert said in str(error)
     still_works(node)
 
 
