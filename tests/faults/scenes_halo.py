@@ -1,6 +1,12 @@
-"""Scenes on pretended nodes: one machine that the launcher of MPICH takes for several."""
+"""Scenes on pretended nodes: one machine that the launcher of MPICH takes for several.
 
+Or machines with a network, process numbers and a /dev/shm of their own, where namespaces are
+allowed.
+"""
+
+import functools
 import inspect
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -9,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scenes import HEADER, Played
-from tests.helpers.launch import launcher, run_ranks
+from tests.helpers.launch import ROOT, launcher, run_ranks
 
 NODES = {
     "2 + 2": ("-hosts", "nodea:2,nodeb:2"),
@@ -20,6 +26,19 @@ NODES = {
     "3 + 3": ("-hosts", "nodea:3,nodeb:3"),
     "in turn": ("-hosts", "nodea:1,nodeb:1,nodea:1,nodeb:1"),
 }
+MACHINES = {
+    "2 + 2 machines": (2, "node1:2,node2:2"),
+    "2 + 1 + 1 machines": (3, "node1:2,node2:1,node3:1"),
+}
+PRETEND = ROOT / "tests" / "helpers" / "machines"
+
+
+@functools.cache
+def _why_no_machines() -> str | None:
+    """Why there can be none here, or None."""
+    tried = subprocess.run([PRETEND, "2", "true"], capture_output=True, text=True, check=False)
+    assert tried.returncode in {0, 77}, tried.stderr
+    return tried.stderr if tried.returncode else None
 
 
 def play_on(
@@ -28,6 +47,14 @@ def play_on(
     """Run the function on `n` ranks of pretended nodes, with a `Stage` as its first argument."""
     if launcher()[1] != "mpich":
         pytest.skip("only the launcher of MPICH pretends to be on several nodes")
+    before: list[str | Path] = []
+    if nodes in MACHINES:
+        if why := _why_no_machines():
+            pytest.skip(why)
+        count, hosts = MACHINES[nodes]
+        before, options = [PRETEND, str(count)], ("-hosts", hosts)
+    else:
+        options = ("-launcher", "fork", *NODES[nodes])
     with tempfile.TemporaryDirectory(prefix="scene-") as folder:
         program = Path(folder, "scene.py")
         source = inspect.getsource(scene)
@@ -36,7 +63,8 @@ def play_on(
             n,
             [sys.executable, program],
             env={"MPISHARE_BACKEND": "host"},
-            extra_mpirun=["-launcher", "fork", *NODES[nodes]],
+            extra_mpirun=options,
+            before=before,
             timeout_s=50,
         )
     played = Played(result, {})

@@ -5,11 +5,12 @@ import time
 import pytest
 
 import mpishare
-from tests.faults.scenes_halo import play_on
+from tests.faults.scenes_halo import MACHINES, play_on
 from tests.faults.stage import Stage
 from tests.helpers.reporting import report
 
 NAMES = {"2 + 2": 4, "1 + 1": 2, "2 + 1": 3, "2 + 1 + 1": 4, "1 + 2 + 1": 4, "in turn": 4}
+NAMES |= dict.fromkeys(MACHINES, 4)
 
 
 def random_plans(stage: Stage, seeds: int) -> None:
@@ -120,7 +121,7 @@ def many_steps(stage: Stage, steps: int) -> None:
     report({"done": True})
 
 
-@pytest.mark.parametrize("nodes", ["2 + 2", "in turn"])
+@pytest.mark.parametrize("nodes", ["2 + 2", "in turn", *MACHINES])
 def test_steps_with_random_delays(nodes):
     """Data flows one way round, by both routes in turn."""
     played = play_on(nodes, 4, many_steps, 400)

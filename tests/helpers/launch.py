@@ -70,13 +70,15 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     args: Sequence[str] = (),
     extra_mpirun: Sequence[str] = (),
+    before: Sequence[str | Path] = (),
     check_survivors: bool = True,
 ) -> Result:
     """Run `program` on `n` ranks: a Python file, the source of one, or a whole command line.
 
     At the deadline every rank gets SIGABRT (faulthandler then prints where it hangs), and
     everything that the job started is killed. A process that outlives its mpirun is an
-    AssertionError. RANK_WRAPPER, a program, is put before each rank's own.
+    AssertionError. RANK_WRAPPER, a program, is put before each rank's own, and `before` is what
+    runs mpirun.
     """
     mpirun, kind = launcher()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -88,7 +90,7 @@ def run_ranks(
             program = [sys.executable, program]
         job = [*filter(None, [os.environ.get("RANK_WRAPPER")]), *map(str, program), *args]
         options = ["--bind-to", "none"] if kind == "openmpi" else []
-        command = [mpirun, *options, *extra_mpirun, "-n", str(n), *job]
+        command = [*map(str, before), mpirun, *options, *extra_mpirun, "-n", str(n), *job]
         variables = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
         variables = {**(OPEN_MPI if kind == "openmpi" else {}), **variables}
         variables |= {"REPORT_DIR": folder, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
