@@ -202,6 +202,7 @@ class Ground:
         while not is_done():
             agreement.check()
             os.sched_yield()
+            agreement.progress()
             # Asked again: this process may have been stopped since it asked.
             if time.monotonic() > deadline and not is_done():
                 raise self.missing(call)
@@ -212,6 +213,14 @@ class Ground:
         if not self.backend.drain(self.agreement.timeout_s):
             raise self.missing(call)
         self.check_signals()
+
+    def find(self, address: int, nbytes: int) -> tuple[int, int, int] | None:
+        """Return in which window memory is: its number, the rank of the segment, the offset."""
+        for number, window in self.windows.items():
+            found = window.find(address, nbytes)
+            if found is not None:
+                return number, *found
+        return None
 
     def leave(self) -> None:
         """Let what plans have begun come to its end, if it does soon: this process ends. Local."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -67,13 +68,12 @@ def gather(
     ]
 
 
-_given_up: list[Any] = []
-"""Requests that cannot be cancelled, with their memory: MPI may still write there."""
-
-
 def give_up(*held: Any) -> None:
-    """Keep requests that cannot be cancelled, and their memory, for good. Local."""
-    _given_up.append(held)
+    """Keep requests that cannot be cancelled, and their memory, for good. Local.
+
+    Longer than the interpreter lives, which frees what it knows before MPI comes to its end.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 def finish(

@@ -61,6 +61,8 @@ class Waits:
         self.size = block.size
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
+        self.progress: Callable[[], object] = int
+        """Called while this rank waits: what it has sent by MPI may not arrive without."""
         self.failure: Callable[[], MpiShareError] | None = None
         """Makes the error that every later call raises; None while the node is whole."""
         self.is_fatal = False
@@ -141,6 +143,7 @@ class Waits:
         try:
             while lagging():
                 os.sched_yield()
+                self.progress()
                 self._check_peers(call, lagging)
                 if watch.since_s() > timeout_s and (awaited := lagging()):
                     raise self.timed_out(call, awaited, timeout_s)

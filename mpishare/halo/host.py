@@ -14,6 +14,7 @@ from itertools import groupby
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
+from mpishare.control import State
 from mpishare.counters import LINE
 from mpishare.errors import ClosedError
 from mpishare.halo.lent import Lent
@@ -86,10 +87,8 @@ class HostRoute:
         self._calls: dict[tuple[int, ...], Call] = {}
         self._stamp = 0
         nwords = _PLACES + 2 * (1 + _PLACE_WORDS * len(layouts[ranks.rank]))
-        self._lent = Lent(ranks, name, layouts, told if is_direct else (), recvs)
-        self._lends = {key[3] for key in self._lent.keys if key[0] == ranks.rank}
+        self._lent = Lent(ranks, name, layouts, told if is_direct else ())
         self._shelves = Shelves(ranks, name, nwords, told, self._lent.keys)
-        self.staging_nbytes = self._shelves.nbytes + self._lent.nbytes
         self._words = self._shelves.words
         self._mine = self._words[ranks.rank]
         self._readers = [self._words[rank] for rank in self._reads_me]
@@ -98,12 +97,14 @@ class HostRoute:
         except BaseException:
             self.close()
             raise
+        self.staging_nbytes = self._shelves.nbytes + self._lent.nbytes
 
     def _lay_out(
         self, sends: Sequence[Message], recvs: Sequence[Message], told: Sequence[Any]
     ) -> None:
         """Find everything that calls have in common. Local."""
         ranks = self._ranks
+        self._lent.lay_out(recvs)
         nfields = len(self._layouts[ranks.rank])
         dtypes = [layout.carrier for layout in self._layouts[ranks.rank]]
 
@@ -183,8 +184,11 @@ class HostRoute:
         layouts = self._layouts[self._ranks.rank]
         call.arrays = arrays = list(map(cells_at, addresses, layouts))
         for field, address in enumerate(addresses):
-            place = self._place(address, field) if self._in_place[field] else None
-            if place is None and field in self._lends:
+            span_nbytes = layouts[field].span_nbytes
+            place = self._ground.find(address, span_nbytes) if self._in_place[field] else None
+            shadow = None
+            if place is None and field in self._lent.fields:
+                address, shadow = self._lent.place(field, address)
                 place = _PRIVATE, 0, address
             call.places += place or (_PACKED,) * _PLACE_WORDS
             if place is not None and not call.stamp:
@@ -194,6 +198,9 @@ class HostRoute:
                 if packed == field and (place is None or place[0] == _PRIVATE):
                     for turn, copy in enumerate(copies):
                         call.packs[turn].append(moving(put, copy, WHOLE, arrays[field], key))
+                    if not copies and shadow is not None:
+                        for packs in call.packs:
+                            packs.append(moving(put, shadow, key, arrays[field], key))
         call.own = [move for field, to, of in self._own for move in within(arrays[field], to, of)]
         if len(self._calls) >= _KEPT:
             self._calls.clear()
@@ -239,6 +246,8 @@ class HostRoute:
                 known[number, turn, words[at]] = moves
             for move in moves:
                 move()
+            if words[at]:
+                self._require_present(peer)
         self._sync()
         self._mine[_TAKEN] = epoch
         if call.stamp:
@@ -252,6 +261,7 @@ class HostRoute:
         self._words, self._mine = {}, memoryview(b"").cast("Q")
         self._packs, self._takes, self._readers = [], [], []
         self._calls.clear()
+        self._lent.close()
         self._shelves.close()
 
     def _publish(self, epoch: int) -> None:
@@ -273,14 +283,11 @@ class HostRoute:
                 elif not looks % self._patience:
                     sched_yield()
 
-    def _place(self, address: int, field: int) -> tuple[int, int, int] | None:
-        """Return in which window of the node my field is: its number, the segment, the offset."""
-        span_nbytes = self._layouts[self._ranks.rank][field].span_nbytes
-        for number, window in self._ground.windows.items():
-            found = window.find(address, span_nbytes)
-            if found is not None:
-                return number, *found
-        return None
+    def _require_present(self, peer: int) -> None:
+        """Raise if a rank whose field was read in place is gone: it may have changed the cells."""
+        self._sync()
+        if self._ground.agreement.block.state(self._ranks.team[peer]) != State.PRESENT:
+            self._ranks.wait(f"{self._name}: wait", lambda: [peer])  # raises, with its reasons
 
     def _taking(self, call: Call, peer: int, parts: Any, turn: int) -> list[Move]:
         """Return the moves of a call that take what a rank sends this time."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.errors import MpiShareError
 from mpishare.halo.host import HostRoute
 from mpishare.halo.layout import Layout, as_numpy, require_number
 from mpishare.halo.moves import add, put
@@ -46,6 +47,7 @@ class HostMover:
         is_reverse: bool,
     ) -> None:
         ranks, name = terms.ranks, terms.name
+        self._name = name
         routes = terms.routes[ranks.rank]
         self._ground = ranks.ground
         self._agreement = ranks.ground.agreement
@@ -130,27 +132,44 @@ class HostMover:
         if self._is_plain and agreement.failure is None and agreement.thread == get_ident():
             call = self._seen(fields)
             if call is not None:
-                self._host.start(call)
-                self._host.wait(call)
+                try:
+                    self._host.start(call)
+                    self._host.wait(call)
+                except BaseException as error:
+                    self._broken_off("exchange", error)
+                    raise
                 return True
         return False
 
     def start(self, arrays: list[Any], stream: Any) -> None:  # noqa: ARG002  no streams
         """Let my cells go."""
         call: Call = arrays[0]
-        if self._mpi is not None:
-            self._mpi.start(call.arrays)
-        self._host.start(call)
+        try:
+            if self._mpi is not None:
+                self._mpi.start(call.arrays)
+            self._host.start(call)
+        except BaseException as error:
+            self._broken_off("start", error)
+            raise
 
     def wait(self, arrays: list[Any], stream: Any) -> None:  # noqa: ARG002  no streams
         """Take the others' cells."""
         call: Call = arrays[0]
-        self._host.wait(call)
-        if self._mpi is not None:
-            self._mpi.wait(call.arrays)
+        try:
+            self._host.wait(call)
+            if self._mpi is not None:
+                self._mpi.wait(call.arrays)
+        except BaseException as error:
+            self._broken_off("wait", error)
+            raise
         for message in self._zeroed:
             for part in message.parts:
                 call.arrays[part.field][part.key] = 0
+
+    def _broken_off(self, call: str, error: BaseException) -> None:
+        """Leave the node by an interrupt: neighbors may still read what may be written now."""
+        if not isinstance(error, MpiShareError):
+            self._agreement.leave(f"{self._name}: {call}", error)
 
     def exchange(self, arrays: list[Any], stream: Any) -> None:
         """Do both."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import mmap
 import os
 import secrets
 from dataclasses import dataclass
@@ -19,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.control import State
 from mpishare.errors import MpiShareError
+from mpishare.geometry import Box
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from mpishare.geometry import Box
     from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message
     from mpishare.halo.moves import Array, Move
@@ -35,6 +35,7 @@ _WORTH_NBYTES = 64 << 10  # below, two copies cost less than the call and the wa
 _SPREAD = 1.25  # from the first cell to the last, over the bytes of the cells: what is read for it
 _BLOCK_NBYTES = 256 << 10  # read at once, to be copied from there while the cache has it
 _TOKEN_NBYTES = 16
+_MOST_SPANS = 1024  # in one call (IOV_MAX)
 
 Key = tuple[int, int, int, int]
 """Sender, receiver, tag and field of a part."""
@@ -68,7 +69,7 @@ def reading(pid: int, of: int, to: int, nbytes: int) -> Callable[[], int]:
         if got == nbytes:
             return 0
         if got <= 0:
-            return ctypes.get_errno()
+            return ctypes.get_errno() or errno.EFAULT
         # At most 2 GiB come at once, and only what is before a page that is not there.
         return reading(pid, of + got, to + got, nbytes - got)()
 
@@ -108,29 +109,23 @@ class Lent:
         For each rank of the plan, its fields'.
     told : sequence
         For each rank of the plan, `Message.as_data` of what it sends, and the route.
-    recvs : sequence of Message
-        What this rank receives.
 
     Attributes
     ----------
     keys : frozenset of Key
         The parts, the same on all ranks.
-    nbytes : int, bytes
-        Of this rank's memory, through which cells come that do not belong as they come.
+    fields : frozenset of int
+        Those of this rank that have such parts.
     """
 
     def __init__(
-        self,
-        ranks: Ranks,
-        name: str,
-        layouts: Sequence[Sequence[Layout]],
-        told: Sequence[Any],
-        recvs: Sequence[Message],
+        self, ranks: Ranks, name: str, layouts: Sequence[Sequence[Layout]], told: Sequence[Any]
     ) -> None:
         self._ranks = ranks
         self._name = name
+        self._layouts = layouts
         self._pids: list[int] = []
-        boxes = {
+        self._boxes = {
             (sender, receiver, tag, field): box
             for sender, messages in enumerate(told)
             for receiver, tag, parts, route in messages
@@ -139,21 +134,29 @@ class Lent:
             and box is not None
             and _span(layouts[sender][field], *box)[1] <= _SPREAD * nbytes
         }
-        readable = self._try({key[:2] for key in boxes}) if boxes else set()
-        self.keys = frozenset(key for key in boxes if key[:2] in readable)
-        mine = ranks.rank
-        self._reads = {
-            key: _reads(
-                layouts[key[0]][part.field], boxes[key], layouts[mine][part.field], part.box
-            )
-            for message in recvs
-            for part in message.parts
-            if (key := (message.peer, mine, message.tag, part.field)) in self.keys
-            and part.box is not None  # it is one at both ends
-        }
-        through = [read.nbytes for reads in self._reads.values() for read in reads if read.strides]
-        self._scratch = np.empty(max(through, default=0), np.uint8)
-        self.nbytes = self._scratch.nbytes
+        readable = self._try({key[:2] for key in self._boxes}) if self._boxes else set()
+        self.keys = frozenset(key for key in self._boxes if key[:2] in readable)
+        self.fields = frozenset(field for sender, *_, field in self.keys if sender == ranks.rank)
+        self._reads: dict[Key, list[_Read]] = {}
+        self._scratch = np.empty(0, np.uint8)
+        self._shadows: dict[int, Array] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's memory, through which cells come that do not belong as they come."""
+        return self._scratch.nbytes
+
+    def lay_out(self, recvs: Sequence[Message]) -> None:
+        """Find out how the parts of these messages are read. Local."""
+        mine, layouts = self._ranks.rank, self._layouts
+        for message in recvs:
+            for part in message.parts:
+                key = message.peer, mine, message.tag, part.field
+                if key in self.keys and part.box is not None:  # it is one at both ends
+                    pair = layouts[message.peer][part.field], layouts[mine][part.field]
+                    self._reads[key] = [*_reads(*pair, Box(*self._boxes[key]), part.box)]
+        every = [read for reads in self._reads.values() for read in reads]
+        self._scratch = np.empty(max((r.nbytes for r in every if r.strides), default=0), np.uint8)
 
     def _try(self, pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
         """Read something of each process that is to be read, and return where that went well."""
@@ -180,6 +183,25 @@ class Lent:
         seen = ranks.step(self._name, look)
         return {(sender, receiver) for receiver, each in enumerate(seen) for sender in each}
 
+    def place(self, field: int, address: int) -> tuple[int, Array | None]:
+        """Return at which address my field at this one is read, and what to copy it to before.
+
+        Nothing where it is read itself. Memory of drivers, as what CUDA has pinned, is not: then
+        its parts are copied into a shadow of it, of which only they are ever touched.
+        """
+        layout, mine = self._layouts[self._ranks.rank][field], self._ranks.rank
+        lent = [key for key in self.keys if (key[0], key[3]) == (mine, field)]
+        spans = (_span(layout, *self._boxes[key]) for key in lent)
+        if all(_is_readable(address + offset, nbytes) for offset, nbytes in spans):
+            return address, None
+        if field not in self._shadows:
+            self._shadows[field] = np.ndarray(
+                layout.shape, layout.carrier, np.empty(layout.span_nbytes, np.uint8),
+                strides=layout.strides,
+            )  # fmt: skip
+        shadow = self._shadows[field]
+        return _address(shadow), shadow
+
     def taking(self, key: Key, address: int, array: Array) -> list[Move]:
         """Return what brings a part into my field from the sender's, which is at that address."""
         moves: list[Move] = []
@@ -188,28 +210,35 @@ class Lent:
             come = to
             if read.strides is not None:
                 come = np.ndarray(to.shape, to.dtype, self._scratch, strides=read.strides)
-            at = come.__array_interface__["data"][0]
-            call = reading(self._pids[key[0]], address + read.offset, at, read.nbytes)
+            at = address + read.offset
+            call = reading(self._pids[key[0]], at, _address(come), read.nbytes)
             moves.append(partial(self._take, key[0], call))
             if come is not to:
                 moves.append(partial(to.__setitem__, ..., come))
         return moves
 
     def _take(self, sender: int, call: Callable[[], int]) -> None:
-        """Read, and raise if that was not what the sender had there when it said so."""
+        """Read, and raise if that went wrong, or if it was another process with that number."""
         ranks = self._ranks
         agreement = ranks.ground.agreement
         error = call()
-        # Asked after it: who leaves says so first, and only then other things may lie there.
-        agreement.block.sync()
-        if error == errno.ESRCH or agreement.block.state(ranks.team[sender]) != State.PRESENT:
+        if error == errno.ESRCH or not agreement.block.is_running(ranks.team[sender]):
             ranks.wait(f"{self._name}: wait", lambda: [sender])  # raises, with its reasons
         if error:
             text = (
                 f"{self._name}: wait failed: cells in a field of rank {sender} cannot be read into "
-                f"mine: {os.strerror(error)}"
+                f"mine: {os.strerror(error)}. Fields in windows need no such permission."
             )
             raise agreement.lose(lambda: MpiShareError(text), fatal=False)
+
+    def close(self) -> None:
+        """Let the memory go. Local."""
+        self._reads, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _span(layout: Layout, start: Sequence[int], stop: Sequence[int]) -> tuple[int, int]:
@@ -220,26 +249,44 @@ def _span(layout: Layout, start: Sequence[int], stop: Sequence[int]) -> tuple[in
     return first, last - first + layout.dtype.itemsize
 
 
-def _reads(theirs: Layout, source: Sequence[Sequence[int]], mine: Layout, box: Box) -> list[_Read]:
-    """Return what brings a box of the sender's field, of the same shape, into that of mine."""
-    start, stop = source
-    shape, key = box.shape, box.slices()
-    offset, nbytes = _span(theirs, start, stop)
-    is_like = all(
-        extent == 1 or step == other
-        for extent, step, other in zip(shape, theirs.strides, mine.strides, strict=True)
-    )
-    if is_like and nbytes == box.size * theirs.dtype.itemsize:
-        return [_Read(offset, nbytes, key, None)]
-    # Some planes at a time, along the axis that is the slowest in the sender's memory.
+def _is_readable(address: int, nbytes: int) -> bool:
+    """Whether another process could read memory of this one: a byte of each page is tried."""
+    pages = np.arange(address, address + nbytes, mmap.PAGESIZE, dtype=np.uint64)
+    pages[1:] &= np.uint64(-mmap.PAGESIZE & (1 << 64) - 1)
+    found = np.empty(_MOST_SPANS, np.uint8)
+    for first in range(0, pages.size, _MOST_SPANS):
+        some = pages[first : first + _MOST_SPANS]
+        spans = np.ones((some.size, 2), np.uint64)
+        spans[:, 0] = some
+        remote = ctypes.cast(_address(spans), ctypes.POINTER(_Span))
+        local = _Span(_address(found), some.size)
+        if _readv()(os.getpid(), local, 1, remote, some.size, 0) != some.size:
+            return False
+    return True
+
+
+def _reads(theirs: Layout, mine: Layout, source: Box, target: Box) -> Iterator[_Read]:
+    """Return what brings a box of the sender's field into one of mine, of the same shape."""
+    shape, key = target.shape, target.slices()
+    offset, nbytes = _span(theirs, source.start, source.stop)
     steps = [step if extent > 1 else 0 for extent, step in zip(shape, theirs.strides, strict=True)]
-    axis = steps.index(max(steps))
-    planes = max(_BLOCK_NBYTES // max(steps[axis], 1), 1)
-    found = []
-    for first in range(0, shape[axis], planes):
-        last = min(first + planes, shape[axis])
-        low, high, to = [*start], [*stop], [*key]
-        low[axis], high[axis] = start[axis] + first, start[axis] + last
-        to[axis] = slice(box.start[axis] + first, box.start[axis] + last)
-        found.append(_Read(*_span(theirs, low, high), tuple(to), theirs.strides))
-    return found
+    own = [step if extent > 1 else 0 for extent, step in zip(shape, mine.strides, strict=True)]
+    if steps == own and nbytes == target.size * theirs.dtype.itemsize:
+        yield _Read(offset, nbytes, key, None)
+    elif nbytes <= _BLOCK_NBYTES or max(steps) == 0:
+        yield _Read(offset, nbytes, key, theirs.strides)
+    else:  # in pieces, along the axis that is the slowest in the sender's memory
+        axis = steps.index(max(steps))
+        planes = max(_BLOCK_NBYTES // steps[axis], 1)
+        for first in range(0, shape[axis], planes):
+            last = min(first + planes, shape[axis])
+            yield from _reads(
+                theirs, mine, _cut(source, axis, first, last), _cut(target, axis, first, last)
+            )
+
+
+def _cut(box: Box, axis: int, first: int, last: int) -> Box:
+    """Return a part of a box, along one of its axes."""
+    start, stop = [*box.start], [*box.stop]
+    start[axis], stop[axis] = box.start[axis] + first, box.start[axis] + last
+    return Box(tuple(start), tuple(stop))

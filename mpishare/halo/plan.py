@@ -12,7 +12,7 @@ from mpishare.halo.apart import require_apart
 from mpishare.halo.nodes import patience
 from mpishare.halo.terms import settle
 from mpishare.local import Local
-from mpishare.messages import finish
+from mpishare.messages import finish, give_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from mpishare.halo.terms import Terms
 
 log = logging.getLogger("mpishare.halo")
-
-_left: list[Any] = []
-"""What plans had when their node was left."""
 
 
 class Plan(Local):
@@ -158,7 +155,8 @@ class Plan(Local):
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         ClosedError
-            If the plan is closed.
+            If the plan is closed. An interrupt that comes out of an exchange of the host leaves the
+            node by that exception: neighbors may be reading.
         """
         if self._open is None and not self._is_closed and self._quick(fields or self._own, stream):
             return
@@ -178,7 +176,8 @@ class Plan(Local):
     def wait(self, stream: Any = None) -> None:
         """End the exchange that `start` began: ghosts may be read, owned cells be written.
 
-        Collective over the plan's ranks. Stream-ordered on CUDA, as `exchange`.
+        Collective over the plan's ranks. Stream-ordered on CUDA, as `exchange`. On the host it may
+        last until the neighbors are in theirs, where they read my cells in place.
 
         Raises
         ------
@@ -261,11 +260,12 @@ class Plan(Local):
         """Mark it closed without the other ranks. Local; frees nothing that others may use."""
         self._is_closed = True
         # Messages may still come in, and kernels still run: their memory is left to the process.
-        _left.append((self._forth, self._back, self._open, self._own))
+        give_up(self._forth, self._back, self._open, self._own)
         self._forget()
 
     def leave(self, until: float) -> None:
         """Tell the other ranks if all that was begun is over by then: this process ends. Local."""
+        give_up(self)
         for mover in self._movers if self._open is None else ():
             mover.leave(until)
 

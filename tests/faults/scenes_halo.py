@@ -27,6 +27,7 @@ NODES = {
     "in turn": ("-hosts", "nodea:1,nodeb:1,nodea:1,nodeb:1"),
 }
 MACHINES = {
+    "2 + 1 machines": (2, "node1:2,node2:1"),
     "2 + 2 machines": (2, "node1:2,node2:2"),
     "2 + 1 + 1 machines": (3, "node1:2,node2:1,node3:1"),
 }

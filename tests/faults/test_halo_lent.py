@@ -141,3 +141,119 @@ def test_a_process_that_may_not_be_read():
     (text,) = [text for text in played.rank(0)["said"] if "copied twice" in text]
     assert "large faces of rank 1" in text
     assert "Operation not permitted" in text
+
+
+def interrupted(stage: Stage, is_in_window: bool) -> None:
+    """Rank 1 gives up its exchange when a timer says so, and writes its cells, which are read."""
+    import numpy as np
+
+    node = stage.node(timeout_s=10.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field = np.zeros((4, 131072 // 8))
+    if is_in_window:
+        field = node.allocate_each(field.shape).array
+    field[...] = stage.rank
+    halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
+    halo.exchange()
+    field[...] = stage.rank + 10
+
+    def exchange() -> None:
+        halo.exchange()
+
+    if stage.rank == 1:
+
+        def stop(*_: object) -> None:
+            raise KeyError("my own reason")
+
+        signal.signal(signal.SIGALRM, stop)  # noqa: F821  of the scene
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # noqa: F821
+        stage.attempt("call", exchange)
+        field[...] = -1
+        stage.world.Send(b"", dest=2)
+    else:
+        halo.start()
+        if stage.rank == 2:
+            stage.world.Recv(bytearray(0), source=1)
+        stage.attempt("call", halo.wait)
+    report({"ghosts": field[[0, -1], 0].tolist()})
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize("is_in_window", [True, False], ids=["window", "private"])
+def test_an_exchange_that_is_interrupted(is_in_window):
+    """Who still reads is told; nobody takes what was written afterwards for a ghost."""
+    played = play(3, interrupted, is_in_window)
+    assert "my own reason" in played.raised(1, "call", "KeyError").text
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert list(told.failures) == [1]
+        assert "my own reason" in told.failures[1]
+
+
+def with_guards(stage: Stage) -> None:
+    """Memory of which the process itself reads all cells, and others cannot read all pages."""
+    import ctypes
+    import mmap
+
+    import numpy as np
+    from numpy.lib.stride_tricks import as_strided
+
+    page, rows = mmap.PAGESIZE, 40
+    memory = mmap.mmap(-1, rows * 9 * page)
+    base = np.frombuffer(memory, "f8")
+    shape, strides = (4, rows // 4, page), (rows // 4 * 9 * page, 9 * page, 8)
+    fields = [as_strided(base, shape, strides), np.zeros(shape)]
+    fields[1] = as_strided(np.zeros(base.size), shape, strides)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for row in range(rows):  # after the 8 pages of each
+        at = ctypes.c_void_p(base.ctypes.data + row * 9 * page + 8 * page)
+        assert libc.mprotect(at, page, 0) == 0
+    right = []
+    with stage.node() as node:
+        cart = stage.world.Create_cart((stage.size,), (True,))
+        with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
+            lent = len(halo._forth._host._lent.keys)
+            for step in range(20):
+                field = fields[step % 2]
+                field[1:3] = 100 * step + stage.rank
+                halo.exchange(field)
+                field[1:3] = -1
+                for side, other in ((0, -1), (-1, 1)):
+                    owner = (stage.rank + other) % stage.size
+                    right.append(bool((field[side] == 100 * step + owner).all()))
+    report({"right": right, "lent": lent})
+
+
+def test_memory_that_others_cannot_read():
+    played = play(3, with_guards)
+    played.ended_well()
+    for rank in range(3):
+        assert played.rank(rank) == {"right": [True] * 40, "lent": 6}
+
+
+def without_memory(stage: Stage) -> None:
+    """Rank 1 has none for what comes through it: C order at the sender, Fortran order there."""
+    import resource
+
+    import numpy as np
+
+    node = stage.node(timeout_s=10.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field = np.zeros((4, 64 << 20), "u1", order="F" if stage.rank == 1 else "C")
+    kept = resource.getrlimit(resource.RLIMIT_AS)
+    if stage.rank == 1:
+        from pathlib import Path
+
+        now = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 20), kept[1]))
+    stage.attempt("make", mpishare.HaloExchange, cart, field, ((2, 0),), axes=(0,), node=node)
+    resource.setrlimit(resource.RLIMIT_AS, kept)
+    stage.attempt("close", node.close)
+
+
+def test_a_rank_without_memory():
+    played = play(3, without_memory)
+    for rank in (0, 2):
+        assert list(played.raised(rank, "make", "PeerError").failures) == [1]
+    assert played.told(1, "make").error in {"OSError", "MemoryError"}
+    played.worked(range(3), "close")

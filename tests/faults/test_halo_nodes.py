@@ -10,7 +10,7 @@ from tests.faults.stage import Stage
 from tests.helpers.reporting import report
 
 NAMES = {"2 + 2": 4, "1 + 1": 2, "2 + 1": 3, "2 + 1 + 1": 4, "1 + 2 + 1": 4, "in turn": 4}
-NAMES |= dict.fromkeys(MACHINES, 4)
+NAMES |= dict.fromkeys(MACHINES, 4) | {"2 + 1 machines": 3}
 
 
 def random_plans(stage: Stage, seeds: int) -> None:
@@ -124,9 +124,35 @@ def many_steps(stage: Stage, steps: int) -> None:
 @pytest.mark.parametrize("nodes", ["2 + 2", "in turn", *MACHINES])
 def test_steps_with_random_delays(nodes):
     """Data flows one way round, by both routes in turn."""
-    played = play_on(nodes, 4, many_steps, 400)
+    played = play_on(nodes, NAMES[nodes], many_steps, 400)
     played.ended_well()
-    assert all(played.rank(rank)["done"] for rank in range(4))
+    assert all(played.rank(rank)["done"] for rank in range(NAMES[nodes]))
+
+
+def sent_before(stage: Stage) -> None:
+    """Who waits in a barrier of the node has sent what the other rank there waits for."""
+    import numpy as np
+
+    with stage.node(timeout_s=10.0) as node:
+        large = np.zeros(40_000_000, "u1")
+        if stage.rank == 0:
+            request = stage.world.Isend(large, 2)
+            node.barrier()
+            request.Wait()
+        elif stage.rank == 1:
+            stage.world.recv(source=2)
+            node.barrier()
+        else:
+            stage.world.Recv(large, 0)
+            stage.world.send("it has come", 1)
+    report({"done": True})
+
+
+@pytest.mark.parametrize("nodes", ["2 + 1", "2 + 1 machines"])
+def test_messages_go_on_while_a_rank_waits(nodes):
+    played = play_on(nodes, 3, sent_before)
+    played.ended_well()
+    assert all(played.rank(rank)["done"] for rank in range(3))
 
 
 def refused(stage: Stage) -> None:

@@ -1,7 +1,9 @@
 """What a failed collective leaves behind: ranks in step, nothing open, and words for everyone."""
 
+import gc
 import os
 import threading
+import weakref
 
 import pytest
 
@@ -116,14 +118,18 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
         def Test(self):  # noqa: N802  as in mpi4py
             return False
 
+    class Memory(bytearray):
+        pass
+
     aborts = []
-    monkeypatch.setattr(messages, "_given_up", [])
     monkeypatch.setattr(messages, "abort_unless_over", lambda _, why: aborts.append(why))
-    memory = bytearray(8)
-    assert raised(PeerTimeout, lambda: messages.finish(Never(), "test", 0.0, memory)).ranks == ()
+    memory = [Memory(8)]
+    is_alive = weakref.ref(memory[0])
+    assert raised(PeerTimeout, lambda: messages.finish(Never(), "test", 0.0, *memory)).ranks == ()
     assert [why.partition(":")[0] for why in aborts] == ["test failed"]
-    ((_, kept),) = messages._given_up
-    assert kept[0] is memory
+    memory.clear()
+    gc.collect()
+    assert is_alive()
 
 
 @TWO

@@ -28,7 +28,7 @@ def lent(halo):
 
 
 def steps(node, case, kinds):
-    """Exchange two sets of fields in turn; return the plan, closed."""
+    """Exchange two sets of fields in turn; return what is lent, of how many bytes, staging."""
     both = [make_fields(node, case, node.rank, kinds) for _ in range(2)]
     with plan(node.comm, case, arrays(both[0]), axes=kinds[0].axes, node=node) as halo:
         for step in range(6):
@@ -40,7 +40,7 @@ def steps(node, case, kinds):
                 field.spoil()
                 field.array[field.owned] = kept
             check(fields, 10 * step)
-        return lent(halo), halo.staging_nbytes
+        return lent(halo).keys, lent(halo).nbytes, halo.staging_nbytes
 
 
 @TWO
@@ -48,36 +48,37 @@ def test_faces_that_come_as_they_belong(host_node):
     node = host_node
     case = even_case((node.size,), True, 5, 2)
     kind = Kind("f8", others=(PLANES,), axes=(0,))
-    found, nbytes = steps(node, case, [kind])
+    keys, through, nbytes = steps(node, case, [kind])
     ways = {(rank, (rank + step) % node.size) for rank in range(node.size) for step in (-1, 1)}
-    assert {key[:2] for key in found.keys} == ways
-    assert len(found.keys) == 2 * node.size
-    assert found.nbytes == 0
+    assert {key[:2] for key in keys} == ways
+    assert len(keys) == 2 * node.size
+    assert through == 0
     assert nbytes < 100_000  # no copies: a face alone has 384 KiB
 
 
 @TWO
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("form", ["C", "F"])
-def test_faces_with_ghosts_in_between(host_node, form):
+def test_faces_with_ghosts_in_between(host_node, form, width):
     """They come through memory of the receiver, some planes at a time."""
     node = host_node
     dims = (node.size, 1, 1) if form == "C" else (1, 1, node.size)
     splits = [(4,) * node.size, (300,), (300,)]
     case = Case(dims, (True,) * 3, tuple(splits[:: 1 if form == "C" else -1]),
-                (((1, 1),) * 3,) * node.size, corners=False)  # fmt: skip
-    found, nbytes = steps(node, case, [Kind("f4", form), Kind("i8", form)])
-    assert len(found.keys) == 4 * node.size
-    assert 0 < found.nbytes <= (256 << 10)
-    assert found.nbytes < nbytes
+                (((width, width),) * 3,) * node.size, corners=False)  # fmt: skip
+    keys, through, nbytes = steps(node, case, [Kind("f4", form), Kind("i8", form)])
+    assert len(keys) == 4 * node.size
+    assert 0 < through <= (256 << 10)
+    assert through < nbytes
 
 
 @TWO
 def test_small_faces_and_those_that_lie_far_apart_are_packed(host_node):
     node = host_node
     case = even_case((node.size, 1), True, 5, 1)
-    assert not steps(node, case, [Kind("f8")])[0].keys
+    assert not steps(node, case, [Kind("f8")])[0]
     case = even_case((node.size,), True, 5, 1)
-    assert not steps(node, case, [Kind("f8", "F", others=(PLANES,), axes=(0,))])[0].keys
+    assert not steps(node, case, [Kind("f8", "F", others=(PLANES,), axes=(0,))])[0]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from mpishare.halo.lent import reading
+from mpishare.halo.lent import _is_readable, reading
 
 PAGE = mmap.PAGESIZE
 
@@ -38,6 +38,23 @@ def test_a_page_that_is_not_there():
     assert not target[PAGE:].any()
     assert reading(os.getpid(), at(source) + PAGE, at(target), 1)() == errno.EFAULT
     assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, mmap.PROT_READ) == 0
+
+
+def test_a_page_in_between_is_seen():
+    """Of very many, at both ends and not."""
+    memory = mmap.mmap(-1, 3000 * PAGE)
+    source = np.frombuffer(memory, "u1")
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert _is_readable(at(source), source.nbytes)
+    for page in (0, 1500, 2999):
+        address = at(source) + page * PAGE
+        assert libc.mprotect(ctypes.c_void_p(address), PAGE, 0) == 0
+        assert not _is_readable(at(source), source.nbytes)
+        assert not _is_readable(address - PAGE + 1, PAGE + 1)
+        assert not _is_readable(address + PAGE - 1, PAGE)
+        assert not page or _is_readable(address - 1, 1)
+        assert libc.mprotect(ctypes.c_void_p(address), PAGE, mmap.PROT_READ) == 0
+        assert _is_readable(address, PAGE)
 
 
 def test_a_process_that_is_gone():
