@@ -251,8 +251,8 @@ def _span(layout: Layout, start: Sequence[int], stop: Sequence[int]) -> tuple[in
 
 def _is_readable(address: int, nbytes: int) -> bool:
     """Whether another process could read memory of this one: a byte of each page is tried."""
-    pages = np.arange(address, address + nbytes, mmap.PAGESIZE, dtype=np.uint64)
-    pages[1:] &= np.uint64(-mmap.PAGESIZE & (1 << 64) - 1)
+    end = address + nbytes
+    pages = np.append(np.arange(address, end, mmap.PAGESIZE, dtype=np.uint64), np.uint64(end - 1))
     found = np.empty(_MOST_SPANS, np.uint8)
     for first in range(0, pages.size, _MOST_SPANS):
         some = pages[first : first + _MOST_SPANS]
@@ -277,7 +277,7 @@ def _reads(theirs: Layout, mine: Layout, source: Box, target: Box) -> Iterator[_
         yield _Read(offset, nbytes, key, theirs.strides)
     else:  # in pieces, along the axis that is the slowest in the sender's memory
         axis = steps.index(max(steps))
-        planes = max(_BLOCK_NBYTES // steps[axis], 1)
+        planes = min(max(_BLOCK_NBYTES // steps[axis], 1), shape[axis] - 1)
         for first in range(0, shape[axis], planes):
             last = min(first + planes, shape[axis])
             yield from _reads(

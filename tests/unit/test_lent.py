@@ -9,6 +9,9 @@ import sys
 
 import numpy as np
 
+from mpishare.geometry import Box
+from mpishare.halo import lent
+from mpishare.halo.layout import Layout
 from mpishare.halo.lent import _is_readable, reading
 
 PAGE = mmap.PAGESIZE
@@ -53,8 +56,24 @@ def test_a_page_in_between_is_seen():
         assert not _is_readable(address - PAGE + 1, PAGE + 1)
         assert not _is_readable(address + PAGE - 1, PAGE)
         assert not page or _is_readable(address - 1, 1)
+        assert not page or not _is_readable(address - 1, 2)
         assert libc.mprotect(ctypes.c_void_p(address), PAGE, mmap.PROT_READ) == 0
         assert _is_readable(address, PAGE)
+
+
+def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):
+    """The slowest axis may be shorter than what is along a faster one."""
+    monkeypatch.setattr(lent, "_BLOCK_NBYTES", 300)
+    shape, strides = (2, 5, 2), (100, 64, 8)
+    theirs, mine = (Layout(shape, each, np.dtype("f4"), None) for each in (strides, (40, 8, 4)))
+    box = Box((0, 0, 0), shape)
+    reads = list(lent._reads(theirs, mine, box, box))
+    assert all(0 <= read.offset <= read.offset + read.nbytes <= 368 for read in reads)
+    assert all(read.nbytes <= 300 for read in reads)
+    count = np.zeros(shape, int)
+    for read in reads:
+        count[read.key] += 1
+    assert (count == 1).all()
 
 
 def test_a_process_that_is_gone():
