@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -98,11 +99,13 @@ def lives(pid: int) -> bool:
 
 
 @pytest.fixture
-def place(tmp_path):
-    place = Place(tmp_path)
-    yield place
-    for pid in filter(lives, place.daemons()):
-        os.kill(pid, signal.SIGKILL)
+def place():
+    # Not tmp_path, which has the user's name and the test's: too long for a socket.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        place = Place(Path(folder))
+        yield place
+        for pid in filter(lives, place.daemons()):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
