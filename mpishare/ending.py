@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from mpishare.control import State
-from mpishare.errors import ClosedError
+from mpishare.errors import ClosedError, ranks_in_words
 from mpishare.lastwords import abort_after, is_heard, say, until
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Ending:
         self._abort_if_fatal()
         self._forget_finalize()
         self._depart()
+        self._abort_if_unheard()
         self._watcher.stop()
         agreement.block.barrier.close()
 
@@ -95,6 +96,30 @@ class Ending:
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
             abort_after(lambda: self._say_and_hear(failure()))
+
+    def _abort_if_unheard(self) -> None:
+        """Abort the job where this rank has left and others go on: Finalize would wait for them.
+
+        They learn of it by their next call, if they make one: who waits in MPI for this rank does
+        not.
+        """
+        agreement, block = self._agreement, self._agreement.block
+        if agreement.failure is None:
+            return
+
+        def unaware() -> list[int]:
+            agreement.progress()
+            here = (rank for rank in agreement.others if block.state(rank) == State.PRESENT)
+            return [rank for rank in here if block.is_running(rank)]
+
+        mine, timeout_s = f"mpishare: rank {agreement.rank}", agreement.timeout_s
+        until(lambda: not unaware())
+        if late := unaware():
+            say(f"{mine} has left the node, and waits for {ranks_in_words(late)} to hear of it\n")
+            until(lambda: not unaware(), timeout_s)
+        if late := unaware():
+            why = f"{ranks_in_words(late)} made no call to mpishare within {timeout_s:g} s"
+            abort_after(lambda: say(f"{mine} aborts the job: it has left the node, and {why}\n"))
 
     def _say_and_hear(self, failure: MpiShareError) -> None:
         """Say why the job ends, and let the others."""

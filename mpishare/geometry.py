@@ -295,8 +295,8 @@ def _transfer(
         extent, first = theirs.extents[axis], theirs.widths[axis][0]
         if step and cells > extent:
             raise ValueError(
-                f"rank {receiver} asks rank {sender} for a halo of {cells} cells along axis {axis} "
-                f"of the cart, wider than the {extent} that rank {sender} owns there"
+                f"rank {receiver} asks rank {sender} for a halo {cells} wide along axis {axis} "
+                f"of the cart, where rank {sender} owns {extent} (a field's extent less its ghosts)"
             )
         if not step and cells != extent:
             (one, ours), (other, others) = sorted([(sender, extent), (receiver, cells)])

@@ -30,9 +30,9 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def until(is_over: Callable[[], bool]) -> None:
-    """Wait for that, though not for long."""
-    end = time.monotonic() + HEARD_S
+def until(is_over: Callable[[], bool], most_s: float = HEARD_S) -> None:
+    """Wait for that, though not for ever."""
+    end = time.monotonic() + most_s
     while not is_over() and time.monotonic() < end:
         time.sleep(HEARD_S / 100)
 

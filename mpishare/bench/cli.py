@@ -126,7 +126,8 @@ def _turns(options: Options, backend: str) -> int:
 def _problem(options: Options) -> str | None:
     """Return why a file cannot be written that the options name, None where all can."""
     if options.plot is not None and find_spec("matplotlib") is None:
-        return "--plot: matplotlib is not installed; pip install matplotlib brings it"
+        bring = f"{sys.executable} -m pip install matplotlib"
+        return f"--plot: matplotlib is not installed; {bring} brings it"
     if options.plot is not None and Path(options.plot).suffix not in PLOT_SUFFIXES:
         return f"--plot: {options.plot!r} must end in {', '.join(PLOT_SUFFIXES)}"
     for word, name in (("--output", options.output), ("--plot", options.plot)):

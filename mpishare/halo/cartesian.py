@@ -84,7 +84,7 @@ class HaloExchange(Plan):
         if not isinstance(cart, MPI.Cartcomm) or cart == MPI.COMM_NULL:
             is_none = cart == MPI.COMM_NULL
             kind = type(cart).__name__
-            told = "COMM_NULL: this rank is none of the grid" if is_none else f"a {kind}"
+            told = "COMM_NULL: this rank is none of the grid" if is_none else f"of type {kind}"
             raise TypeError(f"HaloExchange failed: cart must be a Cartcomm, not {told}")
         dims, periods, _ = cart.Get_topo()
         self.grid = Grid(tuple(dims), tuple(map(bool, periods)))

@@ -138,7 +138,9 @@ def require_number(fields: Sequence[Any], wanted: int) -> None:
         hint = ""
         if len(fields) == 1 and isinstance(fields[0], list | tuple):
             hint = ": pass the arrays one by one, exchange(*fields)"
-        raise ValueError(f"{len(fields)} given where the plan has {wanted} fields{hint}")
+        raise ValueError(
+            f"{len(fields)} given where the plan has {wanted} field{'s' * (wanted > 1)}{hint}"
+        )
 
 
 def as_list(fields: Any) -> list[Any]:

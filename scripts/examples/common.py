@@ -112,7 +112,7 @@ def parse(
     problem = None
     if args.plot is not None:  # rank 0 draws
         if importlib.util.find_spec("matplotlib") is None:
-            problem = "--plot needs matplotlib: pip install matplotlib"
+            problem = f"--plot needs matplotlib: {sys.executable} -m pip install matplotlib"
         elif args.plot.suffix != ".png":
             problem = f"--plot: {str(args.plot)!r} must end in .png"
         elif not args.plot.parent.is_dir():
@@ -137,10 +137,13 @@ def refuse(program: str, problem: str) -> int:
 
 
 def order_for(node: mpishare.Node, order: str) -> str:
-    """Return this order, or ``plain`` where ranks take turns on a GPU.
+    """Return this order, or ``plain`` where nothing overlaps.
 
-    Without the Multi-Process Service what is to overlap waits for whole turns of others.
+    On the host nothing travels between `start` and `wait`; and where ranks take turns on a GPU,
+    without the Multi-Process Service, what is to overlap waits for whole turns of others.
     """
+    if node.backend == "host":
+        return "plain"
     gpus = [each.device for each in node.report().members if each.device is not None]
     shared = [gpu.uuid for gpu in gpus if not gpu.mps]
     return order if len(set(shared)) == len(shared) else "plain"

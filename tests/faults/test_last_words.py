@@ -66,6 +66,30 @@ def test_a_program_that_raises_is_read_to_its_end(again):
     assert "ZeroDivisionError: on purpose" in result.stderr
 
 
+UNHEARD = """
+import mpishare
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+with mpishare.Node(timeout_s=1.5) as node:
+    node.barrier()
+    if node.rank == 1:
+        raise KeyError("my own reason")
+    world.Barrier()  # which rank 1 will never call
+"""
+
+
+def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
+    """They make no call to mpishare in which to hear of it, and MPI would wait for ever."""
+    result = run_ranks(3, UNHEARD, timeout_s=30)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0
+    assert result.seconds < 12
+    assert "KeyError: 'my own reason'" in result.stderr, result.describe()
+    assert "rank 1 has left the node, and waits for ranks 0, 2 to hear of it" in result.stderr
+    assert "ranks 0, 2 made no call to mpishare within 1.5 s" in result.stderr
+
+
 def unclosed(stage: Stage) -> None:
     import numpy as np
 

@@ -465,15 +465,15 @@ def test_a_halo_wider_than_the_neighbors_block_is_refused_at_both_ends():
     assert set(texts) == {1, 2}
     assert set(texts.values()) == {text}
     assert text == (
-        "rank 2 asks rank 1 for a halo of 3 cells along axis 1 of the cart, wider than the 2 that "
-        "rank 1 owns there"
+        "rank 2 asks rank 1 for a halo 3 wide along axis 1 of the cart, where rank 1 owns 2 "
+        "(a field's extent less its ghosts)"
     )
 
 
 def test_a_halo_wider_than_ones_own_block_is_refused():
     texts, text = told(layout((1,), (True,), [(2,)], (0, 3)))
     assert texts == {0: text}
-    assert "rank 0 asks rank 0 for a halo of 3 cells along axis 0" in text
+    assert "rank 0 asks rank 0 for a halo 3 wide along axis 0" in text
 
 
 @pytest.mark.parametrize("extent", [0, 7])
