@@ -162,6 +162,10 @@ class ControlBlock:
         self.sync()
         return State(value)
 
+    def is_here(self, rank: int) -> bool:
+        """Whether that rank has not left the node, and its process runs."""
+        return self.state(rank) == State.PRESENT and self.is_running(rank)
+
     def depart(
         self,
         state: State,

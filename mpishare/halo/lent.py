@@ -218,11 +218,14 @@ class Lent:
         return moves
 
     def _take(self, sender: int, call: Callable[[], int]) -> None:
-        """Read, and raise if that went wrong, or if it was another process with that number."""
+        """Read, and raise if that went wrong or the sender is gone, which is the reason then.
+
+        Who has left may have freed the cells; of who died another process may have the number.
+        """
         ranks = self._ranks
         agreement = ranks.ground.agreement
         error = call()
-        if error == errno.ESRCH or not agreement.block.is_running(ranks.team[sender]):
+        if error == errno.ESRCH or not agreement.block.is_here(ranks.team[sender]):
             ranks.wait(f"{self._name}: wait", lambda: [sender])  # raises, with its reasons
         if error:
             text = (

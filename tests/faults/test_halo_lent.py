@@ -32,6 +32,7 @@ def begun(stage: Stage, how: str) -> None:
     halo.exchange()
     assert len(halo._forth._host._lent.keys) == stage.size
     halo.start()
+    libc = ctypes.CDLL(None, use_errno=True)
     if stage.rank == 1:
 
         def leave() -> None:
@@ -44,14 +45,18 @@ def begun(stage: Stage, how: str) -> None:
             stage.attempt("call", leave)
             field[...] = -1
             stage.world.Send(b"", dest=2)
+        elif how == "leaves and frees":
+            stage.attempt("call", leave)
+            at = ctypes.c_void_p(field[1:].ctypes.data)
+            assert libc.mprotect(at, field[1:].nbytes, 0) == 0
+            stage.world.Send(b"", dest=2)
         else:
-            libc = ctypes.CDLL(None, use_errno=True)
             at, both = ctypes.c_void_p(field[1:].ctypes.data), mmap.PROT_READ | mmap.PROT_WRITE
             assert libc.mprotect(at, field[1:].nbytes, 0) == 0
             stage.attempt("call", halo.wait)
             assert libc.mprotect(at, field[1:].nbytes, both) == 0
     else:
-        if how != "leaves":
+        if not how.startswith("leaves"):
             time.sleep(0.5)
         elif stage.rank == 2:
             stage.world.Recv(bytearray(0), source=1)  # and at once, before it is known otherwise
@@ -69,10 +74,10 @@ def test_the_sender_dies():
         assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
 
 
-@pytest.mark.parametrize("again", range(3))
-def test_the_sender_leaves_by_an_exception(again):
-    """What it does to its cells afterwards is told to nobody as a ghost."""
-    played = play(3, begun, "leaves")
+@pytest.mark.parametrize("how", [*["leaves"] * 3, *["leaves and frees"] * 3])
+def test_the_sender_leaves_by_an_exception(how):
+    """What it does to its cells afterwards is told to nobody as a ghost, nor as the reason."""
+    played = play(3, begun, how)
     played.raised(1, "call", "KeyError")
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
