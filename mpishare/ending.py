@@ -62,6 +62,7 @@ class Ending:
             self._agreement.block.depart(State.EXITED)
         else:
             self._agreement.tell(failure())  # so that nobody takes this rank for the cause
+            self._abort_if_unheard()
 
     def _at_finalize(self) -> None:
         if self._keyval == self._mpi.KEYVAL_INVALID:
@@ -87,7 +88,6 @@ class Ending:
         self._abort_if_fatal()
         self._forget_finalize()
         self._depart()
-        self._abort_if_unheard()
         self._watcher.stop()
         agreement.block.barrier.close()
 
@@ -104,13 +104,10 @@ class Ending:
         not.
         """
         agreement, block = self._agreement, self._agreement.block
-        if agreement.failure is None:
-            return
 
         def unaware() -> list[int]:
             agreement.progress()
-            here = (rank for rank in agreement.others if block.state(rank) == State.PRESENT)
-            return [rank for rank in here if block.is_running(rank)]
+            return [rank for rank in agreement.others if block.is_here(rank)]
 
         mine, timeout_s = f"mpishare: rank {agreement.rank}", agreement.timeout_s
         until(lambda: not unaware())

@@ -43,11 +43,12 @@ def is_heard() -> bool:
 
 
 def abort_after(last_words: Callable[[], None]) -> None:
-    """Abort the job after these: an abort cuts off what nobody has read yet. Local."""
+    """Abort the job after these, once they are read: an abort cuts off what is not. Local."""
     from mpi4py import MPI
 
     try:
         last_words()
+        until(is_heard)
     finally:  # whatever signal comes meanwhile
         MPI.COMM_WORLD.Abort(1)
 
@@ -88,6 +89,5 @@ def _at_exit() -> None:
     def last_words() -> None:
         say(f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n")
         until(request.Test)  # the others say it too
-        until(is_heard)
 
     abort_after(last_words)

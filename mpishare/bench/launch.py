@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from mpishare.lastwords import abort_after, is_heard, say, until
+from mpishare.lastwords import abort_after, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,6 +126,6 @@ def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:
     except SystemExit:
         raise
     except BaseException:
-        say(f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}")
-        abort_after(lambda: until(is_heard))
+        words = f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}"
+        abort_after(lambda: say(words))
         raise

@@ -265,7 +265,7 @@ class Plan(Local):
 
     def leave(self, until: float) -> None:
         """Tell the other ranks if all that was begun is over by then: this process ends. Local."""
-        give_up(self)
+        give_up(self)  # what is under way ends after the interpreter does
         for mover in self._movers if self._open is None else ():
             mover.leave(until)
 

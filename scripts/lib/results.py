@@ -70,7 +70,7 @@ def runs(folder: Path) -> dict[str, dict]:
 
 
 def origin(header: dict) -> tuple[str, str]:
-    """On what a run is, and with what; when, and from what."""
+    """On what, when and from what a run is; with which libraries."""
     models = [gpu["name"] for gpu in header["gpus"]]
     cores = header["cores"]
     machine = f"{len(models)} x {models[0]}" if models else f"{cores} CPU cores"
