@@ -31,6 +31,7 @@ class Chain:
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend = backend
         self._enter = backend.enter
+        self._is_current = backend.is_current
         self._name = name
         self.number: int | None = None
         self._owner: Any = None
@@ -47,6 +48,9 @@ class Chain:
         TypeError
             If it is no stream.
         """
+        number = self.number
+        if stream is None and number is not None and self.is_kept and self._is_current(number):
+            return number  # as most calls: there is nothing to follow
         number, owner, is_kept = self._enter(stream, self._name, call)
         self.follow(number, owner, is_kept=is_kept)
         return number

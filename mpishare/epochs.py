@@ -275,10 +275,14 @@ class Epochs(Ordered):
         if len(set(ranks)) != len(ranks):
             raise ValueError(f"{self.name}: {call} failed: {list(ranks)} names a rank twice")
         mine, size = self._rank, self._size
+        posted = {rank: ready(mine, rank, size) for rank in ranks}
+        started = {rank: ready(rank, mine, size) for rank in ranks}
+        completed = {rank: done(mine, rank, size) for rank in ranks}
+        waited = {rank: done(rank, mine, size) for rank in ranks}
         return Group(
             ranks,
-            Step("post", self._exposed, {rank: ready(mine, rank, size) for rank in ranks}),
-            Step("start", self._accessed, {rank: ready(rank, mine, size) for rank in ranks}),
-            Step("complete", self._finished, {rank: done(mine, rank, size) for rank in ranks}),
-            Step("wait", self._completed, {rank: done(rank, mine, size) for rank in ranks}),
+            Step("post", "write", self._exposed, posted),
+            Step("start", "wait", self._accessed, started),
+            Step("complete", "write", self._finished, completed),
+            Step("wait", "wait", self._completed, waited),
         )

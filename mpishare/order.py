@@ -27,6 +27,8 @@ class Step:
     ----------
     call : str
         Its name.
+    kind : {"write", "wait"}
+        Which of both.
     counts : list of int
         For each rank of the node, how often the call was made towards it. Steps of one call share
         them, whatever ranks they name.
@@ -34,10 +36,11 @@ class Step:
         The ranks, each with the place of its counter.
     """
 
-    __slots__ = ("call", "counts", "ranks", "signals", "slots")
+    __slots__ = ("call", "counts", "kind", "ranks", "signals", "slots")
 
-    def __init__(self, call: str, counts: list[int], slots: dict[int, int]) -> None:
+    def __init__(self, call: str, kind: str, counts: list[int], slots: dict[int, int]) -> None:
         self.call = call
+        self.kind = kind
         self.counts = counts
         self.ranks = tuple(slots)
         self.slots = tuple(slots.values())
@@ -70,43 +73,34 @@ class Ordered:
         self._has_streams = ground.backend.has_streams
         self._patience = ground.patience
         self._chain = Chain(ground.backend, name)
+        # On streams a call that waits costs the host what a call that writes does.
+        has_streams = self._has_streams
+        self._write: Callable[[Step, Any], None] = self._enqueue if has_streams else self._store
+        """Raises the counters of a step to one more than was counted so far."""
+        self._await: Callable[[Step, Any], None] = self._enqueue if has_streams else self._look
+        """Waits until the counters of a step are raised once more than was counted so far."""
 
-    def _write(self, step: Step, stream: Any) -> None:
-        """Raise the counters of a step to one more than was counted so far."""
-        counts, ranks = step.counts, step.ranks
-        values = [counts[rank] + 1 for rank in ranks]
-        if self._has_streams:
-            self._enqueue(step, "write", stream, values)
-        else:
-            view = self._view
-            self._sync()
-            for slot, value in zip(step.slots, values, strict=True):
-                view[slot] = value
-        for rank in ranks:
-            counts[rank] += 1
-
-    def _await(self, step: Step, stream: Any) -> None:
-        """Wait until the counters of a step are raised once more than was counted so far."""
-        counts, ranks = step.counts, step.ranks
-        values = [counts[rank] + 1 for rank in ranks]
-        if self._has_streams:
-            self._enqueue(step, "wait", stream, values)
-        else:
-            self._look(step, values)
-        for rank in ranks:
-            counts[rank] += 1
-
-    def _enqueue(self, step: Step, kind: str, stream: Any, values: list[int]) -> None:
-        number = self._chain.enter(step.call, stream)
-        if values:
+    def _enqueue(self, step: Step, stream: Any) -> None:
+        chain, counts, ranks = self._chain, step.counts, step.ranks
+        number = chain.enter(step.call, stream)
+        if ranks:
             if step.signals is None:
-                step.signals = self._prepare([(kind, slot) for slot in step.slots])
-            step.signals.enqueue(number, values)
-            self._chain.leave()
+                step.signals = self._prepare([(step.kind, slot) for slot in step.slots])
+            step.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
+            for rank in ranks:
+                counts[rank] += 1
+            if not chain.is_kept:
+                chain.leave()
 
-    def _look(self, step: Step, values: list[int]) -> None:
-        view, looks = self._view, 0
-        waits = list(zip(step.ranks, step.slots, values, strict=True))
+    def _store(self, step: Step, stream: Any) -> None:  # noqa: ARG002  no streams
+        view, counts = self._view, step.counts
+        self._sync()
+        for slot, rank in zip(step.slots, step.ranks, strict=True):
+            view[slot] = counts[rank] = counts[rank] + 1
+
+    def _look(self, step: Step, stream: Any) -> None:  # noqa: ARG002  no streams
+        view, counts, looks = self._view, step.counts, 0
+        waits = [(r, slot, counts[r] + 1) for r, slot in zip(step.ranks, step.slots, strict=True)]
         for _, slot, value in waits:
             while view[slot] < value:
                 looks += 1
@@ -115,6 +109,8 @@ class Ordered:
                 elif not looks % self._patience:
                     sched_yield()
         self._sync()
+        for rank in step.ranks:
+            counts[rank] += 1
 
     def _wait(self, call: str, lagging: Callable[[], list[int]]) -> None:
         self._wait_on_host(f"{self.name}: {call}", lagging)

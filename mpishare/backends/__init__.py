@@ -109,6 +109,10 @@ class Backend(Protocol):
         """
         ...
 
+    def is_current(self, stream: int) -> bool:
+        """Whether a call without a stream goes to this one, and may."""
+        ...
+
     def local_event(self) -> Any:
         """Make an event for this process alone."""
         ...

@@ -104,6 +104,7 @@ class CudaBackend:
         cupy.cuda.Device(ordinal).use()
         cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
         self.device = driver.device_of(ordinal)
+        self._ordinal = ordinal
         self._where = f"{where}, {self.device.uuid[:12]}"
         self._wait_flags = driver.wait_flags(ordinal)
 
@@ -180,6 +181,13 @@ class CudaBackend:
                 f"this rank uses GPU {self.device.ordinal}. Make that the current one"
             )
         return number, owner, isinstance(owner, _Stream), driver.is_capturing(number)
+
+    def is_current(self, stream: int) -> bool:
+        """Whether CuPy's current stream is this one, of this GPU, and is not being captured."""
+        ordinal = self._ordinal
+        if _current_stream(ordinal).ptr != stream or driver.is_capturing(stream):
+            return False
+        return stream > DEFAULTS or _current_device() == ordinal
 
     def new_stream(self) -> Any:
         """Make a stream that is served before others, and waits for none."""

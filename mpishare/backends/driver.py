@@ -136,13 +136,13 @@ class CudaSignals:
         """Put them on a stream, one batch for up to 256."""
         if stream != self._number:
             self._number, self._stream = stream, ctypes.c_void_p(stream)
+        whole = len(values)
         for start, count, params in self._parts:
             place = 2
-            for value in values if count == len(values) else values[start : start + count]:
+            for value in values if count == whole else values[start : start + count]:
                 params[place] = value
                 place += _PARAM_WORDS
-            code = self._call(self._stream, count, params, 0)
-            if code:
+            if code := self._call(self._stream, count, params, 0):
                 raise error("cuStreamBatchMemOp", code, self._where)
 
 

@@ -103,6 +103,10 @@ class HostBackend:
         """Return stream 0: there is nothing to order, since calls block."""
         return 0, None, True
 
+    def is_current(self, stream: int) -> bool:  # noqa: ARG002  no streams
+        """Return True: there is no other."""
+        return True
+
     def local_event(self) -> Any:
         """Return a place without an event."""
         return None

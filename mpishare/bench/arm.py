@@ -30,6 +30,11 @@ class Arm:
         """Do once what is timed."""
         raise NotImplementedError
 
+    @property
+    def call(self) -> Callable[[], object]:
+        """What `step` calls, with as little as can be around it: for the time of a call itself."""
+        return self.step
+
     def fill(self, token: int) -> None:
         """Write what this rank sends; `token` tells one step from the next."""
 

@@ -2,6 +2,11 @@
 #ifndef NFIELDS
 #define NFIELDS 1
 #endif
+// Units that a thread has on their way at once. More than one pays where ranks share a GPU and each
+// has few blocks; many blocks keep memory busy by themselves.
+#ifndef DEPTH
+#define DEPTH 1
+#endif
 
 // The cells of one field that go with one message, in the order in which they travel: units of
 // `unit` bytes, the last axis fastest.
@@ -38,8 +43,10 @@ struct Fields {
     char* at[NFIELDS];
 };
 
+// Not unrolled, which would make the kernels six times as large and no faster.
 __device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
     long long at = part.first;
+#pragma unroll 1
     for (int axis = part.axes - 1; axis >= 0; --axis) {
         unsigned rest = axis ? unit / part.extent[axis] : 0;
         unsigned here = unit - rest * part.extent[axis];
@@ -49,31 +56,47 @@ __device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
     return at;
 }
 
-template <class Unit>
-__device__ void move(const Item& item, const Fields& fields, char* packed) {
-    char* field = fields.at[item.part.field];
-    for (unsigned i = threadIdx.x; i < item.count; i += blockDim.x) {
-        unsigned unit = item.first + i;
-        Unit* cell = reinterpret_cast<Unit*>(field + place_of(item.part, unit));
-        Unit* there = reinterpret_cast<Unit*>(
-            item.kind == LOCAL ? field + place_of(*item.target, unit)
-                               : packed + static_cast<long long>(unit) * sizeof(Unit)
-        );
-        if (item.kind == PULL) {
-            *cell = *there;
-        } else {
-            *there = *cell;
-            if (item.kind == PUSH_AND_ZERO) *cell = Unit();
-        }
+template <class Unit, int COUNT>
+__device__ __forceinline__ void move_units(char* const* from, char* const* to, bool zeroes) {
+    Unit unit[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) unit[k] = *reinterpret_cast<Unit*>(from[k]);
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        *reinterpret_cast<Unit*>(to[k]) = unit[k];
+        if (zeroes) *reinterpret_cast<Unit*>(from[k]) = Unit();
+    }
+}
+
+// One thread's units i, i + blockDim.x, ... of an item.
+template <int COUNT>
+__device__ __forceinline__ void move(const Item& item, char* field, char* packed, unsigned i) {
+    char* from[COUNT];
+    char* to[COUNT];
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        unsigned unit = item.first + i + k * blockDim.x;
+        char* cell = field + place_of(item.part, unit);
+        char* other = item.kind == LOCAL ? field + place_of(*item.target, unit)
+                                         : packed + static_cast<long long>(unit) * item.part.unit;
+        from[k] = item.kind == PULL ? other : cell;
+        to[k] = item.kind == PULL ? cell : other;
+    }
+    const bool zeroes = item.kind == PUSH_AND_ZERO;
+    switch (item.part.unit) {
+        case 16: move_units<uint4, COUNT>(from, to, zeroes); break;
+        case 8: move_units<unsigned long long, COUNT>(from, to, zeroes); break;
+        case 4: move_units<unsigned, COUNT>(from, to, zeroes); break;
+        case 2: move_units<unsigned short, COUNT>(from, to, zeroes); break;
+        default: move_units<unsigned char, COUNT>(from, to, zeroes);
     }
 }
 
 __device__ void carry(const Item& item, const Fields& fields, char* packed) {
-    switch (item.part.unit) {
-        case 16: move<uint4>(item, fields, packed); break;
-        case 8: move<unsigned long long>(item, fields, packed); break;
-        case 4: move<unsigned>(item, fields, packed); break;
-        case 2: move<unsigned short>(item, fields, packed); break;
-        default: move<unsigned char>(item, fields, packed);
-    }
+    char* field = fields.at[item.part.field];
+    unsigned i = threadIdx.x;
+    if (DEPTH > 1)
+        for (; i + (DEPTH - 1) * blockDim.x < item.count; i += DEPTH * blockDim.x)
+            move<DEPTH>(item, field, packed, i);
+    for (; i < item.count; i += blockDim.x) move<1>(item, field, packed, i);
 }

@@ -6,64 +6,31 @@ import functools
 import operator
 import os
 import time
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import cupy
-
-from mpishare.backends import driver
-from mpishare.backends.cuda import DEFAULTS
 from mpishare.chain import Chain
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cudafields import addresses, current_stream
 from mpishare.halo.fused import Fused, Ways
+from mpishare.halo.known import quick_of
 from mpishare.halo.layout import require_number
 from mpishare.halo.relay import Relay
 from mpishare.halo.setting import Setting
 from mpishare.halo.tables import natural
+from mpishare.halo.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.halo.message import Message
     from mpishare.halo.terms import Terms
 
 _WIDEST = 15
-_Array = cupy.ndarray
-_current_stream = cupy.cuda.get_current_stream
-_current_device = cupy.cuda.runtime.getDevice
 
 
-class Turns:
-    """The fused kernels of all plans of this process on one GPU, in the order of the calls.
-
-    They wait for those of other ranks while they hold a part of the GPU. On streams of their own,
-    two plans could each fill one GPU and wait for the other on the next; the order of the calls is
-    the same on all ranks. One plan alone needs no order: another is made only when all is over.
-
-    Attributes
-    ----------
-    plans : int
-        How many there are.
-    """
-
-    _all: ClassVar[dict[int, Turns]] = {}
-
-    def __init__(self, backend: Any) -> None:
-        self.chain = Chain(backend, "fused kernels")
-        self.plans = 0
-
-    @classmethod
-    def on(cls, backend: Any) -> Turns:
-        """Return those of a backend's GPU, with one more plan."""
-        turns = cls._all.setdefault(backend.device.ordinal, cls(backend))
-        turns.plans += 1
-        return turns
-
-    def leave(self) -> None:
-        """Count one plan less; all that was put on streams is over."""
-        self.plans -= 1
-        self.chain.end()
+def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001  as `quick_of`
+    """Take no call."""
+    return False
 
 
 class CudaMover:
@@ -126,12 +93,14 @@ class CudaMover:
         # Of all ranks, so that all refuse a capture or none.
         used = {route for each in terms.routes for route in each.values()}
         self._on_host = sorted(used & {"pinned", "mpi"})
-        self._expected = [(each.shape, each.strides, each.dtype) for each in self._layouts]
-        # What `quick` may launch: for the addresses of fields, a graph of the whole exchange.
-        self._graphs: dict[tuple[int, ...], int] = {}
-        if setting.has_fused and not setting.is_relayed:
+        # Where the whole exchange is one graph, those that there are.
+        self._graphs: dict[Any, int] = {}
+        self.quick: Callable[[Sequence[Any], Any], bool] = _never
+        if self._turns is not None and not setting.is_relayed:
             for fused in self._fuseds:
                 fused.alone.told = self._graphs
+            known = self._layouts, self._graphs, self._agreement, self._chain, self._turns
+            self.quick = quick_of(*known, self._words, self._device, name)
 
     def take(self, fields: Sequence[Any]) -> list[Any]:
         """Return the fields of a call, once they are known to fit; they are held by that."""
@@ -144,44 +113,6 @@ class CudaMover:
                 if place % unit:
                     raise ValueError(f"a field begins at {place:#x}, no multiple of {unit} bytes")
         return [fields, places, way]
-
-    def quick(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Exchange fields that were seen before, or return False with nothing done.
-
-        Python takes longer to look at a call than the GPU takes for it. So where the whole exchange
-        is one graph, no more is done here than to see that nothing has changed since.
-        """
-        places = []
-        for field, (shape, strides, dtype) in zip(fields, self._expected, strict=False):
-            if (
-                type(field) is not _Array
-                or field.shape != shape
-                or field.strides != strides
-                or field.dtype != dtype
-            ):
-                return False
-            places.append(field.data.ptr)
-        graph = self._graphs.get(tuple(places))
-        chain, agreement, turns = self._chain, self._agreement, self._turns
-        if (
-            graph is None
-            or len(fields) != len(places)
-            or stream is not None
-            or agreement.failure is not None
-            or agreement.thread != get_ident()
-            or turns is None
-        ):
-            return False
-        number = _current_stream(self._device).ptr
-        if number <= DEFAULTS and _current_device() != self._device:
-            return False
-        if number != chain.number or not chain.is_kept or driver.is_capturing(number):
-            return False
-        if turns.plans > 1 and (number != turns.chain.number or not turns.chain.is_kept):
-            return False
-        driver.launch_graph(graph, number, self._name)
-        self._words.calls[0] += 1
-        return True
 
     def start(self, arrays: list[Any], stream: Any) -> None:
         """Let my cells go; fused neighbors are served beside the user's stream, ghosts and all."""

@@ -157,7 +157,7 @@ __device__ void serve(
 // Items stand in an order in which each is pushed before it is waited for, on all ranks alike. So
 // that one resident block a rank suffices, blocks take them in that order: by their own number
 // where there is a block for each, since they begin in the order of their numbers; else by tickets.
-extern "C" __global__ void __launch_bounds__(512) fused(
+extern "C" __global__ void __launch_bounds__(512, 2) fused(
     const __grid_constant__ Fields fields, const Item* items, unsigned count, State* state,
     const volatile Word* ended
 ) {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.driver import Launch, Replay
+from mpishare.halo.known import key_of
 from mpishare.halo.setting import THREADS
-from mpishare.halo.tables import HEAR, LOCAL, PULL, PUSH, SAY, Table
+from mpishare.halo.tables import HEAR, LOCAL, PULL, PUSH, SAY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Fused:
 
     def __init__(self, setting: Setting, most: Sequence[int], capturing: int) -> None:
         mine, rank = setting.mine, setting.rank
-        table, words = Table(setting.layouts, most, setting.upload), setting.words
+        table, words = setting.table(most), setting.words
         for message in setting.sends:
             if mine[message.peer] != "fused":
                 continue
@@ -101,8 +102,8 @@ class Ways:
         self._where = setting.where
         self._seen: set[tuple[int, ...]] = set()
         self._replays: dict[tuple[int, ...], Replay] = {}
-        self.told: dict[tuple[int, ...], int] = {}
-        """The handles of the graphs there are, for whoever launches them itself."""
+        self.told: dict[Any, int] = {}
+        """The handles of the graphs there are by `key_of`, for whoever launches them itself."""
 
     def enqueue(self, number: int, places: tuple[int, ...], *, is_captured: bool) -> None:
         """Put it on a stream, for fields at these addresses."""
@@ -114,10 +115,10 @@ class Ways:
         if places in self._seen and not is_captured:
             if len(self._replays) == _MOST_REPLAYS:
                 oldest = next(iter(self._replays))
-                self.told.pop(oldest)
+                self.told.pop(key_of(oldest))
                 self._replays.pop(oldest).close()
             replay = self._replays[places] = Replay(self._launch, self._capturing, self._where)
-            self.told[places] = replay.handle
+            self.told[key_of(places)] = replay.handle
             replay.enqueue(number)
             return
         self._launch.enqueue(number)

@@ -13,7 +13,7 @@ _MOST_FIELDS = 448  # 3.5 KiB of the 4 KiB that a launch can pass
 
 
 @functools.cache
-def kernel(name: str, nfields: int, device: int) -> int:
+def kernel(name: str, nfields: int, depth: int, device: int) -> int:
     """Return the function of a kernel, loaded for the current device. Local.
 
     Parameters
@@ -22,18 +22,21 @@ def kernel(name: str, nfields: int, device: int) -> int:
         ``relay``, ``add`` or ``fused``.
     nfields : int
         Of the plan.
+    depth : int
+        Units that a thread has on their way at once.
     device : int
         The current one, since functions belong to a device.
     """
     if nfields > _MOST_FIELDS:
         raise UnsupportedError(f"{nfields} fields in one plan: {_MOST_FIELDS} are allowed on CUDA")
     del device
-    return int(_module(name, nfields).get_function(name).kernel.ptr)
+    return int(_module(name, nfields, depth).get_function(name).kernel.ptr)
 
 
 @functools.cache
-def _module(name: str, nfields: int) -> cupy.RawModule:
-    return cupy.RawModule(code=source(name), options=(f"-DNFIELDS={nfields}",))
+def _module(name: str, nfields: int, depth: int) -> cupy.RawModule:
+    options = f"-DNFIELDS={nfields}", f"-DDEPTH={depth}"
+    return cupy.RawModule(code=source(name), options=options)
 
 
 def source(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.halo.tables import LOCAL, PULL, PUSH, PUSH_AND_ZERO, Table
+from mpishare.halo.tables import LOCAL, PULL, PUSH, PUSH_AND_ZERO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mpishare.backends import driver
     from mpishare.halo.message import Message, Part
     from mpishare.halo.setting import Setting
+    from mpishare.halo.tables import Table
 
 _RELAYED = ("copy", "pinned", "mpi")
 
@@ -86,7 +87,7 @@ class Relay:
 
     def _make_pack(self) -> driver.Launch:
         setting = self._setting
-        table = Table(setting.layouts, self._most, setting.upload)
+        table = setting.table(self._most)
         kind = PUSH_AND_ZERO if setting.is_reverse else PUSH
         for message in setting.sends:
             if setting.mine[message.peer] in _RELAYED:
@@ -101,7 +102,7 @@ class Relay:
 
     def _make_unpack(self) -> Iterator[driver.Launch]:
         setting = self._setting
-        table = Table(setting.layouts, self._most, setting.upload)
+        table = setting.table(self._most)
         for message in setting.recvs:
             if setting.mine[message.peer] in _RELAYED:
                 for part in message.parts:
@@ -115,7 +116,7 @@ class Relay:
         for message in setting.recvs:
             packed = {part.field: setting.incoming(message, part) for part in message.parts}
             for parts in _passes(message):
-                table = Table(setting.layouts, self._most, setting.upload)
+                table = setting.table(self._most)
                 for part, row in parts:
                     table.add(part, packed[part.field], row)
                 yield self._launch("add", table)

@@ -13,6 +13,7 @@ from mpishare.halo.kernels import kernel
 from mpishare.halo.mail import Mail
 from mpishare.halo.slabs import Slabs
 from mpishare.halo.staging import pinned_of, slab_of
+from mpishare.halo.tables import Table
 from mpishare.halo.words import Words
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 THREADS = 512
 _BLOCKS_EACH = 2  # blocks a multiprocessor: enough to fill the links, and room for others
+_CROWDED_DEPTH = 4
 
 
 class Setting:
@@ -48,6 +50,9 @@ class Setting:
         self.backend: Any = ranks.ground.backend
         self.where = f"{name}, rank {ranks.rank} of {ranks.size}"
         self._name = name
+        uuids = ranks.ground.uuids
+        self._sharing = uuids.count(uuids[ranks.ground.rank])
+        self._is_crowded = len(set(uuids)) < len(uuids)
         self._held: list[Any] = []
 
         def way(rank: int, peer: int, route: str) -> str:
@@ -68,7 +73,8 @@ class Setting:
         team = list(ranks.team)
         near = [p for p, r in self.mine.items() if r in ("fused", "copy") and p != ranks.rank]
         self._slabs = {
-            r: slab_of(said, self.routes, terms.units, team, r) for r in {ranks.rank, *near}
+            r: slab_of(said, self.routes, terms.units, team, r, is_crowded=self._is_crowded)
+            for r in {ranks.rank, *near}
         }
         self._pinned, pinned_nbytes = pinned_of(said, team)
         relayed = {p for p, r in self.mine.items() if r in ("copy", "pinned") and p != ranks.rank}
@@ -139,6 +145,10 @@ class Setting:
         self._held.append(copied)
         return int(copied.data.ptr)
 
+    def table(self, most: Sequence[int]) -> Table:
+        """Return an empty table of this plan; `most` as of `Table`. Local."""
+        return Table(self.layouts, most, self.upload, is_crowded=self._is_crowded)
+
     def launch(
         self,
         name: str,
@@ -150,7 +160,8 @@ class Setting:
         """Prepare the launch of a kernel on a table; `rest` are further addresses. Local."""
         items, count = table
         device = self.backend.device.ordinal
-        function = kernel(name, len(self.layouts), device)
+        depth = _CROWDED_DEPTH if self._is_crowded else 1
+        function = kernel(name, len(self.layouts), depth, device)
         arguments = [
             self.pointers,
             ctypes.c_uint64(items),
@@ -262,12 +273,11 @@ class Setting:
 
     @property
     def most_blocks(self) -> int:
-        """Blocks of a launch, so that the kernels of all ranks of a GPU fit on it together."""
-        uuids = self.ranks.ground.uuids
-        sharing = uuids.count(uuids[self.ranks.ground.rank])
-        count = cupy.cuda.runtime.deviceGetAttribute(16, self.backend.device.ordinal)
-        if sharing == 1:
-            return _BLOCKS_EACH * int(count)
-        # Under the Multi-Process Service four ranks with half a block a multiprocessor each were
-        # seen to wait for one whose kernel was not let in. So all together take only half of them.
-        return max(1, int(count) // (2 * sharing))
+        """Blocks of a launch, so that those of all ranks that are on a GPU at once fit there."""
+        count = int(cupy.cuda.runtime.deviceGetAttribute(16, self.backend.device.ordinal))
+        if self._sharing == 1 or not self.backend.device.mps:
+            # Alone, or in turns with others, of which each has the whole GPU.
+            return _BLOCKS_EACH * count
+        # Half of what fits: four ranks that filled the GPU with blocks that waited for each other
+        # were seen to wait for one whose kernel was not let in.
+        return max(1, count // self._sharing)

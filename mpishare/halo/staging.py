@@ -52,6 +52,8 @@ def slab_of(
     units: Mapping[tuple[int, int, int, int], int],
     team: Iterable[int],
     rank: int,
+    *,
+    is_crowded: bool,
 ) -> Slab:
     """Return how the slab of a rank is laid out.
 
@@ -65,6 +67,8 @@ def slab_of(
         For each fused part what both of its ends can move at once.
     team : iterable of int
         The ranks of the node.
+    is_crowded : bool
+        Whether some of them share a GPU.
     """
     slab = Slab()
     incoming = [
@@ -82,7 +86,7 @@ def slab_of(
     flags = 0
     for key, nbytes, route in incoming:
         if route == "fused" and key not in words:
-            count = len(list(chunks(nbytes)))
+            count = len(list(chunks(nbytes, is_crowded=is_crowded)))
             slab.flags[key] = [_FLAG_NBYTES * (flags + index) for index in range(count)]
             flags += count
     heard = {sender for (sender, _, _), _, route in incoming if route == "fused"}

@@ -32,6 +32,8 @@ _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
 # The least bytes of an item, by the bytes of the part: one pass of a block's threads over words;
 # few passes; and more where there are many items, so that taking one costs little beside it.
 _CHUNKS = ((128 << 10, 4 << 10), (4 << 20, 16 << 10), (32 << 20, 32 << 10), (1 << 62, 64 << 10))
+# The same where ranks share a GPU: each has few blocks, which take many items one after the other.
+_CROWDED = ((128 << 10, 4 << 10), (512 << 10, 32 << 10), (4 << 20, 64 << 10), (1 << 62, 128 << 10))
 _MOST_CHUNKS = 1024
 # So many items of a part are pushed before the first is waited for: enough to fill the links.
 _AHEAD = 64
@@ -39,9 +41,18 @@ _AHEAD = 64
 _WORD_UNITS, _MOST_WORDS_NBYTES = (4, 8), 128 << 10
 
 
-def chunks(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Cut the bytes of a part into items: where each begins, and its bytes. Same at both ends."""
-    step = next(step for most, step in _CHUNKS if nbytes <= most)
+def chunks(nbytes: int, *, is_crowded: bool) -> Iterator[tuple[int, int]]:
+    """Cut the bytes of a part into items: where each begins, and its bytes. Same at both ends.
+
+    Parameters
+    ----------
+    nbytes : int, bytes
+        Of the part.
+    is_crowded : bool
+        Whether ranks of the node share a GPU.
+    """
+    steps = _CROWDED if is_crowded else _CHUNKS
+    step = next(step for most, step in steps if nbytes <= most)
     step = max(step, -(-nbytes // _MOST_CHUNKS))
     step = -(-step // ALIGN) * ALIGN
     for begin in range(0, nbytes, step):
@@ -145,14 +156,22 @@ class Table:
         For each field, the widest unit: what its address is a multiple of.
     upload : callable
         Copies an array to the GPU and returns its address there.
+    is_crowded : bool
+        As of `chunks`.
     """
 
     def __init__(
-        self, layouts: Sequence[Layout], most: Sequence[int], upload: Callable[[Any], int]
+        self,
+        layouts: Sequence[Layout],
+        most: Sequence[int],
+        upload: Callable[[Any], int],
+        *,
+        is_crowded: bool,
     ) -> None:
         self._layouts = layouts
         self._most = most
         self._upload = upload
+        self._is_crowded = is_crowded
         self._items: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
@@ -249,7 +268,8 @@ class Table:
         late: int = 0,
     ) -> None:
         record = self._record(part, cells)
-        for index, (begin, nbytes) in enumerate(chunks(part.nbytes)):
+        pieces = chunks(part.nbytes, is_crowded=self._is_crowded)
+        for index, (begin, nbytes) in enumerate(pieces):
             flag = flags[index] if flags else 0
             first, count = begin // cells.unit, nbytes // cells.unit
             where = packed, turn, flag, late, target

@@ -62,10 +62,11 @@ def test_there_are_kernels():
     assert SOURCES
 
 
+@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_compiles(path, architecture):
-    code, log = compile_cuda(whole(path), architecture)
+def test_compiles(path, architecture, depth):
+    code, log = compile_cuda(f"#define DEPTH {depth}\n{whole(path)}", architecture)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""  # no warning either
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mpishare
 from mpishare.bench.arm import Arm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.bench.cases.halo_grid import Grid
 
@@ -62,6 +63,11 @@ class PrivateFields(HaloArm):
     def step(self) -> None:
         """Exchange the ghosts."""
         self._exchange(*self.fields)
+
+    @property
+    def call(self) -> Callable[[], object]:
+        """`HaloExchange.exchange` on the fields."""
+        return partial(self._exchange, *self.fields)
 
     def close(self) -> None:
         """Close the exchange."""

@@ -1,0 +1,102 @@
+"""Exchanges of fields that were seen before: one look at them, and one graph."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from mpishare.backends import driver
+from mpishare.backends.cuda import DEFAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mpishare.agree import Agreement
+    from mpishare.chain import Chain
+    from mpishare.halo.layout import Layout
+    from mpishare.halo.turns import Turns
+    from mpishare.halo.words import Words
+
+_Array = cupy.ndarray
+_current_stream = cupy.cuda.get_current_stream
+_current_device = cupy.cuda.runtime.getDevice
+
+
+def key_of(places: tuple[int, ...]) -> Any:
+    """Return what graphs of fields at these addresses are found by. Local."""
+    return places if len(places) > 1 else places[0]
+
+
+def quick_of(
+    layouts: Sequence[Layout],
+    graphs: Mapping[Any, int],
+    agreement: Agreement,
+    chain: Chain,
+    turns: Turns,
+    words: Words,
+    device: int,
+    where: str,
+) -> Callable[[Sequence[Any], Any], bool]:
+    """Return a call that exchanges fields of which there is a graph, or returns False. Local.
+
+    Python takes longer to look at a call than the GPU takes for it. So where the whole exchange is
+    one graph, no more is done than to see that nothing has changed since; and the call is made
+    for its plan, since a look at an attribute is a third of what is left.
+
+    Parameters
+    ----------
+    layouts : sequence of Layout
+        This rank's fields'.
+    graphs : mapping of `key_of` to int
+        The handles of the graphs of whole exchanges, by where the fields are.
+    agreement, chain, turns, words
+        The node's, and the plan's.
+    device : int
+        The GPU of this rank.
+    where : str
+        For errors.
+    """
+    (shape, strides, dtype), *others = [(each.shape, each.strides, each.dtype) for each in layouts]
+    count = len(layouts)
+
+    def quick(fields: Sequence[Any], stream: Any) -> bool:
+        if stream is not None or len(fields) != count:
+            return False
+        field = fields[0]
+        if (
+            type(field) is not _Array
+            or field.shape != shape
+            or field.strides != strides
+            or field.dtype != dtype
+        ):
+            return False
+        key: Any = field.data.ptr
+        if others:
+            places = [key]
+            for field, (shape_, strides_, dtype_) in zip(fields[1:], others, strict=True):
+                if (
+                    type(field) is not _Array
+                    or field.shape != shape_
+                    or field.strides != strides_
+                    or field.dtype != dtype_
+                ):
+                    return False
+                places.append(field.data.ptr)
+            key = tuple(places)
+        graph = graphs.get(key)
+        if graph is None or agreement.failure is not None or agreement.thread != get_ident():
+            return False
+        number = _current_stream(device).ptr
+        if number != chain.number or not chain.is_kept or driver.is_capturing(number):
+            return False
+        if number <= DEFAULTS and _current_device() != device:
+            return False
+        if turns.plans > 1 and (number != turns.chain.number or not turns.chain.is_kept):
+            return False
+        driver.launch_graph(graph, number, where)
+        words.calls[0] += 1
+        return True
+
+    return quick
