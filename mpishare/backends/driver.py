@@ -117,16 +117,15 @@ class CudaSignals:
     """
 
     def __init__(self, operations: Sequence[tuple[str, int]], flags: int, where: str) -> None:
+        own, rest = operations[:_BATCH], operations[_BATCH:]
         self._where = where
-        self._parts = []
-        for start in range(0, len(operations), _BATCH):
-            part = operations[start : start + _BATCH]
-            params = (ctypes.c_uint64 * (_PARAM_WORDS * len(part)))()
-            for index, (kind, address) in enumerate(part):
-                params[_PARAM_WORDS * index] = _WAIT_64 if kind == "wait" else _WRITE_64
-                params[_PARAM_WORDS * index + 1] = address
-                params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
-            self._parts.append((start, len(part), params))
+        self._count = len(own)
+        self._params = (ctypes.c_uint64 * (_PARAM_WORDS * len(own)))()
+        for index, (kind, address) in enumerate(own):
+            self._params[_PARAM_WORDS * index] = _WAIT_64 if kind == "wait" else _WRITE_64
+            self._params[_PARAM_WORDS * index + 1] = address
+            self._params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
+        self._rest = CudaSignals(rest, flags, where) if rest else None
         # Without argtypes, whose conversions cost more than what is converted.
         self._call = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
         self._number = 0
@@ -136,14 +135,14 @@ class CudaSignals:
         """Put them on a stream, one batch for up to 256."""
         if stream != self._number:
             self._number, self._stream = stream, ctypes.c_void_p(stream)
-        whole = len(values)
-        for start, count, params in self._parts:
-            place = 2
-            for value in values if count == whole else values[start : start + count]:
-                params[place] = value
-                place += _PARAM_WORDS
-            if code := self._call(self._stream, count, params, 0):
-                raise error("cuStreamBatchMemOp", code, self._where)
+        params, place = self._params, 2
+        for value in values if self._rest is None else values[:_BATCH]:
+            params[place] = value
+            place += _PARAM_WORDS
+        if code := self._call(self._stream, self._count, params, 0):
+            raise error("cuStreamBatchMemOp", code, self._where)
+        if self._rest is not None:
+            self._rest.enqueue(stream, values[_BATCH:])
 
 
 def choose_device(wanted: Any, rank: int) -> int:

@@ -229,6 +229,26 @@ def test_large_segments_arrive_whole(node):
         win.fence()
 
 
+def test_more_operations_than_the_driver_takes_at_once(node):
+    """Each word is written and waited for with a value of its own."""
+    import cupy
+
+    from mpishare.backends.driver import CudaSignals
+
+    count = 600
+    win = node.allocate_each(count, "u8", fill=0)
+    places = [win.array.data.ptr + 8 * index for index in range(count)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for first in (1, 1000):
+        values = range(first, first + count)
+        for kind in ("write", "wait"):
+            signals = CudaSignals([(kind, place) for place in places], 0, "test")
+            signals.enqueue(stream.ptr, values)
+        node.synchronize(stream)
+        with stream:
+            assert win.array.tolist() == list(values)
+
+
 def test_share_of_a_gpu_array_on_a_side_stream(node):
     """The copy comes after what was put on the current stream, and is there when share returns."""
     import cupy
