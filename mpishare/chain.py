@@ -84,7 +84,7 @@ class Chain:
             return True
         if self.is_kept:
             return self._backend.is_done(self.number)
-        return self._backend.is_event_done(self._event)
+        return self._event is None or self._backend.is_event_done(self._event)
 
     def end(self) -> None:
         """Let go of the stream and of the event."""
@@ -98,7 +98,9 @@ class Chain:
             return
         if self.is_kept:
             self._record(self.number)
-        self._backend.wait_event(self._event, number)
+        # None where the one call that there was raised before it had put anything on the stream.
+        if self._event is not None:
+            self._backend.wait_event(self._event, number)
 
     def _record(self, number: int) -> None:
         if self._backend.is_capturing(number):

@@ -87,16 +87,19 @@ class Ordered:
             if step.signals is None:
                 step.signals = self._prepare([(step.kind, slot) for slot in step.slots])
             step.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
-            for rank in ranks:
-                counts[rank] += 1
-            if not chain.is_kept:
-                chain.leave()
+        if not chain.is_kept:
+            chain.leave()
+        # Last: a call that was cut off before may be made again, and does the same then.
+        for rank in ranks:
+            counts[rank] += 1
 
     def _store(self, step: Step, stream: Any) -> None:  # noqa: ARG002  no streams
         view, counts = self._view, step.counts
         self._sync()
         for slot, rank in zip(step.slots, step.ranks, strict=True):
-            view[slot] = counts[rank] = counts[rank] + 1
+            view[slot] = counts[rank] + 1
+        for rank in step.ranks:
+            counts[rank] += 1
 
     def _look(self, step: Step, stream: Any) -> None:  # noqa: ARG002  no streams
         view, counts, looks = self._view, step.counts, 0
@@ -127,6 +130,8 @@ class Ordered:
             raise ClosedError(f"{name} is closed")
 
         self._check = refuse
+        # Else a closed object would live until a collection of cycles.
+        del self._write, self._await
         # Else a closed object that is still held would keep the control block mapped.
         self.counters = NO_COUNTERS
         self._view = NO_COUNTERS.view

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.driver import Launch, Replay
 from mpishare.halo.known import key_of
 from mpishare.halo.setting import THREADS
-from mpishare.halo.tables import HEAR, LOCAL, PULL, PUSH, SAY
+from mpishare.halo.tables import HEAR, LOCAL, PULL, PUSH, SAY, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,15 +36,16 @@ class Fused:
 
     def __init__(self, setting: Setting, most: Sequence[int], capturing: int) -> None:
         mine, rank = setting.mine, setting.rank
-        table, words = setting.table(most), setting.words
+        table, words = Table(setting.layouts, most, setting.upload), setting.words
         for message in setting.sends:
             if mine[message.peer] != "fused":
                 continue
             for part in message.parts:
                 flags = setting.flags(rank, message.peer, message.tag, part.field)
                 packed = setting.outgoing(message, part)
-                kind = SAY if flags is None else PUSH
-                table.move(kind, part, packed, setting.turn(message.peer), flags)
+                kind, turn = SAY if flags is None else PUSH, setting.turn(message.peer)
+                is_crowded = setting.is_crowded(message.peer)
+                table.move(kind, part, packed, turn, flags, is_crowded=is_crowded)
         for peer in setting.fused_peers:
             for flag in setting.flags(rank, peer, -1, -1) or ():
                 table.signal(PUSH, flag)
@@ -61,9 +62,9 @@ class Fused:
             for part in message.parts:
                 flags = setting.flags(message.peer, rank, message.tag, part.field)
                 packed = setting.incoming(message, part)
-                kind = HEAR if flags is None else PULL
-                late = words.late(message.peer)
-                table.move(kind, part, packed, setting.turn(rank), flags, late=late)
+                kind, turn = HEAR if flags is None else PULL, setting.turn(rank)
+                late, is_crowded = words.late(message.peer), setting.is_crowded(message.peer)
+                table.move(kind, part, packed, turn, flags, late=late, is_crowded=is_crowded)
         loaded = table.load()
 
         def ways(blocks: int, threads: int) -> Ways:

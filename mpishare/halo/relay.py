@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.halo.tables import LOCAL, PULL, PUSH, PUSH_AND_ZERO
+from mpishare.halo.tables import LOCAL, PULL, PUSH, PUSH_AND_ZERO, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mpishare.backends import driver
     from mpishare.halo.message import Message, Part
     from mpishare.halo.setting import Setting
-    from mpishare.halo.tables import Table
 
 _RELAYED = ("copy", "pinned", "mpi")
 
@@ -87,7 +86,7 @@ class Relay:
 
     def _make_pack(self) -> driver.Launch:
         setting = self._setting
-        table = setting.table(self._most)
+        table = Table(setting.layouts, self._most, setting.upload)
         kind = PUSH_AND_ZERO if setting.is_reverse else PUSH
         for message in setting.sends:
             if setting.mine[message.peer] in _RELAYED:
@@ -102,7 +101,7 @@ class Relay:
 
     def _make_unpack(self) -> Iterator[driver.Launch]:
         setting = self._setting
-        table = setting.table(self._most)
+        table = Table(setting.layouts, self._most, setting.upload)
         for message in setting.recvs:
             if setting.mine[message.peer] in _RELAYED:
                 for part in message.parts:
@@ -116,7 +115,7 @@ class Relay:
         for message in setting.recvs:
             packed = {part.field: setting.incoming(message, part) for part in message.parts}
             for parts in _passes(message):
-                table = setting.table(self._most)
+                table = Table(setting.layouts, self._most, setting.upload)
                 for part, row in parts:
                     table.add(part, packed[part.field], row)
                 yield self._launch("add", table)

@@ -13,7 +13,6 @@ from mpishare.halo.kernels import kernel
 from mpishare.halo.mail import Mail
 from mpishare.halo.slabs import Slabs
 from mpishare.halo.staging import pinned_of, slab_of
-from mpishare.halo.tables import Table
 from mpishare.halo.words import Words
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Setting:
         self._name = name
         uuids = ranks.ground.uuids
         self._sharing = uuids.count(uuids[ranks.ground.rank])
-        self._is_crowded = len(set(uuids)) < len(uuids)
+        self._crowded = {r for r, place in ranks.team.items() if uuids.count(uuids[place]) > 1}
         self._held: list[Any] = []
 
         def way(rank: int, peer: int, route: str) -> str:
@@ -73,7 +72,7 @@ class Setting:
         team = list(ranks.team)
         near = [p for p, r in self.mine.items() if r in ("fused", "copy") and p != ranks.rank]
         self._slabs = {
-            r: slab_of(said, self.routes, terms.units, team, r, is_crowded=self._is_crowded)
+            r: slab_of(said, self.routes, terms.units, team, r, self._crowded)
             for r in {ranks.rank, *near}
         }
         self._pinned, pinned_nbytes = pinned_of(said, team)
@@ -145,9 +144,9 @@ class Setting:
         self._held.append(copied)
         return int(copied.data.ptr)
 
-    def table(self, most: Sequence[int]) -> Table:
-        """Return an empty table of this plan; `most` as of `Table`. Local."""
-        return Table(self.layouts, most, self.upload, is_crowded=self._is_crowded)
+    def is_crowded(self, peer: int) -> bool:
+        """Whether this rank or a peer shares its GPU with other ranks of the node."""
+        return self.rank in self._crowded or peer in self._crowded
 
     def launch(
         self,
@@ -160,7 +159,7 @@ class Setting:
         """Prepare the launch of a kernel on a table; `rest` are further addresses. Local."""
         items, count = table
         device = self.backend.device.ordinal
-        depth = _CROWDED_DEPTH if self._is_crowded else 1
+        depth = _CROWDED_DEPTH if self._sharing > 1 else 1
         function = kernel(name, len(self.layouts), depth, device)
         arguments = [
             self.pointers,
@@ -278,6 +277,7 @@ class Setting:
         if self._sharing == 1 or not self.backend.device.mps:
             # Alone, or in turns with others, of which each has the whole GPU.
             return _BLOCKS_EACH * count
-        # Half of what fits: four ranks that filled the GPU with blocks that waited for each other
-        # were seen to wait for one whose kernel was not let in.
+        # Those that wait never have blocks on every multiprocessor, whoever they wait for. Four
+        # ranks with half a block for each, which is half of what fits, were seen to wait for one
+        # whose kernel was not let in.
         return max(1, count // self._sharing)

@@ -12,7 +12,7 @@ from mpishare.halo.message import padded
 from mpishare.halo.tables import are_words, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 _FLAG_NBYTES = 32
 _SLAB_ALIGN = 128
@@ -52,8 +52,7 @@ def slab_of(
     units: Mapping[tuple[int, int, int, int], int],
     team: Iterable[int],
     rank: int,
-    *,
-    is_crowded: bool,
+    crowded: Container[int] = (),
 ) -> Slab:
     """Return how the slab of a rank is laid out.
 
@@ -67,8 +66,8 @@ def slab_of(
         For each fused part what both of its ends can move at once.
     team : iterable of int
         The ranks of the node.
-    is_crowded : bool
-        Whether some of them share a GPU.
+    crowded : container of int
+        Those that share a GPU.
     """
     slab = Slab()
     incoming = [
@@ -86,6 +85,7 @@ def slab_of(
     flags = 0
     for key, nbytes, route in incoming:
         if route == "fused" and key not in words:
+            is_crowded = rank in crowded or key[0] in crowded
             count = len(list(chunks(nbytes, is_crowded=is_crowded)))
             slab.flags[key] = [_FLAG_NBYTES * (flags + index) for index in range(count)]
             flags += count

@@ -49,7 +49,7 @@ def chunks(nbytes: int, *, is_crowded: bool) -> Iterator[tuple[int, int]]:
     nbytes : int, bytes
         Of the part.
     is_crowded : bool
-        Whether ranks of the node share a GPU.
+        Whether its sender or its receiver shares a GPU with other ranks.
     """
     steps = _CROWDED if is_crowded else _CHUNKS
     step = next(step for most, step in steps if nbytes <= most)
@@ -156,22 +156,14 @@ class Table:
         For each field, the widest unit: what its address is a multiple of.
     upload : callable
         Copies an array to the GPU and returns its address there.
-    is_crowded : bool
-        As of `chunks`.
     """
 
     def __init__(
-        self,
-        layouts: Sequence[Layout],
-        most: Sequence[int],
-        upload: Callable[[Any], int],
-        *,
-        is_crowded: bool,
+        self, layouts: Sequence[Layout], most: Sequence[int], upload: Callable[[Any], int]
     ) -> None:
         self._layouts = layouts
         self._most = most
         self._upload = upload
-        self._is_crowded = is_crowded
         self._items: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
@@ -187,15 +179,30 @@ class Table:
         flags: Sequence[int] | None = None,
         target: Part | None = None,
         late: int = 0,
+        *,
+        is_crowded: bool = False,
     ) -> None:
-        """Add the items of a part: to or from `packed`, or to `target`; `late` as in the kernel."""
+        """Add the items of a part: to or from `packed`, or to `target`; `late` as in the kernel.
+
+        `is_crowded` as of `chunks`.
+        """
         cells, to = self._cells(part, _WORD_UNITS[-1] if kind in (SAY, HEAR) else ALIGN), 0
         if target is not None:
             # Both in the units that both can.
             other = self._cells(target, cells.unit)
             cells = self._cells(part, other.unit)
             to = self._upload(self._record(target, other))
-        self._add(kind, part, cells, packed, turn=turn, flags=flags, target=to, late=late)
+        self._add(
+            kind,
+            part,
+            cells,
+            packed,
+            turn=turn,
+            flags=flags,
+            target=to,
+            late=late,
+            is_crowded=is_crowded,
+        )
 
     def add(self, part: Part, packed: int, rows: Any = None) -> None:
         """Add the items that sum what lies at `packed` to a part, whose cells are all different.
@@ -266,9 +273,10 @@ class Table:
         target: int = 0,
         element: int = 0,
         late: int = 0,
+        is_crowded: bool = False,
     ) -> None:
         record = self._record(part, cells)
-        pieces = chunks(part.nbytes, is_crowded=self._is_crowded)
+        pieces = chunks(part.nbytes, is_crowded=is_crowded)
         for index, (begin, nbytes) in enumerate(pieces):
             flag = flags[index] if flags else 0
             first, count = begin // cells.unit, nbytes // cells.unit

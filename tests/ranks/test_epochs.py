@@ -2,12 +2,14 @@
 
 import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mpishare import EpochError
 from mpishare.epochs import Epochs
+from mpishare.rounds import ready
 from tests.helpers.latch import Hasty, check_order
 
 TWO = pytest.mark.ranks(min=2)
@@ -43,7 +45,14 @@ def take_out_waits(node, monkeypatch):
         real = node._ground.backend.signals
 
         def signals(operations):
-            return real([item for item in operations if item[0] == "write"])
+            kept = [at for at, (kind, _) in enumerate(operations) if kind == "write"]
+            writes = real([operations[at] for at in kept])
+
+            def enqueue(stream, values):
+                if kept:
+                    writes.enqueue(stream, [values[at] for at in kept])
+
+            return SimpleNamespace(enqueue=enqueue)
 
         monkeypatch.setattr(node._ground.backend, "signals", signals)
 
@@ -413,6 +422,44 @@ def test_ranks_in_every_form(node):
         win.start(ranks)
         win.complete()
         win.wait()
+
+
+@pytest.mark.ranks(min=3)
+def test_a_post_that_was_interrupted_is_made_again(host_node, monkeypatch):
+    """Who was told by the first call is not told of another epoch by the second."""
+    node = host_node
+    win = node.allocate_each(1, "i8", fill=0)
+    origins = range(1, node.size)
+
+    class Interrupted:
+        """Raises as a handler of signals would, after the second store."""
+
+        def __init__(self, view):
+            self.view, self.stores = view, 0
+
+        def __setitem__(self, place, value):
+            self.view[place] = value
+            self.stores += 1
+            if self.stores == 2:
+                raise KeyboardInterrupt
+
+    if node.rank == 0:
+        with monkeypatch.context() as patch:
+            patch.setattr(win, "_view", Interrupted(win._view))
+            with pytest.raises(KeyboardInterrupt):
+                win.post(origins)
+    for epoch in (1, 2):
+        if node.rank == 0:
+            win.array[0] = epoch
+            win.post(origins)
+            node.comm.Barrier()
+            win.wait()
+        else:
+            node.comm.Barrier()
+            told = win.counters.view[ready(0, node.rank, node.size)]
+            win.start([0])
+            assert [told, int(win.segment(0)[0])] == [epoch, epoch]
+            win.complete()
 
 
 def test_host_backend_ignores_streams(host_node):

@@ -94,17 +94,18 @@ def test_chunks_make_up_the_whole(nbytes, is_crowded):
     assert [begin for begin, _ in found[1:]] == [sum(each) for each in found[:-1]]
 
 
-@pytest.mark.parametrize(("is_crowded", "flags"), [(False, 128), (True, 32)])
-def test_flags_are_as_many_as_items_where_ranks_share_a_gpu_too(is_crowded, flags):
+@pytest.mark.parametrize(("crowded", "count"), [((), 128), ({0}, 32), ({1}, 32), ({2}, 128)])
+def test_flags_are_as_many_as_items_where_an_end_shares_its_gpu_too(crowded, count):
     told = [[(1, 0, [(0, 2 << 20, None)], "fused")], []]
     units = {(0, 1, 0, 0): 16}
     routes = [{1: "fused"}, {0: "fused"}]
-    slab = slab_of(told, routes, units, range(2), 1, is_crowded=is_crowded)
+    flags = slab_of(told, routes, units, range(2), 1, crowded).flags[0, 0, 0]
     loaded = []
     layout = Layout((2 << 17,), (8,), np.dtype("f8"), 0)
-    table = Table([layout], [16], lambda array: loaded.append(array) or 0, is_crowded=is_crowded)
-    table.move(PULL, Part.of_box(0, layout, Box((0,), (2 << 17,))), 0, flags=slab.flags[0, 0, 0])
-    assert [len(table), len(slab.flags[0, 0, 0])] == [flags, flags]
+    table = Table([layout], [16], lambda array: loaded.append(array) or 0)
+    part = Part.of_box(0, layout, Box((0,), (2 << 17,)))
+    table.move(PULL, part, 0, flags=flags, is_crowded=bool({0, 1} & set(crowded)))
+    assert [len(table), len(flags)] == [count, count]
 
 
 def test_a_slab_has_room_for_each_part_and_a_flag_for_each_item_and_each_silent_neighbor():
@@ -115,10 +116,10 @@ def test_a_slab_has_room_for_each_part_and_a_flag_for_each_item_and_each_silent_
         [],
     ]
     units = {(0, 1, 0, 0): 1, (0, 1, 0, 1): 2, (1, 0, 3, 0): 1}
-    first = slab_of(told, routes, units, range(3), 0, is_crowded=False)
+    first = slab_of(told, routes, units, range(3), 0)
     assert set(first.flags) == {(1, 3, 0), (2, -1, -1)}
     assert set(first.copied) == {(1, 4, 0)}
-    second = slab_of(told, routes, units, range(3), 1, is_crowded=False)
+    second = slab_of(told, routes, units, range(3), 1)
     assert [len(flags) for flags in second.flags.values()] == [1, 3]
     flags = [at for each in second.flags.values() for at in each]
     assert len(set(flags)) == len(flags)
@@ -132,18 +133,18 @@ def test_what_travels_as_words_has_twice_the_room_and_no_flag():
     routes = [{1: "fused"}, {0: "fused"}]
     told = [[(1, 0, [(0, 100, None), (1, 200_000, None), (2, 64, None)], "fused")], []]
     units = {(0, 1, 0, 0): 4, (0, 1, 0, 1): 16, (0, 1, 0, 2): 2}
-    slab = slab_of(told, routes, units, range(2), 1, is_crowded=False)
+    slab = slab_of(told, routes, units, range(2), 1)
     assert set(slab.flags) == {(0, 0, 1), (0, 0, 2)}  # too large; too narrow
     assert slab.fused[0, 0, 1] >= slab.fused[0, 0, 0] + 200
     # It is heard of by its words, so that it needs no flag that says nothing else.
-    assert set(slab_of(told, routes, units, range(2), 0, is_crowded=False).flags) == {(1, -1, -1)}
+    assert set(slab_of(told, routes, units, range(2), 0).flags) == {(1, -1, -1)}
 
 
 def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
     loaded = []
     layout = Layout((1 << 20,), (8,), np.dtype("f8"), 0)
     part = Part.of_box(0, layout, Box((0,), (1 << 20,)))
-    table = Table([layout], [16], lambda array: loaded.append(array) or 0, is_crowded=False)
+    table = Table([layout], [16], lambda array: loaded.append(array) or 0)
     flags = list(range(1, 1 + len(list(chunks(part.nbytes, is_crowded=False)))))
     table.move(PULL, part, 0, flags=flags)
     table.move(PUSH, part, 0, flags=flags)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mpishare.bench.arm import Arm
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpishare.bench.session import Session
 
 
@@ -45,6 +48,11 @@ class Captured(Arm):
     def step(self) -> None:
         """Launch the graph."""
         self._graph.launch(self._stream)
+
+    @property
+    def call(self) -> Callable[[], object]:
+        """The launch of the graph."""
+        return partial(self._graph.launch, self._stream)
 
     def fill(self, token: int) -> None:
         """Write what this rank sends."""

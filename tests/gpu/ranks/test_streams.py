@@ -157,6 +157,40 @@ def test_a_new_stream_waits_for_the_last_one(node, monkeypatch, streams, what, c
     assert passed == (control or not has_calls)
 
 
+@TWO
+def test_a_call_that_names_nobody_on_a_stream_that_may_go(node, streams):
+    """There is nothing on it to be followed, whoever destroys it."""
+    win = node.allocate_each(1, "i8", fill=0)
+    here, there = (stream.ptr for stream in streams)
+    everyone = range(node.size)
+    for number in (here, here, there):
+        win.post([], number)
+        win.start([], here)
+        win.complete(there)
+        win.wait(here)
+    win.post(everyone, here)
+    win.start(everyone, there)
+    win.complete(there)
+    win.wait(here)
+    node.synchronize(here)
+
+
+@TWO
+def test_a_call_that_failed_after_it_was_enqueued_is_made_again(node, monkeypatch, streams):
+    """With the same values: neither side takes it for another epoch."""
+    win = node.allocate_each(1, "i8", fill=0)
+    number, everyone = streams[0].ptr, range(node.size)
+    for call in ((win.post, everyone), (win.start, everyone), (win.complete,), (win.wait,)):
+        with monkeypatch.context() as patch:
+            patch.setattr(node._ground.backend, "record", lambda *arguments: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                call[0](*call[1:], number)
+        call[0](*call[1:], number)
+    assert set(win._exposed) == {1}
+    assert set(win._completed) == {1}
+    node.synchronize(number)
+
+
 def test_streams_in_turn(node, streams):
     win = node.allocate_each(1000, "i8", fill=0)
     for step in range(1, 31):
