@@ -35,7 +35,7 @@ def allocate(ground: Ground, shape: Any, dtype: Any, fill: Any, owner: Any) -> W
         return {
             "shape": list(layout[0]),
             "dtype": str(layout[1]),
-            "fill": _fill_bytes(call, fill, layout[1]),
+            "fill": _fill_told(call, fill, layout[1]),
             "owner": _owner(ground, call, owner),
         }
 
@@ -52,7 +52,7 @@ def allocate_each(ground: Ground, shape: Any, dtype: Any, fill: Any) -> Window:
 
     def check() -> tuple[list[int], str]:
         layout = _layout(ground, call, shape, dtype)
-        _fill_bytes(call, fill, layout[1])
+        _fill_told(call, fill, layout[1])
         return list(layout[0]), str(layout[1])
 
     arguments = ground.agreement.step(call, check)
@@ -229,14 +229,15 @@ def _owner(ground: Ground, call: str, owner: Any) -> int:
     return 0 if owner is None else ground.rank_of(call, owner)
 
 
-def _fill_bytes(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
-    """Return the value as it will stand in memory; raises where it cannot."""
+def _fill_told(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
+    """Return the value in words that tell it from any other of its dtype; raises where it cannot be
+    one."""
     if fill is None:
         return None
     if np.ndim(fill):
         raise ValueError(f"{call} failed: fill must be a scalar, not of shape {np.shape(fill)}")
     try:
-        return np.full((), fill, dtype=dtype).tobytes().hex()
+        return str(np.full((), fill, dtype=dtype))
     except (OverflowError, ValueError) as error:
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}") from error
 

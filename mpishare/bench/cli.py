@@ -59,7 +59,7 @@ def case_list() -> str:
     lines = []
     for case in CASES.values():
         lines.append(f"{case.name:<10} {case.summary}")
-        lines.append(f"{'':<10} {', '.join(case.arms)}")
+        lines.append(f"{'':<10} {'; '.join(case.arms)}")
         for backend, names in case.rivals.items():
             unasked = [name for name in names if name not in case.on_request]
             named = [name for name in names if name in case.on_request]

@@ -356,8 +356,9 @@ def test_share_of_a_dtype_with_very_many_fields(host_node):
         ({"shape": 2, "dtype": "f4"}, {"shape": 2, "dtype": "f8"}),
         ({"shape": 2, "owner": 0}, {"shape": 2, "owner": 1}),
         ({"shape": 2, "fill": 0.0}, {"shape": 2, "fill": None}),
+        ({"shape": 2, "fill": 0.5}, {"shape": 2, "fill": -1}),
     ],
-    ids=["shape", "dtype", "owner", "fill"],
+    ids=["shape", "dtype", "owner", "no fill", "fill"],
 )
 def test_allocate_with_arguments_that_differ(node, mine, theirs):
     odd = node.size - 1
@@ -369,7 +370,7 @@ def test_allocate_with_arguments_that_differ(node, mine, theirs):
     if name == "shape":
         values = [list(value) for value in values]
     if name == "fill":
-        values = ["fill=None"]
+        values = ["fill='0.5'", "fill='-1.0'"] if theirs[name] else ["fill=None", "fill='0.0'"]
     for value in values:
         assert str(value) in str(caught.value)
     assert node.allocate(1).shape == (1,)
