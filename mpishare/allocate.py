@@ -230,8 +230,7 @@ def _owner(ground: Ground, call: str, owner: Any) -> int:
 
 
 def _fill_told(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
-    """Return the value in words that tell it from any other of its dtype; raises where it cannot be
-    one."""
+    """Return the value in words that tell it from any other; raises where it does not fit."""
     if fill is None:
         return None
     if np.ndim(fill):
