@@ -27,7 +27,7 @@ _DriverError = cupy.cuda.driver.CUDADriverError
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 _CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-_BATCH = 256  # the driver's limit on operations a call
+_BATCH = 255  # operations a call: "must be less than 256" (CUDA driver API, cuStreamBatchMemOp)
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
 
 
@@ -132,7 +132,7 @@ class CudaSignals:
         self._stream = ctypes.c_void_p(0)
 
     def enqueue(self, stream: int, values: Sequence[int]) -> None:
-        """Put them on a stream, one batch for up to 256."""
+        """Put them on a stream, in as few batches as the driver takes."""
         if stream != self._number:
             self._number, self._stream = stream, ctypes.c_void_p(stream)
         params, place = self._params, 2
