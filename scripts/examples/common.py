@@ -139,14 +139,14 @@ def refuse(program: str, problem: str) -> int:
 def order_for(node: mpishare.Node, order: str) -> str:
     """Return this order, or ``plain`` where nothing overlaps.
 
-    On the host nothing travels between `start` and `wait`; and where ranks take turns on a GPU,
-    without the Multi-Process Service, what is to overlap waits for whole turns of others.
+    On the host nothing travels between `start` and `wait`. Ranks that share a GPU fill it with
+    their interiors; what is to overlap only waits longer, without the Multi-Process Service for
+    whole turns of others.
     """
     if node.backend == "host":
         return "plain"
-    gpus = [each.device for each in node.report().members if each.device is not None]
-    shared = [gpu.uuid for gpu in gpus if not gpu.mps]
-    return order if len(set(shared)) == len(shared) else "plain"
+    gpus = [each.device.uuid for each in node.report().members if each.device is not None]
+    return order if len(set(gpus)) == len(gpus) else "plain"
 
 
 def stream(node: mpishare.Node) -> contextlib.AbstractContextManager[Any]:
