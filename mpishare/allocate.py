@@ -236,9 +236,11 @@ def _fill_told(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
     if np.ndim(fill):
         raise ValueError(f"{call} failed: fill must be a scalar, not of shape {np.shape(fill)}")
     try:
-        return str(np.full((), fill, dtype=dtype))
+        value = np.full((), fill, dtype=dtype)
     except (OverflowError, ValueError) as error:
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}") from error
+    # All that is no number has the same word, and only that differs from itself.
+    return str(value) if value == value else f"{value}, {value.tobytes().hex()}"
 
 
 def _filler(fill: Any) -> Callable[[Any], None] | None:

@@ -100,7 +100,7 @@ class CudaMover:
             for fused in self._fuseds:
                 fused.alone.told = self._graphs
             known = self._layouts, self._graphs, self._agreement, self._chain, self._turns
-            self.quick = quick_of(*known, self._words, self._device, name)
+            self.quick = quick_of(*known, self._words, backend, name)
 
     def take(self, fields: Sequence[Any]) -> list[Any]:
         """Return the fields of a call, once they are known to fit; they are held by that."""

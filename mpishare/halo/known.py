@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import cupy
 
 from mpishare.backends import driver
-from mpishare.backends.cuda import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.agree import Agreement
+    from mpishare.backends import Backend
     from mpishare.chain import Chain
     from mpishare.halo.layout import Layout
     from mpishare.halo.turns import Turns
     from mpishare.halo.words import Words
 
 _Array = cupy.ndarray
-_current_stream = cupy.cuda.get_current_stream
-_current_device = cupy.cuda.runtime.getDevice
+_layout_of = attrgetter("shape", "strides", "dtype")
 
 
 def key_of(places: tuple[int, ...]) -> Any:
@@ -36,7 +36,7 @@ def quick_of(
     chain: Chain,
     turns: Turns,
     words: Words,
-    device: int,
+    backend: Backend,
     where: str,
 ) -> Callable[[Sequence[Any], Any], bool]:
     """Return a call that exchanges fields of which there is a graph, or returns False. Local.
@@ -53,45 +53,33 @@ def quick_of(
         The handles of the graphs of whole exchanges, by where the fields are.
     agreement, chain, turns, words
         The node's, and the plan's.
-    device : int
-        The GPU of this rank.
+    backend : Backend
+        Whose current stream counts.
     where : str
         For errors.
     """
-    (shape, strides, dtype), *others = [(each.shape, each.strides, each.dtype) for each in layouts]
-    count = len(layouts)
+    first, *others = map(_layout_of, layouts)
+    count, is_current = len(layouts), backend.is_current
 
     def quick(fields: Sequence[Any], stream: Any) -> bool:
         if stream is not None or len(fields) != count:
             return False
         field = fields[0]
-        if (
-            type(field) is not _Array
-            or field.shape != shape
-            or field.strides != strides
-            or field.dtype != dtype
-        ):
+        if type(field) is not _Array or _layout_of(field) != first:
             return False
         key: Any = field.data.ptr
-        if others:
+        if others:  # by themselves: a loop over one takes as long as the whole look at it
             places = [key]
-            for field, (shape_, strides_, dtype_) in zip(fields[1:], others, strict=True):
-                if (
-                    type(field) is not _Array
-                    or field.shape != shape_
-                    or field.strides != strides_
-                    or field.dtype != dtype_
-                ):
+            for field, expected in zip(fields[1:], others, strict=True):
+                if type(field) is not _Array or _layout_of(field) != expected:
                     return False
                 places.append(field.data.ptr)
             key = tuple(places)
         graph = graphs.get(key)
         if graph is None or agreement.failure is not None or agreement.thread != get_ident():
             return False
-        number = _current_stream(device).ptr
-        if number != chain.number or not chain.is_kept or driver.is_capturing(number):
-            return False
-        if number <= DEFAULTS and _current_device() != device:
+        number = chain.number
+        if number is None or not chain.is_kept or not is_current(number):
             return False
         if turns.plans > 1 and (number != turns.chain.number or not turns.chain.is_kept):
             return False

@@ -1,6 +1,6 @@
 """The tables that the kernels read: cells of fields, and what is done with them.
 
-The records are those of cells.cu, field by field.
+The records are those of cells.cuh, field by field.
 """
 
 from __future__ import annotations

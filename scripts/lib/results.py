@@ -142,14 +142,9 @@ def brief(name: str, run: dict) -> list[str]:
 def section(name: str, run: dict) -> list[str]:
     """All of a run."""
     header, rows = run["header"], run["rows"]
-    lines = [
-        f"## {RUNS[name]}",
-        "",
-        *origin(header),
-        f"[The run]({name}.json), [a plot]({name}.svg).",
-    ]
-    lines += ["", "```console", f"$ {header['command']}"]
-    lines += ["```", ""]
+    links = f"[The run]({name}.json), [a plot]({name}.svg)."
+    lines = [f"## {RUNS[name]}", "", *origin(header), links, ""]
+    lines += ["```console", f"$ {header['command']}", "```", ""]
     for case in CASES:
         lines += table(case, rows)
     missing = absent(rows)

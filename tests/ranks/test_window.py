@@ -377,6 +377,13 @@ def test_allocate_with_arguments_that_differ(node, mine, theirs):
 
 
 @pytest.mark.ranks(min=2)
+def test_fills_that_are_no_numbers_in_two_ways(node):
+    bits = 0x7FF8000000000001 + node.is_leader
+    with pytest.raises(MismatchError, match=r"nan, 0[12]0+f87f"):
+        node.allocate(2, fill=np.array(bits, "<u8").view("<f8")[()])
+
+
+@pytest.mark.ranks(min=2)
 def test_allocate_each_with_dtypes_that_differ(node):
     with pytest.raises(MismatchError) as caught:
         node.allocate_each(3, "f4" if node.is_leader else "i8")
