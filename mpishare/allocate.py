@@ -10,101 +10,101 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare import ranges
-from mpishare.agree import require_same
-from mpishare.epochs import Epochs
+from mpishare.coordination.agreement import require_same
 from mpishare.errors import MpiShareError, UnsupportedError
-from mpishare.handles import Handle
+from mpishare.memory.handle import Handle
+from mpishare.ordering.epochs import Epochs
 from mpishare.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.backends import Memory
-    from mpishare.ground import Ground
+    from mpishare.context import NodeContext
 
 _CUDA_DTYPES = "?bhilqBHILQefdFD"
 """Type characters of the dtypes that CuPy has."""
 
 
-def allocate(ground: Ground, shape: Any, dtype: Any, fill: Any, owner: Any) -> Window:
+def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any) -> Window:
     """Make a window that one rank allocates. Collective; see `Node.allocate`."""
     call = "Node.allocate"
 
     def check() -> dict[str, Any]:
-        layout = _layout(ground, call, shape, dtype)
+        layout = _layout(context, call, shape, dtype)
         return {
             "shape": list(layout[0]),
             "dtype": str(layout[1]),
             "fill": _fill_told(call, fill, layout[1]),
-            "owner": _owner(ground, call, owner),
+            "owner": _owner(context, call, owner),
         }
 
-    arguments = ground.agreement.step(call, check)
-    require_same(call, arguments, ground.rank)
+    arguments = context.agreement.step(call, check)
+    require_same(call, arguments, context.rank)
     owner = arguments[0]["owner"]
     kind = np.dtype(dtype)
-    return _one(ground, call, tuple(arguments[0]["shape"]), kind, owner, _filler(fill))
+    return _one(context, call, tuple(arguments[0]["shape"]), kind, owner, _filler(fill))
 
 
-def allocate_each(ground: Ground, shape: Any, dtype: Any, fill: Any) -> Window:
+def allocate_each(context: NodeContext, shape: Any, dtype: Any, fill: Any) -> Window:
     """Make a window of which every rank allocates its segment. Collective."""
     call = "Node.allocate_each"
 
     def check() -> tuple[list[int], str]:
-        layout = _layout(ground, call, shape, dtype)
+        layout = _layout(context, call, shape, dtype)
         _fill_told(call, fill, layout[1])
         return list(layout[0]), str(layout[1])
 
-    arguments = ground.agreement.step(call, check)
-    require_same(call, [{"dtype": kind} for _, kind in arguments], ground.rank)
+    arguments = context.agreement.step(call, check)
+    require_same(call, [{"dtype": kind} for _, kind in arguments], context.rank)
     shapes: list[tuple[int, ...] | None] = [tuple(extent) for extent, _ in arguments]
-    return _make(ground, call, shapes, np.dtype(dtype), None, _filler(fill))
+    return _make(context, call, shapes, np.dtype(dtype), None, _filler(fill))
 
 
-def share(ground: Ground, source: Any, owner: Any) -> Window:
+def share(context: NodeContext, source: Any, owner: Any) -> Window:
     """Make a window of what one rank has or computes. Collective; see `Node.share`."""
     call = "Node.share"
     made: list[Any] = []
 
     def evaluate() -> dict[str, Any]:
-        rank = _owner(ground, call, owner)
-        if ground.rank != rank:
+        rank = _owner(context, call, owner)
+        if context.rank != rank:
             return {"owner": rank}
         array = source() if callable(source) else source
         if not isinstance(getattr(array, "dtype", None), np.dtype):
             is_on_gpu = hasattr(array, "__cuda_array_interface__")
-            array = (ground.backend.xp if is_on_gpu else np).asarray(array)  # a tensor, a list
-        shape, dtype = _layout(ground, call, tuple(array.shape), np.dtype(array.dtype))
+            array = (context.backend.xp if is_on_gpu else np).asarray(array)  # a tensor, a list
+        shape, dtype = _layout(context, call, tuple(array.shape), np.dtype(array.dtype))
         made.append(array)
         return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
 
-    replies = ground.agreement.step(call, evaluate)
-    require_same(call, [{"owner": reply["owner"]} for reply in replies], ground.rank)
+    replies = context.agreement.step(call, evaluate)
+    require_same(call, [{"owner": reply["owner"]} for reply in replies], context.rank)
     told = replies[replies[0]["owner"]]
     # From a rank of the same job: nothing that could be forged further than the job itself.
     dtype = pickle.loads(bytes.fromhex(told["dtype"]))  # noqa: S301
 
     def copy(array: Any) -> None:
-        array[...] = ground.backend.xp.asarray(made[0])
+        array[...] = context.backend.xp.asarray(made[0])
 
-    return _one(ground, call, tuple(told["shape"]), dtype, replies[0]["owner"], copy)
+    return _one(context, call, tuple(told["shape"]), dtype, replies[0]["owner"], copy)
 
 
 def _one(
-    ground: Ground,
+    context: NodeContext,
     call: str,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     owner: int,
     write: Callable[[Any], None] | None,
 ) -> Window:
-    shapes: list[tuple[int, ...] | None] = [None] * ground.size
+    shapes: list[tuple[int, ...] | None] = [None] * context.size
     shapes[owner] = shape
-    return _make(ground, call, shapes, dtype, owner, write)
+    return _make(context, call, shapes, dtype, owner, write)
 
 
 def _make(
-    ground: Ground,
+    context: NodeContext,
     call: str,
     shapes: list[tuple[int, ...] | None],
     dtype: np.dtype[Any],
@@ -112,20 +112,20 @@ def _make(
     write: Callable[[Any], None] | None,
 ) -> Window:
     with ranges.span(call):
-        return _build(ground, call, shapes, dtype, owner, write)
+        return _build(context, call, shapes, dtype, owner, write)
 
 
 def _build(
-    ground: Ground,
+    context: NodeContext,
     call: str,
     shapes: list[tuple[int, ...] | None],
     dtype: np.dtype[Any],
     owner: int | None,
     write: Callable[[Any], None] | None,
 ) -> Window:
-    memories: list[Memory | None] = [None] * ground.size
+    memories: list[Memory | None] = [None] * context.size
     token: list[str] = []
-    agreement, backend, rank = ground.agreement, ground.backend, ground.rank
+    agreement, backend, rank = context.agreement, context.backend, context.rank
 
     def create() -> None:
         shape = shapes[rank]
@@ -134,14 +134,14 @@ def _build(
             memories[rank] = memory = backend.allocate(nbytes)
             if write is not None and nbytes:
                 write(memory.array(shape, dtype))
-                ground.synchronize(None, call)
+                context.synchronize(None, call)
 
     def publish() -> str:
         shape, memory = shapes[rank], memories[rank]
         if shape is None or memory is None:
             return ""
         token.append(backend.publish(memory))
-        return ground.handle(token[0], 0, _nbytes(shape, dtype), memory.nbytes)
+        return context.handle(token[0], 0, _nbytes(shape, dtype), memory.nbytes)
 
     def open_others() -> None:
         for other, shape in enumerate(shapes):
@@ -149,7 +149,7 @@ def _build(
                 handle = Handle.unpack(
                     handles[other],
                     backend=backend.name,
-                    nonce=ground.nonces[other],
+                    nonce=context.nonces[other],
                     nbytes=_nbytes(shape, dtype),
                 )
                 memories[other] = backend.open(handle.token, handle.capacity, handle.uuid)
@@ -158,15 +158,15 @@ def _build(
         agreement.step(call, create)
         handles = agreement.step(call, publish)
         agreement.step(call, open_others)
-        counters = ground.take_counters(call, Epochs.words(ground.size))
+        counters = context.take_counters(call, Epochs.words(context.size))
     except BaseException as error:
         _clear_frames(error)
-        _undo(ground, call, memories)
+        _undo(context, call, memories)
         raise
     finally:
         for own in token:
             backend.settle(own)
-    return Window(ground, ground.number("window"), counters, memories, shapes, dtype, owner)
+    return Window(context, context.number("window"), counters, memories, shapes, dtype, owner)
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -176,27 +176,27 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _undo(ground: Ground, call: str, memories: list[Memory | None]) -> None:
+def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> None:
     """Free what a failed call has made: importers first, as in `close`."""
 
     def release() -> None:
         for rank, memory in enumerate(memories):
-            if rank != ground.rank and memory is not None:
+            if rank != context.rank and memory is not None:
                 memory.close()
 
     try:
-        ground.agreement.step(call, release)
+        context.agreement.step(call, release)
     except MpiShareError:
         # The node itself is broken: others may still map this memory, so it is left to the end of
         # the process. The error that brought us here says more than this one.
         return
-    mine = memories[ground.rank]
+    mine = memories[context.rank]
     if mine is not None:
         mine.close()
 
 
 def _layout(
-    ground: Ground, call: str, shape: Any, dtype: Any
+    context: NodeContext, call: str, shape: Any, dtype: Any
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     extents = shape if isinstance(shape, tuple | list) else (shape,)
     try:
@@ -212,7 +212,7 @@ def _layout(
     if kind.hasobject:
         raise TypeError(f"{call} failed: dtype {kind} holds Python objects, which cannot be shared")
     is_native = kind.char in _CUDA_DTYPES and kind.isnative
-    if ground.backend.name == "cuda" and not is_native:
+    if context.backend.name == "cuda" and not is_native:
         raise UnsupportedError(
             f"{call} failed: CuPy has no dtype {kind}. Share its bytes: dtype='u1'."
         )
@@ -225,8 +225,8 @@ def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return int(np.prod(shape, dtype=object)) * dtype.itemsize
 
 
-def _owner(ground: Ground, call: str, owner: Any) -> int:
-    return 0 if owner is None else ground.rank_of(call, owner)
+def _owner(context: NodeContext, call: str, owner: Any) -> int:
+    return 0 if owner is None else context.rank_of(call, owner)
 
 
 def _fill_told(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:

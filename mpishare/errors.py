@@ -92,7 +92,7 @@ class EpochError(MpiShareError, RuntimeError):
     """Calls in the wrong order: complete without start, wait without post, or either twice."""
 
 
-def words(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Name an error in one line, as other ranks are told of it."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
@@ -106,7 +106,7 @@ def peer_error(call: str, failures: dict[int, str]) -> PeerError:
     return PeerError(f"{call} failed on {ranks_in_words(failures)}: {told}", failures=failures)
 
 
-def late_words(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
+def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
     """Say which ranks are late."""
     return f"rank {rank} has waited {since_s:.0f} s in {call} for {ranks_in_words(ranks)}"
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.agree import require_same
-from mpishare.chain import Chain
-from mpishare.counters import LINE, NO_COUNTERS, Counters
+from mpishare.context import NotPicklable
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.errors import ClosedError
-from mpishare.local import Local
+from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.ground import Ground
+    from mpishare.context import NodeContext
 
 RING = 16
 """Events of one owner: a record waits only for a waiter that is this far behind."""
 
 
-class Event(Local):
+class Event(NotPicklable):
     """An event of one rank that streams of other ranks wait for. Made by `Node.event`.
 
     Attributes
@@ -37,7 +37,7 @@ class Event(Local):
 
     def __init__(
         self,
-        ground: Ground,
+        context: NodeContext,
         name: str,
         owner: int,
         waiters: tuple[int, ...],
@@ -47,18 +47,18 @@ class Event(Local):
         self.name = name
         self.owner = owner
         self.waiters = waiters
-        self._ground = ground
+        self._context = context
         self._counters = counters
         self._events = events
-        self._sync = ground.agreement.block.sync
+        self._sync = context.agreement.block.sync
         self._count = 0  # records called by the owner, or taken by this waiter
-        self._chain = Chain(ground.backend, name)
+        self._chain = StreamChain(context.backend, name)
         self._is_closed = False
 
     @staticmethod
     def words(size: int) -> int:
         """Return how many counters an event of a node with that many ranks needs."""
-        return LINE * size
+        return SLOT_WORDS * size
 
     @property
     def is_closed(self) -> bool:
@@ -82,7 +82,7 @@ class Event(Local):
             On a rank that is not the owner.
         """
         self._check("record")
-        rank = self._ground.rank
+        rank = self._context.rank
         if rank != self.owner:
             raise ValueError(
                 f"{self.name}: record failed: rank {self.owner} is the owner, not rank {rank}"
@@ -91,12 +91,12 @@ class Event(Local):
         count, view = self._count + 1, self._counters.view
         oldest = count - RING
         if oldest > 0:
-            self._ground.agreement.wait(
+            self._context.agreement.wait(
                 f"{self.name}: record",
-                lambda: [w for w in self.waiters if view[LINE * w] < oldest],
+                lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
             )
-            self._ground.check_signals()
-        self._take(self._ground.backend.record, count, number)
+            self._context.check_signals()
+        self._take(self._context.backend.record, count, number)
 
     def wait(self, stream: Any = None) -> None:
         """Let my stream wait for the owner's next record that I have not waited for yet.
@@ -114,20 +114,20 @@ class Event(Local):
             On a rank that is not a waiter.
         """
         self._check("wait")
-        rank = self._ground.rank
+        rank = self._context.rank
         if rank not in self.waiters:
             raise ValueError(
                 f"{self.name}: wait failed: rank {rank} is none of the waiters {list(self.waiters)}"
             )
         number = self._chain.enter("wait", stream)
         count, view, owner = self._count + 1, self._counters.view, self.owner
-        if view[LINE * owner] < count:
-            self._ground.agreement.wait(
-                f"{self.name}: wait", lambda: [owner] if view[LINE * owner] < count else []
+        if view[SLOT_WORDS * owner] < count:
+            self._context.agreement.wait(
+                f"{self.name}: wait", lambda: [owner] if view[SLOT_WORDS * owner] < count else []
             )
         self._sync()
-        self._ground.check_signals()
-        self._take(self._ground.backend.wait_event, count, number)
+        self._context.check_signals()
+        self._take(self._context.backend.wait_event, count, number)
 
     def close(self) -> None:
         """Close the event on all ranks.
@@ -136,16 +136,16 @@ class Event(Local):
         """
         if self._is_closed:
             return
-        ground, is_owner = self._ground, self._ground.rank == self.owner
-        ground.agreement.check()
+        context, is_owner = self._context, self._context.rank == self.owner
+        context.agreement.check()
 
         def destroy() -> None:
-            ground.backend.close_events(self._events)
+            context.backend.close_events(self._events)
 
-        ground.begin_close(f"{self.name}: close")
+        context.begin_close(f"{self.name}: close")
         self._is_closed = True
         # The importers first: an event may not be used once its exporter has destroyed it.
-        ground.close_in_two(
+        context.close_in_two(
             f"{self.name}: close",
             lambda: None if is_owner else destroy(),
             lambda _: destroy() if is_owner else None,
@@ -158,7 +158,7 @@ class Event(Local):
         self._is_closed = True
         self._counters = NO_COUNTERS
         self._chain.end()
-        self._ground.children.remove(self)
+        self._context.children.remove(self)
 
     def __repr__(self) -> str:
         """Name the event and its ranks."""
@@ -170,25 +170,25 @@ class Event(Local):
         use(self._events[count % RING], number)
         self._chain.leave()
         self._sync()
-        self._counters.view[LINE * self._ground.rank] = count
+        self._counters.view[SLOT_WORDS * self._context.rank] = count
         self._count = count
 
     def _check(self, call: str) -> None:
-        self._ground.agreement.check()
+        self._context.agreement.check()
         if self._is_closed:
             raise ClosedError(f"{self.name}: {call} failed: the event is closed")
 
 
-def make_event(ground: Ground, owner: Any, waiters: Sequence[int] | None) -> Event:
+def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) -> Event:
     """Make an event. Collective; see `Node.event`."""
     call = "Node.event"
-    agreement, backend = ground.agreement, ground.backend
-    size = ground.size
+    agreement, backend = context.agreement, context.backend
+    size = context.size
 
     def check() -> list[Any]:
-        own = ground.rank_of(call, owner)
+        own = context.rank_of(call, owner)
         named = [r for r in range(size) if r != own] if waiters is None else waiters
-        ranks = [ground.rank_of(call, rank) for rank in named]
+        ranks = [context.rank_of(call, rank) for rank in named]
         if own in ranks or len(set(ranks)) != len(ranks):
             raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
         return [own, sorted(ranks)]
@@ -213,10 +213,12 @@ def make_event(ground: Ground, owner: Any, waiters: Sequence[int] | None) -> Eve
                 events.extend(backend.open_events(tokens))
 
         agreement.step(call, open_them)
-        counters = ground.take_counters(call, Event.words(size))
+        counters = context.take_counters(call, Event.words(size))
     except BaseException:
         backend.close_events(events)
         raise
-    event = Event(ground, f"event {ground.number('event')}", owner, tuple(ranks), counters, events)
-    ground.children.append(event)
+    event = Event(
+        context, f"event {context.number('event')}", owner, tuple(ranks), counters, events
+    )
+    context.children.append(event)
     return event

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare import allocate
+from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
-from mpishare.form import dissolve, form
-from mpishare.local import Local
+from mpishare.setup.create import destroy_node, form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.backends import Device
-    from mpishare.report import Report
+    from mpishare.setup.report import Report
     from mpishare.window import Window
 
 
-class Node(Local):
+class Node(NotPicklable):
     """The ranks of a communicator that share memory with this one.
 
     Collective over the given communicator, host-blocking: some milliseconds on the host backend,
@@ -67,24 +67,24 @@ class Node(Local):
         device: Any = None,
         timeout_s: float = 300.0,
     ) -> None:
-        formed = form(comm, backend, device, timeout_s)
-        self._ground = formed.ground
-        self._ending = formed.ending
-        self._comms = (formed.user, formed.team, formed.whole)
-        self._report = formed.report
+        made = form(comm, backend, device, timeout_s)
+        self._context = made.context
+        self._ending = made.ending
+        self._comms = (made.user, made.ranks_here, made.whole)
+        self._report = made.report
         self._is_closed = False
-        self.comm: MPI.Comm = formed.user
-        self.ranks = formed.ranks
+        self.comm: MPI.Comm = made.user
+        self.ranks = made.ranks
 
     @property
     def rank(self) -> int:
         """The rank of this process in `comm`."""
-        return self._ground.rank
+        return self._context.rank
 
     @property
     def size(self) -> int:
         """How many ranks the node has."""
-        return self._ground.size
+        return self._context.size
 
     @property
     def leader(self) -> int:
@@ -99,17 +99,17 @@ class Node(Local):
     @property
     def backend(self) -> str:
         """``"cuda"`` or ``"host"``, the same on every rank of the given communicator."""
-        return self._ground.backend.name
+        return self._context.backend.name
 
     @property
     def xp(self) -> ModuleType:
         """The array library: CuPy or NumPy."""
-        return self._ground.backend.xp
+        return self._context.backend.xp
 
     @property
     def device(self) -> Device | None:
         """The GPU of this rank; None on the host backend."""
-        return self._ground.backend.device
+        return self._context.backend.device
 
     @property
     def is_closed(self) -> bool:
@@ -133,7 +133,7 @@ class Node(Local):
         PeerError, PeerTimeout
             If a rank is gone or late.
         """
-        self._ground.agreement.step("Node.barrier", lambda: None)
+        self._context.agreement.step("Node.barrier", lambda: None)
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait on the host until all that was put on a stream is over, with the deadline.
@@ -153,7 +153,7 @@ class Node(Local):
         PeerError
             If such a rank left.
         """
-        self._ground.synchronize(stream, "Node.synchronize")
+        self._context.synchronize(stream, "Node.synchronize")
 
     def allocate(
         self, shape: Any, dtype: Any = float, *, fill: Any = None, owner: int | None = None
@@ -188,7 +188,7 @@ class Node(Local):
         MismatchError
             If the arguments differ.
         """
-        return allocate.allocate(self._ground, shape, dtype, fill, owner)
+        return allocate.allocate(self._context, shape, dtype, fill, owner)
 
     def allocate_each(self, shape: Any, dtype: Any = float, *, fill: Any = None) -> Window:
         """Allocate a segment on every rank, on its own GPU, and map all of them on every rank.
@@ -214,7 +214,7 @@ class Node(Local):
         CudaError, UnsupportedError, PeerError, MismatchError
             As `allocate`.
         """
-        return allocate.allocate_each(self._ground, shape, dtype, fill)
+        return allocate.allocate_each(self._context, shape, dtype, fill)
 
     def share(self, source: Any, *, owner: int | None = None) -> Window:
         """Share what one rank has, or computes, as a window of its shape and dtype.
@@ -235,7 +235,7 @@ class Node(Local):
         PeerError
             On the others, with the words of that exception.
         """
-        return allocate.share(self._ground, source, owner)
+        return allocate.share(self._context, source, owner)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.
@@ -249,7 +249,7 @@ class Node(Local):
         waiters : sequence of int, optional
             The ranks that wait. Default: all others.
         """
-        return make_event(self._ground, self.leader if owner is None else owner, waiters)
+        return make_event(self._context, self.leader if owner is None else owner, waiters)
 
     def close(self) -> None:
         """Close the node and what was made from it, newest first.
@@ -265,7 +265,7 @@ class Node(Local):
         """
         if self._is_closed:
             return
-        ground, agreement = self._ground, self._ground.agreement
+        context, agreement = self._context, self._context.agreement
         if agreement.failure is not None:
             self._abandon()
             if not agreement.is_told and agreement.block.is_mine:
@@ -273,29 +273,29 @@ class Node(Local):
             return
         agreement.check()
         try:
-            for child in reversed([*ground.children, *ground.plans]):
+            for child in reversed([*context.children, *context.plans]):
                 child.close()
-            for retained in ground.retained:
+            for retained in context.retained:
                 retained.release(None)
-            dissolve(ground, self._ending)
+            destroy_node(context, self._ending)
         except BaseException as error:
             agreement.leave("close()", error)
             self._abandon()
             raise
         self._is_closed = True
-        ground.agreement.fail(lambda: ClosedError("the node is closed"), fatal=False)
+        context.agreement.fail(lambda: ClosedError("the node is closed"), fatal=False)
         for comm in self._comms:
             comm.Free()
 
     def _abandon(self) -> None:
         """Leave without the other ranks. Local; frees nothing that they may still map."""
         self._is_closed = True
-        for child in (*self._ground.plans, *self._ground.children):
+        for child in (*self._context.plans, *self._context.children):
             child.abandon()
 
     def __enter__(self) -> Self:
         """Return the node; raises if it is closed."""
-        self._ground.agreement.check()
+        self._context.agreement.check()
         return self
 
     def __exit__(
@@ -308,7 +308,7 @@ class Node(Local):
         if error is None:
             self.close()
         elif not self._is_closed:
-            self._ground.agreement.leave("its with block", error)
+            self._context.agreement.leave("its with block", error)
             self._abandon()
 
     def __repr__(self) -> str:

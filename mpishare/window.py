@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare import ranges
-from mpishare.epochs import Epochs
+from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
-from mpishare.local import Local
+from mpishare.ordering.epochs import Epochs
 
 if TYPE_CHECKING:
     from mpishare.backends import Memory
-    from mpishare.counters import Counters
-    from mpishare.ground import Ground
+    from mpishare.context import NodeContext
+    from mpishare.coordination.counters import Counters
 
 log = logging.getLogger("mpishare.window")
 
 Shape = tuple[int, ...]
 
 
-class Window(Local, Epochs):
+class Window(NotPicklable, Epochs):
     """A shared allocation, with the epochs that order access to it.
 
     Made by `Node.allocate`, `Node.allocate_each` and `Node.share`.
@@ -46,7 +46,7 @@ class Window(Local, Epochs):
 
     def __init__(
         self,
-        ground: Ground,
+        context: NodeContext,
         number: int,
         counters: Counters,
         memories: list[Memory | None],
@@ -54,22 +54,22 @@ class Window(Local, Epochs):
         dtype: np.dtype[Any],
         owner: int | None,
     ) -> None:
-        super().__init__(ground, counters, f"window {number}")
+        super().__init__(context, counters, f"window {number}")
         self.number = number
-        self._ground = ground
+        self._context = context
         self._memories = memories
         self._shapes = shapes
         self._arrays: dict[int, Any] = {}
         self._is_closed = False
-        self._home = ground.rank if owner is None else owner
+        self._home = context.rank if owner is None else owner
         self.owner = owner
         self.dtype = dtype
         self.shape = shapes[self._home] or ()
         self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
-        ground.children.append(self)
-        ground.windows[number] = self
-        ground.windows_version += 1
-        ground.watcher.add(self)
+        context.children.append(self)
+        context.windows[number] = self
+        context.windows_version += 1
+        context.watchdog.add(self)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
         log.info(
             "%s made: shape %s, dtype %s, %d bytes, %s",
@@ -155,7 +155,7 @@ class Window(Local, Epochs):
         if self._is_closed:
             return
         self._check()
-        self._ground.begin_close(f"{self.name}: close")
+        self._context.begin_close(f"{self.name}: close")
         self._is_closed = True
         self._arrays.clear()
         is_held = any(memory is not None and memory.is_held for memory in self._memories)
@@ -163,7 +163,7 @@ class Window(Local, Epochs):
         self._forget()
         log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
         if not is_gone:
-            self._ground.retained.append(self)
+            self._context.retained.append(self)
         if is_held:
             warnings.warn(
                 f"{self.name} of shape {self.shape} was closed while arrays of it are held: its "
@@ -177,17 +177,17 @@ class Window(Local, Epochs):
 
         Collective, host-blocking. Part of `close`, and once more when the node is closed.
         """
-        rank = self._ground.rank
+        rank = self._context.rank
 
         def imports() -> list[int]:
             others = [r for r in range(len(self._memories)) if r != rank]
             return [r for r in others if not self._let_go(r)]
 
         def own(kept: list[list[int]]) -> bool:
-            # A rank that still maps my segment would be left without ground.
+            # A rank that still maps my segment would be left without context.
             return not any(rank in ranks for ranks in kept) and self._let_go(rank)
 
-        return all(self._ground.close_in_two(f"{self.name}: close", imports, own, counters))
+        return all(self._context.close_in_two(f"{self.name}: close", imports, own, counters))
 
     def abandon(self) -> None:
         """Mark it closed without the other ranks. Local; frees nothing that others may map."""
@@ -210,8 +210,8 @@ class Window(Local, Epochs):
         return self._memories[rank] is None
 
     def _forget(self) -> None:
-        self._ground.watcher.remove(self)
-        self._ground.children.remove(self)
-        del self._ground.windows[self.number]
-        self._ground.windows_version += 1
+        self._context.watchdog.remove(self)
+        self._context.children.remove(self)
+        del self._context.windows[self.number]
+        self._context.windows_version += 1
         self._end()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from mpishare.shm import SharedMemory
+    from mpishare.memory.shared import SharedMemory
 
 
 @dataclass(frozen=True)

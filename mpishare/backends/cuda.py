@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mpishare.backends import Memory
-    from mpishare.shm import SharedMemory
+    from mpishare.memory.shared import SharedMemory
 
 SLAB = 2 << 20
 """Allocations are multiples of this, so that a handle never opens a neighbor's bytes with ours:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare import shm
+from mpishare.memory import shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import Device, Memory, Signals
-    from mpishare.shm import SharedMemory
+    from mpishare.memory.shared import SharedMemory
 
 
 class HostMemory:
@@ -46,7 +46,7 @@ class HostMemory:
         """Give the memory a name."""
         if self._memory is None:
             raise ValueError("the memory is closed")
-        name = shm.publish(self._memory)
+        name = shared.publish(self._memory)
         self._memory.close_file()  # one descriptor a window is enough: the mapping has its own
         return name
 
@@ -70,7 +70,7 @@ class HostBackend:
 
     def allocate(self, nbytes: int) -> HostMemory:
         """Reserve shared memory."""
-        return HostMemory(shm.create(nbytes))
+        return HostMemory(shared.create(nbytes))
 
     def publish(self, memory: Memory) -> str:
         """Give it a name."""
@@ -80,13 +80,13 @@ class HostBackend:
 
     def open(self, token: str, nbytes: int, uuid: str) -> HostMemory:  # noqa: ARG002  no GPU
         """Map what another rank reserved."""
-        memory = shm.attach(token, nbytes)
+        memory = shared.attach(token, nbytes)
         memory.close_file()
         return HostMemory(memory)
 
     def settle(self, token: str) -> None:
         """Take the name away."""
-        shm.forget(token)
+        shared.forget(token)
 
     def register(self, memory: SharedMemory) -> int:  # noqa: ARG002  no GPU
         """Return 0: there is no GPU that could see it."""

@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from mpishare.lastwords import abort_after, say
+from mpishare.coordination.abort import abort_after, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare import geometry
-from mpishare.geometry import Block, Box, Grid
+from mpishare.halo import geometry
+from mpishare.halo.geometry import Block, Box, Grid
 from mpishare.halo.message import Message, Part
 from mpishare.halo.plan import Plan
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.geometry import Transfer
+    from mpishare.halo.geometry import Transfer
     from mpishare.halo.layout import Layout
-    from mpishare.halo.terms import Terms
+    from mpishare.halo.setup import PlanSetup
     from mpishare.node import Node
 
     Index = tuple[Any, ...]
@@ -139,13 +139,13 @@ class HaloExchange(Plan):
             "block": [self.block.extents, self.block.widths],
         }
 
-    def _messages(self, terms: Terms) -> tuple[list[Message], list[Message]]:
+    def _messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
         blocks = [
             Block(tuple(extents), tuple((low, high) for low, high in widths))
-            for extents, widths in (each["block"] for each in terms.described)
+            for extents, widths in (each["block"] for each in setup.described)
         ]
         geometry.check(self.grid, blocks, corners=self._corners)
-        rank = terms.ranks.rank
+        rank = setup.ranks.rank
         sends, recvs = geometry.transfers(self.grid, rank, blocks, corners=self._corners)
         self._transfers = sends, recvs
         # Of all directions, so that the tag does not depend on what is exchanged.
@@ -154,7 +154,7 @@ class HaloExchange(Plan):
         def message(transfer: Transfer, peer: int, box: Box) -> Message:
             parts = [
                 Part.of_box(field, each, box.along(axes, each.shape))
-                for field, (each, axes) in enumerate(zip(terms.mine, self._axes, strict=True))
+                for field, (each, axes) in enumerate(zip(setup.mine, self._axes, strict=True))
             ]
             return Message(peer, tags[transfer.direction], tuple(p for p in parts if p.nbytes))
 
@@ -168,7 +168,7 @@ class HaloExchange(Plan):
 
     def _index(self, box: Box) -> Index:
         """Return what indexes a box of the grid's axes in every field."""
-        axes, ndims = self._axes, [len(each.shape) for each in self._terms.mine]
+        axes, ndims = self._axes, [len(each.shape) for each in self._setup.mine]
         cuts = dict(zip(axes[0], box.slices(), strict=True))
         items = [cuts.get(axis, slice(None)) for axis in range(ndims[0])]
         if len(set(axes)) == 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from mpishare.geometry import Box
+    from mpishare.halo.geometry import Box
     from mpishare.halo.layout import Layout
 
 ALIGN = 16

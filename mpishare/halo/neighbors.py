@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.layout import Layout
-    from mpishare.halo.terms import Terms
+    from mpishare.halo.setup import PlanSetup
     from mpishare.node import Node
 
 
@@ -110,8 +110,8 @@ class NeighborExchange(Plan):
         told = [[[rank, len(cells[rank])] for rank in cells] for cells in self._cells]
         return {"same": {"axis": self._field_axes, "other axes": rest}, "counts": told}
 
-    def _messages(self, terms: Terms) -> tuple[list[Message], list[Message]]:
-        _require_counts(self._call, [each["counts"] for each in terms.described])
+    def _messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
+        _require_counts(self._call, [each["counts"] for each in setup.described])
 
         def messages(cells: dict[int, np.ndarray[Any, Any]]) -> list[Message]:
             found = []
@@ -119,7 +119,7 @@ class NeighborExchange(Plan):
                 parts = [
                     Part.of_indices(field, each, axis, places)
                     for field, (each, axis) in enumerate(
-                        zip(terms.mine, self._field_axes, strict=True)
+                        zip(setup.mine, self._field_axes, strict=True)
                     )
                 ]
                 kept = tuple(part for part in parts if part.nbytes)

@@ -11,8 +11,8 @@ from mpishare.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.halo.ranks import Ranks
-    from mpishare.report import Pair, Report
+    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.setup.report import Pair, Report
 
 log = logging.getLogger("mpishare")
 
@@ -47,13 +47,13 @@ def required(require: Any) -> list[str] | None:
 
 
 def choose(
-    ranks: Ranks, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
+    ranks: PlanComm, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
 ) -> dict[int, str]:
     """Return the route to each peer. Local: both ends find the same.
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : PlanComm
         The plan's.
     report : Report
         What the node's probe saw.
@@ -73,12 +73,12 @@ def choose(
     pairs = {(pair.origin, pair.target): pair for pair in report.pairs}
     found = {}
     for peer in sorted(set(peers)):
-        if peer not in ranks.team:
+        if peer not in ranks.ranks_here:
             found[peer] = "mpi"
         elif not on_gpu:
             found[peer] = name or "host"
         else:
-            here, there = ranks.team[ranks.rank], ranks.team[peer]
+            here, there = ranks.ranks_here[ranks.rank], ranks.ranks_here[peer]
             found[peer] = _on_gpu(pairs[here, there], pairs[there, here], name)
     return found
 
@@ -112,7 +112,7 @@ def refuse(call: str, told: Sequence[dict[int, str]], require: list[str] | None)
         )
 
 
-def warn(name: str, ranks: Ranks, report: Report, told: Sequence[dict[int, str]]) -> None:
+def warn(name: str, ranks: PlanComm, report: Report, told: Sequence[dict[int, str]]) -> None:
     """Say on one rank of the plan that a neighbor on the same node is reached by a slow route."""
     slow = [
         (rank, peer, route)
@@ -123,7 +123,7 @@ def warn(name: str, ranks: Ranks, report: Report, told: Sequence[dict[int, str]]
     if not slow or slow[0][0] != ranks.rank:
         return
     rank, peer, route = slow[0]
-    pair = {ranks.team[rank], ranks.team[peer]}
+    pair = {ranks.ranks_here[rank], ranks.ranks_here[peer]}
     reasons = [p.reason for p in report.pairs if {p.origin, p.target} == pair and p.reason]
     why = reasons[0] if reasons else "MPISHARE_ROUTE asks for it"
     log.warning("%s: rank %d reaches rank %d by %s: %s", name, rank, peer, route, why)

@@ -16,7 +16,7 @@ HOST = {"MPISHARE_BACKEND": "host"}
 SHARING_NOTHING = """
 import sys
 from mpishare.info import main
-from mpishare.report import Report
+from mpishare.setup.report import Report
 
 Report.can_share = property(lambda self: False)
 sys.exit(main(sys.argv[1:]))

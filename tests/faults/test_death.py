@@ -84,7 +84,7 @@ def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
 
 
 def unwatched(stage: Stage) -> None:
-    mpishare.watch.Watcher.start = lambda self: None
+    mpishare.coordination.watchdog.Watchdog.start = lambda self: None
     node = stage.node(timeout_s=2.0)
     node.barrier()
     if stage.rank == 1:
@@ -102,7 +102,7 @@ def test_control_without_a_watcher_the_death_is_not_seen():
 
 def stuck(stage: Stage) -> None:
     node = stage.node()
-    node._ground.watcher.grace_s = 1.0
+    node._context.watchdog.grace_s = 1.0
     node.barrier()
     if stage.rank == 1:
         time.sleep(0.2)

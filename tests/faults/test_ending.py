@@ -123,7 +123,7 @@ def test_nothing_was_ever_closed(state, python, backend):
 
 
 def exit_takes_long(stage: Stage) -> None:
-    # Called after mpishare's own: the watcher's thread still runs meanwhile.
+    # Called after mpishare's own: the watchdog's thread still runs meanwhile.
     atexit.register(time.sleep, 0.6)
     node = stage.node()
     node.allocate(4, fill=0.0)
@@ -152,7 +152,7 @@ def finalized(stage: Stage, closes: bool) -> None:
         for name, thing in (("window", window), ("event", event), ("node", node)):
             stage.attempt(f"close {name}", thing.close)
         stage.attempt("close again", node.close)
-    time.sleep(0.3)  # the watcher's thread goes on for a moment
+    time.sleep(0.3)  # the watchdog's thread goes on for a moment
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

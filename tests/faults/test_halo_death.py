@@ -158,7 +158,7 @@ def unpublished(stage: Stage) -> None:
     halo = mpishare.HaloExchange(cart, np.zeros(6), (1, 0), node=node)
     halo.exchange()
     if stage.rank == 1:
-        halo._forth._host._publish = lambda *arguments: None
+        halo._forward._host._publish = lambda *arguments: None
     stage.attempt("call", halo.exchange)
     time.sleep(2)
 
@@ -190,7 +190,7 @@ def missed(stage: Stage) -> None:
 
 
 def test_a_rank_that_makes_a_step_less_than_the_others():
-    """Its barrier meets their exchange: seen as a circle of waits, on every rank, at once."""
+    """Its barrier meets their exchange: seen as a cycle of waits, on every rank, at once."""
     played = play(3, missed)
     for rank in range(3):
         told = played.told(rank, "call")

@@ -30,7 +30,7 @@ def begun(stage: Stage, how: str) -> None:
     # To the right alone: then the right neighbor waits for nothing else of rank 1's.
     halo = mpishare.HaloExchange(cart, field, ((1, 0),), axes=(0,), node=node)
     halo.exchange()
-    assert len(halo._forth._host._lent.keys) == stage.size
+    assert len(halo._forward._host._lent.keys) == stage.size
     halo.start()
     libc = ctypes.CDLL(None, use_errno=True)
     if stage.rank == 1:
@@ -120,7 +120,7 @@ def refused(stage: Stage) -> None:
         cart = stage.world.Create_cart((stage.size,), (True,))
         fields = [np.zeros((4, 131072 // 8)) for _ in range(2)]
         with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
-            lent = halo._forth._host._lent
+            lent = halo._forward._host._lent
             right = []
             for step in range(20):
                 field = fields[step % 2]
@@ -217,7 +217,7 @@ def with_guards(stage: Stage) -> None:
     with stage.node() as node:
         cart = stage.world.Create_cart((stage.size,), (True,))
         with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
-            lent = len(halo._forth._host._lent.keys)
+            lent = len(halo._forward._host._lent.keys)
             for step in range(20):
                 field = fields[step % 2]
                 field[1:3] = 100 * step + stage.rank

@@ -94,7 +94,7 @@ def tampered(stage: Stage, kinds: list[str]) -> None:
     import dataclasses
 
     node = stage.node()
-    pack = mpishare.handles.Handle.pack
+    pack = mpishare.memory.handle.Handle.pack
 
     def replaced(**fields: object) -> object:
         return lambda handle: pack(dataclasses.replace(handle, **fields))
@@ -113,9 +113,9 @@ def tampered(stage: Stage, kinds: list[str]) -> None:
     before = shared_bytes()
     for kind in kinds:
         if stage.rank == 0:
-            mpishare.handles.Handle.pack = ways[kind]
+            mpishare.memory.handle.Handle.pack = ways[kind]
         stage.attempt(kind, lambda: node.allocate(64))
-    mpishare.handles.Handle.pack = pack
+    mpishare.memory.handle.Handle.pack = pack
     report({"kept bytes": shared_bytes() - before})
     stage.attempt("go on", lambda: node.allocate(64, fill=1.0).fence())
     stage.attempt("close", node.close)

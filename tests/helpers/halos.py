@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 import mpishare
-from mpishare.halo import host, lent, own
+from mpishare.halo.host import copies, process_read, shared
 
 POISON = -1
 """The number of a cell that an exchange must not write."""
@@ -415,11 +415,11 @@ def read_in_place(small: bool = True) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         limits = (
-            (host, "_WORTH_NBYTES"),
-            (lent, "_WORTH_NBYTES"),
-            (lent, "_BLOCK_NBYTES"),
-            (own, "_WORTH_NBYTES"),
-            (own, "_CACHE_NBYTES"),
+            (shared, "_WORTH_NBYTES"),
+            (process_read, "_WORTH_NBYTES"),
+            (process_read, "_BLOCK_NBYTES"),
+            (copies, "_WORTH_NBYTES"),
+            (copies, "_CACHE_NBYTES"),
         )
         for module, name in limits if small else ():
             stack.enter_context(mock.patch.object(module, name, 1))

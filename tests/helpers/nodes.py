@@ -16,17 +16,17 @@ _kept: dict[str, Node] = {}
 
 def _lend(backend: str) -> Node:
     node = _kept.get(backend)
-    is_whole = node is not None and not node.is_closed and node._ground.agreement.failure is None
+    is_whole = node is not None and not node.is_closed and node._context.agreement.failure is None
     if not MPI.COMM_WORLD.allreduce(is_whole, MPI.LAND):
         node = _kept[backend] = Node(backend=backend, timeout_s=40)
     return node
 
 
 def _take_back(node: Node) -> None:
-    if node.is_closed or node._ground.agreement.failure is not None:
+    if node.is_closed or node._context.agreement.failure is not None:
         return
     node.synchronize()
-    for child in reversed([*node._ground.children, *node._ground.plans]):
+    for child in reversed([*node._context.children, *node._context.plans]):
         child.close()
 
 

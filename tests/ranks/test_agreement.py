@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-import mpishare.form
+import mpishare.setup.create
 from mpishare import (
     ClosedError,
     MismatchError,
@@ -15,8 +15,10 @@ from mpishare import (
     PeerError,
     PeerTimeout,
     UnsupportedError,
-    shm,
 )
+from mpishare.coordination import mpi_agreement
+from mpishare.coordination.control_block import State
+from mpishare.memory import shared
 from tests.helpers.held import held
 
 TWO = pytest.mark.ranks(min=2)
@@ -78,7 +80,7 @@ def broken(comm, monkeypatch, where):
 @TWO
 @pytest.mark.parametrize("place", ["attach", "backend"])
 def test_a_node_that_cannot_be_made_leaves_nothing(comm, monkeypatch, place):
-    where = (shm, "attach") if place == "attach" else (mpishare.form, "_backend")
+    where = (shared, "attach") if place == "attach" else (mpishare.setup.create, "_backend")
     with monkeypatch.context() as patch:
         broken(comm, patch, where)
         kind = OSError if comm.rank == comm.size - 1 else PeerError
@@ -97,12 +99,12 @@ def test_counters_that_cannot_be_mapped_leave_nothing(comm, monkeypatch):
         words = 1 << 20  # more than any chunk has left
         kind = OSError if comm.rank == comm.size - 1 else PeerError
         with monkeypatch.context() as patch:
-            broken(comm, patch, (shm, "attach"))
+            broken(comm, patch, (shared, "attach"))
             files = held().fds
             for _ in range(5):
-                raised(kind, lambda: node._ground.take_counters("test", words))
+                raised(kind, lambda: node._context.take_counters("test", words))
             assert held().fds == files
-        counters = node._ground.take_counters("test", words)
+        counters = node._context.take_counters("test", words)
         counters.view[node.rank] = node.rank + 1
         node.barrier()
         assert counters.view[: node.size].tolist() == list(range(1, node.size + 1))
@@ -112,7 +114,6 @@ def test_counters_that_cannot_be_mapped_leave_nothing(comm, monkeypatch):
 
 def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch):
     """MPI may still write there: it must not become a user's array."""
-    from mpishare import messages
 
     class Never:
         def Test(self):  # noqa: N802  as in mpi4py
@@ -122,10 +123,12 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
         pass
 
     aborts = []
-    monkeypatch.setattr(messages, "abort_unless_over", lambda _, why: aborts.append(why))
+    monkeypatch.setattr(mpi_agreement, "abort_unless_over", lambda _, why: aborts.append(why))
     memory = [Memory(8)]
     is_alive = weakref.ref(memory[0])
-    assert raised(PeerTimeout, lambda: messages.finish(Never(), "test", 0.0, *memory)).ranks == ()
+    assert (
+        raised(PeerTimeout, lambda: mpi_agreement.finish(Never(), "test", 0.0, *memory)).ranks == ()
+    )
     assert [why.partition(":")[0] for why in aborts] == ["test failed"]
     memory.clear()
     gc.collect()
@@ -146,7 +149,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(comm):
                     except UnsupportedError:
                         status = 0
                     node.close()
-                    node._ground.agreement.block.depart(mpishare.control.State.LEFT, "child")
+                    node._context.agreement.block.depart(State.LEFT, "child")
                 finally:
                     os._exit(status)
             assert os.waitpid(child, 0)[1] == 0

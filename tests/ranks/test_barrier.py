@@ -3,13 +3,13 @@
 from mpi4py import MPI
 
 import mpishare
-from mpishare import control
+from mpishare.coordination import control_block
 
 
 def test_the_real_barrier_orders_and_is_freed(comm, monkeypatch):
-    monkeypatch.setattr(control, "ORDERED_MACHINES", ())
+    monkeypatch.setattr(control_block, "ORDERED_MACHINES", ())
     with mpishare.Node(comm) as node:
-        block = node._ground.agreement.block
+        block = node._context.agreement.block
         assert block.sync == block.barrier._window.Sync
         window = node.allocate_each(1, "i8", fill=-1)
         for step in range(50):
@@ -23,7 +23,7 @@ def test_the_real_barrier_orders_and_is_freed(comm, monkeypatch):
 
 
 def test_ordered_processors_need_none(comm, monkeypatch):
-    monkeypatch.setattr(control, "ORDERED_MACHINES", (control.platform.machine(),))
+    monkeypatch.setattr(control_block, "ORDERED_MACHINES", (control_block.platform.machine(),))
     with mpishare.Node(comm) as node:
-        assert node._ground.agreement.block.barrier._window is None
+        assert node._context.agreement.block.barrier._window is None
         assert node.comm.allreduce(1, MPI.SUM) == node.size

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mpishare import EpochError
-from mpishare.epochs import Epochs
-from mpishare.rounds import ready
+from mpishare.ordering.epochs import Epochs, ready
 from tests.helpers.latch import Hasty, check_order
 
 TWO = pytest.mark.ranks(min=2)
@@ -42,7 +41,7 @@ def take_out_waits(node, monkeypatch):
         init.__kwdefaults__ = real.__kwdefaults__
         monkeypatch.setattr(Epochs, "__init__", init)
     else:
-        real = node._ground.backend.signals
+        real = node._context.backend.signals
 
         def signals(operations):
             kept = [at for at, (kind, _) in enumerate(operations) if kind == "write"]
@@ -54,7 +53,7 @@ def take_out_waits(node, monkeypatch):
 
             return SimpleNamespace(enqueue=enqueue)
 
-        monkeypatch.setattr(node._ground.backend, "signals", signals)
+        monkeypatch.setattr(node._context.backend, "signals", signals)
 
 
 def expect_order(waits, node, *arguments, **keywords):

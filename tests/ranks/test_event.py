@@ -62,7 +62,7 @@ def test_waiter_waits_for_the_owners_work(node, monkeypatch, control):
     if control:
         if node.backend == "host":
             ignore_count(event)
-        monkeypatch.setattr(node._ground.backend, "wait_event", lambda event, stream: None)
+        monkeypatch.setattr(node._context.backend, "wait_event", lambda event, stream: None)
 
     def check(**keywords):
         check_order(node, win.array, 0, signal=event.record, wait=event.wait, **keywords)
@@ -124,7 +124,7 @@ def test_record_blocks_while_a_waiter_lags(node):
         node.comm.send(time.monotonic(), slow, tag=2)
     elif node.rank == slow:
         assert within(20, lambda: waits_on_host(node, 0))
-        waited_for = node._ground.agreement.block.status(0).awaited
+        waited_for = node._context.agreement.block.status(0).awaited
         assert waited_for == (slow,) or node.size > 2
         assert not node.comm.Iprobe(source=0, tag=2)
         took = time.monotonic()

@@ -197,7 +197,7 @@ def test_two_plans_on_one_cart_without_a_node(comm):
     with mpishare.Node(comm, timeout_s=40) as node:
         first, second = ([each] for each in make_fields(node, case, comm.rank, [kind, kind]))
         plans = [mpishare.HaloExchange(cart, arrays(each), 1) for each in (first, second)]
-        assert plans[0]._ground is plans[1]._ground
+        assert plans[0]._context is plans[1]._context
         for step in range(3):
             for halo, fields in zip(plans, (first, second), strict=True):
                 put(fields, step)

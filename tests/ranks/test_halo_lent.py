@@ -24,7 +24,7 @@ PLANES = 24 << 10  # numbers of 8 bytes in a face: 192 KiB
 
 
 def lent(halo):
-    return halo._forth._host._lent
+    return halo._forward._host._lent
 
 
 def steps(node, case, kinds):
@@ -138,7 +138,7 @@ def test_what_is_accumulated_is_not_lent(host_node):
     with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
         halo.accumulate()
         assert lent(halo).keys
-        assert not halo._back._host._lent.keys
+        assert not halo._reverse._host._lent.keys
     low, high = (node.rank - 1) % node.size + 1, (node.rank + 1) % node.size + 1
     assert (field[1] == low).all()
     assert (field[2] == high).all()

@@ -522,8 +522,8 @@ def test_segment_larger_than_memory_on_all_ranks(node):
 @pytest.mark.parametrize("part", ["body", "digest", "version", "token"])
 def test_handle_that_was_tampered_with(node, monkeypatch, part):
     """One character of what the owner hands round: refused before the driver sees it."""
-    ground = node._ground
-    real = ground.handle
+    context = node._context
+    real = context.handle
 
     def tampered(*arguments):
         text = real(*arguments)
@@ -536,7 +536,7 @@ def test_handle_that_was_tampered_with(node, monkeypatch, part):
         return f"{version}:{digest}:{_flip(body, at)}"
 
     with nothing_leaked(node):
-        monkeypatch.setattr(ground, "handle", tampered)
+        monkeypatch.setattr(context, "handle", tampered)
         error, names = on_every_rank(node, lambda: node.allocate(64, fill=1))
         assert names == ["PeerError"] + ["HandleError"] * (node.size - 1)
         if node.is_leader:
@@ -555,9 +555,9 @@ def _flip(text, at):
 def test_handle_of_another_window_with_less_memory(host_node, monkeypatch):
     """Whole and of the right process, but for fewer bytes than are about to be mapped."""
     node = host_node
-    real = node._ground.handle
+    real = node._context.handle
     monkeypatch.setattr(
-        node._ground, "handle", lambda token, at, _, all_of: real(token, at, 8, all_of)
+        node._context, "handle", lambda token, at, _, all_of: real(token, at, 8, all_of)
     )
     error, names = on_every_rank(node, lambda: node.allocate(64))
     assert names == ["PeerError"] + ["HandleError"] * (node.size - 1)
@@ -646,7 +646,7 @@ def test_memory_goes_with_the_last_view():
             del view
             gc.collect()
             if node.backend == "cuda":
-                node._ground.retained[-1].release(None)
+                node._context.retained[-1].release(None)
 
 
 def test_window_that_is_dropped_is_closed_with_its_node():
@@ -681,10 +681,10 @@ def test_many_windows_at_once_take_more_counters():
     gc.collect()
     files = held().fds
     with Node() as node:
-        pool = node._ground.agreement.block.pool
+        pool = node._context.agreement.block.pool
         chunks = len(pool._chunks)
         room = len(pool._chunks[-1][0]) - pool._fresh
-        node._ground.take_counters("test", room - 4 * 64 * node.size)  # nearly all there is
+        node._context.take_counters("test", room - 4 * 64 * node.size)  # nearly all there is
         windows = [node.allocate_each(2, "i8", fill=0) for _ in range(40)]
         assert len(pool._chunks) == chunks + 1
         for step in (1, 2):

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from mpishare.halo.apart import require_apart
 from mpishare.halo.layout import host_layout
+from mpishare.halo.setup import require_disjoint
 
 BLOCK = np.zeros((12, 14, 6))
 GRID = np.zeros((8, 9))
 
 
 def require(*fields):
-    require_apart(list(fields), [host_layout(field, "a field") for field in fields])
+    require_disjoint(list(fields), [host_layout(field, "a field") for field in fields])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.backends import available
+from mpishare.setup import preflight
 
 
 class Driver:
@@ -36,36 +36,36 @@ def use(monkeypatch):
             return driver
 
         monkeypatch.setattr(ctypes, "CDLL", load)
-        monkeypatch.setattr(available, "_package_versions", lambda: versions)
+        monkeypatch.setattr(preflight, "_package_versions", lambda: versions)
 
     return use
 
 
 def test_no_driver(use):
     use(None, (None, None))
-    assert "libcuda.so.1" in available.missing()
+    assert "libcuda.so.1" in preflight.missing()
 
 
 def test_no_gpu_visible(use):
     use(Driver(init=100), (None, None))
-    assert "no GPU is visible" in available.missing()
+    assert "no GPU is visible" in preflight.missing()
 
 
 def test_driver_that_fails(use):
     use(Driver(init=999), (None, None))
-    assert "999" in available.missing()
+    assert "999" in preflight.missing()
 
 
 def test_driver_that_shows_none(use):
     use(Driver(count=0), (None, None))
-    assert "no GPU" in available.missing()
+    assert "no GPU" in preflight.missing()
 
 
 def test_a_gpu_with_all_it_needs(use):
     use(Driver(), ("13.3.1", 13))
-    assert available.missing() is None
+    assert preflight.missing() is None
     use(Driver(version=12080), ("12.9.0", 12))
-    assert available.missing() is None
+    assert preflight.missing() is None
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,18 @@ def test_a_gpu_with_all_it_needs(use):
 def test_a_gpu_without_the_packages_is_an_error_with_the_pip_line(use, version, versions, told):
     use(Driver(version=version), versions)
     with pytest.raises(UnsupportedError, match=told) as caught:
-        available.missing()
+        preflight.missing()
     assert f"python -m pip install 'mpishare[cu{version // 1000}]'" in str(caught.value)
 
 
 @pytest.mark.parametrize(("bindings", "runtime"), [("12.9.0", 12), ("12.4", 12)])
 def test_packages_of_an_older_major_fit_each_other_and_a_newer_driver(bindings, runtime):
     """CUDA's drivers run programs of older majors."""
-    available.check_packages(13, bindings, runtime)
+    preflight.check_packages(13, bindings, runtime)
 
 
 def test_versions_of_what_is_installed():
     """Whatever is there, asking for it does not fail and needs no GPU."""
-    bindings, runtime = available._package_versions()
+    bindings, runtime = preflight._package_versions()
     assert bindings is None or bindings[0].isdecimal()
     assert runtime is None or runtime >= 11

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare import shm
-from mpishare.control import MAIL, ControlBlock, State
-from mpishare.counters import LINE, RELEASED, CounterPool
+from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock, State
+from mpishare.coordination.counters import RELEASED, SLOT_WORDS, CounterPool
+from mpishare.memory import shared
 from tests.helpers.latch import within
 from tests.helpers.launch import ROOT
 
@@ -18,14 +18,14 @@ SIZE = 3
 
 @pytest.fixture
 def blocks():
-    made = shm.create(ControlBlock.nbytes_for(SIZE))
-    name = shm.publish(made)
+    made = shared.create(ControlBlock.nbytes_for(SIZE))
+    name = shared.publish(made)
     nbytes = made.nbytes
-    memories = [made, *(shm.attach(name, nbytes) for _ in range(SIZE - 1))]
+    memories = [made, *(shared.attach(name, nbytes) for _ in range(SIZE - 1))]
     found = [ControlBlock(memory, rank, SIZE) for rank, memory in enumerate(memories)]
     found[0].name = name
     yield found
-    shm.forget(name)
+    shared.forget(name)
     for block in found:
         block.close()
 
@@ -73,9 +73,9 @@ def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
 
 CHILD = """
 import sys
-from mpishare import shm
-from mpishare.control import ControlBlock
-block = ControlBlock(shm.attach(sys.argv[1], ControlBlock.nbytes_for(3)), 2, 3)
+from mpishare.memory import shared
+from mpishare.coordination.control_block import ControlBlock
+block = ControlBlock(shared.attach(sys.argv[1], ControlBlock.nbytes_for(3)), 2, 3)
 block.lock()
 print("locked", flush=True)
 sys.stdin.read()
@@ -157,27 +157,33 @@ def test_the_round_before_is_still_there(blocks):
 
 def test_full_boxes_do_not_touch_each_other(blocks):
     for rank, block in enumerate(blocks):
-        block.post_mail(1, MAIL, bytes([rank + 1]) * MAIL)
-        block.post_mail(2, MAIL, bytes([rank + 101]) * MAIL)
+        block.post_mail(1, MAILBOX_NBYTES, bytes([rank + 1]) * MAILBOX_NBYTES)
+        block.post_mail(2, MAILBOX_NBYTES, bytes([rank + 101]) * MAILBOX_NBYTES)
     for rank in range(SIZE):
-        assert blocks[0].read_mail(rank, 1, 0) == (MAIL, bytes([rank + 1]) * MAIL)
-        assert blocks[0].read_mail(rank, 2, 0) == (MAIL, bytes([rank + 101]) * MAIL)
+        assert blocks[0].read_mail(rank, 1, 0) == (
+            MAILBOX_NBYTES,
+            bytes([rank + 1]) * MAILBOX_NBYTES,
+        )
+        assert blocks[0].read_mail(rank, 2, 0) == (
+            MAILBOX_NBYTES,
+            bytes([rank + 101]) * MAILBOX_NBYTES,
+        )
         assert blocks[0].state(rank) is State.PRESENT
     start = blocks[0].pool_start
     assert not any(blocks[0].words[start:])
 
 
 def test_mail_longer_than_a_box_comes_in_parts(blocks):
-    data = bytes(range(256)) * (MAIL // 256) + b"the rest"
+    data = bytes(range(256)) * (MAILBOX_NBYTES // 256) + b"the rest"
     received = b""
-    for number, start in enumerate((0, MAIL), start=1):
-        blocks[1].post_mail(number, len(data), data[start : start + MAIL])
+    for number, start in enumerate((0, MAILBOX_NBYTES), start=1):
+        blocks[1].post_mail(number, len(data), data[start : start + MAILBOX_NBYTES])
         total, part = blocks[0].read_mail(1, number, start)
         assert total == len(data)
         received += part
     assert received == data
     blocks[1].post_mail(3, 2, b"")
-    assert blocks[0].read_mail(1, 3, 2 * MAIL) == (2, b"")
+    assert blocks[0].read_mail(1, 3, 2 * MAILBOX_NBYTES) == (2, b"")
 
 
 # --- counters
@@ -189,10 +195,10 @@ def chunk(words):
 
 def test_pool_hands_out_runs_that_do_not_overlap():
     pool = CounterPool()
-    pool.add(chunk(10 * LINE), 1 << 20)
-    runs = [pool.take(2 * LINE) for _ in range(5)]
-    assert not pool.has(LINE)
-    assert [run.address for run in runs] == [(1 << 20) + 8 * 2 * LINE * k for k in range(5)]
+    pool.add(chunk(10 * SLOT_WORDS), 1 << 20)
+    runs = [pool.take(2 * SLOT_WORDS) for _ in range(5)]
+    assert not pool.has(SLOT_WORDS)
+    assert [run.address for run in runs] == [(1 << 20) + 8 * 2 * SLOT_WORDS * k for k in range(5)]
     for number, run in enumerate(runs):
         for index in range(len(run.view)):
             run.view[index] = number
@@ -201,35 +207,35 @@ def test_pool_hands_out_runs_that_do_not_overlap():
 
 def test_pool_without_a_gpu_has_no_addresses():
     pool = CounterPool()
-    pool.add(chunk(4 * LINE), 0)
-    assert [pool.take(LINE).address for _ in range(4)] == [0] * 4
+    pool.add(chunk(4 * SLOT_WORDS), 0)
+    assert [pool.take(SLOT_WORDS).address for _ in range(4)] == [0] * 4
 
 
 def test_counters_come_back_cleared():
     pool = CounterPool()
-    pool.add(chunk(2 * LINE), 0)
-    first = pool.take(2 * LINE)
+    pool.add(chunk(2 * SLOT_WORDS), 0)
+    first = pool.take(2 * SLOT_WORDS)
     first.view[3] = 9
-    assert not pool.has(2 * LINE)
+    assert not pool.has(2 * SLOT_WORDS)
     pool.clear(first)
     pool.give(first)
-    assert pool.has(2 * LINE)
-    assert not pool.has(LINE)
-    again = pool.take(2 * LINE)
+    assert pool.has(2 * SLOT_WORDS)
+    assert not pool.has(SLOT_WORDS)
+    again = pool.take(2 * SLOT_WORDS)
     assert (again.chunk, again.start) == (first.chunk, first.start)
     assert not any(again.view)
 
 
 def test_pool_grows_by_a_chunk():
     pool = CounterPool()
-    assert not pool.has(LINE)
-    pool.add(chunk(LINE), 1000)
-    first = pool.take(LINE)
-    assert not pool.has(LINE)
-    pool.add(chunk(2 * LINE), 5000)
-    second, third = pool.take(LINE), pool.take(LINE)
+    assert not pool.has(SLOT_WORDS)
+    pool.add(chunk(SLOT_WORDS), 1000)
+    first = pool.take(SLOT_WORDS)
+    assert not pool.has(SLOT_WORDS)
+    pool.add(chunk(2 * SLOT_WORDS), 5000)
+    second, third = pool.take(SLOT_WORDS), pool.take(SLOT_WORDS)
     assert (first.chunk, second.chunk, third.chunk) == (0, 1, 1)
-    assert (second.address, third.address) == (5000, 5000 + 8 * LINE)
+    assert (second.address, third.address) == (5000, 5000 + 8 * SLOT_WORDS)
 
 
 @given(
@@ -242,9 +248,9 @@ def test_ranks_that_ask_in_the_same_order_get_the_same(calls):
     for is_take, lines, which in calls:
         if is_take:
             for pool in pools:
-                if not pool.has(lines * LINE):
-                    pool.add(chunk(8 * LINE), 0)
-            one, other = (pool.take(lines * LINE) for pool in pools)
+                if not pool.has(lines * SLOT_WORDS):
+                    pool.add(chunk(8 * SLOT_WORDS), 0)
+            one, other = (pool.take(lines * SLOT_WORDS) for pool in pools)
             assert (one.chunk, one.start) == (other.chunk, other.start)
             words = {(one.chunk, one.start + word) for word in range(len(one.view))}
             assert all(words.isdisjoint(theirs) for _, _, theirs in held)
@@ -257,8 +263,8 @@ def test_ranks_that_ask_in_the_same_order_get_the_same(calls):
 
 def test_release_lets_every_wait_pass_and_is_repeated_safely():
     pool = CounterPool()
-    pool.add(chunk(LINE), 0)
-    pool.add(chunk(LINE), 0)
+    pool.add(chunk(SLOT_WORDS), 0)
+    pool.add(chunk(SLOT_WORDS), 0)
     views = [view for view, _ in pool._chunks]
     views[0][2], views[1][5] = 7, RELEASED + 3
     pool.release_all()
@@ -275,7 +281,7 @@ def test_nbytes_has_room_for_every_rank():
     assert sizes == sorted(set(sizes))
     assert sizes[1] - sizes[0] == sizes[2] - sizes[1]
     # Slots of 128 bytes: no two ranks write to one cache line.
-    assert (sizes[1] - sizes[0]) % (8 * LINE) == 0
+    assert (sizes[1] - sizes[0]) % (8 * SLOT_WORDS) == 0
 
 
 def test_the_ranks_that_were_missed_are_told(blocks):

@@ -5,7 +5,7 @@ import builtins
 import pytest
 
 import mpishare
-from mpishare.errors import words
+from mpishare.errors import describe
 
 TREE = {
     "CudaError": (),
@@ -78,4 +78,4 @@ def test_facts_of_a_missing_peer():
     ],
 )
 def test_words(error, text):
-    assert words(error) == text
+    assert describe(error) == text

@@ -1,4 +1,4 @@
-"""The keeper of the GPU evidence accepts what was seen to pass and nothing else."""
+"""The cache of the GPU evidence accepts what was seen to pass and nothing else."""
 
 import json
 import shutil

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpishare import geometry
-from mpishare.geometry import Block, Box, Grid
+from mpishare.halo import geometry
+from mpishare.halo.geometry import Block, Box, Grid
 
 POISON = -1
 unhurried = settings(deadline=None)  # the machine may be busy

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare import HandleError
-from mpishare.handles import Handle, boot_id
+from mpishare.memory.handle import Handle, boot_id
 
 HANDLE = Handle(
     backend="cuda",

@@ -3,7 +3,7 @@
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.launch import check_singleton
+from mpishare.setup.preflight import check_singleton
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 
-from mpishare.geometry import Box
-from mpishare.halo import lent
+from mpishare.halo.geometry import Box
+from mpishare.halo.host import process_read
+from mpishare.halo.host.process_read import _is_readable, reading
 from mpishare.halo.layout import Layout
-from mpishare.halo.lent import _is_readable, reading
 
 PAGE = mmap.PAGESIZE
 
@@ -63,11 +63,11 @@ def test_a_page_in_between_is_seen():
 
 def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):
     """The slowest axis may be shorter than what is along a faster one."""
-    monkeypatch.setattr(lent, "_BLOCK_NBYTES", 300)
+    monkeypatch.setattr(process_read, "_BLOCK_NBYTES", 300)
     shape, strides = (2, 5, 2), (100, 64, 8)
     theirs, mine = (Layout(shape, each, np.dtype("f4"), None) for each in (strides, (40, 8, 4)))
     box = Box((0, 0, 0), shape)
-    reads = list(lent._reads(theirs, mine, box, box))
+    reads = list(process_read._reads(theirs, mine, box, box))
     assert all(0 <= read.offset <= read.offset + read.nbytes <= 368 for read in reads)
     assert all(read.nbytes <= 300 for read in reads)
     count = np.zeros(shape, int)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mpishare import mapping, shm
+from mpishare.memory import hugepages, shared
 from tests.helpers.launch import ROOT
 
-HUGE = mapping.huge_nbytes()
+HUGE = hugepages.huge_nbytes()
 PAGE = os.sysconf("SC_PAGESIZE")
 
 needs_huge = pytest.mark.skipif(not HUGE, reason="this kernel has no huge pages")
@@ -22,7 +22,7 @@ needs_huge = pytest.mark.skipif(not HUGE, reason="this kernel has no huge pages"
 @pytest.fixture
 def memory(request, caplog):
     caplog.set_level(logging.DEBUG, "mpishare.window")
-    made = shm.create(request.param)
+    made = shared.create(request.param)
     yield made
     made.close()
 
@@ -49,9 +49,9 @@ def test_large_memory_is_at_the_start_of_a_huge_page(memory):
 def test_it_is_of_huge_pages_for_every_rank(memory, caplog):
     if "no huge pages" in "".join(each.message for each in caplog.get_records("setup")):
         pytest.skip("none to be had: Linux before 6.1, or memory in fragments")
-    name = shm.publish(memory)
-    other = shm.attach(name, memory.nbytes)
-    shm.forget(name)
+    name = shared.publish(memory)
+    other = shared.attach(name, memory.nbytes)
+    shared.forget(name)
     try:
         assert other.address % HUGE == 0
         for mine in (memory, other):
@@ -69,9 +69,9 @@ def test_all_of_it_is_reserved(memory):
 
 @needs_huge
 def test_without_huge_pages_it_is_reserved_all_the_same(monkeypatch, caplog):
-    monkeypatch.setattr(mapping, "_MADV_COLLAPSE", 9999)
+    monkeypatch.setattr(hugepages, "_MADV_COLLAPSE", 9999)
     caplog.set_level(logging.DEBUG, "mpishare.window")
-    memory = shm.create(2 * HUGE)
+    memory = shared.create(2 * HUGE)
     assert reserved(memory) == memory.nbytes
     assert f"no huge pages for {2 * HUGE} bytes" in caplog.text
     ctypes.memset(memory.address, 7, memory.nbytes)
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_mapped_leaves_nothing(tmp_path):
     before = Path("/proc/self/maps").read_text()
     fd = os.open(read_only, os.O_RDONLY)
     with pytest.raises(PermissionError):
-        mapping.map_file(fd, PAGE)
+        hugepages.map_file(fd, PAGE)
     os.close(fd)
     assert str(read_only) not in Path("/proc/self/maps").read_text()
     assert str(read_only) not in before
@@ -93,8 +93,8 @@ def test_a_file_that_cannot_be_mapped_leaves_nothing(tmp_path):
 
 def test_no_limit_on_the_memory_of_a_process_counts_what_is_shared():
     program = (
-        "import resource\nfrom mpishare import shm\n"
+        "import resource\nfrom mpishare.memory import shared\n"
         f"resource.setrlimit(resource.RLIMIT_DATA, ({48 << 20}, {48 << 20}))\n"
-        f"shm.create({56 << 20}).close()\n"
+        f"shared.create({56 << 20}).close()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

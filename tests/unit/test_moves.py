@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from mpishare.halo.host.copies import WHOLE, add, cells_at, moving, put, within
 from mpishare.halo.layout import host_layout
-from mpishare.halo.moves import WHOLE, add, cells_at, moving, put, within
 
 
 def numbered(shape, order="C", dtype="f8"):

@@ -5,14 +5,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare import pieces
-from mpishare.handles import Handle
-from mpishare.pieces import CHUNK_NBYTES, SMALL_NBYTES, Pieces, Room
+from mpishare.backends import suballocator
+from mpishare.backends.suballocator import CHUNK_NBYTES, SMALL_NBYTES, FreeList, Suballocator
+from mpishare.memory.handle import Handle
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
 def test_room_is_taken_once_and_found_again(calls):
-    room, taken = Room(100), {}
+    room, taken = FreeList(100), {}
     for is_taking, nbytes in calls:
         if is_taking or not taken:
             begin = room.take(nbytes)
@@ -69,7 +69,7 @@ def sign(token, offset, nbytes, capacity):
 
 def test_small_pieces_share_a_chunk_that_is_opened_once_and_stays():
     mine, theirs = Allocations(), Allocations()
-    owner, opener = Pieces(mine), Pieces(theirs)
+    owner, opener = Suballocator(mine), Suballocator(theirs)
     made = [owner.cut(1000, sign) for _ in range(3)]
     assert len(mine.alive) == 1
     assert len({piece.address for piece, _ in made}) == 3
@@ -90,8 +90,8 @@ def test_small_pieces_share_a_chunk_that_is_opened_once_and_stays():
 
 def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed():
     mine, theirs = Allocations(), Allocations()
-    piece, handle = Pieces(mine).cut(SMALL_NBYTES + 1, sign)
-    opened = Pieces(theirs).open(handle)
+    piece, handle = Suballocator(mine).cut(SMALL_NBYTES + 1, sign)
+    opened = Suballocator(theirs).open(handle)
     assert (piece.offset, opened.nbytes) == (0, SMALL_NBYTES + 1)
     opened.close()
     piece.close()
@@ -100,9 +100,9 @@ def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed():
 
 def test_a_full_chunk_is_followed_by_another():
     mine = Allocations()
-    owner = Pieces(mine)
+    owner = Suballocator(mine)
     made = [owner.cut(SMALL_NBYTES, sign)[0] for _ in range(5)]
     assert len(mine.alive) == 2
     spans = sorted((piece.address, piece.address + piece.nbytes) for piece in made)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
-    assert all(piece.address % pieces.ALIGN == 0 for piece in made)
+    assert all(piece.address % suballocator.ALIGN == 0 for piece in made)

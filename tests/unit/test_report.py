@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from mpishare.backends import Device
-from mpishare.probe import probe_host
-from mpishare.report import Member, Pair, Report, route_of
+from mpishare.setup.probe import probe_host
+from mpishare.setup.report import Member, Pair, Report, route_of
 
 GPUS = [
     Device(
@@ -35,7 +35,7 @@ def pair(origin, target, *, memory=True, reason=None):
         counters=True,
         events=True,
         link="self" if origin == target else "NVLink",
-        route=route_of(memory, is_self=origin == target, takes_turns=False),
+        route=route_of(memory, is_self=origin == target, is_time_sliced=False),
         reason=reason,
     )
 
@@ -85,7 +85,7 @@ def test_mps_is_said():
 
 
 @pytest.mark.parametrize(
-    ("is_one_gpu", "has_mps", "is_crowded"),
+    ("is_one_gpu", "has_mps", "shares_gpu"),
     [
         (True, (False, False), True),
         (True, (True, True), False),
@@ -94,15 +94,15 @@ def test_mps_is_said():
     ],
 )
 def test_what_mps_would_gain_is_said_where_ranks_share_a_gpu_without(
-    is_one_gpu, has_mps, is_crowded
+    is_one_gpu, has_mps, shares_gpu
 ):
     devices = [
         replace(GPUS[0 if is_one_gpu else rank], mps=mps) for rank, mps in enumerate(has_mps)
     ]
     members = tuple(member(rank, device) for rank, device in enumerate(devices))
     found = Report("cuda", None, 0, members, tuple(WHOLE), ())
-    assert found.crowded == ((GPUS[0].uuid,) if is_crowded else ())
-    assert ("scripts/with-mps" in (found.mps_gain or "")) is is_crowded
+    assert found.crowded == ((GPUS[0].uuid,) if shares_gpu else ())
+    assert ("scripts/with-mps" in (found.mps_gain or "")) is shares_gpu
 
 
 def test_the_host_backend_gains_nothing_by_mps():
@@ -144,7 +144,7 @@ def test_plain_data():
 
 
 @pytest.mark.parametrize(
-    ("memory", "is_self", "takes_turns", "route"),
+    ("memory", "is_self", "is_time_sliced", "route"),
     [
         (True, False, False, "fused"),
         (True, False, True, "copy"),
@@ -154,8 +154,8 @@ def test_plain_data():
         (False, False, True, "pinned"),
     ],
 )
-def test_routes(memory, is_self, takes_turns, route):
-    assert route_of(memory, is_self=is_self, takes_turns=takes_turns) == route
+def test_routes(memory, is_self, is_time_sliced, route):
+    assert route_of(memory, is_self=is_self, is_time_sliced=is_time_sliced) == route
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpishare import HandleError, UnsupportedError, shm
+from mpishare import HandleError, UnsupportedError
 from mpishare.backends.host import HostBackend
+from mpishare.memory import shared
 from tests.helpers.held import held
 
 PAGE = mmap.PAGESIZE
@@ -32,20 +33,20 @@ def nothing_is_left():
     ("asked", "got"), [(0, PAGE), (1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)]
 )
 def test_whole_pages_at_least_one(asked, got):
-    memory = shm.create(asked)
-    name = shm.publish(memory)
-    shm.forget(name)
+    memory = shared.create(asked)
+    name = shared.publish(memory)
+    shared.forget(name)
     assert memory.nbytes == len(memory.buffer) == got
     assert bytes(memory.buffer) == bytes(got)
     memory.close()
 
 
 def test_two_mappings_are_the_same_bytes():
-    one = shm.create(100)
-    name = shm.publish(one)
-    other = shm.attach(name, 100)
+    one = shared.create(100)
+    name = shared.publish(one)
+    other = shared.attach(name, 100)
     assert stat.S_IMODE(os.fstat(other.fd).st_mode) == 0o600
-    shm.forget(name)
+    shared.forget(name)
     one.buffer[5] = 77
     assert other.buffer[5] == 77
     one.close()
@@ -55,20 +56,20 @@ def test_two_mappings_are_the_same_bytes():
 
 
 def test_name_is_gone_after_forget():
-    memory = shm.create(1)
-    name = shm.publish(memory)
+    memory = shared.create(1)
+    name = shared.publish(memory)
     assert name in held().names
-    shm.forget(name)
-    shm.forget(name)
+    shared.forget(name)
+    shared.forget(name)
     with pytest.raises(FileNotFoundError):
-        shm.attach(name, 1)
+        shared.attach(name, 1)
     memory.close()
 
 
 def test_close_twice():
-    memory = shm.create(1)
-    name = shm.publish(memory)
-    shm.forget(name)
+    memory = shared.create(1)
+    name = shared.publish(memory)
+    shared.forget(name)
     memory.close()
     memory.close()
     assert memory.fd == -1
@@ -76,9 +77,9 @@ def test_close_twice():
 
 def test_memory_goes_with_its_last_view():
     before = held()
-    memory = shm.create(3 * PAGE)
-    name = shm.publish(memory)
-    shm.forget(name)
+    memory = shared.create(3 * PAGE)
+    name = shared.publish(memory)
+    shared.forget(name)
     view = memoryview(memory.buffer)
     memory.close()
     view[0] = 1  # still mapped
@@ -116,33 +117,33 @@ def test_an_array_keeps_its_memory(part):
 )
 def test_other_names_are_refused(name):
     with pytest.raises(HandleError):
-        shm.attach(name, 1)
+        shared.attach(name, 1)
 
 
 def test_memory_smaller_than_needed_is_refused():
-    memory = shm.create(PAGE)
-    name = shm.publish(memory)
+    memory = shared.create(PAGE)
+    name = shared.publish(memory)
     with pytest.raises(HandleError, match=f"{PAGE} bytes where {PAGE + 1}"):
-        shm.attach(name, PAGE + 1)
-    shm.forget(name)
+        shared.attach(name, PAGE + 1)
+    shared.forget(name)
     memory.close()
 
 
 def test_more_than_the_folder_has(monkeypatch):
     room = SimpleNamespace(f_bavail=16, f_frsize=PAGE)
-    monkeypatch.setattr(shm.os, "statvfs", lambda path: room)
-    memory = shm.create(16 * PAGE)
-    name = shm.publish(memory)
-    shm.forget(name)
+    monkeypatch.setattr(shared.os, "statvfs", lambda path: room)
+    memory = shared.create(16 * PAGE)
+    name = shared.publish(memory)
+    shared.forget(name)
     memory.close()
     with pytest.raises(UnsupportedError, match=f"{17 * PAGE} bytes .*--shm-size"):
-        shm.create(16 * PAGE + 1)
+        shared.create(16 * PAGE + 1)
 
 
 def test_more_than_the_machine_has(monkeypatch):
-    monkeypatch.setattr(shm, "_available", lambda: 3 * PAGE)
+    monkeypatch.setattr(shared, "_available", lambda: 3 * PAGE)
     with pytest.raises(UnsupportedError, match="of memory left"):
-        shm.create(3 * PAGE + 1)
+        shared.create(3 * PAGE + 1)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
@@ -150,47 +151,47 @@ def test_room_that_is_taken_meanwhile(monkeypatch, code):
     def full(fd, offset, length):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(shm.os, "posix_fallocate", full)
+    monkeypatch.setattr(shared.os, "posix_fallocate", full)
     with pytest.raises(UnsupportedError, match="--shm-size"):
-        shm.create(PAGE)
+        shared.create(PAGE)
 
 
 def test_other_errors_are_not_hidden(monkeypatch):
     def broken(fd, offset, length):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(shm.os, "posix_fallocate", broken)
+    monkeypatch.setattr(shared.os, "posix_fallocate", broken)
     with pytest.raises(OSError, match="Input/output"):
-        shm.create(PAGE)
+        shared.create(PAGE)
 
 
 def test_naming_that_fails_leaves_nothing(monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(shm.os, "link", refuse)
-    memory = shm.create(PAGE)
+    monkeypatch.setattr(shared.os, "link", refuse)
+    memory = shared.create(PAGE)
     with pytest.raises(PermissionError):
-        shm.publish(memory)
+        shared.publish(memory)
     memory.close()
 
 
 def test_pages_are_reserved_not_promised():
     """The whole has its room before it is touched: no SIGBUS later."""
-    memory = shm.create(64 * PAGE)
-    name = shm.publish(memory)
-    shm.forget(name)
+    memory = shared.create(64 * PAGE)
+    name = shared.publish(memory)
+    shared.forget(name)
     assert os.fstat(memory.fd).st_blocks * 512 >= 64 * PAGE
     memory.close()
 
 
 def test_available_memory_is_a_number_of_this_machine():
     total = os.sysconf("SC_PHYS_PAGES") * PAGE
-    assert 0 < shm._available() <= total
+    assert 0 < shared._available() <= total
 
 
 def test_limit_of_a_control_group_counts(monkeypatch, tmp_path):
-    real = shm.Path
+    real = shared.Path
     (tmp_path / "memory.max").write_text(f"{50 * PAGE}\n")
     (tmp_path / "memory.current").write_text(f"{20 * PAGE}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {5 * PAGE}\nactive_file 2\n")
@@ -198,10 +199,10 @@ def test_limit_of_a_control_group_counts(monkeypatch, tmp_path):
     def path(*parts):
         return tmp_path if parts == ("/sys/fs/cgroup",) else real(*parts)
 
-    monkeypatch.setattr(shm, "Path", path)
-    assert shm._available() == 35 * PAGE
+    monkeypatch.setattr(shared, "Path", path)
+    assert shared._available() == 35 * PAGE
     (tmp_path / "memory.max").write_text("max\n")
-    assert shm._available() > 35 * PAGE
+    assert shared._available() > 35 * PAGE
 
 
 def test_array_of_a_dtype_and_shape():

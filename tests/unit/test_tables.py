@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
-from mpishare.geometry import Box
+from mpishare.halo.cuda.staging import pinned_of, slab_of
+from mpishare.halo.cuda.work_items import AXES, ITEM, PACK, UNPACK, StridedCells, WorkList, chunks
+from mpishare.halo.geometry import Box
 from mpishare.halo.layout import Layout
 from mpishare.halo.message import Part
-from mpishare.halo.staging import pinned_of, slab_of
-from mpishare.halo.tables import AXES, ITEM, PULL, PUSH, Cells, Table, chunks
 
 DTYPES = ("i1", "f2", "f4", "f8", "c16", "V3", "V12")
 
@@ -37,7 +37,7 @@ def layout_of(array):
 
 def packed(part, layout, memory, most):
     """The bytes in the order in which a kernel takes them, as place_of in cells.cuh finds them."""
-    cells = Cells.of(part, layout, most)
+    cells = StridedCells.of(part, layout, most)
     taken = []
     for place in itertools.product(*map(range, cells.extents)):
         at = cells.first
@@ -73,7 +73,7 @@ def test_places_are_taken_in_their_order(field, data):
 
 def test_a_contiguous_face_is_one_run_of_the_widest_units():
     layout = Layout((6, 8), (64, 8), np.dtype("f8"), 0)
-    cells = Cells.of(Part.of_box(0, layout, Box((2, 0), (4, 8))), layout, 16)
+    cells = StridedCells.of(Part.of_box(0, layout, Box((2, 0), (4, 8))), layout, 16)
     assert (cells.extents, cells.steps, cells.unit, cells.first) == ([8], [16], 16, 128)
 
 
@@ -82,12 +82,12 @@ def test_too_many_axes_are_refused():
     steps = tuple(3**axis for axis in range(AXES + 1))
     layout = Layout(shape, steps, np.dtype("i1"), 0)
     with pytest.raises(UnsupportedError, match="axes"):
-        Cells.of(Part.of_box(0, layout, Box((0,) * len(shape), shape)), layout, 16)
+        StridedCells.of(Part.of_box(0, layout, Box((0,) * len(shape), shape)), layout, 16)
 
 
 @given(st.integers(1, 1 << 31), st.booleans())
-def test_chunks_make_up_the_whole(nbytes, is_crowded):
-    found = list(chunks(nbytes, is_crowded=is_crowded))
+def test_chunks_make_up_the_whole(nbytes, shares_gpu):
+    found = list(chunks(nbytes, shares_gpu=shares_gpu))
     assert len(found) <= 1024
     assert sum(count for _, count in found) == nbytes
     assert all(begin % 16 == 0 for begin, _ in found)
@@ -102,9 +102,9 @@ def test_flags_are_as_many_as_items_where_an_end_shares_its_gpu_too(crowded, cou
     flags = slab_of(told, routes, units, range(2), 1, crowded).flags[0, 0, 0]
     loaded = []
     layout = Layout((2 << 17,), (8,), np.dtype("f8"), 0)
-    table = Table([layout], [16], lambda array: loaded.append(array) or 0)
+    table = WorkList([layout], [16], lambda array: loaded.append(array) or 0)
     part = Part.of_box(0, layout, Box((0,), (2 << 17,)))
-    table.move(PULL, part, 0, flags=flags, is_crowded=bool({0, 1} & set(crowded)))
+    table.move(UNPACK, part, 0, flags=flags, shares_gpu=bool({0, 1} & set(crowded)))
     assert [len(table), len(flags)] == [count, count]
 
 
@@ -144,14 +144,14 @@ def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
     loaded = []
     layout = Layout((1 << 20,), (8,), np.dtype("f8"), 0)
     part = Part.of_box(0, layout, Box((0,), (1 << 20,)))
-    table = Table([layout], [16], lambda array: loaded.append(array) or 0)
-    flags = list(range(1, 1 + len(list(chunks(part.nbytes, is_crowded=False)))))
-    table.move(PULL, part, 0, flags=flags)
-    table.move(PUSH, part, 0, flags=flags)
+    table = WorkList([layout], [16], lambda array: loaded.append(array) or 0)
+    flags = list(range(1, 1 + len(list(chunks(part.nbytes, shares_gpu=False)))))
+    table.move(UNPACK, part, 0, flags=flags)
+    table.move(PACK, part, 0, flags=flags)
     assert table.load() == (0, 2 * len(flags))
     items = [(item[3], item[8]) for item in ITEM.iter_unpack(loaded[-1])]
-    pushed = {flag: at for at, (flag, kind) in enumerate(items) if kind == PUSH}
-    pulled = {flag: at for at, (flag, kind) in enumerate(items) if kind == PULL}
+    pushed = {flag: at for at, (flag, kind) in enumerate(items) if kind == PACK}
+    pulled = {flag: at for at, (flag, kind) in enumerate(items) if kind == UNPACK}
     assert all(pushed[flag] < pulled[flag] for flag in flags)
     assert pulled[1] < pushed[flags[-1]]  # and not after all others
 

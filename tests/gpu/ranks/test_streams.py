@@ -137,7 +137,7 @@ def test_a_new_stream_waits_for_the_last_one(node, monkeypatch, streams, what, c
     """The first call's stream is held: the second one's must not come to its end."""
     first, second = streams
     if control:
-        monkeypatch.setattr(chain.Chain, "_follow", lambda self, number: None)
+        monkeypatch.setattr(chain.StreamChain, "_follow", lambda self, number: None)
     win, event = node.allocate(2), node.event(owner=node.size - 1, waiters=[])
     if what == "window":
         calls = [lambda stream: win.post([], stream), lambda stream: win.start([], stream)]
@@ -182,7 +182,7 @@ def test_a_call_that_failed_after_it_was_enqueued_is_made_again(node, monkeypatc
     number, everyone = streams[0].ptr, range(node.size)
     for call in ((win.post, everyone), (win.start, everyone), (win.complete,), (win.wait,)):
         with monkeypatch.context() as patch:
-            patch.setattr(node._ground.backend, "record", lambda *arguments: 1 / 0)
+            patch.setattr(node._context.backend, "record", lambda *arguments: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 call[0](*call[1:], number)
         call[0](*call[1:], number)
@@ -280,7 +280,7 @@ def test_calls_do_not_wait_for_the_gpu(node, streams):
         assert not streams[0].done
         latch.release()
     node.synchronize(streams[0])
-    assert win.lagging() == []
+    assert win.pending() == []
     node.barrier()
 
 
@@ -307,12 +307,12 @@ def test_host_sees_who_lags(node, streams):
     if node.rank != late:
         with streams[0]:
             win.fence()
-        assert within(10, lambda: win.lagging() == [late])
-        assert node._ground.watcher.lagging() == {win.name: [late]}
+        assert within(10, lambda: win.pending() == [late])
+        assert node._context.watchdog.pending() == {win.name: [late]}
     node.barrier()
     if node.rank == late:
         win.fence()
     node.synchronize(streams[0])
     node.synchronize()
-    assert win.lagging() == []
+    assert win.pending() == []
     node.barrier()

@@ -1,0 +1,1 @@
+"""How the ranks of a node agree, wait, fail and end. No CUDA."""

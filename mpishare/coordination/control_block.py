@@ -1,0 +1,303 @@
+"""The control block: what the ranks of a node tell each other without a message.
+
+One piece of shared memory a node, in slots of 128 bytes with one writer each: who is alive, who
+waits for whom, a mailbox for agreement, and the counters that order streams. Everything is an
+aligned 8-byte item, read and written whole; a full memory barrier stands before the store that
+publishes and after the load that saw it, where the processor reorders them, as aarch64 does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from mpishare.coordination.counters import SLOT_WORDS, CounterPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.memory.shared import SharedMemory
+
+MAILBOX_NBYTES = 4096
+"""Bytes that a rank can say in one round of agreement."""
+
+ORDERED_MACHINES = ("x86_64", "AMD64")
+"""Processors that show stores in the order in which they were made, and load in order (Intel
+Software Developer's Manual, volume 3, 9.2.2)."""
+
+_STATE_WORDS = 512
+_MOST_SAID, _MOST_MISSING = 500, 64
+_STATUS_WORDS = 128
+_TRIES = 1000  # to read what changes; a rank may have died while it wrote
+_MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
+_MAILBOX_STRIDE = -(-_MAILBOX_WORDS // SLOT_WORDS) * SLOT_WORDS
+_RANK_WORDS = _STATE_WORDS + _STATUS_WORDS + _MAILBOX_STRIDE
+_POOL_WORDS = 1 << 14
+_LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block
+
+
+class State(IntEnum):
+    """How a rank stands to its node."""
+
+    PRESENT = 0
+    CLOSED = 1
+    LEFT = 2
+    """By an exception; its words are in its slot."""
+    EXITED = 3
+    """The process ended without closing the node."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a rank is waiting in, as the others see it."""
+
+    version: int
+    looks: int
+    call: str
+    awaited: tuple[int, ...]
+
+
+class MemoryBarrier:
+    """A full memory barrier, where the processor needs one.
+
+    `MPI.Win.Sync` is the only portable one that Python has: on a window of this process alone it is
+    local, about 50 ns, and can be freed at any time.
+    """
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._is_finalized = MPI.Is_finalized
+        self._window: MPI.Win | None = None
+        self.sync: Callable[[], None] = _nothing
+        if platform.machine() not in ORDERED_MACHINES:
+            self._window = MPI.Win.Allocate_shared(8, comm=MPI.COMM_SELF)
+            self._window.Lock_all()
+            self.sync = self._window.Sync
+
+    def close(self) -> None:
+        """Free the window. Local; does nothing once MPI is finalized."""
+        if self._window is not None and not self._is_finalized():
+            self._window.Unlock_all()
+            self._window.Free()
+        self._window = None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _departure(text: str, missing: Sequence[int], *, is_cause: bool, most_nbytes: int) -> str:
+    """Return what `ControlBlock.departure` reads, cut before it is written, so that it is whole."""
+    text = text[:_MOST_SAID].encode(errors="replace").decode()
+    while True:
+        said = json.dumps([text, list(missing)[:_MOST_MISSING], is_cause])
+        if len(said) <= most_nbytes:
+            return said
+        text = text[: len(text) // 2]  # twelve bytes a character where they are escaped
+
+
+class ControlBlock:
+    """One rank's view of its node's control block.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        `nbytes_for` bytes at least, zeroed, the same memory on every rank.
+    rank, size : int
+        This rank among the ranks of the node.
+    """
+
+    def __init__(self, memory: SharedMemory, rank: int, size: int) -> None:
+        self.memory = memory
+        self.rank = rank
+        self.size = size
+        self.pool = CounterPool()
+        self.words = memoryview(memory.buffer).cast("Q")
+        self._bytes = memoryview(memory.buffer)
+        self.barrier = MemoryBarrier()
+        self.sync = self.barrier.sync
+        self.pool_start = size * _RANK_WORDS
+        self._pid = os.getpid()
+
+    @staticmethod
+    def nbytes_for(size: int) -> int:
+        """Bytes of a block for that many ranks."""
+        return 8 * (size * _RANK_WORDS + _POOL_WORDS)
+
+    # --- who is alive: a lock that the operating system releases when the process ends
+
+    def lock(self) -> None:
+        """Take this rank's lock: from now on its end is seen.
+
+        A POSIX record lock, since a forked child does not inherit it. Closing any descriptor of
+        the file would release it, so nothing else opens the block after this.
+        """
+        fcntl.lockf(self.memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKS_AT + self.rank)
+
+    def is_running(self, rank: int) -> bool:
+        """Whether the process of that rank runs."""
+        if rank == self.rank:
+            return True
+        question = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCKS_AT + rank, 1, 0)
+        answer = fcntl.fcntl(self.memory.fd, fcntl.F_GETLK, question)
+        return bool(struct.unpack("hh4xqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this is the process that took part, not a fork of it."""
+        return os.getpid() == self._pid
+
+    def state(self, rank: int) -> State:
+        """How that rank stands to the node."""
+        value = self.words[rank * _RANK_WORDS]
+        self.sync()
+        return State(value)
+
+    def is_here(self, rank: int) -> bool:
+        """Whether that rank has not left the node, and its process runs."""
+        return self.state(rank) == State.PRESENT and self.is_running(rank)
+
+    def depart(
+        self,
+        state: State,
+        text: str = "",
+        missing: Sequence[int] = (),
+        *,
+        is_cause: bool = True,
+    ) -> None:
+        """Say how this rank leaves; the first word said stands.
+
+        Parameters
+        ----------
+        missing : sequence of int
+            The ranks for want of which it leaves.
+        is_cause : bool
+            False where it leaves only because another rank failed.
+        """
+        at = self.rank * _RANK_WORDS
+        if self.is_mine and self.words[at] == State.PRESENT:
+            words = _STATE_WORDS - 3
+            said = _departure(text, missing, is_cause=is_cause, most_nbytes=8 * (words - 1))
+            self._write_text(at + 1, words, said)
+            self.sync()
+            self.words[at] = state
+
+    def mark_broken(self) -> None:
+        """Say, before any counter is released, that this rank releases counters."""
+        self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 1] = 1
+        self.sync()
+
+    def mark_aborting(self) -> None:
+        """Say that this rank has said all that it has to say, and only waits to abort the job."""
+        self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 2] = 1
+
+    def is_aborting(self, rank: int) -> bool:
+        """Whether that rank has said so, and still runs."""
+        return bool(self.words[rank * _RANK_WORDS + _STATE_WORDS - 2]) and self.is_running(rank)
+
+    def is_silent(self, rank: int) -> bool:
+        """Whether that rank has nothing more to say."""
+        return not self.is_running(rank) or self.is_aborting(rank)
+
+    def is_broken(self) -> bool:
+        """Whether any rank releases counters: a wait that is over may be no signal."""
+        self.sync()
+        at = _STATE_WORDS - 1
+        return any(self.words[r * _RANK_WORDS + at] for r in range(self.size))
+
+    def departure(self, rank: int) -> tuple[str, tuple[int, ...], bool]:
+        """Return a rank's words when it left, the ranks that it missed, and `is_cause`."""
+        text, missing, is_cause = json.loads(self._read_text(rank * _RANK_WORDS + 1))
+        return text, tuple(missing), is_cause
+
+    # --- who waits for whom, so that a cycle of waits is seen
+
+    def begin_wait(self, call: str, awaited: Sequence[int]) -> None:
+        """Tell the others that this rank waits in `call` for those ranks."""
+        at = self.rank * _RANK_WORDS + _STATE_WORDS
+        self.words[at] += 1  # odd: the text is being written
+        self.sync()
+        # A list cut short is no harm: a cycle through the ranks left out is seen by the deadline.
+        self._write_text(at + 1, _STATUS_WORDS - 2, json.dumps([call, list(awaited)[:64]]))
+        self.sync()
+        self.words[at] += 1
+
+    def look(self) -> None:
+        """Tell the others that this rank has looked again and still waits."""
+        self.words[self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS - 1] += 1
+
+    def end_wait(self) -> None:
+        """Tell the others that this rank goes on."""
+        at = self.rank * _RANK_WORDS + _STATE_WORDS
+        self.words[at + 1] = 0
+        self.sync()
+        self.words[at] += 2
+
+    def status(self, rank: int) -> Status | None:
+        """Return what that rank waits in; None where it does not, or never ends to say it."""
+        at = rank * _RANK_WORDS + _STATE_WORDS
+        for _ in range(_TRIES):
+            version = self.words[at]
+            self.sync()
+            text = self._read_text(at + 1)
+            looks = self.words[at + _STATUS_WORDS - 1]
+            self.sync()
+            if version % 2 == 0 and self.words[at] == version:
+                break
+            os.sched_yield()  # its words change just now
+        else:
+            return None
+        if not text:
+            return None
+        call, awaited = json.loads(text)
+        return Status(version, looks, call, tuple(awaited))
+
+    # --- mailboxes: two buffers a rank in turn, so that a fast rank never overwrites unread words
+
+    def post_mail(self, number: int, total: int, data: bytes) -> None:
+        """Publish round `number` of this rank: `data` is a part of `total` bytes."""
+        at = self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
+        box = at + SLOT_WORDS + (number % 2) * (MAILBOX_NBYTES // 8 + 1)
+        self.words[box] = total
+        self._bytes[8 * (box + 1) : 8 * (box + 1) + len(data)] = data
+        self.sync()
+        self.words[at] = number
+
+    def has_mail(self, rank: int, number: int) -> bool:
+        """Whether that rank has published round `number`."""
+        return self.words[rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS] >= number
+
+    def read_mail(self, rank: int, number: int, start: int) -> tuple[int, bytes]:
+        """Return the total length and the part from `start` on. Only after `has_mail`."""
+        self.sync()
+        at = rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
+        box = at + SLOT_WORDS + (number % 2) * (MAILBOX_NBYTES // 8 + 1)
+        total = self.words[box]
+        length = max(0, min(MAILBOX_NBYTES, total - start))
+        return total, bytes(self._bytes[8 * (box + 1) : 8 * (box + 1) + length])
+
+    def close(self) -> None:
+        """Unmap the block and release this rank's lock. Local."""
+        self.pool = CounterPool()
+        self.words.release()
+        self._bytes.release()
+        self.memory.close()
+        self.barrier.close()
+
+    def _write_text(self, at: int, words: int, text: str) -> None:
+        data = text.encode(errors="replace")[: 8 * (words - 1)]
+        self._bytes[8 * (at + 1) : 8 * (at + 1) + len(data)] = data
+        self.words[at] = len(data)
+
+    def _read_text(self, at: int) -> str:
+        length = min(self.words[at], 8 * _STATE_WORDS)
+        return bytes(self._bytes[8 * (at + 1) : 8 * (at + 1) + length]).decode(errors="replace")

@@ -1,0 +1,130 @@
+"""What happens to a node that nobody closed: at exit, at `MPI.Finalize`, and after a death."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.abort import abort_after, is_heard, say, until
+from mpishare.coordination.control_block import State
+from mpishare.errors import ClosedError, ranks_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.coordination.agreement import Agreement
+    from mpishare.coordination.watchdog import Watchdog
+    from mpishare.errors import MpiShareError
+
+
+class Shutdown:
+    """Watches for the end of the process and of MPI on behalf of one node.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        The node's.
+    watchdog : Watchdog
+        The node's, stopped before what it looks at goes.
+    leave : callable
+        Called before the other ranks are told that this one ends.
+    """
+
+    def __init__(self, agreement: Agreement, watchdog: Watchdog, leave: Callable[[], None]) -> None:
+        from mpi4py import MPI
+
+        self._agreement = agreement
+        self._watcher = watchdog
+        self._leave = leave
+        self._pid = os.getpid()
+        self._mpi: Any = MPI
+        # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
+        self._keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self._at_finalize())
+        MPI.COMM_SELF.Set_attr(self._keyval, True)
+        atexit.register(self._at_exit)
+
+    def cancel(self) -> None:
+        """Watch no more: the node was closed by all its ranks."""
+        atexit.unregister(self._at_exit)
+        self._forget_finalize()
+
+    def _forget_finalize(self) -> None:
+        if self._keyval != self._mpi.KEYVAL_INVALID and not self._mpi.Is_finalized():
+            keyval, self._keyval = self._keyval, self._mpi.KEYVAL_INVALID
+            self._mpi.COMM_SELF.Delete_attr(keyval)
+            self._mpi.Comm.Free_keyval(keyval)
+
+    def _depart(self) -> None:
+        self._leave()
+        failure = self._agreement.failure
+        if failure is None:
+            self._agreement.block.depart(State.EXITED)
+        else:
+            self._agreement.tell(failure())  # so that nobody takes this rank for the cause
+            self._abort_if_unheard()
+
+    def _at_finalize(self) -> None:
+        if self._keyval == self._mpi.KEYVAL_INVALID:
+            return
+        self._keyval = self._mpi.KEYVAL_INVALID
+        block = self._agreement.block
+        self._abort_if_fatal()
+        self._depart()
+        self._agreement.fail(
+            lambda: ClosedError("MPI was finalized while the node was open"), fatal=False
+        )
+        self._watcher.stop()
+        block.barrier.close()
+
+    def _at_exit(self) -> None:
+        agreement = self._agreement
+        if self._mpi.Is_finalized() or os.getpid() != self._pid:
+            return  # a forked child must not speak for its parent
+        failure = agreement.failure
+        if failure is not None and not agreement.is_fatal and not agreement.is_told:
+            # No call came after it: what this rank has may be wrong, and nobody else would say so.
+            say(f"mpishare: rank {agreement.rank}: {failure()}\n")
+        self._abort_if_fatal()
+        self._forget_finalize()
+        self._depart()
+        self._watcher.stop()
+        agreement.block.barrier.close()
+
+    def _abort_if_fatal(self) -> None:
+        """Abort the job where a rank is missing: Finalize would hang in what is under way."""
+        failure = self._agreement.failure
+        if failure is not None and self._agreement.is_fatal:
+            abort_after(lambda: self._say_and_hear(failure()))
+
+    def _abort_if_unheard(self) -> None:
+        """Abort the job where this rank has left and others go on: Finalize would wait for them.
+
+        They learn of it by their next call, if they make one: who waits in MPI for this rank does
+        not.
+        """
+        agreement, block = self._agreement, self._agreement.block
+
+        def unaware() -> list[int]:
+            agreement.progress()
+            return [rank for rank in agreement.others if block.is_here(rank)]
+
+        mine, timeout_s = f"mpishare: rank {agreement.rank}", agreement.timeout_s
+        until(lambda: not unaware())
+        if late := unaware():
+            say(f"{mine} has left the node, and waits for {ranks_in_words(late)} to hear of it\n")
+            until(lambda: not unaware(), timeout_s)
+        if late := unaware():
+            why = f"{ranks_in_words(late)} made no call to mpishare within {timeout_s:g} s"
+            abort_after(lambda: say(f"{mine} aborts the job: it has left the node, and {why}\n"))
+
+    def _say_and_hear(self, failure: MpiShareError) -> None:
+        """Say why the job ends, and let the others."""
+        agreement, block = self._agreement, self._agreement.block
+        say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
+        agreement.tell(failure)
+        block.mark_aborting()
+        until(lambda: all(map(block.is_silent, agreement.others)) and is_heard())
+        # One after the other: where two abort at once, the launcher of Open MPI may never end.
+        before = [rank for rank in agreement.others if rank < agreement.rank]
+        until(lambda: not any(block.is_aborting(rank) for rank in before))

@@ -1,0 +1,191 @@
+"""The watchdog: a thread that sees a rank die and lets go whatever waits for it.
+
+It makes no MPI call and no CUDA call. A stream that waits for a counter waits for a word of host
+memory, so one store of the CPU releases it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from mpishare.coordination.control_block import State
+from mpishare.coordination.waits import STRAGGLER_S
+from mpishare.errors import MpiShareError, PeerTimeout, describe, describe_stragglers, peer_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.coordination.agreement import Agreement
+
+log = logging.getLogger("mpishare")
+
+PERIOD_S = 0.1
+GRACE_S = 30.0
+"""After a death, how long the main thread may stay away from mpishare before the process ends."""
+
+
+class Waiting(Protocol):
+    """What may have put a wait on a stream."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for warnings."""
+        ...
+
+    def pending(self) -> list[int]:
+        """Ranks whose signal is waited for by what this rank has enqueued so far."""
+        ...
+
+
+class Watchdog:
+    """Watches the other ranks of a node until `stop`.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        Told of a death first, so that a released wait is never taken for a signal.
+    releases : bool
+        Whether streams may wait for counters. Waits of the host see for themselves.
+    """
+
+    def __init__(self, agreement: Agreement, *, releases: bool) -> None:
+        self._agreement = agreement
+        self._block = agreement.block
+        self._releases = releases
+        self._waiting: list[Waiting] = []
+        self._lock = threading.RLock()
+        self._late: dict[tuple[int, int], float] = {}
+        self._warned: set[tuple[int, int]] = set()
+        self._stop = threading.Event()
+        self._broken_at = 0.0
+        self.grace_s = GRACE_S
+        self._thread = threading.Thread(target=self._run, name="mpishare-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch. Local."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait until it has ended. Local, may be repeated."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def add(self, waiting: Waiting) -> None:
+        """Watch what an object has put on streams, until `remove`."""
+        with self._lock:
+            self._waiting.append(waiting)
+
+    def remove(self, waiting: Waiting) -> None:
+        """Watch it no more."""
+        if not self._block.is_mine:
+            return  # in a forked child there is no thread, and nobody to give the lock back
+        with self._lock:
+            self._waiting.remove(waiting)
+            for rank in self._agreement.others:
+                self._late.pop((id(waiting), rank), None)
+                self._warned.discard((id(waiting), rank))
+
+    def look(self) -> None:
+        """Look at once: another rank has released counters, so the node is broken."""
+        with self._lock:
+            self._look_for_the_dead()
+        self._agreement.fail(
+            lambda: peer_error("a call", dict.fromkeys(self._agreement.others, "gave the node up")),
+            fatal=False,
+        )
+
+    def pending(self) -> dict[str, list[int]]:
+        """For each object with a wait that is not over: the ranks that it waits for."""
+        with self._lock:
+            return {item.name: ranks for item in self._waiting if (ranks := item.pending())}
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._period_s()):
+                if self._agreement.failure is None:
+                    with self._lock:  # what is looked at is not taken away meanwhile
+                        self._look_for_the_dead()
+                        self._look_for_the_late()
+                if self._agreement.failure is not None and self._end_of_watch():
+                    return
+        except Exception as error:
+            text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
+            self._agreement.fail(lambda: MpiShareError(text), fatal=True)
+
+    def _period_s(self) -> float:
+        # Long after a break there is little left to release.
+        is_late = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
+        return 10 * PERIOD_S if is_late else PERIOD_S
+
+    def _end_of_watch(self) -> bool:
+        """Do what is owed once the node is broken; return whether that was all."""
+        agreement = self._agreement
+        self._broken_at = self._broken_at or time.monotonic()
+        if self._releases:
+            # Said first, and again and again: a stream of this or another rank may still write.
+            self._block.mark_broken()
+            self._block.pool.release_all()
+        is_owed = agreement.is_fatal and not agreement.is_told
+        if is_owed and time.monotonic() - self._broken_at > self.grace_s:
+            self._end_process()
+        return not self._releases and not is_owed
+
+    def _look_for_the_dead(self) -> None:
+        agreement, block = self._agreement, self._block
+        dead, left = [], []
+        for rank in agreement.others:
+            runs = block.is_running(rank)
+            # The state is read after the lock: an orderly end says so first, then lets go.
+            state = block.state(rank)
+            if state == State.LEFT:
+                left.append(rank)
+            elif not runs and state == State.PRESENT:
+                dead.append(rank)
+            elif state != State.PRESENT and any(rank in lag for lag in self.pending().values()):
+                left.append(rank)
+        if dead:
+            agreement.fail(_death(dead, agreement), fatal=True)
+        elif left:
+            agreement.fail_without("the node", left)
+
+    def _look_for_the_late(self) -> None:
+        now = time.monotonic()
+        for item in self._waiting:
+            ranks = item.pending()
+            for rank in self._agreement.others:
+                key = (id(item), rank)
+                if rank not in ranks:
+                    self._late.pop(key, None)
+                    self._warned.discard(key)
+                elif (
+                    now - self._late.setdefault(key, now) > STRAGGLER_S and key not in self._warned
+                ):
+                    self._warned.add(key)
+                    late = describe_stragglers(item.name, [rank], STRAGGLER_S, self._agreement.rank)
+                    log.warning("%s on a stream", late)
+
+    def _end_process(self) -> None:
+        # The main thread hangs elsewhere, most likely in a message to the dead rank.
+        agreement = self._agreement
+        why = agreement.failure() if agreement.failure is not None else ""
+        sys.stderr.write(
+            f"mpishare: rank {agreement.rank} ends: {why} This rank made no call to mpishare for "
+            f"{self.grace_s:g} s since.\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _death(dead: list[int], agreement: Agreement) -> Callable[[], PeerTimeout]:
+    who = "rank " + ", ".join(str(rank) for rank in dead)
+    text = (
+        f"{who} of {agreement.size} died (seen by rank {agreement.rank}). The node cannot be used "
+        "any more; close() is local, and the job is aborted at exit."
+    )
+    return lambda: PeerTimeout(text, ranks=dead, timeout_s=agreement.timeout_s)

@@ -1,0 +1,1 @@
+"""The engine for fields in GPU memory."""

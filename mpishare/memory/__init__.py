@@ -1,0 +1,1 @@
+"""Bytes that other processes map."""

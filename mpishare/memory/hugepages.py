@@ -1,0 +1,105 @@
+"""Map an open file so that the kernel can back it with huge pages, and ask it to.
+
+A halo is cut out of rows that lie pages apart: with small pages each of them is a look into the
+page table, which costs more than the copy. A huge page (2 MiB on x86-64) holds hundreds of rows.
+The kernel maps a file's huge pages as such only where address and offset agree in their lower bits,
+which nothing but a mapping at an address of our choice can promise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import mmap
+import os
+from pathlib import Path
+
+log = logging.getLogger("mpishare.window")
+
+# From the kernel's headers; mmap has no name for them before Python 3.13 (MAP_NORESERVE) or at all.
+_MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = 0x10, 0x4000, 25
+_PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_int64]
+# Not the method of Python's mmap, during which no other thread runs: that of the watchdog is to.
+_madvise = _libc.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+@functools.cache
+def huge_nbytes() -> int:
+    """Return the size of a huge page, 0 where the kernel has none. Local."""
+    try:
+        return int(Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").read_text())
+    except OSError:
+        return 0
+
+
+def map_file(fd: int, nbytes: int) -> tuple[mmap.mmap, memoryview]:
+    """Map the first bytes of a file, shared. Local.
+
+    Parameters
+    ----------
+    nbytes : int, bytes
+        Whole pages.
+
+    Returns
+    -------
+    mmap.mmap
+        What holds the addresses: unmapped by its `close`, or with the last view of it.
+    memoryview
+        The bytes of the file.
+    """
+    huge = huge_nbytes()
+    slack = huge if huge and nbytes >= huge else 0
+    # Shared, which no limit on a process's own memory counts.
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    held = mmap.mmap(-1, nbytes + slack, flags=flags, prot=_PROTECTION)
+    try:
+        start = _address(held)
+        skipped = -start % slack if slack else 0
+        _map_over(start + skipped, nbytes, fd)
+        return held, memoryview(held)[skipped : skipped + nbytes]
+    except BaseException:
+        held.close()
+        raise
+
+
+def make_huge(fd: int, view: memoryview) -> None:
+    """Put huge pages under a file that has no page yet, as far as they are to be had. Local.
+
+    Where they are not (Linux before 6.1, memory in fragments) small ones serve as well, only
+    slower; it is for the caller to reserve what is missing. One small page of each is there before,
+    since the kernel makes no huge page of nothing; all this is faster than to fill the file with
+    small ones.
+
+    Raises
+    ------
+    OSError
+        If there is no room for those pages.
+    """
+    huge = huge_nbytes()
+    count = len(view) // huge if huge else 0
+    if not count:
+        return
+    for number in range(count):
+        os.posix_fallocate(fd, number * huge, mmap.PAGESIZE)
+    if _madvise(_address(view), count * huge, _MADV_COLLAPSE):
+        why = os.strerror(ctypes.get_errno())
+        log.debug("no huge pages for %d bytes of shared memory: %s", len(view), why)
+
+
+def _address(buffer: mmap.mmap | memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def _map_over(address: int, nbytes: int, fd: int) -> None:
+    """Put the file in place of what is mapped there."""
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    if _mmap(address, nbytes, _PROTECTION, flags, fd, 0) != address:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

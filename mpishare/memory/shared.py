@@ -1,0 +1,287 @@
+"""Host memory that several processes map: a file in /dev/shm that has a name for a moment only.
+
+Why not an MPI shared window: an array of a freed window is a segmentation fault, a window larger
+than /dev/shm is made without complaint and kills the process at the first touch, and `Win.Free`
+cannot be called once a rank is gone. A file that is unlinked as soon as every rank has opened it
+has none of these: its room is reserved before anyone touches it, and it lives as long as somebody
+maps it. Only a job that is killed in the instant between name and unlink leaves a file behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import HandleError, UnsupportedError
+from mpishare.memory.hugepages import make_huge, map_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Steps = Callable[[Callable[[], Any]], list[Any]]
+    """Does some work and returns what every rank's returned, or raises on every rank."""
+
+FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
+_NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
+
+
+class SharedMemory:
+    """Bytes of an open file that this process maps.
+
+    Attributes
+    ----------
+    nbytes : int, bytes
+        Size of the mapping, a multiple of the page size.
+    buffer : memoryview
+        The bytes. Views of it keep them mapped.
+    fd : int
+        The open file, for locks.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        try:
+            self._mapping, self.buffer = map_file(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def address(self) -> int:
+        """Where the first byte is mapped."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+
+    def reserve(self) -> None:
+        """Take the pages, so that the first touch cannot be SIGBUS: huge ones, if there are. Local.
+
+        Raises
+        ------
+        OSError
+            If there is no room.
+        """
+        make_huge(self.fd, self.buffer)
+        os.posix_fallocate(self.fd, 0, self.nbytes)
+
+    def close_file(self) -> None:
+        """Close the file; the mapping stays. Local, may be repeated."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def close(self) -> None:
+        """Close the file and unmap. Local.
+
+        Where views of the buffer are alive, the memory goes with this object and the last of them.
+        """
+        self.close_file()
+        with contextlib.suppress(BufferError):
+            self.buffer.release()
+            self._mapping.close()
+
+
+def create(nbytes: int) -> SharedMemory:
+    """Reserve zeroed shared memory without a name. Local.
+
+    Parameters
+    ----------
+    nbytes : int, bytes
+        Rounded up to whole pages; at least one.
+
+    Raises
+    ------
+    UnsupportedError
+        If /dev/shm or the machine has not that much left. Nothing has been touched by then.
+    """
+    nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    _check_room(nbytes)
+    fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    memory = None
+    try:
+        memory = SharedMemory(fd, nbytes)
+        memory.reserve()
+    except OSError as error:
+        if memory is not None:
+            memory.close()
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise _no_room(nbytes, _free()) from error
+        raise
+    return memory
+
+
+def publish(memory: SharedMemory) -> str:
+    """Give memory a name under which others can `attach` it, until `forget`. Local.
+
+    A step of its own, so that the name is there for a moment only: what is killed while pages are
+    reserved, or filled, leaves nothing behind.
+    """
+    name = f"mpishare-{os.getpid()}-{secrets.token_hex(16)}"
+    # A folder descriptor makes Python call linkat, which follows the link in /proc.
+    folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+    return name
+
+
+def attach(name: str, nbytes: int) -> SharedMemory:
+    """Map the memory that another process of this machine created. Local.
+
+    Raises
+    ------
+    HandleError
+        If the name is none of `create`'s, or if the memory is smaller than `nbytes`.
+    OSError
+        If there is no such memory here.
+    """
+    if not _NAME.fullmatch(name):
+        raise HandleError(f"{name!r} is not a name of shared memory")
+    fd = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_CLOEXEC)
+    size = os.fstat(fd).st_size
+    if size < nbytes:
+        os.close(fd)
+        raise HandleError(f"shared memory of {size} bytes where {nbytes} bytes are needed")
+    return SharedMemory(fd, size)
+
+
+def forget(name: str) -> None:
+    """Take the name away; the memory lives on as long as it is mapped. Local, may be repeated."""
+    Path(FOLDER, name).unlink(missing_ok=True)
+
+
+def _check_room(nbytes: int) -> None:
+    free = _free()
+    if nbytes > free:
+        raise _no_room(nbytes, free)
+    available = _available()
+    if nbytes > available:
+        raise UnsupportedError(
+            f"{nbytes} bytes of shared memory failed: this machine has {available} bytes of memory "
+            "left. Ask for less, or run on more nodes."
+        )
+
+
+def _free() -> int:
+    room = os.statvfs(FOLDER)
+    return room.f_bavail * room.f_frsize
+
+
+def _no_room(nbytes: int, free: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"{nbytes} bytes of shared memory failed: {FOLDER} has {free} bytes left. In a container, "
+        "start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; else enlarge it "
+        f"with `mount -o remount,size=SIZE {FOLDER}`."
+    )
+
+
+def _available() -> int:
+    """Return how much memory this process may still take: the machine's, or its control group's."""
+    meminfo = Path("/proc/meminfo").read_text()
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    limits = [int(match[1]) * 1024] if match else []
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        cache = re.search(
+            r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
+        )
+    except OSError:
+        # No such control group here: then it sets no limit.
+        limit = "max"
+    if limit != "max":
+        limits.append(int(limit) - used + (int(cache[1]) if cache else 0))
+    return min(limits, default=1 << 62)
+
+
+class SharedAllocation:
+    """Host memory that several ranks map, made in three steps; each is done by all of them.
+
+    Parameters
+    ----------
+    nbytes : int, bytes
+        Of it.
+    is_maker : bool
+        True on the one rank that makes it.
+
+    Attributes
+    ----------
+    memory : SharedMemory
+        With its file open; there after `attach`.
+    """
+
+    memory: SharedMemory
+
+    def __init__(self, nbytes: int, *, is_maker: bool) -> None:
+        self._nbytes = nbytes
+        self._is_maker = is_maker
+        self._made: list[SharedMemory] = []
+        self._published: list[str] = []
+
+    def create(self) -> None:
+        """Make it, without a name yet. Local."""
+        if self._is_maker:
+            self._made.append(create(self._nbytes))
+
+    def publish(self) -> str:
+        """Return the name by which the others find it, on all other ranks nothing. Local."""
+        self._published.extend(publish(memory) for memory in self._made)
+        return self._published[0] if self._published else ""
+
+    def attach(self, told: Iterable[str]) -> None:
+        """Map it, given what `publish` returned on each rank. Local."""
+        if not self._made:
+            self._made.append(attach(next(filter(None, told)), self._nbytes))
+        self.memory = self._made[0]
+
+    def forget(self) -> None:
+        """Take the name away: all have attached it, or never will. Local."""
+        for own in self._published:
+            forget(own)
+
+    def close(self) -> None:
+        """Unmap. Local, may be repeated."""
+        for memory in self._made:
+            memory.close()
+        self._made = []
+
+
+def map_on_all_ranks(step: Steps, nbytes: int, *, is_maker: bool) -> SharedMemory:
+    """Map the same zeroed memory on every rank. Collective, host-blocking.
+
+    Parameters
+    ----------
+    step : callable
+        How the ranks agree.
+    nbytes, is_maker
+        As `SharedAllocation`.
+
+    Returns
+    -------
+    SharedMemory
+        With its file open. After an error on any rank nothing is left mapped.
+    """
+    common = SharedAllocation(nbytes, is_maker=is_maker)
+    try:
+        step(common.create)
+        told = step(common.publish)
+        step(lambda: common.attach(told))
+    except BaseException:
+        common.close()
+        raise
+    finally:
+        common.forget()
+    return common.memory

@@ -1,0 +1,1 @@
+"""Order on streams: counters, epochs, and the chain of one object."""

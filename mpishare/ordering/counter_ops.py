@@ -1,0 +1,140 @@
+"""Writes to counters and waits for them: on a stream, or by the host itself."""
+
+from __future__ import annotations
+
+from os import sched_yield
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.counters import NO_COUNTERS
+from mpishare.errors import ClosedError
+from mpishare.ordering.stream_chain import StreamChain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.backends import Signals
+    from mpishare.context import NodeContext
+    from mpishare.coordination.counters import Counters
+
+LOOKS = 400
+"""After so many looks at its counters a call waits in the way that watches deadlines."""
+
+
+class CounterOp:
+    """What one call writes, or waits for: a counter between this rank and each of some others.
+
+    Parameters
+    ----------
+    call : str
+        Its name.
+    kind : {"write", "wait"}
+        Which of both.
+    counts : list of int
+        For each rank of the node, how often the call was made towards it. Steps of one call share
+        them, whatever ranks they name.
+    slots : dict of int to int
+        The ranks, each with the place of its counter.
+    """
+
+    __slots__ = ("call", "counts", "kind", "ranks", "signals", "slots")
+
+    def __init__(self, call: str, kind: str, counts: list[int], slots: dict[int, int]) -> None:
+        self.call = call
+        self.kind = kind
+        self.counts = counts
+        self.ranks = tuple(slots)
+        self.slots = tuple(slots.values())
+        self.signals: Signals | None = None
+
+
+class CounterOrdered:
+    """An object whose calls write counters and wait for them.
+
+    Parameters
+    ----------
+    context : NodeContext
+        What the object stands on.
+    counters : Counters
+        Its counters, zeroed.
+    name : str
+        The object's, for errors and warnings.
+    """
+
+    def __init__(self, context: NodeContext, counters: Counters, name: str) -> None:
+        self.name = name
+        self.counters = counters
+        self._check: Callable[[], None] = context.agreement.check
+        self._wait_on_host = context.agreement.wait
+        self._rank_of = context.rank_of
+        self._backend = context.backend
+        self._rank, self._size = context.rank, context.size
+        self._view = counters.view
+        self._sync = context.agreement.block.sync
+        self._has_streams = context.backend.has_streams
+        self._patience = context.patience
+        self._chain = StreamChain(context.backend, name)
+        # On streams a call that waits costs the host what a call that writes does.
+        has_streams = self._has_streams
+        self._write: Callable[[CounterOp, Any], None] = (
+            self._enqueue if has_streams else self._store
+        )
+        """Raises the counters of a step to one more than was counted so far."""
+        self._await: Callable[[CounterOp, Any], None] = self._enqueue if has_streams else self._look
+        """Waits until the counters of a step are raised once more than was counted so far."""
+
+    def _enqueue(self, step: CounterOp, stream: Any) -> None:
+        chain, counts, ranks = self._chain, step.counts, step.ranks
+        number = chain.enter(step.call, stream)
+        if ranks:
+            if step.signals is None:
+                step.signals = self._prepare([(step.kind, slot) for slot in step.slots])
+            step.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
+        if not chain.is_kept:
+            chain.leave()
+        # Last: a call that was cut off before may be made again, and does the same then.
+        for rank in ranks:
+            counts[rank] += 1
+
+    def _store(self, step: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
+        view, counts = self._view, step.counts
+        self._sync()
+        for slot, rank in zip(step.slots, step.ranks, strict=True):
+            view[slot] = counts[rank] + 1
+        for rank in step.ranks:
+            counts[rank] += 1
+
+    def _look(self, step: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
+        view, counts, looks = self._view, step.counts, 0
+        waits = [(r, slot, counts[r] + 1) for r, slot in zip(step.ranks, step.slots, strict=True)]
+        for _, slot, value in waits:
+            while view[slot] < value:
+                looks += 1
+                if looks > LOOKS:
+                    self._wait(step.call, lambda: [r for r, s, v in waits if view[s] < v])
+                elif not looks % self._patience:
+                    sched_yield()
+        self._sync()
+        for rank in step.ranks:
+            counts[rank] += 1
+
+    def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:
+        self._wait_on_host(f"{self.name}: {call}", pending)
+
+    def _prepare(self, operations: Sequence[tuple[str, int]]) -> Signals:
+        address = self.counters.address
+        return self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
+
+    def _end(self) -> None:
+        """Let go of the counters: every later call raises `ClosedError`."""
+        name = self.name
+
+        def refuse() -> None:
+            raise ClosedError(f"{name} is closed")
+
+        self._check = refuse
+        # Else a closed object would live until a collection of cycles.
+        del self._write, self._await
+        # Else a closed object that is still held would keep the control block mapped.
+        self.counters = NO_COUNTERS
+        self._view = NO_COUNTERS.view
+        self._chain.end()

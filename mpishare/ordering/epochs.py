@@ -1,0 +1,326 @@
+"""Order between ranks: fences, and MPI's active-target words, by counters that only grow.
+
+A counter has one writer. Rank r says "epoch e" by raising its counter to e on its stream, after the
+work it stands for; another rank's stream waits until it is at least e. On the host backend the same
+counters are stored and looked at by the calls themselves, which block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import sched_yield
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.errors import EpochError
+from mpishare.ordering.counter_ops import LOOKS, CounterOp, CounterOrdered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mpishare.backends import Signals
+    from mpishare.context import NodeContext
+    from mpishare.coordination.counters import Counters
+
+FLAT_RANKS = 16
+"""Up to here a fence waits for every other rank at once; above, in log2(ranks) rounds."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that were named together, and what each call writes to them or waits for from them."""
+
+    ranks: tuple[int, ...]
+    post: CounterOp
+    start: CounterOp
+    complete: CounterOp
+    wait: CounterOp
+
+
+class Epochs(CounterOrdered):
+    """The epochs of one window.
+
+    Parameters
+    ----------
+    context : NodeContext
+        What the window stands on.
+    counters : Counters
+        `words` of them, zeroed.
+    name : str
+        The window's, for errors and warnings.
+    flat_ranks : int
+        Up to how many ranks a fence is flat.
+    """
+
+    def __init__(
+        self, context: NodeContext, counters: Counters, name: str, *, flat_ranks: int = FLAT_RANKS
+    ) -> None:
+        super().__init__(context, counters, name)
+        self._epoch = 0
+        self._rounds = rounds(self._rank, self._size, flat_ranks)
+        self._my_slot = SLOT_WORDS * self._rank
+        self._other_slots = [SLOT_WORDS * rank for rank in context.agreement.others]
+        self._operations = sum(1 + len(waits) for _, waits in self._rounds)
+        self._is_plain = not self._has_streams and self._size <= flat_ranks
+        self._is_flat = self._size <= flat_ranks
+        # Of each pair both sides count, so that neither needs to ask the other.
+        self._exposed = [0] * self._size  # my posts to that origin
+        self._completed = [0] * self._size  # done signals awaited from that origin
+        self._accessed = [0] * self._size  # ready signals awaited from that target
+        self._finished = [0] * self._size  # my completes towards that target
+        self._groups: dict[tuple[Any, ...], Group] = {}
+        self._exposure: Group | None = None
+        self._access: Group | None = None
+        self._fence_signals: Signals | None = None
+
+    @staticmethod
+    def words(size: int) -> int:
+        """Return how many counters a window of a node with that many ranks needs."""
+        return counter_words(size)
+
+    # --- fence
+
+    def fence(self, stream: Any = None) -> None:
+        """Order what was put on the ranks' streams before against what comes after.
+
+        Collective over the node. Stream-ordered on CUDA: returns without waiting for the GPU. On
+        the host backend it blocks until every rank of the node has called it.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            The stream to order. Default: CuPy's current one.
+
+        Raises
+        ------
+        PeerTimeout, PeerError
+            If a rank is gone or did not arrive.
+        ClosedError
+            If the window is closed.
+        """
+        self._check()
+        epoch = self._epoch + 1
+        if self._is_plain:
+            view = self._view
+            self._sync()
+            view[self._my_slot] = epoch
+            looks = 0
+            for slot in self._other_slots:
+                while view[slot] < epoch:
+                    looks += 1
+                    if looks > LOOKS:
+                        self._wait("fence", lambda: self._behind(epoch))
+                    elif not looks % self._patience:
+                        sched_yield()
+            self._sync()
+        elif self._has_streams:
+            self._enqueue_fence(stream, epoch)
+        else:
+            self._fence_in_rounds(epoch)
+        self._epoch = epoch
+
+    def _fence_in_rounds(self, epoch: int) -> None:
+        for write, waits in self._rounds:
+            self._sync()
+            self._view[write] = epoch
+            self._wait("fence", lambda: self._behind(epoch, waits))  # noqa: B023  ends in here
+        self._sync()
+
+    def _enqueue_fence(self, stream: Any, epoch: int) -> None:
+        number = self._chain.enter("fence", stream)
+        if self._fence_signals is None:
+            operations = []
+            for write, waits in self._rounds:
+                operations.append(("write", write))
+                operations += [("wait", slot) for slot, _ in waits]
+            self._fence_signals = self._prepare(operations)
+        self._fence_signals.enqueue(number, [epoch] * self._operations)
+        self._chain.leave()
+
+    # --- pairs: post, start, complete, wait
+
+    def post(self, ranks: Sequence[int], stream: Any = None) -> None:
+        """Let `ranks` access this rank's segment: what my stream did so far comes before.
+
+        Local. Stream-ordered on CUDA; does not block on the host backend either.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The origins, ranks in ``node.comm``; each must call `start` naming this rank. Empty is
+            allowed.
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        EpochError
+            If what was posted before has not been waited for.
+        ValueError
+            If a rank is none of the node's, or is named twice.
+        """
+        group = self._group("post", ranks)
+        if self._exposure is not None:
+            raise EpochError(
+                f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
+                "still open. Call wait() first."
+            )
+        self._write(group.post, stream)
+        self._exposure = group
+
+    def start(self, ranks: Sequence[int], stream: Any = None) -> None:
+        """Begin to access the segments of `ranks`: what my stream does next comes after their post.
+
+        Local. Stream-ordered on CUDA; on the host backend it blocks until each has posted.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The targets, ranks in ``node.comm``; each must call `post` naming this rank.
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        EpochError
+            If an access is open already.
+        """
+        group = self._group("start", ranks)
+        if self._access is not None:
+            raise EpochError(
+                f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
+                "still open. Call complete() first."
+            )
+        self._await(group.start, stream)
+        self._access = group
+
+    def complete(self, stream: Any = None) -> None:
+        """End the access: what my stream did so far is visible to the targets after their wait.
+
+        Local. Stream-ordered on CUDA; does not block on the host backend either.
+
+        Raises
+        ------
+        EpochError
+            Without a `start`.
+        """
+        self._check()
+        if self._access is None:
+            raise EpochError(
+                f"{self.name}: complete failed: no access is open. Call start() first."
+            )
+        group = self._access
+        self._write(group.complete, stream)
+        self._access = None
+
+    def wait(self, stream: Any = None) -> None:
+        """End the exposure: what my stream does next comes after the origins' complete.
+
+        Local. Stream-ordered on CUDA; on the host backend it blocks until each has completed.
+
+        Raises
+        ------
+        EpochError
+            Without a `post`.
+        """
+        self._check()
+        if self._exposure is None:
+            raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
+        group = self._exposure
+        self._await(group.wait, stream)
+        self._exposure = None
+
+    # --- what both have in common
+
+    def pending(self) -> list[int]:
+        """Ranks whose signal is waited for by what this rank has called so far. Local."""
+        view, mine, size = self._view, self._rank, self._size
+        behind = set(self._behind(self._epoch))
+        for rank in range(size):
+            if (
+                view[ready(rank, mine, size)] < self._accessed[rank]
+                or view[done(rank, mine, size)] < self._completed[rank]
+            ):
+                behind.add(rank)
+        return sorted(behind)
+
+    def _behind(self, epoch: int, waits: Sequence[tuple[int, int]] | None = None) -> list[int]:
+        """Ranks that a fence waits for: those that have not called it, where they are known."""
+        view = self._view
+        if waits is None:
+            waits = [item for _, items in self._rounds for item in items]
+        sources = [rank for slot, rank in waits if view[slot] < epoch]
+        if not sources or self._is_flat:
+            return sources
+        # The source of a round may itself only wait: the first word of a slot tells who called.
+        absent = [r for r in range(self._size) if r != self._rank and view[SLOT_WORDS * r] < epoch]
+        return absent or sources
+
+    def _group(self, call: str, ranks: Iterable[int]) -> Group:
+        self._check()
+        try:
+            key = tuple(ranks)
+        except TypeError:
+            raise TypeError(
+                f"{self.name}: {call} failed: {ranks!r} is not a list of ranks"
+            ) from None
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self._new_group(call, key)
+        return group
+
+    def _new_group(self, call: str, key: tuple[Any, ...]) -> Group:
+        ranks = tuple(self._rank_of(f"{self.name}: {call}", rank) for rank in key)
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"{self.name}: {call} failed: {list(ranks)} names a rank twice")
+        mine, size = self._rank, self._size
+        posted = {rank: ready(mine, rank, size) for rank in ranks}
+        started = {rank: ready(rank, mine, size) for rank in ranks}
+        completed = {rank: done(mine, rank, size) for rank in ranks}
+        waited = {rank: done(rank, mine, size) for rank in ranks}
+        return Group(
+            ranks,
+            CounterOp("post", "write", self._exposed, posted),
+            CounterOp("start", "wait", self._accessed, started),
+            CounterOp("complete", "write", self._finished, completed),
+            CounterOp("wait", "wait", self._completed, waited),
+        )
+
+
+def counter_words(size: int) -> int:
+    """Return how many counters a window of a node of `size` ranks has."""
+    return size * (SLOT_WORDS + 2 * _row(size))
+
+
+def ready(writer: int, reader: int, size: int) -> int:
+    """Return the place of the counter by which a target tells an origin that it has posted."""
+    return SLOT_WORDS * size + _row(size) * writer + reader
+
+
+def done(writer: int, reader: int, size: int) -> int:
+    """Return the place of the counter by which an origin tells a target that it has completed."""
+    return (SLOT_WORDS + _row(size)) * size + _row(size) * writer + reader
+
+
+def _row(size: int) -> int:
+    # What one rank writes stands in slots of its own.
+    return -(-size // SLOT_WORDS) * SLOT_WORDS
+
+
+def rounds(rank: int, size: int, flat_ranks: int) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Return the rounds of a fence: the slot to write, then the slots to wait for, with ranks.
+
+    Flat: one round, everybody's slot. Else dissemination (Hensgen, Finkel, Manber 1988): in round k
+    rank r tells r + 2^k and hears from r - 2^k, so that after log2(size) rounds each has heard, by
+    way of others, from all.
+    """
+    if size <= flat_ranks:
+        others = [(SLOT_WORDS * other, other) for other in range(size) if other != rank]
+        return [(SLOT_WORDS * rank, others)]
+    found = []
+    step, number = 1, 0
+    while step < size:
+        source = (rank - step) % size
+        found.append((SLOT_WORDS * rank + number, [(SLOT_WORDS * source + number, source)]))
+        step, number = 2 * step, number + 1
+    return found

@@ -1,0 +1,292 @@
+"""How a node comes to be: who shares memory, on which backend, with which GPUs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends import Backend, Device
+from mpishare.context import NodeContext
+from mpishare.coordination.agreement import Agreement
+from mpishare.coordination.control_block import ControlBlock, State
+from mpishare.coordination.mpi_agreement import agree, finish, gather
+from mpishare.coordination.shutdown import Shutdown
+from mpishare.coordination.watchdog import Watchdog
+from mpishare.errors import PeerTimeout, describe
+from mpishare.memory import shared
+from mpishare.memory.handle import boot_id
+from mpishare.memory.shared import map_on_all_ranks
+from mpishare.setup.preflight import check_singleton, choose_backend, is_duration
+from mpishare.setup.probe import probe_cuda, probe_host
+from mpishare.setup.report import Member, Report
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+log = logging.getLogger("mpishare")
+node_log = logging.getLogger("mpishare.node")
+
+CALL = "Node"
+
+
+@dataclass(frozen=True)
+class NodeParts:
+    """What a node consists of."""
+
+    context: NodeContext
+    ending: Shutdown
+    whole: MPI.Comm
+    ranks_here: MPI.Comm
+    user: MPI.Comm
+    ranks: tuple[int, ...]
+    report: Report
+
+
+def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
+    """Form the nodes of a communicator. Collective over it; see `Node`."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
+    library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
+    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
+    deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
+    whole, request = comm.Idup()
+    finish(request, CALL, deadline_s, whole)
+    try:
+        chosen, why_host = choose_backend(whole, CALL, backend, timeout_s, deadline_s)
+        color, notes = _find_node(whole, deadline_s)
+    except PeerTimeout:
+        raise
+    except Exception:
+        whole.Free()  # every rank comes here, since every rank was told
+        raise
+    ranks_here = whole.Split(color, whole.rank)
+    made: list[NodeParts] = []
+
+    def build() -> None:
+        context, ending, report = _build(
+            whole, ranks_here, chosen, device, deadline_s, why_host, notes
+        )
+        made.append(
+            NodeParts(
+                context=context,
+                ending=ending,
+                whole=whole,
+                ranks_here=ranks_here,
+                user=MPI.COMM_NULL,
+                ranks=tuple(member.given_rank for member in report.members),
+                report=report,
+            )
+        )
+
+    try:
+        agree(whole, CALL, build, deadline_s)
+    except PeerTimeout:
+        raise
+    except Exception:
+        for part in made:  # this node was made, another was not
+            destroy_node(part.context, part.ending)
+        ranks_here.Free()
+        whole.Free()
+        raise
+    part = made[0]
+    node_log.info(
+        "node made: rank %d of %d on %s, backend %s, leader %d, %s",
+        part.context.rank,
+        part.context.size,
+        part.report.members[0].host,
+        chosen,
+        part.report.leader,
+        part.context.backend.device or why_host or "no GPU",
+    )
+    return replace(part, user=ranks_here.Dup())
+
+
+def destroy_node(context: NodeContext, ending: Shutdown) -> None:
+    """End a node in which nothing is open any more. Collective over its ranks, host-blocking."""
+    agreement, block = context.agreement, context.agreement.block
+    call = "Node.close"
+
+    def let_go() -> None:
+        context.drain(call)
+        context.pieces.release()
+
+    agreement.step(call, let_go)
+    agreement.step(call, context.pieces.close)
+    block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
+    context.watchdog.stop()
+    ending.cancel()
+    node_log.debug("node closed")
+    context.backend.unregister(block.memory)
+    block.close()
+    context.close_chunks()  # after the block, whose pool looks at them
+
+
+def _find_node(whole: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
+    """Return the lowest rank that shares memory with this one, and what looks odd.
+
+    MPI's word alone is not enough: launchers were seen to call ranks shared that are not, and the
+    other way round.
+    """
+    from mpi4py import MPI
+
+    shared_comm = whole.Split_type(MPI.COMM_TYPE_SHARED, whole.rank)
+    first = gather(shared_comm, CALL, whole.rank, deadline_s)[0]
+    shared_comm.Free()
+    try:
+        place = [boot_id(), Path(shared.FOLDER).stat().st_dev]
+    except OSError:
+        place = ["", whole.rank]  # alone; that there is no shared memory is said where it is made
+    told = gather(whole, CALL, [first, place], deadline_s)
+    mates = [rank for rank, each in enumerate(told) if each == [first, place]]
+    notes = []
+    apart = [r for r, (group, where) in enumerate(told) if group == first and where != place]
+    if apart:
+        notes.append(
+            f"MPI says that ranks {apart} of the given communicator share memory with rank "
+            f"{mates[0]}, but their /dev/shm is another: start the containers with --ipc=host"
+        )
+    beside = [r for r, (group, where) in enumerate(told) if group != first and where == place]
+    if beside:
+        notes.append(
+            f"ranks {beside} of the given communicator have the same /dev/shm as rank {mates[0]}, "
+            "but MPI says that they are on another node, and MPI is believed: with SLURM and "
+            "PMIx, NodeName must be the host's name"
+        )
+    return mates[0], notes
+
+
+def _build(
+    whole: MPI.Comm,
+    ranks_here: MPI.Comm,
+    chosen: str,
+    device: Any,
+    deadline_s: float,
+    why_host: str | None,
+    notes: list[str],
+) -> tuple[NodeContext, Shutdown, Report]:
+    from mpi4py import MPI
+
+    block = _control_block(ranks_here, deadline_s)
+    agreement = Agreement(block, deadline_s)
+    agreement.progress = MPI.COMM_WORLD.Iprobe  # which takes no message away
+    watchdog = Watchdog(agreement, releases=chosen == "cuda")
+    made: list[Backend] = []
+    try:
+        block.lock()
+        agreement.step(CALL, lambda: None)  # from here on a rank without its lock is dead
+        watchdog.start()
+        context, members = _context(whole, agreement, watchdog, chosen, device, made)
+        report = _report(context, members, why_host, notes)
+    except BaseException as error:
+        # Said before the lock goes: a rank that still reads what was agreed must not see a death.
+        block.depart(State.LEFT, describe(error))
+        watchdog.stop()
+        for backend in made:
+            backend.unregister(block.memory)
+        block.close()
+        raise
+    return context, Shutdown(agreement, watchdog, context.leave), report
+
+
+def _context(
+    whole: MPI.Comm,
+    agreement: Agreement,
+    watchdog: Watchdog,
+    chosen: str,
+    device: Any,
+    made: list[Backend],
+) -> tuple[NodeContext, tuple[Member, ...]]:
+    block = agreement.block
+    where = f"rank {agreement.rank} of {agreement.size} on {socket.gethostname()}"
+
+    def begin() -> dict[str, Any]:
+        backend = _backend(chosen, device, agreement.rank, where)
+        address = backend.register(block.memory)
+        made.append(backend)
+        start = block.pool_start
+        block.pool.add(block.words[start:], address + 8 * start if address else 0)
+        return {
+            "given_rank": whole.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": None if backend.device is None else asdict(backend.device),
+            "nonce": secrets.token_hex(8),
+        }
+
+    told = agreement.step(CALL, begin)
+    members = tuple(
+        Member(
+            rank=rank,
+            given_rank=each["given_rank"],
+            host=each["host"],
+            pid=each["pid"],
+            device=None if each["device"] is None else Device(**each["device"]),
+        )
+        for rank, each in enumerate(told)
+    )
+    uuids = [member.device.uuid if member.device else "" for member in members]
+    nonces = [each["nonce"] for each in told]
+    return NodeContext(agreement, made[0], watchdog, nonces, uuids), members
+
+
+def _report(
+    context: NodeContext, members: tuple[Member, ...], why_host: str | None, notes: list[str]
+) -> Report:
+    is_time_sliced = sorted(
+        uuid
+        for uuid in set(context.uuids)
+        if uuid
+        and context.uuids.count(uuid) > 1
+        and not all(m.device.mps for m in members if m.device and m.device.uuid == uuid)
+    )
+    if context.backend.name == "cuda":
+        pairs = probe_cuda(context, is_time_sliced=bool(is_time_sliced))
+    else:
+        pairs = probe_host(context.size)
+    for uuid in is_time_sliced:
+        notes.append(
+            f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process "
+            "Service: they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` "
+            "before the job, on every node"
+        )
+    blocked = [pair for pair in pairs if not pair.memory]
+    if blocked and context.rank == 0:
+        log.warning(
+            "%d of %d pairs of ranks on %s cannot share GPU memory; the first is rank %d to "
+            "rank %d: %s",
+            len(blocked),
+            len(pairs),
+            members[0].host,
+            blocked[0].origin,
+            blocked[0].target,
+            blocked[0].reason,
+        )
+    return Report(context.backend.name, why_host, 0, members, pairs, tuple(notes))
+
+
+def _control_block(ranks_here: MPI.Comm, deadline_s: float) -> ControlBlock:
+    memory = map_on_all_ranks(
+        lambda work: agree(ranks_here, CALL, work, deadline_s),
+        ControlBlock.nbytes_for(ranks_here.size),
+        is_maker=ranks_here.rank == 0,
+    )
+    return ControlBlock(memory, ranks_here.rank, ranks_here.size)
+
+
+def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
+    if chosen == "host":
+        from mpishare.backends.host import HostBackend
+
+        return HostBackend()
+    from mpishare.backends import driver
+    from mpishare.backends.cuda import CudaBackend
+
+    return CudaBackend(driver.choose_device(device, rank), where)

@@ -1,0 +1,193 @@
+"""Which backend all ranks use: one decision, from what every rank was asked for and has."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.mpi_agreement import gather, raise_together
+from mpishare.errors import UnsupportedError, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpi4py import MPI
+
+log = logging.getLogger("mpishare")
+
+BACKENDS = ("auto", "cuda", "host")
+
+
+def choose_backend(
+    whole: MPI.Comm, call: str, backend: Any, timeout_s: Any, deadline_s: float
+) -> tuple[str, str | None]:
+    """Return the backend of all ranks, and why it is the host's if nobody asked for that.
+
+    Collective over `whole`, host-blocking.
+    """
+    mine: dict[str, Any] = {"error": None, "missing": None}
+    error: BaseException | None = None
+    try:
+        mine["arguments"] = _check_arguments(backend, timeout_s)
+        mine["missing"] = _why_no_gpu(mine["arguments"]["backend"])
+    except Exception as caught:
+        error = caught
+        mine["error"] = describe(caught)
+    told = gather(whole, call, mine, deadline_s)
+    raise_together(call, error, [each["error"] for each in told])
+    require_same(call, [each["arguments"] for each in told], whole.rank)
+    if told[0]["arguments"]["backend"] == "host":
+        return "host", None
+    lacking = {rank: each["missing"] for rank, each in enumerate(told) if each["missing"]}
+    if not lacking:
+        return "cuda", None
+    rank, why = next(iter(lacking.items()))
+    if len(lacking) < whole.size and whole.rank == 0:
+        log.warning(
+            "all ranks use the host backend, though %d of %d have a GPU: rank %d: %s",
+            whole.size - len(lacking),
+            whole.size,
+            rank,
+            why,
+        )
+    return "host", why
+
+
+def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
+    forced = os.environ.get("MPISHARE_BACKEND")
+    wanted = forced or backend
+    if wanted not in BACKENDS:
+        name = "the environment variable MPISHARE_BACKEND" if forced else "backend"
+        raise ValueError(f"{name} must be one of {BACKENDS}, not {wanted!r}")
+    if not is_duration(timeout_s):
+        raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+    return {"backend": wanted, "timeout_s": timeout_s}
+
+
+def is_duration(value: Any) -> bool:
+    """Whether a value is a positive number of seconds. Local."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf
+
+
+def _why_no_gpu(wanted: str) -> str | None:
+    if wanted == "host":
+        return None
+
+    why = missing()
+    if wanted == "cuda" and why:
+        forced = " (MPISHARE_BACKEND)" if os.environ.get("MPISHARE_BACKEND") else ""
+        raise UnsupportedError(f"backend='cuda'{forced} failed: {why}")
+    return why
+
+
+_NO_DEVICE = 100
+
+
+def missing() -> str | None:
+    """Say why no GPU can be used here; None where one can. Local, makes no context.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is a GPU, but not the Python packages to use it.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "libcuda.so.1 cannot be loaded: no NVIDIA driver here"
+    code = library.cuInit(0)
+    if code:
+        return f"cuInit returned {code}" + (": no GPU is visible" if code == _NO_DEVICE else "")
+    count, version = ctypes.c_int(), ctypes.c_int()
+    library.cuDeviceGetCount(ctypes.byref(count))
+    library.cuDriverGetVersion(ctypes.byref(version))
+    if not count.value:
+        return "the driver shows no GPU"
+    check_packages(version.value // 1000, *_package_versions())
+    return None
+
+
+def _package_versions() -> tuple[str | None, int | None]:
+    bindings: str | None
+    runtime: int | None
+    try:
+        bindings = importlib.metadata.version("cuda-bindings")
+    except importlib.metadata.PackageNotFoundError:
+        bindings = None
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    except ImportError:
+        runtime = None
+    return bindings, runtime
+
+
+def check_packages(driver: int, bindings: str | None, runtime: int | None) -> None:
+    """Raise unless CuPy and cuda-bindings fit the driver and each other. Local.
+
+    Parameters
+    ----------
+    driver, runtime : int
+        CUDA's major version in the driver, and the one CuPy is built for; None without CuPy.
+    bindings : str
+        The version of cuda-bindings; None without it.
+    """
+    todo = f"Do: python -m pip install 'mpishare[cu{driver}]'"
+    if runtime is None or bindings is None:
+        lacking = "CuPy" if runtime is None else "cuda-bindings"
+        raise UnsupportedError(f"there is a GPU (CUDA {driver} driver), but no {lacking}. {todo}")
+    major = int(bindings.split(".")[0])
+    if runtime > driver or major > driver or major != runtime:
+        raise UnsupportedError(
+            f"cuda-bindings {bindings} and CuPy for CUDA {runtime} do not fit together on a "
+            f"driver of CUDA {driver}: all three must be of one major version. {todo}"
+        )
+
+
+_COUNTS = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "PMI_SIZE": "a launcher that speaks PMI (MPICH's mpirun, srun --mpi=pmi2)",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+
+
+def check_singleton(world_size: int, environment: Mapping[str, str], library: str) -> None:
+    """Raise if this process believes to be alone where a launcher started several. Local.
+
+    Parameters
+    ----------
+    world_size : int
+        Of ``MPI.COMM_WORLD``.
+    environment : mapping
+        The process's.
+    library : str
+        The MPI library in use, for the error.
+
+    Raises
+    ------
+    UnsupportedError
+        With the option that was missing.
+    """
+    if world_size != 1:
+        return
+    for name, launcher in _COUNTS.items():
+        count = environment.get(name, "1")
+        if count.isdecimal() and int(count) > 1:
+            todo = (
+                "Give srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI 5); `srun --mpi=list` shows "
+                "what there is"
+                if name == "SLURM_STEP_NUM_TASKS"
+                else "Start it with the mpirun of the MPI library that mpi4py uses"
+            )
+            raise UnsupportedError(
+                f"{launcher} started {count} processes ({name}={count}), but each is alone in "
+                f"MPI.COMM_WORLD: the launcher and the MPI library ({library}) do not speak the "
+                f"same protocol. {todo}."
+            )
