@@ -102,7 +102,7 @@ class NodeContext:
         self.nonces = nonces
         self.uuids = uuids
         self.watchdog = watchdog
-        self.patience = _SPIN if agreement.size <= len(os.sched_getaffinity(0)) else 1
+        self.spins_per_yield = _SPIN if agreement.size <= len(os.sched_getaffinity(0)) else 1
         """Looks at a counter before the core is given away: with more ranks than cores, who is
         waited for may need this very core."""
         self.children: list[Child] = []

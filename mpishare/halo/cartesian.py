@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.geometry import Transfer
     from mpishare.halo.layout import Layout
-    from mpishare.halo.setup import PlanSetup
     from mpishare.node import Node
 
     Index = tuple[Any, ...]
@@ -145,7 +145,7 @@ class HaloExchange(Plan):
             for extents, widths in (each["block"] for each in setup.described)
         ]
         geometry.check(self.grid, blocks, corners=self._corners)
-        rank = setup.ranks.rank
+        rank = setup.comm.rank
         sends, recvs = geometry.transfers(self.grid, rank, blocks, corners=self._corners)
         self._transfers = sends, recvs
         # Of all directions, so that the tag does not depend on what is exchanged.

@@ -1,35 +1,121 @@
-"""What moves the cells of a plan, as the plan sees it: on the host and on CUDA alike."""
+"""What a plan asks of an engine, which moves its cells, and what all ranks agreed on before.
+
+There is one engine for fields in host memory (`mpishare.halo.host`), one for fields in GPU memory
+(`mpishare.halo.cuda`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.context import NodeContext
+    from mpishare.halo.layout import Layout
+    from mpishare.halo.message import MessageInfo, PartKey
+    from mpishare.halo.node_cache import NodeCache
+    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.node import Node
+    from mpishare.ordering.stream_chain import StreamChain
+
+
+@dataclass
+class PlanSetup:
+    """What the ranks of a plan agreed on.
+
+    Attributes
+    ----------
+    call, name : str
+        What was called, and what the plan is called: ``HaloExchange``, ``HaloExchange 1``.
+    node, context, cache
+        The node that the plan stands on, and the cache that holds it for plans without ``node=``.
+    comm : PlanComm
+        The ranks of the plan.
+    fields : list of arrays
+        Those that the plan is made with.
+    on_gpu : bool
+        Where they are, on all ranks.
+    layouts : list of list of Layout
+        For each rank, the layouts of its fields.
+    described : list of dict
+        For each rank, its part of the geometry.
+    same : dict
+        The arguments that are the same on all ranks.
+    chain : StreamChain or None
+        What orders the calls on the plan on CUDA.
+    sends, recvs : list of list of MessageInfo
+        For each rank, what it sends and receives.
+    routes : list of dict of int to str
+        For each rank, its route to each peer.
+    units : dict of PartKey to int, bytes
+        On CUDA, for each part the widest unit that both of its ends can move.
+    """
+
+    call: str
+    name: str
+    node: Node
+    context: NodeContext
+    cache: NodeCache | None
+    comm: PlanComm
+    fields: list[Any]
+    on_gpu: bool
+    layouts: list[list[Layout]]
+    described: list[dict[str, Any]]
+    same: dict[str, Any]
+    chain: StreamChain | None = None
+    sends: list[list[MessageInfo]] = field(default_factory=list)
+    recvs: list[list[MessageInfo]] = field(default_factory=list)
+    routes: list[dict[int, str]] = field(default_factory=list)
+    units: dict[PartKey, int] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> str:
+        """The backend of the fields: ``"cuda"`` or ``"host"``."""
+        return "cuda" if self.on_gpu else "host"
+
+    @property
+    def mine(self) -> list[Layout]:
+        """The layouts of this rank's fields."""
+        return self.layouts[self.comm.rank]
+
+    @property
+    def my_routes(self) -> dict[int, str]:
+        """The route of this rank to each peer."""
+        return self.routes[self.comm.rank]
+
+    def messages_by_rank(self, *, is_reverse: bool) -> list[list[MessageInfo]]:
+        """Return for each rank what it sends: in the reverse exchange, what it receives else."""
+        return self.recvs if is_reverse else self.sends
+
 
 class Engine(Protocol):
-    """Moves the cells of one plan, in one direction: to the ghosts, or back from them."""
+    """Moves the cells of one plan in one direction: to the ghosts, or back from them.
+
+    Making one is collective over the plan and host-blocking; the methods are local where nothing
+    else is said, and stream-ordered on CUDA.
+    """
 
     staging_nbytes: int
 
-    def take(self, fields: Sequence[Any]) -> list[Any]:
-        """Check the arrays of a call and return them as the other methods want them."""
+    def prepare(self, fields: Sequence[Any]) -> Any:
+        """Check the arrays of a call; return what the other methods take, which holds them."""
         ...
 
-    def quick(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Exchange fields that need no look, or return False with nothing done."""
+    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Exchange fields that were seen before, or return False with nothing done."""
         ...
 
-    def start(self, arrays: list[Any], stream: Any) -> None:
-        """Begin."""
+    def start(self, call: Any, stream: Any) -> None:
+        """Send my cells."""
         ...
 
-    def wait(self, arrays: list[Any], stream: Any) -> None:
-        """End."""
+    def wait(self, call: Any, stream: Any) -> None:
+        """Receive the others' cells into the ghosts."""
         ...
 
-    def exchange(self, arrays: list[Any], stream: Any) -> None:
+    def exchange(self, call: Any, stream: Any) -> None:
         """Do both."""
         ...
 
@@ -38,21 +124,21 @@ class Engine(Protocol):
         ...
 
     def pending(self) -> list[int]:
-        """Ranks of the node that have not called what this rank has."""
+        """Ranks of the node whose call this rank's stream waits for."""
         ...
 
-    def leave(self, until: float) -> None:
+    def leave(self, deadline: float) -> None:
         """Tell the other ranks if all that was begun is over by then: this process ends."""
         ...
 
     def drain(self) -> None:
-        """Wait until nothing of it is under way on this rank."""
+        """Wait until nothing is under way on this rank, with the deadline of the node."""
         ...
 
     def release(self) -> None:
-        """Let go of what this rank imported."""
+        """Unmap what other ranks own: the first half of closing, before any rank frees."""
         ...
 
     def close(self) -> None:
-        """Free what this rank owns, once all have released."""
+        """Free what this rank owns, once all ranks have released."""
         ...

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpishare.halo.geometry import Box
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     import numpy as np
 
-    from mpishare.halo.geometry import Box
     from mpishare.halo.layout import Layout
 
 ALIGN = 16
@@ -99,13 +102,73 @@ class Message:
         """Return where a part begins in the packed message."""
         return self.offsets()[self.parts.index(part)]
 
-    def as_data(self) -> list[Any]:
-        """Return what other ranks are told of it."""
-        parts = [
-            [part.field, part.nbytes, part.box and [part.box.start, part.box.stop]]
-            for part in self.parts
-        ]
-        return [self.peer, self.tag, parts]
+    def info(self, route: str) -> MessageInfo:
+        """Return what other ranks need to know of it."""
+        parts = (PartInfo(part.field, part.nbytes, part.box) for part in self.parts)
+        return MessageInfo(self.peer, self.tag, tuple(parts), route)
+
+
+class PartInfo(NamedTuple):
+    """What other ranks know of a part: its field, its size, and its box where it is one."""
+
+    field: int
+    nbytes: int
+    box: Box | None
+
+
+class MessageInfo(NamedTuple):
+    """What other ranks know of a message: its peer, its tag, its parts and its route."""
+
+    peer: int
+    tag: int
+    parts: tuple[PartInfo, ...]
+    route: str
+
+    def pack(self) -> list[Any]:
+        """Return it as JSON can hold it."""
+        parts = [[p.field, p.nbytes, p.box and [p.box.start, p.box.stop]] for p in self.parts]
+        return [self.peer, self.tag, parts, self.route]
+
+    @classmethod
+    def unpack(cls, data: Sequence[Any]) -> MessageInfo:
+        """Return what another rank has packed."""
+        peer, tag, rows, route = data
+        parts = (
+            PartInfo(field, nbytes, box and Box(tuple(box[0]), tuple(box[1])))
+            for field, nbytes, box in rows
+        )
+        return cls(peer, tag, tuple(parts), route)
+
+
+class PartKey(NamedTuple):
+    """What names a part at both of its ends."""
+
+    sender: int
+    receiver: int
+    tag: int
+    field: int
+
+
+def parts_sent(
+    messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: str | None = None
+) -> Iterator[tuple[PartKey, PartInfo, str]]:
+    """Yield every part that these ranks send: what names it, what is known of it, its route.
+
+    Parameters
+    ----------
+    messages : sequence of sequence of MessageInfo
+        For each rank of the plan, what it sends.
+    senders : iterable of int
+        Ranks of the plan.
+    route : str, optional
+        Only the parts that take this one.
+    """
+    for sender in senders:
+        for message in messages[sender]:
+            if route in (None, message.route):
+                for part in message.parts:
+                    key = PartKey(sender, message.peer, message.tag, part.field)
+                    yield key, part, message.route
 
 
 def padded(nbytes: int) -> int:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import Layout
-    from mpishare.halo.setup import PlanSetup
     from mpishare.node import Node
 
 

@@ -11,17 +11,16 @@ from mpishare.context import NotPicklable
 from mpishare.coordination.mpi_agreement import finish, give_up
 from mpishare.errors import ClosedError, EpochError, UnsupportedError
 from mpishare.halo.node_cache import patience
-from mpishare.halo.setup import require_disjoint, settle
+from mpishare.halo.setup import agree_on_fields, agree_on_routes, require_disjoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpi4py import MPI
 
-    from mpishare.halo.engine import Engine
+    from mpishare.halo.engine import Engine, PlanSetup
     from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message
-    from mpishare.halo.setup import PlanSetup
 
 log = logging.getLogger("mpishare.halo")
 
@@ -71,13 +70,15 @@ class Plan(NotPicklable):
             require_disjoint(fields, layouts)
             return self._describe(layouts, arguments)
 
-        self._setup = setup = settle(comm, whole, self._call, fields, node, require, describe)
+        self._setup = setup = agree_on_fields(
+            comm, whole, self._call, fields, node, require, describe
+        )
         self._sends, self._recvs = self._messages(setup)
-        setup.match(self._sends, self._recvs)
+        agree_on_routes(setup, self._sends, self._recvs)
         self._name, self._context, self._own = setup.name, setup.context, setup.fields
         self._comm = whole
         self._forward = self._make_engine(is_reverse=False)
-        self._quick = self._forward.quick
+        self._quick = self._forward.try_fast
         self._reverse: Engine | None = None
         self._open: list[Any] | None = None
         if setup.cache is not None:
@@ -86,7 +87,7 @@ class Plan(NotPicklable):
         setup.context.watchdog.add(self)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         took_ms, nbytes = 1e3 * (perf_counter() - begin), self.staging_nbytes
-        told = setup.node.report().told(setup.ranks.ranks_here, setup.ranks.rank, self.routes)
+        told = setup.node.report().told(setup.comm.ranks_here, setup.comm.rank, self.routes)
         log.info("%s made in %.1f ms, %d bytes of staging: %s", setup.name, took_ms, nbytes, told)
 
     def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +119,7 @@ class Plan(NotPicklable):
     @property
     def routes(self) -> dict[int, str]:
         """For each neighbor, by its rank in the given communicator, how its cells travel."""
-        return dict(self._setup.routes[self._setup.ranks.rank])
+        return dict(self._setup.routes[self._setup.comm.rank])
 
     @property
     def staging_nbytes(self) -> int:
@@ -205,7 +206,7 @@ class Plan(NotPicklable):
         if unfit:
             raise TypeError(f"{self._name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._reverse is None:
-            self._setup.ranks.step(
+            self._setup.comm.step(
                 f"{self._name}: accumulate", lambda: self._first_accumulate(fields, stream)
             )
             self._reverse = self._make_engine(is_reverse=True)
@@ -243,12 +244,12 @@ class Plan(NotPicklable):
             for engine in self._engines:
                 getattr(engine, what)()
 
-        self._setup.ranks.step(call, lambda: each("drain"))
+        self._setup.comm.step(call, lambda: each("drain"))
         self._is_closed = True
         self._forget()  # first, so that the watchdog looks at nothing that goes
         # The importers first, then the owners.
-        self._setup.ranks.step(call, lambda: each("release"))
-        self._setup.ranks.step(call, lambda: each("close"))
+        self._setup.comm.step(call, lambda: each("release"))
+        self._setup.comm.step(call, lambda: each("close"))
         self._comm.Free()
         log.debug("%s closed", self._name)
         cache = self._setup.cache
@@ -289,14 +290,14 @@ class Plan(NotPicklable):
         state = ", closed" if self._is_closed else ""
         return f"<mpishare.{self._name}: routes={self.routes}{state}>"
 
-    def _begin(self, call: str, engine: Engine, fields: Sequence[Any]) -> list[Any]:
+    def _begin(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
         self._check(call)
         if self._open is not None:
             raise EpochError(
                 f"{self._name}: {call} failed: an exchange is open. Call wait() first."
             )
         try:
-            return engine.take(fields or self._own)
+            return engine.prepare(fields or self._own)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self._name}: {call} failed: {error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,9 @@ from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
+from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import Layout, as_list, as_numpy
+from mpishare.halo.message import MessageInfo, PartKey
 from mpishare.halo.node_cache import context_of, node_of, patience
 from mpishare.halo.plan_comm import PlanComm
 
@@ -21,105 +22,11 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.context import NodeContext
     from mpishare.halo.message import Message
-    from mpishare.halo.node_cache import NodeCache
     from mpishare.node import Node
-    from mpishare.ordering.stream_chain import StreamChain
 
 
-@dataclass
-class PlanSetup:
-    """What was agreed on.
-
-    Attributes
-    ----------
-    call, name : str
-        What was called, and what the plan is called.
-    fields : list of arrays
-        Those that the plan is made with.
-    on_gpu : bool
-        Where they are, on all ranks.
-    layouts : list of list of Layout
-        For each rank, its fields'.
-    described : list of dict
-        For each rank, what `describe` returned.
-    chain : StreamChain or None
-        What puts the calls on the plan in order on CUDA.
-    sends, recvs : list of list
-        For each rank, what it sends and receives: `Message.as_data` and the route.
-    routes : list of dict of int to str
-        For each rank, its route to each peer.
-    units : dict of (sender, receiver, tag, field) to int, bytes
-        On CUDA, for each part what both of its ends can move at once.
-    """
-
-    call: str
-    name: str
-    node: Node
-    context: NodeContext
-    ranks: PlanComm
-    fields: list[Any]
-    on_gpu: bool
-    layouts: list[list[Layout]]
-    described: list[dict[str, Any]]
-    same: dict[str, Any]
-    cache: NodeCache | None
-    chain: StreamChain | None = None
-    sends: list[Any] = field(default_factory=list)
-    recvs: list[Any] = field(default_factory=list)
-    routes: list[dict[int, str]] = field(default_factory=list)
-    units: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
-
-    @property
-    def backend(self) -> str:
-        """Of the fields: ``"cuda"`` or ``"host"``."""
-        return "cuda" if self.on_gpu else "host"
-
-    @property
-    def mine(self) -> list[Layout]:
-        """The layouts of this rank's fields."""
-        return self.layouts[self.ranks.rank]
-
-    def match(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
-        """Choose the routes of messages of which both ends are known to agree. Collective."""
-        report = self.node.report()
-        peers = [message.peer for message in (*sends, *recvs)]
-        forced = self.same["MPISHARE_ROUTE"]
-
-        def choose() -> dict[str, Any]:
-            _require_device(self.mine, self.node)
-            found = routes.choose(self.ranks, report, peers, forced, on_gpu=self.on_gpu)
-            return {
-                "routes": [*found.items()],
-                "sends": [(*message.as_data(), found[message.peer]) for message in sends],
-                "recvs": [(*message.as_data(), found[message.peer]) for message in recvs],
-                "units": self._units(sends, recvs) if self.on_gpu else [],
-            }
-
-        told = self.ranks.step(self.call, choose)
-        self.sends = [each["sends"] for each in told]
-        self.recvs = [each["recvs"] for each in told]
-        self.routes = [dict(each["routes"]) for each in told]
-        for *key, unit in (row for each in told for row in each["units"]):
-            sender, receiver, tag, number = key
-            part = sender, receiver, tag, number
-            self.units[part] = min(unit, self.units.get(part, unit))
-        routes.refuse(self.call, self.routes, self.same["require"])
-        routes.warn(self.name, self.ranks, report, self.routes)
-
-    def _units(self, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
-        mine = self.ranks.rank
-        ends = [(mine, each.peer, each) for each in sends]
-        ends += [(each.peer, mine, each) for each in recvs]
-        return [
-            [sender, receiver, message.tag, part.field, unit_of(part, self.mine[part.field])]
-            for sender, receiver, message in ends
-            for part in message.parts
-        ]
-
-
-def settle(
+def agree_on_fields(
     comm: MPI.Intracomm,
     whole: MPI.Intracomm,
     call: str,
@@ -168,7 +75,7 @@ def settle(
         name=f"{call} {context.number(call)}",
         node=node,
         context=context,
-        ranks=PlanComm(whole, context, call),
+        comm=PlanComm(whole, context, call),
         fields=own,
         on_gpu=on_gpu,
         layouts=[
@@ -182,6 +89,45 @@ def settle(
         same=told[0]["same"],
         cache=cache,
     )
+
+
+def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
+    """Choose the routes of messages whose two ends are known to agree. Collective."""
+    report = setup.node.report()
+    peers = [message.peer for message in (*sends, *recvs)]
+    forced = setup.same["MPISHARE_ROUTE"]
+
+    def choose() -> dict[str, Any]:
+        _require_device(setup.mine, setup.node)
+        found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
+        return {
+            "routes": [*found.items()],
+            "sends": [message.info(found[message.peer]).pack() for message in sends],
+            "recvs": [message.info(found[message.peer]).pack() for message in recvs],
+            "units": _units(setup, sends, recvs) if setup.on_gpu else [],
+        }
+
+    replies = setup.comm.step(setup.call, choose)
+    setup.sends = [[MessageInfo.unpack(row) for row in reply["sends"]] for reply in replies]
+    setup.recvs = [[MessageInfo.unpack(row) for row in reply["recvs"]] for reply in replies]
+    setup.routes = [dict(reply["routes"]) for reply in replies]
+    for *key, unit in (row for reply in replies for row in reply["units"]):
+        part = PartKey(*key)
+        setup.units[part] = min(unit, setup.units.get(part, unit))
+    routes.refuse(setup.call, setup.routes, setup.same["require"])
+    routes.warn(setup.name, setup.comm, report, setup.routes)
+
+
+def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
+
+    rank = setup.comm.rank
+    ends = [(rank, each.peer, each) for each in sends]
+    ends += [(each.peer, rank, each) for each in recvs]
+    return [
+        [sender, receiver, message.tag, part.field, unit_of(part, setup.mine[part.field])]
+        for sender, receiver, message in ends
+        for part in message.parts
+    ]
 
 
 def _require_device(layouts: Sequence[Layout], node: Node) -> None:

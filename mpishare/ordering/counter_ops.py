@@ -16,8 +16,20 @@ if TYPE_CHECKING:
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
 
-LOOKS = 400
-"""After so many looks at its counters a call waits in the way that watches deadlines."""
+_SPINS = 400
+
+
+def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
+    """Spin until a counter has reached a value; False where that takes longer than a spin should.
+
+    Local. The caller then waits in the way that watches deadlines and the life of other ranks.
+    """
+    for spin in range(1, _SPINS):
+        if view[slot] >= value:
+            return True
+        if not spin % spins_per_yield:
+            sched_yield()
+    return view[slot] >= value
 
 
 class CounterOp:
@@ -71,7 +83,7 @@ class CounterOrdered:
         self._view = counters.view
         self._sync = context.agreement.block.sync
         self._has_streams = context.backend.has_streams
-        self._patience = context.patience
+        self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
         # On streams a call that waits costs the host what a call that writes does.
         has_streams = self._has_streams
@@ -104,15 +116,11 @@ class CounterOrdered:
             counts[rank] += 1
 
     def _look(self, step: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
-        view, counts, looks = self._view, step.counts, 0
+        view, counts = self._view, step.counts
         waits = [(r, slot, counts[r] + 1) for r, slot in zip(step.ranks, step.slots, strict=True)]
         for _, slot, value in waits:
-            while view[slot] < value:
-                looks += 1
-                if looks > LOOKS:
-                    self._wait(step.call, lambda: [r for r, s, v in waits if view[s] < v])
-                elif not looks % self._patience:
-                    sched_yield()
+            if view[slot] < value and not spin_until(view, slot, value, self._spins_per_yield):
+                self._wait(step.call, lambda: [r for r, s, v in waits if view[s] < v])
         self._sync()
         for rank in step.ranks:
             counts[rank] += 1

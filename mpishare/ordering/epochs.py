@@ -8,12 +8,11 @@ counters are stored and looked at by the calls themselves, which block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.errors import EpochError
-from mpishare.ordering.counter_ops import LOOKS, CounterOp, CounterOrdered
+from mpishare.ordering.counter_ops import CounterOp, CounterOrdered, spin_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -104,14 +103,9 @@ class Epochs(CounterOrdered):
             view = self._view
             self._sync()
             view[self._my_slot] = epoch
-            looks = 0
             for slot in self._other_slots:
-                while view[slot] < epoch:
-                    looks += 1
-                    if looks > LOOKS:
-                        self._wait("fence", lambda: self._behind(epoch))
-                    elif not looks % self._patience:
-                        sched_yield()
+                if view[slot] < epoch and not spin_until(view, slot, epoch, self._spins_per_yield):
+                    self._wait("fence", lambda: self._behind(epoch))
             self._sync()
         elif self._has_streams:
             self._enqueue_fence(stream, epoch)

@@ -21,8 +21,8 @@ from mpishare.ordering.stream_chain import StreamChain
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.message import Message
-    from mpishare.halo.setup import PlanSetup
 
 _WIDEST = 15
 
@@ -49,7 +49,7 @@ class CudaEngine:
         *,
         is_reverse: bool,
     ) -> None:
-        ranks, name = setup.ranks, setup.name
+        ranks, name = setup.comm, setup.name
         self._context = ranks.context
         self._agreement = ranks.context.agreement
         self._name = name
@@ -94,14 +94,14 @@ class CudaEngine:
         self._on_host = sorted(used & {"pinned", "mpi"})
         # Where the whole exchange is one graph, those that there are.
         self._graphs: dict[Any, int] = {}
-        self.quick: Callable[[Sequence[Any], Any], bool] = _never
+        self.try_fast: Callable[[Sequence[Any], Any], bool] = _never
         if self._turns is not None and not resources.is_relayed:
             for fused in self._fuseds:
                 fused.alone.told = self._graphs
             known = self._layouts, self._graphs, self._agreement, self._chain, self._turns
-            self.quick = quick_of(*known, self._words, backend, name)
+            self.try_fast = quick_of(*known, self._words, backend, name)
 
-    def take(self, fields: Sequence[Any]) -> list[Any]:
+    def prepare(self, fields: Sequence[Any]) -> list[Any]:
         """Return the fields of a call, once they are known to fit; they are held by that."""
         require_number(fields, len(self._layouts))
         places = addresses(fields, self._layouts)

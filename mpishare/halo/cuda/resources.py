@@ -17,8 +17,8 @@ from mpishare.halo.mpi_route import MpiMessages
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.message import Message, Part
-    from mpishare.halo.setup import PlanSetup
 
 THREADS = 512
 _BLOCKS_EACH = 2  # blocks a multiprocessor: enough to fill the links, and room for others
@@ -42,7 +42,7 @@ class PlanResources:
         *,
         is_reverse: bool,
     ) -> None:
-        ranks, name = setup.ranks, setup.name
+        ranks, name = setup.comm, setup.name
         self.ranks, self.rank, self.layouts = ranks, ranks.rank, setup.mine
         self.sends, self.recvs, self.is_reverse = sends, recvs, is_reverse
         self.backend: Any = ranks.context.backend

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.work_items import are_words, chunks
-from mpishare.halo.message import padded
+from mpishare.halo.message import PartKey, padded
 from mpishare.memory.handle import Handle
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class StagingLayout:
 def slab_of(
     told: Sequence[Any],
     routes: Sequence[dict[int, str]],
-    units: Mapping[tuple[int, int, int, int], int],
+    units: Mapping[PartKey, int],
     ranks_here: Iterable[int],
     rank: int,
     crowded: Container[int] = (),
@@ -84,7 +84,7 @@ def slab_of(
     words = {
         (sender, tag, number)
         for (sender, tag, number), nbytes, route in incoming
-        if route == "fused" and are_words(nbytes, units[sender, rank, tag, number])
+        if route == "fused" and are_words(nbytes, units[PartKey(sender, rank, tag, number)])
     }
     flags = 0
     for key, nbytes, route in incoming:

@@ -18,9 +18,9 @@ from mpishare.halo.mpi_route import MpiRoute
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Call
     from mpishare.halo.message import Message
-    from mpishare.halo.setup import PlanSetup
 
 _KEPT = 64  # calls whose arrays are known again
 
@@ -46,7 +46,7 @@ class HostEngine:
         *,
         is_reverse: bool,
     ) -> None:
-        ranks, name = setup.ranks, setup.name
+        ranks, name = setup.comm, setup.name
         self._name = name
         routes = setup.routes[ranks.rank]
         self._context = ranks.context
@@ -75,7 +75,7 @@ class HostEngine:
         self._mpi = made[0] if any(away) else None
         self._is_plain = self._mpi is None and not is_reverse
 
-    def take(self, fields: Sequence[Any]) -> list[Any]:
+    def prepare(self, fields: Sequence[Any]) -> list[Any]:
         """Return what is prepared for the arrays of a call, and the arrays, which hold the memory.
 
         Those of NumPy are known again as long as they live; their layout is looked at all the same.
@@ -123,7 +123,7 @@ class HostEngine:
             self._known[tuple(map(id, arrays))] = seen, call
         return [call, arrays]
 
-    def quick(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
+    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
         """Exchange fields that were seen before, or return False with nothing done.
 
         A small face takes less time to move than Python takes to look at a call.

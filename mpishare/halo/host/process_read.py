@@ -132,7 +132,7 @@ class PeerReads:
             for field, nbytes, box in (parts if route == "host" and receiver != sender else ())
             if nbytes >= _WORTH_NBYTES
             and box is not None
-            and _span(layouts[sender][field], *box)[1] <= _SPREAD * nbytes
+            and _span(layouts[sender][field], box.start, box.stop)[1] <= _SPREAD * nbytes
         }
         readable = self._try({key[:2] for key in self._boxes}) if self._boxes else set()
         self.keys = frozenset(key for key in self._boxes if key[:2] in readable)
@@ -154,7 +154,7 @@ class PeerReads:
                 key = message.peer, mine, message.tag, part.field
                 if key in self.keys and part.box is not None:  # it is one at both ends
                     pair = layouts[message.peer][part.field], layouts[mine][part.field]
-                    self._reads[key] = [*_reads(*pair, Box(*self._boxes[key]), part.box)]
+                    self._reads[key] = [*_reads(*pair, self._boxes[key], part.box)]
         every = [read for reads in self._reads.values() for read in reads]
         self._scratch = np.empty(max((r.nbytes for r in every if r.strides), default=0), np.uint8)
 
@@ -191,7 +191,7 @@ class PeerReads:
         """
         layout, mine = self._layouts[self._ranks.rank][field], self._ranks.rank
         lent = [key for key in self.keys if (key[0], key[3]) == (mine, field)]
-        spans = (_span(layout, *self._boxes[key]) for key in lent)
+        spans = (_span(layout, self._boxes[key].start, self._boxes[key].stop) for key in lent)
         if all(_is_readable(address + offset, nbytes) for offset, nbytes in spans):
             return address, None
         if field not in self._shadows:

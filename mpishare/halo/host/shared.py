@@ -11,7 +11,6 @@ overwritten after `wait`, which therefore waits for all their readers.
 from __future__ import annotations
 
 from itertools import groupby
-from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.control_block import State
@@ -20,7 +19,7 @@ from mpishare.errors import ClosedError
 from mpishare.halo.host.copies import WHOLE, Call, Own, cells_at, moving, put, within
 from mpishare.halo.host.process_read import PeerReads
 from mpishare.halo.host.staging import DoubleBuffer
-from mpishare.ordering.counter_ops import LOOKS
+from mpishare.ordering.counter_ops import spin_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +78,7 @@ class HostRoute:
         self._land = land
         self._is_direct = is_direct
         self._sync = ranks.context.agreement.block.sync
-        self._patience = ranks.context.patience
+        self._spins_per_yield = ranks.context.spins_per_yield
         self._epoch = 0
         self._reads_me = sorted({message.peer for message in sends} - {ranks.rank})
         self._calls: dict[tuple[int, ...], Call] = {}
@@ -150,7 +149,7 @@ class HostRoute:
                         parts.append((key, part.key, own[message.tag, part.field], []))
                     else:
                         box = boxes[peer, message.tag, part.field]
-                        source = None if box is None else tuple(map(slice, *box))
+                        source = None if box is None else box.slices()
                         copies = packed(part, peer, ranks.rank, message.tag)
                         parts.append((key, part.key, source, copies))
             self._takes.append((peer, self._words[peer], parts))
@@ -268,18 +267,14 @@ class HostRoute:
 
     def _until(self, call: str, ranks: Sequence[int], word: int, epoch: int) -> None:
         """Wait until a word of each rank has reached an epoch."""
-        words, looks = self._words, 0
+        words = self._words
         for rank in ranks:
             theirs = words[rank]
-            while theirs[word] < epoch:
-                looks += 1
-                if looks > LOOKS:
-                    self._ranks.wait(
-                        f"{self._name}: {call}",
-                        lambda: [each for each in ranks if words[each][word] < epoch],
-                    )
-                elif not looks % self._patience:
-                    sched_yield()
+            if not spin_until(theirs, word, epoch, self._spins_per_yield):
+                self._ranks.wait(
+                    f"{self._name}: {call}",
+                    lambda: [each for each in ranks if words[each][word] < epoch],
+                )
 
     def _require_present(self, peer: int) -> None:
         """Raise if a rank whose field was read in place is gone: it may have changed the cells."""
