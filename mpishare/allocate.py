@@ -1,4 +1,4 @@
-"""How a window comes to be: one rank allocates, hands its handle round, and every rank maps it."""
+"""How a window comes to be: its owner allocates and shares the handle, and every rank maps it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 from mpishare import ranges
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import MpiShareError, UnsupportedError
-from mpishare.memory.handle import Handle
-from mpishare.ordering.epochs import Epochs
+from mpishare.ordering.epochs import epoch_counters
 from mpishare.window import Window
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
     from mpishare.backends import Memory
     from mpishare.context import NodeContext
+
+    Shape = tuple[int, ...]
 
 _CUDA_DTYPES = "?bhilqBHILQefdFD"
 """Type characters of the dtypes that CuPy has."""
@@ -35,36 +36,37 @@ def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any
         return {
             "shape": list(layout[0]),
             "dtype": str(layout[1]),
-            "fill": _fill_told(call, fill, layout[1]),
+            "fill": _describe_fill(call, fill, layout[1]),
             "owner": _owner(context, call, owner),
         }
 
     arguments = context.agreement.step(call, check)
     require_same(call, arguments, context.rank)
     owner = arguments[0]["owner"]
-    kind = np.dtype(dtype)
-    return _one(context, call, tuple(arguments[0]["shape"]), kind, owner, _filler(fill))
+    shapes: list[Shape | None] = [None] * context.size
+    shapes[owner] = tuple(arguments[0]["shape"])
+    return _make_window(context, call, shapes, np.dtype(dtype), owner, _filler(fill))
 
 
 def allocate_each(context: NodeContext, shape: Any, dtype: Any, fill: Any) -> Window:
-    """Make a window of which every rank allocates its segment. Collective."""
+    """Make a window with a segment that each rank allocates. Collective."""
     call = "Node.allocate_each"
 
     def check() -> tuple[list[int], str]:
         layout = _layout(context, call, shape, dtype)
-        _fill_told(call, fill, layout[1])
+        _describe_fill(call, fill, layout[1])
         return list(layout[0]), str(layout[1])
 
     arguments = context.agreement.step(call, check)
-    require_same(call, [{"dtype": kind} for _, kind in arguments], context.rank)
-    shapes: list[tuple[int, ...] | None] = [tuple(extent) for extent, _ in arguments]
-    return _make(context, call, shapes, np.dtype(dtype), None, _filler(fill))
+    require_same(call, [{"dtype": name} for _, name in arguments], context.rank)
+    shapes: list[Shape | None] = [tuple(extents) for extents, _ in arguments]
+    return _make_window(context, call, shapes, np.dtype(dtype), None, _filler(fill))
 
 
 def share(context: NodeContext, source: Any, owner: Any) -> Window:
-    """Make a window of what one rank has or computes. Collective; see `Node.share`."""
+    """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
     call = "Node.share"
-    made: list[Any] = []
+    sources: list[Any] = []
 
     def evaluate() -> dict[str, Any]:
         rank = _owner(context, call, owner)
@@ -75,56 +77,42 @@ def share(context: NodeContext, source: Any, owner: Any) -> Window:
             is_on_gpu = hasattr(array, "__cuda_array_interface__")
             array = (context.backend.xp if is_on_gpu else np).asarray(array)  # a tensor, a list
         shape, dtype = _layout(context, call, tuple(array.shape), np.dtype(array.dtype))
-        made.append(array)
+        sources.append(array)
         return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
 
     replies = context.agreement.step(call, evaluate)
     require_same(call, [{"owner": reply["owner"]} for reply in replies], context.rank)
-    told = replies[replies[0]["owner"]]
+    owner = replies[0]["owner"]
     # From a rank of the same job: nothing that could be forged further than the job itself.
-    dtype = pickle.loads(bytes.fromhex(told["dtype"]))  # noqa: S301
+    dtype = pickle.loads(bytes.fromhex(replies[owner]["dtype"]))  # noqa: S301
+    shapes: list[Shape | None] = [None] * context.size
+    shapes[owner] = tuple(replies[owner]["shape"])
 
     def copy(array: Any) -> None:
-        array[...] = context.backend.xp.asarray(made[0])
+        array[...] = context.backend.xp.asarray(sources[0])
 
-    return _one(context, call, tuple(told["shape"]), dtype, replies[0]["owner"], copy)
+    return _make_window(context, call, shapes, dtype, owner, copy)
 
 
-def _one(
+def _make_window(
     context: NodeContext,
     call: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    owner: int,
-    write: Callable[[Any], None] | None,
-) -> Window:
-    shapes: list[tuple[int, ...] | None] = [None] * context.size
-    shapes[owner] = shape
-    return _make(context, call, shapes, dtype, owner, write)
-
-
-def _make(
-    context: NodeContext,
-    call: str,
-    shapes: list[tuple[int, ...] | None],
+    shapes: list[Shape | None],
     dtype: np.dtype[Any],
     owner: int | None,
     write: Callable[[Any], None] | None,
 ) -> Window:
-    with ranges.span(call):
-        return _build(context, call, shapes, dtype, owner, write)
+    """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
-
-def _build(
-    context: NodeContext,
-    call: str,
-    shapes: list[tuple[int, ...] | None],
-    dtype: np.dtype[Any],
-    owner: int | None,
-    write: Callable[[Any], None] | None,
-) -> Window:
+    Parameters
+    ----------
+    shapes : list of tuple of int or None
+        For each rank, its segment; None for a rank that has none.
+    write : callable, optional
+        Writes this rank's segment before the others map it.
+    """
     memories: list[Memory | None] = [None] * context.size
-    token: list[str] = []
+    published: list[str] = []
     agreement, backend, rank = context.agreement, context.backend, context.rank
 
     def create() -> None:
@@ -140,44 +128,41 @@ def _build(
         shape, memory = shapes[rank], memories[rank]
         if shape is None or memory is None:
             return ""
-        token.append(backend.publish(memory))
-        return context.handle(token[0], 0, _nbytes(shape, dtype), memory.nbytes)
+        published.append(backend.publish(memory))
+        return context.handle(published[0], 0, _nbytes(shape, dtype), memory.nbytes)
 
     def open_others() -> None:
         for other, shape in enumerate(shapes):
             if other != rank and shape is not None:
-                handle = Handle.unpack(
-                    handles[other],
-                    backend=backend.name,
-                    nonce=context.nonces[other],
-                    nbytes=_nbytes(shape, dtype),
-                )
+                handle = context.open_handle(handles[other], other, _nbytes(shape, dtype))
                 memories[other] = backend.open(handle.token, handle.capacity, handle.uuid)
 
-    try:
-        agreement.step(call, create)
-        handles = agreement.step(call, publish)
-        agreement.step(call, open_others)
-        counters = context.take_counters(call, Epochs.words(context.size))
-    except BaseException as error:
-        _clear_frames(error)
-        _undo(context, call, memories)
-        raise
-    finally:
-        for own in token:
-            backend.settle(own)
-    return Window(context, context.number("window"), counters, memories, shapes, dtype, owner)
+    with ranges.span(call):
+        try:
+            agreement.step(call, create)
+            handles = agreement.step(call, publish)
+            agreement.step(call, open_others)
+            counters = context.take_counters(call, epoch_counters(context.size))
+        except BaseException as error:
+            _clear_frames(error)
+            _undo(context, call, memories)
+            raise
+        finally:
+            for token in published:
+                backend.settle(token)
+        number = context.next_number("window")
+        return Window(context, number, counters, memories, shapes, dtype, owner)
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Let go of what the frames of an error hold: arrays of the memory that is about to go."""
+    """Release the arrays that the frames of an error hold: their memory is about to go."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> None:
-    """Free what a failed call has made: importers first, as in `close`."""
+    """Free the memory of a failed call: importers first, as in `close`."""
 
     def release() -> None:
         for rank, memory in enumerate(memories):
@@ -195,9 +180,8 @@ def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> Non
         mine.close()
 
 
-def _layout(
-    context: NodeContext, call: str, shape: Any, dtype: Any
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> tuple[Shape, np.dtype[Any]]:
+    """Return shape and dtype as they are used, or raise what the user must change."""
     extents = shape if isinstance(shape, tuple | list) else (shape,)
     try:
         sizes = tuple(operator.index(extent) for extent in extents)
@@ -206,22 +190,26 @@ def _layout(
     if any(size < 0 for size in sizes):
         raise ValueError(f"{call} failed: negative extents in shape {sizes}")
     try:
-        kind = np.dtype(dtype)
+        found = np.dtype(dtype)
     except TypeError as error:
         raise TypeError(f"{call} failed: {error}") from None
-    if kind.hasobject:
-        raise TypeError(f"{call} failed: dtype {kind} holds Python objects, which cannot be shared")
-    is_native = kind.char in _CUDA_DTYPES and kind.isnative
+    if found.hasobject:
+        raise TypeError(
+            f"{call} failed: dtype {found} holds Python objects, which cannot be shared"
+        )
+    is_native = found.char in _CUDA_DTYPES and found.isnative
     if context.backend.name == "cuda" and not is_native:
         raise UnsupportedError(
-            f"{call} failed: CuPy has no dtype {kind}. Share its bytes: dtype='u1'."
+            f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )
-    if _nbytes(sizes, kind) >= 1 << 62:
-        raise ValueError(f"{call} failed: shape {sizes} of {kind} is {_nbytes(sizes, kind)} bytes")
-    return sizes, kind
+    if _nbytes(sizes, found) >= 1 << 62:
+        raise ValueError(
+            f"{call} failed: shape {sizes} of {found} is {_nbytes(sizes, found)} bytes"
+        )
+    return sizes, found
 
 
-def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
     return int(np.prod(shape, dtype=object)) * dtype.itemsize
 
 
@@ -229,8 +217,8 @@ def _owner(context: NodeContext, call: str, owner: Any) -> int:
     return 0 if owner is None else context.rank_of(call, owner)
 
 
-def _fill_told(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
-    """Return the value in words that tell it from any other; raises where it does not fit."""
+def _describe_fill(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
+    """Return the value as text that differs where the value does; raises where it does not fit."""
     if fill is None:
         return None
     if np.ndim(fill):
@@ -239,7 +227,7 @@ def _fill_told(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
         value = np.full((), fill, dtype=dtype)
     except (OverflowError, ValueError) as error:
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}") from error
-    # All that is no number has the same word, and only that differs from itself.
+    # All NaNs have the same text; a NaN alone differs from itself.
     return str(value) if value == value else f"{value}, {value.tobytes().hex()}"
 
 

@@ -1,4 +1,4 @@
-"""What the objects of one node stand on: its agreement, its backend, its counters."""
+"""The node context: what every object made from a node uses, and the list of these objects."""
 
 from __future__ import annotations
 
@@ -6,85 +6,111 @@ import operator
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.counters import SLOT_WORDS, Counters
+from mpishare.coordination.poll import poll
+from mpishare.errors import ClosedError
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from mpishare.backends import Backend
+    from mpishare.backends import Backend, Memory
     from mpishare.coordination.agreement import Agreement
+    from mpishare.coordination.counters import CounterPool
     from mpishare.coordination.watchdog import Watchdog
     from mpishare.errors import MpiShareError
     from mpishare.memory.shared import SharedMemory
 
 _LEAVE_S = 5.0
 _CHUNK_WORDS = 1 << 16
-_SPIN = 16
+_SPINS = 16
 
 
-class Child(Protocol):
-    """An object made from a node, which the node closes with itself."""
+class NotPicklable:
+    """Refuses to be pickled, by name: handles and mappings mean nothing in another process."""
+
+    def __reduce__(self) -> Any:
+        """Raise `TypeError`."""
+        raise TypeError(
+            f"an mpishare {type(self).__name__} cannot be pickled: it belongs to one process"
+        )
+
+
+class NodeObject(NotPicklable):
+    """An object made from a node, which closes it with itself: a window, an event, a plan.
+
+    It registers with its context when it is whole, and unregisters when it is closed. What the
+    context asks of it begins with an underscore, so that users see their methods alone.
+    """
+
+    name: str
+    number: int = 0
+    _context: NodeContext
+    _is_closed = False
+    _closes_first = False  # a plan: its fields may lie in windows
+    _memories: Sequence[Memory | None] = ()  # of a window: each rank's segment
 
     @property
     def is_closed(self) -> bool:
         """Whether it was closed."""
-        ...
+        return self._is_closed
 
     def close(self) -> None:
-        """Close it. Collective."""
-        ...
+        """Close it on all ranks. Collective, host-blocking; closing twice does nothing."""
+        raise NotImplementedError
 
-    def abandon(self) -> None:
-        """Mark it closed without the other ranks. Local."""
-        ...
+    def _abandon(self) -> None:
+        """Mark it closed without the other ranks; free nothing that they may still use."""
+        raise NotImplementedError
+
+    def _pending(self) -> list[int]:
+        """Return the ranks whose signal the work enqueued by this rank waits for."""
+        return []
+
+    def _leave(self, deadline: float) -> None:
+        """Tell the other ranks if all that was begun is over by then: this process ends."""
+
+    def __enter__(self) -> Self:
+        """Return the object; raises if it is closed."""
+        self._context.agreement.check()
+        if self._is_closed:
+            raise ClosedError(f"{self.name} is closed")
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Close the object; after an exception leave that to the node, without waiting for ranks.
+
+        Other ranks may be gone then, and the exception must not be masked.
+        """
+        if error is None:
+            self.close()
 
 
-class Plan(Child, Protocol):
-    """A halo exchange: an object whose work may be under way when this process ends."""
+class Location(NamedTuple):
+    """Where memory lies in a window: the window's number, the segment's rank, the byte offset."""
 
-    def leave(self, until: float) -> None:
-        """Tell the other ranks if all that was begun is over by then, on the clock. Local."""
-        ...
-
-
-class Mapped(Protocol):
-    """An open window, as what looks for an array in it sees it."""
-
-    def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        """Return whose segment holds these bytes of mine, and how far from its start."""
-        ...
-
-    def address_of(self, rank: int) -> int:
-        """Return where a segment is mapped here."""
-        ...
-
-
-class Retained(Protocol):
-    """A closed object whose memory the user's arrays hold."""
-
-    def release(self, counters: Counters | None) -> bool:
-        """Try once more to let go. Collective."""
-        ...
+    window: int
+    rank: int
+    offset: int
 
 
 class NodeContext:
-    """What the objects of one node stand on.
+    """What the objects of one node use: its agreement, its backend, its counters.
 
     Parameters
     ----------
     agreement : Agreement
-        How its ranks agree.
+        How its ranks agree and wait for each other.
     backend : Backend
         Its memory and streams.
     watchdog : Watchdog
-        Sees a rank die.
+        Notices the death of a rank.
     nonces : list of str
-        For each rank of the node, what names its process.
+        For each rank of the node, the unique name of its process.
     uuids : list of str
         For each rank of the node, its GPU; empty on the host backend.
     """
@@ -102,20 +128,21 @@ class NodeContext:
         self.nonces = nonces
         self.uuids = uuids
         self.watchdog = watchdog
-        self.spins_per_yield = _SPIN if agreement.size <= len(os.sched_getaffinity(0)) else 1
-        """Looks at a counter before the core is given away: with more ranks than cores, who is
-        waited for may need this very core."""
-        self.children: list[Child] = []
-        self.plans: list[Plan] = []
-        """Halo exchanges: closed before the windows that their fields may be in."""
-        self.windows: dict[int, Mapped] = {}
-        """The open windows by number."""
+        self.memory_barrier = agreement.block.sync
+        """A full barrier of this processor, where it needs one; see `MemoryBarrier`."""
+        self.spins_per_yield = _SPINS if agreement.size <= len(os.sched_getaffinity(0)) else 1
+        """Looks at a counter before the core is given away: with more ranks than cores, the rank
+        that is waited for may need this very core."""
         self.windows_version = 0
         """Raised whenever a window opens or closes."""
-        self.retained: list[Retained] = []
-        self.pieces = Suballocator(backend)
+        self.suballocator = Suballocator(backend)
+        self.retained: list[Callable[[], bool]] = []
+        """For each closed window whose memory the user's arrays hold: tries again to release it.
+        Collective."""
+        self._children: list[NodeObject] = []
+        self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
-        self._calls: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     @property
     def rank(self) -> int:
@@ -138,10 +165,53 @@ class NodeContext:
             )
         return rank
 
-    def number(self, kind: str) -> int:
+    def next_number(self, kind: str) -> int:
         """Return the number of a new object of its kind, from 1, the same on every rank."""
-        self._calls[kind] = self._calls.get(kind, 0) + 1
-        return self._calls[kind]
+        self._numbers[kind] = self._numbers.get(kind, 0) + 1
+        return self._numbers[kind]
+
+    # --- the objects of the node
+
+    def register(self, child: NodeObject) -> None:
+        """Add an object that is whole: from now on it is watched, and closed with the node."""
+        self._children.append(child)
+        if child._memories:
+            self._segments[child.number] = child._memories
+            self.windows_version += 1
+        self.watchdog.add(child)
+
+    def unregister(self, child: NodeObject) -> None:
+        """Remove an object, before anything that the watchdog looks at goes."""
+        self.watchdog.remove(child)
+        self._children.remove(child)
+        if child._memories:
+            del self._segments[child.number]
+            self.windows_version += 1
+
+    @property
+    def children(self) -> list[NodeObject]:
+        """The open objects in the order in which they must be closed: plans first, newest first."""
+        newest_first = self._children[::-1]
+        return sorted(newest_first, key=lambda child: not child._closes_first)
+
+    def locate(self, address: int, nbytes: int) -> Location | None:
+        """Return where these bytes of this process lie in an open window; None if in none."""
+        for number, memories in self._segments.items():
+            for rank, memory in enumerate(memories):
+                if memory is not None:
+                    offset = address - memory.address
+                    if offset >= 0 and offset + nbytes <= memory.nbytes:
+                        return Location(number, rank, offset)
+        return None
+
+    def segment_address(self, window: int, rank: int) -> int:
+        """Return where a segment is mapped here; `ClosedError` if its window is closed."""
+        memory = self._segments[window][rank] if window in self._segments else None
+        if memory is None:
+            raise ClosedError(f"window {window} is closed, and a halo exchange reads it")
+        return memory.address
+
+    # --- memory and counters
 
     def handle(self, token: str, offset: int, nbytes: int, capacity: int) -> str:
         """Return the packed handle of a part of memory that this rank allocated."""
@@ -156,22 +226,32 @@ class NodeContext:
             boot=boot_id(),
         ).pack()
 
-    def take_counters(self, call: str, words: int) -> Counters:
+    def open_handle(self, packed: str, rank: int, nbytes: int) -> Handle:
+        """Return the handle of another rank, checked; `HandleError` if it does not fit."""
+        return Handle.unpack(
+            packed, backend=self.backend.name, nonce=self.nonces[rank], nbytes=nbytes
+        )
+
+    @property
+    def counter_pool(self) -> CounterPool:
+        """The counters of the node, which a failure releases."""
+        return self.agreement.block.pool
+
+    def take_counters(self, call: str, count: int) -> Counters:
         """Return zeroed counters, the same on every rank.
 
         Collective, since all ranks must take them in the same order; host-blocking where the
         control block is full and another chunk of shared memory must be mapped.
         """
-        words = -(-words // SLOT_WORDS) * SLOT_WORDS
-        pool = self.agreement.block.pool
-        if not pool.has(words):
-            self._add_chunk(call, max(words, _CHUNK_WORDS))
-        return pool.take(words)
+        count = -(-count // SLOT_WORDS) * SLOT_WORDS
+        if not self.counter_pool.has(count):
+            self._add_chunk(call, max(count, _CHUNK_WORDS))
+        return self.counter_pool.take(count)
 
-    def _add_chunk(self, call: str, words: int) -> None:
+    def _add_chunk(self, call: str, nwords: int) -> None:
         agreement, backend = self.agreement, self.backend
         step = partial(agreement.step, call)
-        memory = map_on_all_ranks(step, 8 * words, is_maker=agreement.rank == 0)
+        memory = map_on_all_ranks(step, 8 * nwords, is_maker=agreement.rank == 0)
         memory.close_file()
         addresses: list[int] = []
         try:
@@ -183,7 +263,15 @@ class NodeContext:
             raise
         # Only now, so that the pools of all ranks stay the same.
         self._chunks.append(memory)
-        agreement.block.pool.add(memoryview(memory.buffer).cast("Q"), addresses[0])
+        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), addresses[0])
+
+    def close_chunks(self) -> None:
+        """Unmap the counters that were added; last of all."""
+        for memory in self._chunks:
+            self.backend.unregister(memory)
+            memory.close()
+
+    # --- waits for streams
 
     def synchronize(self, stream: Any, call: str) -> None:
         """Wait on the host for a stream, with the deadline; see `Node.synchronize`."""
@@ -191,113 +279,90 @@ class NodeContext:
         agreement.check()
         if not backend.has_streams:
             return
-        number, owner = backend.stream(stream)
-        self.until(lambda: backend.is_done(number), call)
+        handle, owner = backend.stream(stream)
+        self.wait_until(lambda: backend.is_done(handle), call)
         del owner  # held until here
 
-    def until(self, is_done: Callable[[], bool], call: str) -> None:
+    def wait_until(self, is_done: Callable[[], bool], call: str) -> None:
         """Wait on the host until something on a stream is over, with the deadline."""
         agreement = self.agreement
-        deadline = time.monotonic() + agreement.timeout_s
-        while not is_done():
+
+        def look() -> None:
             agreement.check()
-            os.sched_yield()
             agreement.progress()
-            # Asked again: this process may have been stopped since it asked.
-            if time.monotonic() > deadline and not is_done():
-                raise self.missing(call)
-        self.check_signals()
+
+        if not poll(is_done, agreement.timeout_s, look):
+            raise self.stream_timeout(call)
+        self.check_released()
 
     def drain(self, call: str) -> None:
         """Wait on the host for all streams of this process, with the deadline."""
         if not self.backend.drain(self.agreement.timeout_s):
-            raise self.missing(call)
-        self.check_signals()
+            raise self.stream_timeout(call)
+        self.check_released()
 
-    def find(self, address: int, nbytes: int) -> tuple[int, int, int] | None:
-        """Return in which window memory is: its number, the rank of the segment, the offset."""
-        for number, window in self.windows.items():
-            found = window.find(address, nbytes)
-            if found is not None:
-                return number, *found
-        return None
-
-    def leave(self) -> None:
-        """Let what plans have begun come to its end, if it does soon: this process ends. Local."""
-        until = time.monotonic() + _LEAVE_S
-        for plan in self.plans:
-            plan.leave(until)
-
-    def check_signals(self) -> None:
-        """Raise if a wait that is over may be no signal: a watchdog of any rank releases waits."""
+    def check_released(self) -> None:
+        """Raise if a failure released the wait that is just over: then no signal ended it."""
         agreement = self.agreement
-        is_whole = not self.backend.has_streams or not agreement.block.is_broken()
-        if agreement.failure is None and not is_whole:
+        is_released = self.backend.has_streams and agreement.block.is_broken()
+        if agreement.failure is None and is_released:
             self.watchdog.look()
         agreement.check()
 
-    def missing(self, call: str) -> MpiShareError:
+    def stream_timeout(self, call: str) -> MpiShareError:
         """Return the error for a stream that did not come to its end."""
         pending = self.watchdog.pending()
         ranks = sorted({rank for ranks in pending.values() for rank in ranks})
         waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
-        told = f"{call} ({waits})" if waits else f"{call} (no rank lags: the GPU itself is busy)"
-        return self.agreement.timed_out(told, ranks, self.agreement.timeout_s)
+        text = f"{call} ({waits})" if waits else f"{call} (no rank is pending: the GPU is busy)"
+        return self.agreement.timed_out(text, ranks, self.agreement.timeout_s)
+
+    # --- closing
+
+    def leave(self) -> None:
+        """Let what was begun come to its end, if it does soon: this process ends."""
+        deadline = time.monotonic() + _LEAVE_S
+        for child in self.children:
+            child._leave(deadline)
 
     def begin_close(self, call: str) -> None:
         """Agree that an object is closed, once all streams have come to their end. Collective."""
         self.agreement.step(call, lambda: self.drain(call))
 
-    def close_in_two(
+    def close_in_order(
         self,
         call: str,
-        imports: Callable[[], Any],
-        own: Callable[[list[Any]], Any],
+        release: Callable[[], Any],
+        free: Callable[[list[Any]], Any],
         counters: Counters | None,
     ) -> list[Any]:
-        """Close an object after `begin_close`: the importers let go, then the owners free.
+        """Close an object after `begin_close`: the importers release, then the owners free.
 
         Collective, host-blocking.
 
         Parameters
         ----------
-        imports : callable
-            Lets go of what this rank imported.
-        own : callable
-            Frees what this rank owns, given what each rank's `imports` returned.
+        release : callable
+            Releases what this rank imported.
+        free : callable
+            Frees what this rank owns, given what `release` returned on each rank.
         counters : Counters, optional
-            The object's, given back.
+            Those of the object, given back.
 
         Returns
         -------
         list
-            What each rank's `own` returned.
+            What `free` returned on each rank.
         """
         agreement = self.agreement
-        kept = agreement.step(call, imports)
+        released = agreement.step(call, release)
 
-        def free() -> Any:
+        def clear_and_free() -> Any:
             if counters is not None and agreement.rank == 0:
-                agreement.block.pool.clear(counters)
-            return own(kept)
+                self.counter_pool.clear(counters)
+            return free(released)
 
-        done = agreement.step(call, free)
+        freed = agreement.step(call, clear_and_free)
         if counters is not None:
-            agreement.block.pool.give(counters)
-        return done
-
-    def close_chunks(self) -> None:
-        """Unmap the counters that were added. Local, last of all."""
-        for memory in self._chunks:
-            self.backend.unregister(memory)
-            memory.close()
-
-
-class NotPicklable:
-    """Refuses to be pickled, by name: handles and mappings mean nothing elsewhere."""
-
-    def __reduce__(self) -> Any:
-        """Raise `TypeError`."""
-        raise TypeError(
-            f"an mpishare {type(self).__name__} cannot be pickled: it belongs to one process"
-        )
+            self.counter_pool.give(counters)
+        return freed

@@ -93,25 +93,35 @@ class EpochError(MpiShareError, RuntimeError):
 
 
 def describe(error: BaseException) -> str:
-    """Name an error in one line, as other ranks are told of it."""
+    """Return an error as one line, as other ranks read it."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def peer_error(call: str, failures: dict[int, str]) -> PeerError:
-    """Return the error that says which other ranks failed in a call."""
-    if len(failures) == 1:
-        told = next(iter(failures.values()))
+    """Return the error that says which other ranks failed in a call, and how."""
+    # The call is named once.
+    texts = {r: text.replace(f": {call} failed: ", ": ", 1) for r, text in failures.items()}
+    if len(texts) == 1:
+        whole = next(iter(texts.values()))
     else:
-        told = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
-    return PeerError(f"{call} failed on {ranks_in_words(failures)}: {told}", failures=failures)
+        whole = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(texts.items()))
+    return PeerError(f"{call} failed on {name_ranks(failures)}: {whole}", failures=failures)
 
 
 def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
-    """Say which ranks are late."""
-    return f"rank {rank} has waited {since_s:.0f} s in {call} for {ranks_in_words(ranks)}"
+    """Name the ranks that a long wait waits for."""
+    return f"rank {rank} has waited {since_s:.0f} s in {call} for {name_ranks(ranks)}"
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def format_nbytes(nbytes: int) -> str:
+    """Return a size as text: ``512 bytes``, ``6.0 MiB``."""
+    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << power:
+            return f"{nbytes / (1 << power):.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
     """Name ranks in a sentence."""
     listed = [str(rank) for rank in sorted(ranks)]
     return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(listed)

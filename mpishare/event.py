@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.context import NotPicklable
+from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.errors import ClosedError
@@ -24,7 +24,7 @@ RING = 16
 """Events of one owner: a record waits only for a waiter that is this far behind."""
 
 
-class Event(NotPicklable):
+class Event(NodeObject):
     """An event of one rank that streams of other ranks wait for. Made by `Node.event`.
 
     Attributes
@@ -50,20 +50,9 @@ class Event(NotPicklable):
         self._context = context
         self._counters = counters
         self._events = events
-        self._sync = context.agreement.block.sync
+        self._memory_barrier = context.memory_barrier
         self._count = 0  # records called by the owner, or taken by this waiter
         self._chain = StreamChain(context.backend, name)
-        self._is_closed = False
-
-    @staticmethod
-    def words(size: int) -> int:
-        """Return how many counters an event of a node with that many ranks needs."""
-        return SLOT_WORDS * size
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the event was closed."""
-        return self._is_closed
 
     def record(self, stream: Any = None) -> None:
         """Record what was put on my stream so far. Owner only.
@@ -95,7 +84,7 @@ class Event(NotPicklable):
                 f"{self.name}: record",
                 lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
             )
-            self._context.check_signals()
+            self._context.check_released()
         self._take(self._context.backend.record, count, number)
 
     def wait(self, stream: Any = None) -> None:
@@ -117,7 +106,8 @@ class Event(NotPicklable):
         rank = self._context.rank
         if rank not in self.waiters:
             raise ValueError(
-                f"{self.name}: wait failed: rank {rank} is none of the waiters {list(self.waiters)}"
+                f"{self.name}: wait failed: rank {rank} is not one of the waiters "
+                f"{list(self.waiters)}"
             )
         number = self._chain.enter("wait", stream)
         count, view, owner = self._count + 1, self._counters.view, self.owner
@@ -125,8 +115,8 @@ class Event(NotPicklable):
             self._context.agreement.wait(
                 f"{self.name}: wait", lambda: [owner] if view[SLOT_WORDS * owner] < count else []
             )
-        self._sync()
-        self._context.check_signals()
+        self._memory_barrier()
+        self._context.check_released()
         self._take(self._context.backend.wait_event, count, number)
 
     def close(self) -> None:
@@ -145,20 +135,19 @@ class Event(NotPicklable):
         context.begin_close(f"{self.name}: close")
         self._is_closed = True
         # The importers first: an event may not be used once its exporter has destroyed it.
-        context.close_in_two(
+        context.close_in_order(
             f"{self.name}: close",
             lambda: None if is_owner else destroy(),
             lambda _: destroy() if is_owner else None,
             self._counters,
         )
-        self.abandon()
+        self._abandon()
 
-    def abandon(self) -> None:
-        """Mark it closed without the other ranks. Local."""
+    def _abandon(self) -> None:
         self._is_closed = True
         self._counters = NO_COUNTERS
         self._chain.end()
-        self._context.children.remove(self)
+        self._context.unregister(self)
 
     def __repr__(self) -> str:
         """Name the event and its ranks."""
@@ -169,7 +158,7 @@ class Event(NotPicklable):
         """Record or wait for event `count` on a stream, and say so."""
         use(self._events[count % RING], number)
         self._chain.leave()
-        self._sync()
+        self._memory_barrier()
         self._counters.view[SLOT_WORDS * self._context.rank] = count
         self._count = count
 
@@ -213,12 +202,12 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
                 events.extend(backend.open_events(tokens))
 
         agreement.step(call, open_them)
-        counters = context.take_counters(call, Event.words(size))
+        counters = context.take_counters(call, SLOT_WORDS * size)
     except BaseException:
         backend.close_events(events)
         raise
     event = Event(
-        context, f"event {context.number('event')}", owner, tuple(ranks), counters, events
+        context, f"event {context.next_number('event')}", owner, tuple(ranks), counters, events
     )
-    context.children.append(event)
+    context.register(event)
     return event

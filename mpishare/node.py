@@ -268,15 +268,15 @@ class Node(NotPicklable):
         context, agreement = self._context, self._context.agreement
         if agreement.failure is not None:
             self._abandon()
-            if not agreement.is_told and agreement.block.is_mine:
+            if not agreement.is_raised and agreement.is_own_process:
                 agreement.check()
             return
         agreement.check()
         try:
-            for child in reversed([*context.children, *context.plans]):
+            for child in context.children:
                 child.close()
-            for retained in context.retained:
-                retained.release(None)
+            for release_retained in context.retained:
+                release_retained()
             destroy_node(context, self._ending)
         except BaseException as error:
             agreement.leave("close()", error)
@@ -290,8 +290,8 @@ class Node(NotPicklable):
     def _abandon(self) -> None:
         """Leave without the other ranks. Local; frees nothing that they may still map."""
         self._is_closed = True
-        for child in (*self._context.plans, *self._context.children):
-            child.abandon()
+        for child in self._context.children:
+            child._abandon()
 
     def __enter__(self) -> Self:
         """Return the node; raises if it is closed."""

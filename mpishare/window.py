@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare import ranges
-from mpishare.context import NotPicklable
+from mpishare.context import NodeObject
 from mpishare.errors import ClosedError
 from mpishare.ordering.epochs import Epochs
 
@@ -23,7 +23,7 @@ log = logging.getLogger("mpishare.window")
 Shape = tuple[int, ...]
 
 
-class Window(NotPicklable, Epochs):
+class Window(NodeObject, Epochs):
     """A shared allocation, with the epochs that order access to it.
 
     Made by `Node.allocate`, `Node.allocate_each` and `Node.share`.
@@ -57,19 +57,15 @@ class Window(NotPicklable, Epochs):
         super().__init__(context, counters, f"window {number}")
         self.number = number
         self._context = context
-        self._memories = memories
+        self._memories: list[Memory | None] = memories
         self._shapes = shapes
         self._arrays: dict[int, Any] = {}
-        self._is_closed = False
         self._home = context.rank if owner is None else owner
         self.owner = owner
         self.dtype = dtype
         self.shape = shapes[self._home] or ()
         self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
-        context.children.append(self)
-        context.windows[number] = self
-        context.windows_version += 1
-        context.watchdog.add(self)
+        context.register(self)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
         log.info(
             "%s made: shape %s, dtype %s, %d bytes, %s",
@@ -82,18 +78,24 @@ class Window(NotPicklable, Epochs):
 
     @property
     def array(self) -> Any:
-        """The whole window, or this rank's own segment of one that each rank allocated. Local."""
+        """The whole window, or this rank's own segment where each rank has one. Local.
+
+        It may be assigned its own value alone, as ``window.array += 1`` does.
+        """
         return self.segment(self._home)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the window was closed."""
-        return self._is_closed
+    @array.setter
+    def array(self, value: Any) -> None:
+        if value is not self.segment(self._home):
+            raise AttributeError(
+                f"{self.name}: array is shared memory and cannot be replaced. Write into it: "
+                "window.array[...] = values"
+            )
 
     def segment(self, rank: int) -> Any:
         """Return that rank's segment as an array of mine: the same bytes, no copy.
 
-        Local, host-blocking: nothing is waited for.
+        Local; does not block.
 
         Parameters
         ----------
@@ -124,22 +126,6 @@ class Window(NotPicklable, Epochs):
             self._arrays[rank] = memory.array(shape, self.dtype)
         return self._arrays[rank]
 
-    def find(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        """Return whose segment holds these bytes of mine, and how far from its start. Local."""
-        for rank, memory in enumerate(self._memories):
-            if memory is not None:
-                offset = address - memory.address
-                if offset >= 0 and offset + nbytes <= memory.nbytes:
-                    return rank, offset
-        return None
-
-    def address_of(self, rank: int) -> int:
-        """Return where a segment is mapped here, that `find` named on another rank. Local."""
-        memory = self._memories[rank]
-        if memory is None:
-            raise ClosedError(f"{self.name}: rank {rank} has no segment")
-        return memory.address
-
     def close(self) -> None:
         """Unmap the window on all ranks, then free it.
 
@@ -159,11 +145,11 @@ class Window(NotPicklable, Epochs):
         self._is_closed = True
         self._arrays.clear()
         is_held = any(memory is not None and memory.is_held for memory in self._memories)
-        is_gone = self.release(self.counters)
+        is_gone = self._release(self._counters)
         self._forget()
         log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
         if not is_gone:
-            self._context.retained.append(self)
+            self._context.retained.append(lambda: self._release(None))
         if is_held:
             warnings.warn(
                 f"{self.name} of shape {self.shape} was closed while arrays of it are held: its "
@@ -172,25 +158,24 @@ class Window(NotPicklable, Epochs):
                 stacklevel=2,
             )
 
-    def release(self, counters: Counters | None) -> bool:
+    def _release(self, counters: Counters | None) -> bool:
         """Unmap and free what no array holds; return whether all is gone on all ranks.
 
         Collective, host-blocking. Part of `close`, and once more when the node is closed.
         """
         rank = self._context.rank
 
-        def imports() -> list[int]:
+        def release() -> list[int]:
             others = [r for r in range(len(self._memories)) if r != rank]
-            return [r for r in others if not self._let_go(r)]
+            return [r for r in others if not self._unmap(r)]
 
-        def own(kept: list[list[int]]) -> bool:
-            # A rank that still maps my segment would be left without context.
-            return not any(rank in ranks for ranks in kept) and self._let_go(rank)
+        def free(kept: list[list[int]]) -> bool:
+            # Not while a rank still maps my segment.
+            return not any(rank in ranks for ranks in kept) and self._unmap(rank)
 
-        return all(self._context.close_in_two(f"{self.name}: close", imports, own, counters))
+        return all(self._context.close_in_order(f"{self.name}: close", release, free, counters))
 
-    def abandon(self) -> None:
-        """Mark it closed without the other ranks. Local; frees nothing that others may map."""
+    def _abandon(self) -> None:
         self._is_closed = True
         self._arrays.clear()
         self._forget()
@@ -203,15 +188,12 @@ class Window(NotPicklable, Epochs):
             f"owner={self.owner}{state}>"
         )
 
-    def _let_go(self, rank: int) -> bool:
+    def _unmap(self, rank: int) -> bool:
         memory = self._memories[rank]
         if memory is not None and memory.close():
             self._memories[rank] = None
         return self._memories[rank] is None
 
     def _forget(self) -> None:
-        self._context.watchdog.remove(self)
-        self._context.children.remove(self)
-        del self._context.windows[self.number]
-        self._context.windows_version += 1
+        self._context.unregister(self)
         self._end()

@@ -1,4 +1,4 @@
-"""What a process says before it aborts the job, so that somebody hears it."""
+"""Aborting the job: a process says why, and somebody reads it, before everything is killed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import stat
 import struct
 import sys
 import termios
-import time
 from typing import TYPE_CHECKING
+
+from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 HEARD_S = 1.0
-"""How long an abort waits for what all ranks have to say (a late one will say nothing), and for the
-aborts of others."""
+"""How long an abort waits until the output of all ranks is read, and for the aborts of others."""
 
 
 def say(text: str) -> None:
@@ -30,31 +30,29 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def until(is_over: Callable[[], bool], most_s: float = HEARD_S) -> None:
-    """Wait for that, though not for ever."""
-    end = time.monotonic() + most_s
-    while not is_over() and time.monotonic() < end:
-        time.sleep(HEARD_S / 100)
+def wait_briefly(is_over: Callable[[], object], timeout_s: float = HEARD_S) -> bool:
+    """Wait at the end of a process, without burning the core; return whether it came."""
+    return poll(is_over, timeout_s, pause_s=HEARD_S / 100)
 
 
-def is_heard() -> bool:
-    """Return whether somebody has read all that this process said."""
+def is_output_read() -> bool:
+    """Return whether somebody has read all output of this process."""
     return not any(map(_unread_nbytes, (1, 2)))
 
 
 def abort_after(last_words: Callable[[], None]) -> None:
-    """Abort the job after these, once they are read: an abort cuts off what is not. Local."""
+    """Abort the job, once this last output was read: an abort cuts off what was not."""
     from mpi4py import MPI
 
     try:
         last_words()
-        until(is_heard)
+        wait_briefly(is_output_read)
     finally:  # whatever signal comes meanwhile
         MPI.COMM_WORLD.Abort(1)
 
 
 def _unread_nbytes(fd: int) -> int:
-    """Return how much of what was written nobody has read, where that can be known."""
+    """Return how much of the output nobody has read, where that can be known."""
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
     except OSError:
@@ -66,28 +64,28 @@ def _unread_nbytes(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, question, bytes(4)))[0])
 
 
-_late: list[tuple[MPI.Request, str, int]] = []
+_unfinished: list[tuple[MPI.Request, str, int]] = []
 
 
 def abort_unless_over(request: MPI.Request, why: str) -> None:
-    """Abort the job at exit if a collective is not over by then: Finalize would hang in it. Local.
+    """Abort the job at exit if a collective is not over by then: Finalize would hang in it.
 
-    For those that no node stands for, whose own end does that.
+    For a collective before there is a node, whose own shutdown does that later.
     """
-    if not _late:
+    if not _unfinished:
         atexit.register(_at_exit)
-    _late.append((request, why, os.getpid()))
+    _unfinished.append((request, why, os.getpid()))
 
 
 def _at_exit() -> None:
     from mpi4py import MPI
 
-    request, why, pid = _late[0]
-    if MPI.Is_finalized() or os.getpid() != pid or all(each.Test() for each, _, _ in _late):
+    request, why, pid = _unfinished[0]
+    if MPI.Is_finalized() or os.getpid() != pid or all(each.Test() for each, _, _ in _unfinished):
         return
 
     def last_words() -> None:
         say(f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n")
-        until(request.Test)  # the others say it too
+        wait_briefly(request.Test)  # the others say it too
 
     abort_after(last_words)

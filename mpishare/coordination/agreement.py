@@ -31,8 +31,8 @@ class Agreement(Waits):
         Parameters
         ----------
         call : str
-            The name of the collective call that this is a step of, told to a rank that is in
-            another one.
+            The name of the collective call that this is a step of, for a rank that is in another
+            one.
         work : callable
             May raise anything; returns what JSON can hold.
 
@@ -44,7 +44,7 @@ class Agreement(Waits):
         Raises
         ------
         BaseException
-            This rank's own error, after the others were told.
+            This rank's own error; the others raise `PeerError`.
         PeerError
             If the work of another rank failed.
         MismatchError

@@ -1,30 +1,30 @@
-"""Follow who waits for whom: to those that wait for nobody, or back to where one began."""
+"""The wait-for graph of a node: finds the ranks that cause a timeout, or a cycle of waits."""
 
 from __future__ import annotations
 
-import os
-import time
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
+from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.coordination.control_block import ControlBlock, Status
 
-_RUNS_S = 0.5
+_STOPPED_S = 0.5
 """A rank that waits looks again and again; one that has not for so long is stopped."""
 
-_WORDS_S = 1.0
-"""How long a rank that waits elsewhere is given to say why it gives up."""
+_REASON_S = 1.0
+"""How long a rank that waits elsewhere is given to say why it leaves."""
 
 
 def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
-    """Return for want of whom this rank waits in vain. Local.
+    """Return the ranks at the end of the chains of waits that begin with `awaited`.
 
-    Whoever it awaits may itself wait for another, or have given up for want of it: only that other
-    one is missing. Not if it waits for ranks of another node, which have no number here.
+    An awaited rank may itself wait for another, or have left because another is missing: only that
+    other one is a cause. Returns `awaited` where the chains end at ranks of other nodes, which have
+    no number here.
     """
     found = set()
     path, seen = list(awaited), {block.rank}
@@ -33,46 +33,44 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
         if rank in seen:
             continue
         seen.add(rank)
-        # First what it waits in: a rank that gives up says so before it says that it waits no more.
+        # First what it waits in: a rank that leaves says so before it says that it waits no more.
         status = block.status(rank)
-        if status is not None and status.awaited and _runs(block, rank, status):
+        if status is not None and status.awaited and _still_looks(block, rank, status):
             path.extend(status.awaited)
-        elif block.state(rank) == State.LEFT and (without := block.departure(rank)[1]):
-            path.extend(without)
+        elif block.state(rank) == State.LEFT and (missing := block.departure(rank)[1]):
+            path.extend(missing)
         else:
             found.add(rank)
     return tuple(sorted(found)) or tuple(awaited)
 
 
-def given_up(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
-    """Return which ranks have left by an error, which says better why nobody comes. Local.
+def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
+    """Return which of these ranks left by an error, whose text says more than a timeout can.
 
-    Who waits for ranks of another node began at about the time of this rank, and is given a moment.
+    A rank that waits for another node began at about the time of this one, so it gets a moment.
     """
-    until = time.monotonic() + _WORDS_S
-    while time.monotonic() < until:
-        said = map(block.status, ranks)
-        if all(status is None or status.awaited for status in said):
-            break
-        os.sched_yield()
+
+    def has_reason() -> bool:
+        return all(each is None or each.awaited for each in map(block.status, ranks))
+
+    poll(has_reason, _REASON_S)
     return [rank for rank in ranks if block.state(rank) == State.LEFT]
 
 
-def _runs(block: ControlBlock, rank: int, status: Status) -> bool:
-    """Whether a rank still looks, or has gone on from where it waited. Local."""
-    until = time.monotonic() + _RUNS_S
-    while time.monotonic() < until:
+def _still_looks(block: ControlBlock, rank: int, status: Status) -> bool:
+    """Whether a rank still looks, or has gone on from where it waited."""
+
+    def has_moved() -> bool:
         now = block.status(rank)
-        if now is None or (now.version, now.looks) != (status.version, status.looks):
-            return True
-        os.sched_yield()
-    return False
+        return now is None or (now.version, now.looks) != (status.version, status.looks)
+
+    return poll(has_moved, _STOPPED_S)
 
 
 def find_cycle(block: ControlBlock, awaited: Sequence[int]) -> dict[int, Status]:
-    """Return what the ranks wait in on the way back to this rank; empty if none leads there.
+    """Return the ranks on the way from `awaited` back to this rank, with what each waits in.
 
-    Local.
+    Empty where no chain of waits leads back.
     """
     seen: dict[int, Status] = {}
     path = list(awaited)

@@ -1,4 +1,4 @@
-"""The one way in which the host waits: look, give the core away, look again, until a deadline."""
+"""The one loop in which the host waits: ask, give the core away, ask again, until a deadline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+STRAGGLER_S = 30.0
+"""A wait that takes this long is worth a warning that names the stragglers."""
+
 
 def poll(
     is_done: Callable[[], object],
     timeout_s: float,
     look: Callable[[], object] | None = None,
     *,
+    warn: Callable[[float], object] | None = None,
     pause_s: float = 0.0,
 ) -> bool:
     """Wait on the host until `is_done`, at most `timeout_s`; return whether it came.
@@ -26,13 +30,15 @@ def poll(
     timeout_s : float, seconds
         The deadline, counted from now.
     look : callable, optional
-        Called between two questions: checks that the others live, lets MPI progress. What it
+        Called between two questions: it checks that the others live and lets MPI progress. What it
         raises ends the wait.
+    warn : callable, optional
+        Called once, with the seconds waited, where that is longer than `STRAGGLER_S`.
     pause_s : float, seconds
-        How long to sleep between two questions, where nobody is in a hurry. Default: the core is
-        given away, but the wait goes on at once.
+        How long to sleep between two questions where nobody is in a hurry. Default: only the core
+        is given away.
     """
-    deadline = time.monotonic() + timeout_s
+    begin = time.monotonic()
     while not is_done():
         if pause_s:
             time.sleep(pause_s)
@@ -41,7 +47,11 @@ def poll(
             os.sched_yield()
         if look is not None:
             look()
-        # Asked once more: this process may have been stopped since it asked.
-        if time.monotonic() > deadline and not is_done():
+        waited_s = time.monotonic() - begin
+        # Both ask once more: this process may have been stopped since it asked last.
+        if waited_s > timeout_s and not is_done():
             return False
+        if warn is not None and waited_s > STRAGGLER_S and not is_done():
+            warn(waited_s)
+            warn = None
     return True

@@ -1,4 +1,4 @@
-"""What happens to a node that nobody closed: at exit, at `MPI.Finalize`, and after a death."""
+"""Shutdown of a node that nobody closed: at exit, at `MPI.Finalize`, and after a death."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import atexit
 import os
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination.abort import abort_after, is_heard, say, until
+from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
 from mpishare.coordination.control_block import State
-from mpishare.errors import ClosedError, ranks_in_words
+from mpishare.errors import ClosedError, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Shutdown:
-    """Watches for the end of the process and of MPI on behalf of one node.
+    """Ends one node with the process or with MPI, whichever comes first.
 
     Parameters
     ----------
     agreement : Agreement
         The node's.
     watchdog : Watchdog
-        The node's, stopped before what it looks at goes.
+        The node's, stopped before the memory that it looks at goes.
     leave : callable
         Called before the other ranks are told that this one ends.
     """
@@ -45,7 +45,7 @@ class Shutdown:
         atexit.register(self._at_exit)
 
     def cancel(self) -> None:
-        """Watch no more: the node was closed by all its ranks."""
+        """Forget the node: all its ranks have closed it."""
         atexit.unregister(self._at_exit)
         self._forget_finalize()
 
@@ -82,7 +82,7 @@ class Shutdown:
         if self._mpi.Is_finalized() or os.getpid() != self._pid:
             return  # a forked child must not speak for its parent
         failure = agreement.failure
-        if failure is not None and not agreement.is_fatal and not agreement.is_told:
+        if failure is not None and not agreement.is_fatal and not agreement.is_raised:
             # No call came after it: what this rank has may be wrong, and nobody else would say so.
             say(f"mpishare: rank {agreement.rank}: {failure()}\n")
         self._abort_if_fatal()
@@ -95,13 +95,13 @@ class Shutdown:
         """Abort the job where a rank is missing: Finalize would hang in what is under way."""
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
-            abort_after(lambda: self._say_and_hear(failure()))
+            abort_after(lambda: self._say_in_turn(failure()))
 
     def _abort_if_unheard(self) -> None:
         """Abort the job where this rank has left and others go on: Finalize would wait for them.
 
-        They learn of it by their next call, if they make one: who waits in MPI for this rank does
-        not.
+        They learn of it by their next call to mpishare. A rank that waits in plain MPI for this one
+        makes no such call.
         """
         agreement, block = self._agreement, self._agreement.block
 
@@ -110,21 +110,21 @@ class Shutdown:
             return [rank for rank in agreement.others if block.is_here(rank)]
 
         mine, timeout_s = f"mpishare: rank {agreement.rank}", agreement.timeout_s
-        until(lambda: not unaware())
+        wait_briefly(lambda: not unaware())
         if late := unaware():
-            say(f"{mine} has left the node, and waits for {ranks_in_words(late)} to hear of it\n")
-            until(lambda: not unaware(), timeout_s)
+            say(f"{mine} has left the node, and waits until {name_ranks(late)} notice\n")
+            wait_briefly(lambda: not unaware(), timeout_s)
         if late := unaware():
-            why = f"{ranks_in_words(late)} made no call to mpishare within {timeout_s:g} s"
+            why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
             abort_after(lambda: say(f"{mine} aborts the job: it has left the node, and {why}\n"))
 
-    def _say_and_hear(self, failure: MpiShareError) -> None:
-        """Say why the job ends, and let the others."""
+    def _say_in_turn(self, failure: MpiShareError) -> None:
+        """Say why the job ends, and let the others do so too."""
         agreement, block = self._agreement, self._agreement.block
         say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
         agreement.tell(failure)
         block.mark_aborting()
-        until(lambda: all(map(block.is_silent, agreement.others)) and is_heard())
+        wait_briefly(lambda: all(map(block.is_silent, agreement.others)) and is_output_read())
         # One after the other: where two abort at once, the launcher of Open MPI may never end.
         before = [rank for rank in agreement.others if rank < agreement.rank]
-        until(lambda: not any(block.is_aborting(rank) for rank in before))
+        wait_briefly(lambda: not any(block.is_aborting(rank) for rank in before))

@@ -1,4 +1,4 @@
-"""The watchdog: a thread that sees a rank die and lets go whatever waits for it.
+"""The watchdog: a thread that notices the death of a rank and releases the waits for it.
 
 It makes no MPI call and no CUDA call. A stream that waits for a counter waits for a word of host
 memory, so one store of the CPU releases it.
@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from mpishare.coordination.control_block import State
-from mpishare.coordination.waits import STRAGGLER_S
+from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.errors import MpiShareError, PeerTimeout, describe, describe_stragglers, peer_error
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ GRACE_S = 30.0
 
 
 class Waiting(Protocol):
-    """What may have put a wait on a stream."""
+    """An object that may have put waits on a stream."""
 
     @property
     def name(self) -> str:
         """Its name, for warnings."""
         ...
 
-    def pending(self) -> list[int]:
-        """Ranks whose signal is waited for by what this rank has enqueued so far."""
+    def _pending(self) -> list[int]:
+        """Ranks whose signal the work enqueued by this rank waits for."""
         ...
 
 
@@ -48,7 +48,7 @@ class Watchdog:
     Parameters
     ----------
     agreement : Agreement
-        Told of a death first, so that a released wait is never taken for a signal.
+        Marked broken first at a death, so that a released wait is never taken for a signal.
     releases : bool
         Whether streams may wait for counters. Waits of the host see for themselves.
     """
@@ -59,7 +59,7 @@ class Watchdog:
         self._releases = releases
         self._waiting: list[Waiting] = []
         self._lock = threading.RLock()
-        self._late: dict[tuple[int, int], float] = {}
+        self._pending_since: dict[tuple[int, int], float] = {}
         self._warned: set[tuple[int, int]] = set()
         self._stop = threading.Event()
         self._broken_at = 0.0
@@ -67,52 +67,52 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="mpishare-watcher", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch. Local."""
+        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait until it has ended. Local, may be repeated."""
+        """End the thread, and wait until it has ended. May be repeated."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def add(self, waiting: Waiting) -> None:
-        """Watch what an object has put on streams, until `remove`."""
+        """Watch the waits that an object puts on streams, until `remove`."""
         with self._lock:
             self._waiting.append(waiting)
 
     def remove(self, waiting: Waiting) -> None:
-        """Watch it no more."""
+        """Stop watching an object."""
         if not self._block.is_mine:
             return  # in a forked child there is no thread, and nobody to give the lock back
         with self._lock:
             self._waiting.remove(waiting)
             for rank in self._agreement.others:
-                self._late.pop((id(waiting), rank), None)
+                self._pending_since.pop((id(waiting), rank), None)
                 self._warned.discard((id(waiting), rank))
 
     def look(self) -> None:
         """Look at once: another rank has released counters, so the node is broken."""
         with self._lock:
-            self._look_for_the_dead()
+            self._check_deaths()
         self._agreement.fail(
             lambda: peer_error("a call", dict.fromkeys(self._agreement.others, "gave the node up")),
             fatal=False,
         )
 
     def pending(self) -> dict[str, list[int]]:
-        """For each object with a wait that is not over: the ranks that it waits for."""
+        """Return the pending ranks of each object that waits on a stream."""
         with self._lock:
-            return {item.name: ranks for item in self._waiting if (ranks := item.pending())}
+            return {item.name: ranks for item in self._waiting if (ranks := item._pending())}
 
     def _run(self) -> None:
         try:
             while not self._stop.wait(self._period_s()):
                 if self._agreement.failure is None:
                     with self._lock:  # what is looked at is not taken away meanwhile
-                        self._look_for_the_dead()
-                        self._look_for_the_late()
-                if self._agreement.failure is not None and self._end_of_watch():
+                        self._check_deaths()
+                        self._check_stragglers()
+                if self._agreement.failure is not None and self._after_failure():
                     return
         except Exception as error:
             text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
@@ -120,23 +120,23 @@ class Watchdog:
 
     def _period_s(self) -> float:
         # Long after a break there is little left to release.
-        is_late = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
-        return 10 * PERIOD_S if is_late else PERIOD_S
+        is_pending_since = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
+        return 10 * PERIOD_S if is_pending_since else PERIOD_S
 
-    def _end_of_watch(self) -> bool:
-        """Do what is owed once the node is broken; return whether that was all."""
+    def _after_failure(self) -> bool:
+        """Release the streams once the node is broken; return whether nothing is left to do."""
         agreement = self._agreement
         self._broken_at = self._broken_at or time.monotonic()
         if self._releases:
             # Said first, and again and again: a stream of this or another rank may still write.
             self._block.mark_broken()
             self._block.pool.release_all()
-        is_owed = agreement.is_fatal and not agreement.is_told
+        is_owed = agreement.is_fatal and not agreement.is_raised
         if is_owed and time.monotonic() - self._broken_at > self.grace_s:
             self._end_process()
         return not self._releases and not is_owed
 
-    def _look_for_the_dead(self) -> None:
+    def _check_deaths(self) -> None:
         agreement, block = self._agreement, self._block
         dead, left = [], []
         for rank in agreement.others:
@@ -152,19 +152,20 @@ class Watchdog:
         if dead:
             agreement.fail(_death(dead, agreement), fatal=True)
         elif left:
-            agreement.fail_without("the node", left)
+            agreement.fail_departed("the node", left)
 
-    def _look_for_the_late(self) -> None:
+    def _check_stragglers(self) -> None:
         now = time.monotonic()
         for item in self._waiting:
-            ranks = item.pending()
+            ranks = item._pending()
             for rank in self._agreement.others:
                 key = (id(item), rank)
                 if rank not in ranks:
-                    self._late.pop(key, None)
+                    self._pending_since.pop(key, None)
                     self._warned.discard(key)
                 elif (
-                    now - self._late.setdefault(key, now) > STRAGGLER_S and key not in self._warned
+                    now - self._pending_since.setdefault(key, now) > STRAGGLER_S
+                    and key not in self._warned
                 ):
                     self._warned.add(key)
                     late = describe_stragglers(item.name, [rank], STRAGGLER_S, self._agreement.rank)

@@ -1,13 +1,15 @@
-"""The halo exchange of a Cartesian grid: a thin geometry on the plan."""
+"""The halo exchange of a Cartesian grid: geometry on top of the plan."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.halo import geometry
 from mpishare.halo.geometry import Block, Box, Grid
 from mpishare.halo.message import Message, Part
 from mpishare.halo.plan import Plan
+from mpishare.halo.setup import agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from mpishare.node import Node
 
     Index = tuple[Any, ...]
+
+_CALL = "HaloExchange"
 
 
 class HaloExchange(Plan):
@@ -44,8 +48,8 @@ class HaloExchange(Plan):
         Which axes of the fields the grid cuts, where they have more: ``(-2, -1)``. The others
         travel whole.
     node : Node, optional
-        Of which the ranks of `cart` on this node are a part. Default: one that is kept on `cart`
-        while there are plans on it.
+        A node with all ranks of `cart` that are on this machine. Default: one that is kept on
+        `cart` while there are plans on it.
     require : str or sequence of str, optional
         The routes that are allowed: ``("fused", "copy")``. Default: all.
 
@@ -66,8 +70,6 @@ class HaloExchange(Plan):
         If `require` refuses a route.
     """
 
-    _call = "HaloExchange"
-
     def __init__(
         self,
         cart: MPI.Cartcomm,
@@ -82,17 +84,32 @@ class HaloExchange(Plan):
         from mpi4py import MPI
 
         if not isinstance(cart, MPI.Cartcomm) or cart == MPI.COMM_NULL:
-            is_none = cart == MPI.COMM_NULL
-            kind = type(cart).__name__
-            told = "COMM_NULL: this rank is none of the grid" if is_none else f"of type {kind}"
-            raise TypeError(f"HaloExchange failed: cart must be a Cartcomm, not {told}")
+            is_null = cart == MPI.COMM_NULL
+            kind = "COMM_NULL: this rank is not in the grid" if is_null else type(cart).__name__
+            raise TypeError(f"{_CALL} failed: cart must be a Cartcomm, not {kind}")
         dims, periods, _ = cart.Get_topo()
-        self.grid = Grid(tuple(dims), tuple(map(bool, periods)))
-        self.block = Block((), ())
-        self._corners = bool(corners)
-        self._axes: list[tuple[int, ...]] = []
-        self._axes_given = axes
-        super().__init__(cart, fields, node, require, {"width": width})
+        grid, corners = Grid(tuple(dims), tuple(map(bool, periods))), bool(corners)
+        with plan_setup(_CALL, cart, node) as setup:
+            blocks = [
+                _unpack(each)
+                for each in agree_on_fields(
+                    setup,
+                    fields,
+                    require,
+                    partial(_describe, grid, width, axes, corners=corners),
+                )
+            ]
+            geometry.check(grid, blocks, corners=corners)
+            self.grid, self.block = grid, blocks[cart.rank]
+            self._axes: list[tuple[int, ...]] = [tuple(each) for each in setup.same["axes"]]
+            self._shapes = [each.shape for each in setup.mine]
+            sends, recvs = geometry.transfers(grid, cart.rank, blocks, corners=corners)
+            self._interior = geometry.interior(self.block, sends, recvs)
+            super().__init__(
+                setup,
+                [self._message(setup, each, each.receiver, each.source) for each in sends],
+                [self._message(setup, each, each.sender, each.target) for each in recvs],
+            )
 
     @property
     def owned(self) -> Index:
@@ -106,69 +123,26 @@ class HaloExchange(Plan):
         Between `start` and `wait` they may be written, and computed with the halo's width: they are
         farther from ghosts that are exchanged than these are wide.
         """
-        return self._index(self._interior())
+        return self._index(self._interior)
 
     @property
     def shell(self) -> tuple[Index, ...]:
         """Slices of disjoint boxes: the owned cells outside `interior`. Local."""
-        return tuple(map(self._index, geometry.shell(self.block, self._interior())))
+        return tuple(map(self._index, geometry.shell(self.block, self._interior)))
 
-    def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
-        naxes = len(self.grid.dims)
-        if not 1 <= naxes <= 4:
-            raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
-        widths = geometry.normalize_widths(arguments["width"], naxes)
-        blocks = []
-        for field in layouts:
-            axes = geometry.normalize_axes(self._axes_given, naxes, len(field.shape))
-            self._axes.append(axes)
-            blocks.append(Block.of(field.shape, widths, axes))
-        for number, block in enumerate(blocks):
-            if block != blocks[0]:
-                raise ValueError(
-                    f"field {number} owns {block.extents} cells along the axes of the grid, field "
-                    f"0 {blocks[0].extents}: a plan is for fields on the same cells"
-                )
-        self.block = blocks[0]
-        rest = [
-            [extent for axis, extent in enumerate(field.shape) if axis not in axes]
-            for field, axes in zip(layouts, self._axes, strict=True)
+    def _message(self, setup: PlanSetup, transfer: Transfer, peer: int, box: Box) -> Message:
+        """Return a transfer as a message with a part for each field."""
+        parts = [
+            Part.of_box(field, each, box.along(axes, each.shape))
+            for field, (each, axes) in enumerate(zip(setup.mine, self._axes, strict=True))
         ]
-        return {
-            "same": {"corners": self._corners, "axes": self._axes, "other axes": rest},
-            "block": [self.block.extents, self.block.widths],
-        }
-
-    def _messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
-        blocks = [
-            Block(tuple(extents), tuple((low, high) for low, high in widths))
-            for extents, widths in (each["block"] for each in setup.described)
-        ]
-        geometry.check(self.grid, blocks, corners=self._corners)
-        rank = setup.comm.rank
-        sends, recvs = geometry.transfers(self.grid, rank, blocks, corners=self._corners)
-        self._transfers = sends, recvs
-        # Of all directions, so that the tag does not depend on what is exchanged.
-        tags = {each: tag for tag, each in enumerate(self.grid.directions(corners=True))}
-
-        def message(transfer: Transfer, peer: int, box: Box) -> Message:
-            parts = [
-                Part.of_box(field, each, box.along(axes, each.shape))
-                for field, (each, axes) in enumerate(zip(setup.mine, self._axes, strict=True))
-            ]
-            return Message(peer, tags[transfer.direction], tuple(p for p in parts if p.nbytes))
-
-        return (
-            [message(each, each.receiver, each.source) for each in sends],
-            [message(each, each.sender, each.target) for each in recvs],
-        )
-
-    def _interior(self) -> Box:
-        return geometry.interior(self.block, *self._transfers)
+        # Counted over all directions, so that the tag does not depend on `corners`.
+        tag = self.grid.directions(corners=True).index(transfer.direction)
+        return Message(peer, tag, tuple(part for part in parts if part.nbytes))
 
     def _index(self, box: Box) -> Index:
-        """Return what indexes a box of the grid's axes in every field."""
-        axes, ndims = self._axes, [len(each.shape) for each in self._setup.mine]
+        """Return the index of a box of the grid's axes that fits every field."""
+        axes, ndims = self._axes, [len(shape) for shape in self._shapes]
         cuts = dict(zip(axes[0], box.slices(), strict=True))
         items = [cuts.get(axis, slice(None)) for axis in range(ndims[0])]
         if len(set(axes)) == 1:
@@ -177,6 +151,35 @@ class HaloExchange(Plan):
             # Counted from the last, they fit fields with any number of axes before them.
             return (Ellipsis, *items[min(axes[0]) :])
         raise ValueError(
-            f"{self._name}: no index fits fields with {sorted(set(ndims))} axes: name axes= all "
+            f"{self.name}: no index fits fields with {sorted(set(ndims))} axes: name axes= all "
             "from the first or all from the last"
         )
+
+
+def _describe(
+    grid: Grid, width: Any, axes: Any, layouts: Sequence[Layout], *, corners: bool
+) -> tuple[dict[str, Any], Any]:
+    """Return what must be the same on all ranks, and this rank's block, packed."""
+    naxes = len(grid.dims)
+    if not 1 <= naxes <= 4:
+        raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
+    widths = geometry.normalize_widths(width, naxes)
+    all_axes, other_axes, blocks = [], [], []
+    for field in layouts:
+        own = geometry.normalize_axes(axes, naxes, len(field.shape))
+        all_axes.append(own)
+        other_axes.append([n for axis, n in enumerate(field.shape) if axis not in own])
+        blocks.append(Block.of(field.shape, widths, own))
+    for number, block in enumerate(blocks):
+        if block != blocks[0]:
+            raise ValueError(
+                f"field {number} owns {block.extents} cells along the axes of the grid, field 0 "
+                f"{blocks[0].extents}: a plan is for fields on the same cells"
+            )
+    same = {"corners": corners, "axes": all_axes, "other axes": other_axes}
+    return same, [blocks[0].extents, blocks[0].widths]
+
+
+def _unpack(packed: Any) -> Block:
+    extents, widths = packed
+    return Block(tuple(extents), tuple((low, high) for low, high in widths))

@@ -7,10 +7,13 @@ There is one engine for fields in host memory (`mpishare.halo.host`), one for fi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mpi4py import MPI
 
     from mpishare.context import NodeContext
     from mpishare.halo.layout import Layout
@@ -23,24 +26,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class PlanSetup:
-    """What the ranks of a plan agreed on.
+    """What the ranks of a plan agreed on, filled in step by step by `mpishare.halo.setup`.
 
     Attributes
     ----------
     call, name : str
-        What was called, and what the plan is called: ``HaloExchange``, ``HaloExchange 1``.
+        The call and the plan: ``HaloExchange``, ``HaloExchange 1``.
+    given_comm, given_node
+        The communicator and the node, or None, that the user gave.
+    mpi_comm, comm : mpi4py.MPI.Intracomm, PlanComm
+        The plan's own communicator, and the ranks behind it.
     node, context, cache
-        The node that the plan stands on, and the cache that holds it for plans without ``node=``.
-    comm : PlanComm
-        The ranks of the plan.
+        The plan's node, and the cache that keeps it for plans without ``node=``.
     fields : list of arrays
         Those that the plan is made with.
     on_gpu : bool
         Where they are, on all ranks.
     layouts : list of list of Layout
         For each rank, the layouts of its fields.
-    described : list of dict
-        For each rank, its part of the geometry.
     same : dict
         The arguments that are the same on all ranks.
     chain : StreamChain or None
@@ -51,24 +54,29 @@ class PlanSetup:
         For each rank, its route to each peer.
     units : dict of PartKey to int, bytes
         On CUDA, for each part the widest unit that both of its ends can move.
+    begin : float, seconds
+        When the setup began, on the performance counter.
     """
 
     call: str
-    name: str
-    node: Node
-    context: NodeContext
-    cache: NodeCache | None
-    comm: PlanComm
-    fields: list[Any]
-    on_gpu: bool
-    layouts: list[list[Layout]]
-    described: list[dict[str, Any]]
-    same: dict[str, Any]
+    given_comm: MPI.Intracomm
+    mpi_comm: MPI.Intracomm
+    given_node: Any
+    name: str = field(init=False)
+    node: Node = field(init=False)
+    context: NodeContext = field(init=False)
+    cache: NodeCache | None = None
+    comm: PlanComm = field(init=False)
+    fields: list[Any] = field(default_factory=list)
+    on_gpu: bool = False
+    layouts: list[list[Layout]] = field(default_factory=list)
+    same: dict[str, Any] = field(default_factory=dict)
     chain: StreamChain | None = None
     sends: list[list[MessageInfo]] = field(default_factory=list)
     recvs: list[list[MessageInfo]] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
     units: dict[PartKey, int] = field(default_factory=dict)
+    begin: float = field(default_factory=perf_counter)
 
     @property
     def backend(self) -> str:

@@ -193,8 +193,8 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
     places = {axis % ndim for axis in found if -ndim <= axis < ndim}
     if not len(places) == len(found) == naxes:
         raise ValueError(
-            f"axes= names {naxes} different axes of the field's {ndim}, those that the axes of the "
-            f"cart cut; not {axes!r}"
+            f"axes= must name {naxes} different axes of a field with {ndim}, one for each axis of "
+            f"the cart, not {axes!r}"
         )
     return tuple(axis % ndim for axis in found)
 

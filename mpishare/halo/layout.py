@@ -104,11 +104,11 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     if getattr(field, "requires_grad", False):
         raise ValueError(f"{name} requires a gradient, which a halo exchange does not have")
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
-        raise TypeError(f"{name} is no array but {type(field).__name__}")
+        raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
     try:
         return np.from_dlpack(field)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
-        raise TypeError(f"{name} is no array that NumPy can see: {error}") from error
+        raise TypeError(f"{name} is not an array that NumPy can read: {error}") from error
 
 
 def host_layout(array: np.ndarray[Any, Any], name: str) -> Layout:

@@ -5,12 +5,12 @@ The requests are persistent: what does not change from one exchange to the next 
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.mpi_agreement import give_up
+from mpishare.coordination.mpi_agreement import never_free
+from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import PeerTimeout
 
@@ -84,24 +84,27 @@ class MpiMessages:
         """Wait on the host until all have gone and all have come, with the deadline."""
         agreement = self._ranks.context.agreement
         ranks_here, call = self._ranks.ranks_here, f"{self._name}: wait"
-        watch = WaitMonitor(agreement, call)
-        try:
-            while not self._testall(self._requests):
-                os.sched_yield()
+
+        def pending() -> list[int]:
+            return [ranks_here[rank] for rank in self._missing() if rank in ranks_here]
+
+        with WaitMonitor(agreement, call, pending) as monitor:
+
+            def look() -> None:
                 agreement.check()
-                if watch.since_s() > agreement.timeout_s and not self._testall(self._requests):
-                    raise self._lost(agreement)
-                watch.look(
-                    lambda: [ranks_here[rank] for rank in self._missing() if rank in ranks_here]
-                )
-        finally:
-            watch.end()
+                monitor.look()
+
+            def is_done() -> bool:
+                return self._testall(self._requests)
+
+            if not poll(is_done, agreement.timeout_s, look, warn=monitor.warn):
+                raise self._lost(agreement)
         self._is_open = False
 
     def close(self) -> None:
         """Free the requests. Local; those that are still under way are left to MPI."""
         if self._is_open:
-            give_up(self._requests, self._buffers)
+            never_free(self._requests, self._buffers)
         else:
             for request in self._requests:
                 request.Free()
@@ -126,7 +129,7 @@ class MpiMessages:
             ranks=here,
             timeout_s=timeout_s,
         )
-        return agreement.lose(lambda: error, fatal=True, missing=error.ranks)
+        return agreement.fail_and_tell(lambda: error, fatal=True, missing=error.ranks)
 
 
 class MpiRoute:

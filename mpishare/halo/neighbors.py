@@ -10,6 +10,7 @@ import numpy as np
 
 from mpishare.halo.message import Message, Part
 from mpishare.halo.plan import Plan
+from mpishare.halo.setup import agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import Layout
     from mpishare.node import Node
+
+    Places = dict[int, np.ndarray[Any, Any]]
+
+_CALL = "NeighborExchange"
 
 
 class NeighborExchange(Plan):
@@ -42,8 +47,8 @@ class NeighborExchange(Plan):
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.
     node : Node, optional
-        Of which the ranks of `comm` on this node are a part. Default: one that is kept on `comm`
-        while there are plans on it.
+        A node with all ranks of `comm` that are on this machine. Default: one that is kept on
+        `comm` while there are plans on it.
     require : str or sequence of str, optional
         The routes that are allowed. Default: all.
 
@@ -54,8 +59,6 @@ class NeighborExchange(Plan):
     PeerError
         If another rank's arguments are wrong.
     """
-
-    _call = "NeighborExchange"
 
     def __init__(
         self,
@@ -71,79 +74,80 @@ class NeighborExchange(Plan):
         from mpi4py import MPI
 
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            raise TypeError(f"NeighborExchange failed: comm must be an Intracomm, not {comm!r}")
-        self._size = comm.size
-        self._cells: list[dict[int, np.ndarray[Any, Any]]] = []
-        self._field_axes: list[int] = []
-        arguments = {"sends": sends, "recvs": recvs, "axis": axis}
-        super().__init__(comm, fields, node, require, arguments)
+            raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {comm!r}")
+        places: list[Places] = []
+        with plan_setup(_CALL, comm, node) as setup:
 
-    def _describe(self, layouts: Sequence[Layout], arguments: dict[str, Any]) -> dict[str, Any]:
-        axis = arguments["axis"]
-        if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-            raise TypeError(f"axis must be an int, not {axis!r}")
-        axis = index(axis)
-        extents = set()
-        for number, field in enumerate(layouts):
-            ndim = len(field.shape)
-            if not -ndim <= axis < ndim:
-                raise ValueError(f"axis {axis} is none of field {number}'s {ndim}")
-            self._field_axes.append(axis % ndim)
-            extents.add(field.shape[axis])
-        if len(extents) > 1:
-            raise ValueError(f"fields have different extents along axis {axis}: {sorted(extents)}")
-        (extent,) = extents
-        sends = _checked("sends", arguments["sends"], self._size, extent)
-        recvs = _checked("recvs", arguments["recvs"], self._size, extent)
-        named = np.concatenate([*recvs.values(), np.empty(0, np.int64)])
-        if len(np.unique(named)) != len(named):
-            values, counts = np.unique(named, return_counts=True)
-            raise ValueError(f"recvs names place {values[counts > 1][0]} twice")
-        both = np.intersect1d(named, np.concatenate([*sends.values(), np.empty(0, np.int64)]))
-        if len(both):
-            raise ValueError(f"place {both[0]} is sent and received: it must be one or the other")
-        self._cells = [sends, recvs]
-        rest = [
-            [extent for at, extent in enumerate(field.shape) if at != where]
-            for field, where in zip(layouts, self._field_axes, strict=True)
-        ]
-        told = [[[rank, len(cells[rank])] for rank in cells] for cells in self._cells]
-        return {"same": {"axis": self._field_axes, "other axes": rest}, "counts": told}
+            def describe(layouts: Sequence[Layout]) -> tuple[dict[str, Any], Any]:
+                axes, other_axes, extent = _axes_of(layouts, axis)
+                places.append(_checked("sends", sends, comm.size, extent))
+                places.append(_checked("recvs", recvs, comm.size, extent))
+                _require_distinct(*places)
+                same = {"axis": axes, "other axes": other_axes}
+                return same, [[[rank, len(each[rank])] for rank in each] for each in places]
 
-    def _messages(self, setup: PlanSetup) -> tuple[list[Message], list[Message]]:
-        _require_counts(self._call, [each["counts"] for each in setup.described])
-
-        def messages(cells: dict[int, np.ndarray[Any, Any]]) -> list[Message]:
-            found = []
-            for peer, places in sorted(cells.items()):
-                parts = [
-                    Part.of_indices(field, each, axis, places)
-                    for field, (each, axis) in enumerate(
-                        zip(setup.mine, self._field_axes, strict=True)
-                    )
-                ]
-                kept = tuple(part for part in parts if part.nbytes)
-                if kept:
-                    found.append(Message(peer, 0, kept))
-            return found
-
-        return messages(self._cells[0]), messages(self._cells[1])
+            _require_counts(agree_on_fields(setup, fields, require, describe))
+            super().__init__(setup, *(_messages(setup, each) for each in places))
 
 
-def _require_counts(call: str, told: Sequence[Any]) -> None:
-    """Raise the same `ValueError` on every rank unless all that is sent is expected. Local."""
-    sent = {(rank, to): n for rank, (sends, _) in enumerate(told) for to, n in sends if n}
-    expected = {(of, rank): n for rank, (_, recvs) in enumerate(told) for of, n in recvs if n}
+def _axes_of(layouts: Sequence[Layout], axis: Any) -> tuple[list[int], list[list[int]], int]:
+    """Return the axis in each field, the extents of its other axes, and that along the axis."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise TypeError(f"axis must be an int, not {axis!r}")
+    axis = index(axis)
+    axes, other_axes, extents = [], [], set()
+    for number, field in enumerate(layouts):
+        ndim = len(field.shape)
+        if not -ndim <= axis < ndim:
+            raise ValueError(f"axis {axis} is not one of the {ndim} axes of field {number}")
+        axes.append(axis % ndim)
+        other_axes.append([n for at, n in enumerate(field.shape) if at != axis % ndim])
+        extents.add(field.shape[axis])
+    if len(extents) > 1:
+        raise ValueError(f"fields have different extents along axis {axis}: {sorted(extents)}")
+    return axes, other_axes, extents.pop()
+
+
+def _require_distinct(sends: Places, recvs: Places) -> None:
+    """Raise `ValueError` if a place is received twice, or sent and received."""
+    received = np.concatenate([*recvs.values(), np.empty(0, np.int64)])
+    values, counts = np.unique(received, return_counts=True)
+    if len(values) != len(received):
+        raise ValueError(f"recvs names place {values[counts > 1][0]} twice")
+    both = np.intersect1d(received, np.concatenate([*sends.values(), np.empty(0, np.int64)]))
+    if len(both):
+        raise ValueError(f"place {both[0]} is sent and received: it must be one or the other")
+
+
+def _messages(setup: PlanSetup, places: Places) -> list[Message]:
+    """Return a message for each rank that gets, or gives, something of every field."""
+    found = []
+    for peer, indices in sorted(places.items()):
+        parts = (
+            Part.of_indices(field, each, axis, indices)
+            for field, (each, axis) in enumerate(zip(setup.mine, setup.same["axis"], strict=True))
+        )
+        kept = tuple(part for part in parts if part.nbytes)
+        if kept:
+            found.append(Message(peer, 0, kept))
+    return found
+
+
+def _require_counts(counts: Sequence[Any]) -> None:
+    """Raise the same `ValueError` on every rank unless all that is sent is expected."""
+    sent = {(rank, to): n for rank, (sends, _) in enumerate(counts) for to, n in sends if n}
+    expected = {(of, rank): n for rank, (_, recvs) in enumerate(counts) for of, n in recvs if n}
     for pair in sorted({*sent, *expected}):
         ours, theirs = sent.get(pair, 0), expected.get(pair, 0)
         if ours != theirs:
             raise ValueError(
-                f"{call} failed: rank {pair[0]} sends {ours} places to rank {pair[1]}, which "
+                f"{_CALL} failed: rank {pair[0]} sends {ours} places to rank {pair[1]}, which "
                 f"expects {theirs}"
             )
 
 
-def _checked(name: str, given: Any, size: int, extent: int) -> dict[int, np.ndarray[Any, Any]]:
+def _checked(name: str, given: Any, size: int, extent: int) -> Places:
+    """Return the places along the axis, by rank, as the user gave them."""
     found = {}
     try:
         items = list(given.items())
@@ -156,7 +160,10 @@ def _checked(name: str, given: Any, size: int, extent: int) -> dict[int, np.ndar
         if array.size == 0:
             array = array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(f"{name}[{rank}] must be a list of ints, not {reprlib.repr(places)}")
+            todo = ". Of a mask, take np.flatnonzero" if array.dtype.kind == "b" else ""
+            raise TypeError(
+                f"{name}[{rank}] must be a list of ints, not {reprlib.repr(places)}{todo}"
+            )
         wrong = array[(array < 0) | (array >= extent)]
         if len(wrong):
             raise ValueError(

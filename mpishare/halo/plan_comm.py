@@ -1,18 +1,18 @@
-"""The ranks of a plan: how they agree across nodes, and which of them share this one."""
+"""The ranks of a plan: how they agree across nodes, and which of them share this node."""
 
 from __future__ import annotations
 
-import os
-import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import agree
-from mpishare.coordination.waits import SAY_S, WaitMonitor
+from mpishare.coordination.poll import poll
+from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
 from mpishare.errors import PeerTimeout
 from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from mpi4py import MPI
 
@@ -20,23 +20,81 @@ if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
     from mpishare.memory.shared import SharedMemory
 
+_STATUS_S = 4 * PUBLISH_S
+"""By then a rank that waits has published it."""
+
+
+class MissingRanks(WaitMonitor):
+    """Watches a wait by MPI messages, and finds out which ranks of this node have not come.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        The node's.
+    ranks : collection of int
+        The ranks of the node that must make the call.
+    call : str
+        Its name.
+    """
+
+    def __init__(self, agreement: Agreement, ranks: Collection[int], call: str) -> None:
+        super().__init__(agreement, call, self.absent)
+        self._agreement = agreement
+        self._awaited = [rank for rank in ranks if rank != agreement.rank]
+
+    def look(self) -> None:
+        """Raise if the node is broken, or if ranks wait for each other."""
+        self._agreement.check()
+        super().look()
+
+    def absent(self) -> list[int]:
+        """Return the ranks that do not wait in this call now."""
+        found = {rank: self._agreement.status(rank) for rank in self._awaited}
+        return [rank for rank, each in found.items() if each is None or each.call != self._call]
+
+    def missing(self) -> list[int]:
+        """Return the absent ranks, once those that have just come had time to publish it."""
+        poll(lambda: not self.absent(), _STATUS_S)
+        return self.absent()
+
+
+@contextmanager
+def setup_deadline(
+    agreement: Agreement, ranks: Collection[int], call: str
+) -> Iterator[MissingRanks]:
+    """Yield the monitor of a wait by messages; a `PeerTimeout` names the missing ranks of the node.
+
+    The node is broken after it: a collective that is late cannot be cancelled.
+    """
+    with MissingRanks(agreement, ranks, call) as monitor:
+        try:
+            yield monitor
+        except PeerTimeout as error:
+            if agreement.failure is not None:
+                raise
+            late = error  # which outlives this clause, for later calls
+            missing = monitor.missing()
+            if not missing:
+                raise agreement.fail_and_tell(lambda: late, fatal=True) from None
+            raise agreement.timed_out(call, missing, agreement.timeout_s) from None
+
 
 class PlanComm:
-    """The ranks of one plan. Collective, host-blocking.
+    """The communicator of one plan. Collective to make, host-blocking.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        The plan's own: nobody else talks on it.
+        The plan's own: nobody else communicates on it.
     context : NodeContext
-        The node on which this rank is.
+        The node of this rank.
     call : str
         For errors.
 
     Attributes
     ----------
     nodes : list of str
-        For each rank of the plan, what names its node.
+        For each rank of the plan, the unique name of its node.
     ranks_here : dict of int to int
         The plan's ranks on this node, in order, each with its rank in the node.
     """
@@ -45,89 +103,31 @@ class PlanComm:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.context = context
-        self._mates: frozenset[int] = frozenset()
+        self._node_ranks: frozenset[int] = frozenset()
         mine = [context.nonces[0], context.rank]
-        told = self.step(call, lambda: mine)
-        self.nodes: list[str] = [node for node, _ in told]
+        replies = self.step(call, lambda: mine)
+        self.nodes: list[str] = [node for node, _ in replies]
         self.ranks_here: dict[int, int] = {
-            rank: place for rank, (node, place) in enumerate(told) if node == mine[0]
+            rank: place for rank, (node, place) in enumerate(replies) if node == mine[0]
         }
-        self._mates = frozenset(self.ranks_here.values())
+        self._node_ranks = frozenset(self.ranks_here.values())
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do some work, then learn how it went on every rank. Collective, host-blocking."""
         agreement = self.context.agreement
-        with MissingRanks(agreement, self._mates, call) as absent:
-            try:
-                return agree(self.comm, call, work, agreement.timeout_s, absent.look)
-            except PeerTimeout as error:
-                if agreement.failure is not None:
-                    raise
-                late = error  # which outlives this clause, for later calls
-                missing = absent.missing()
-                if not missing:
-                    raise agreement.lose(lambda: late, fatal=True) from None
-                raise agreement.timed_out(call, missing, agreement.timeout_s) from None
+        with setup_deadline(agreement, self._node_ranks, call) as monitor:
+            return agree(self.comm, call, work, agreement.timeout_s, monitor)
 
     def map_on_all_ranks(self, call: str, nbytes: int) -> SharedMemory:
-        """Map memory that the plan's ranks on this node have in common. Collective over all."""
+        """Map memory that the plan's ranks on this node share. Collective over all its ranks."""
 
         def step(work: Callable[[], Any]) -> list[Any]:
-            told = self.step(call, work)
-            return [told[rank] for rank in self.ranks_here]
+            replies = self.step(call, work)
+            return [replies[rank] for rank in self.ranks_here]
 
         return map_on_all_ranks(step, nbytes, is_maker=next(iter(self.ranks_here)) == self.rank)
 
     def wait(self, call: str, pending: Callable[[], Sequence[int]]) -> None:
-        """Wait on the host until none of the ranks here is pending; see `Waits.wait`."""
+        """Wait on the host until no rank of this node is pending; see `Waits.wait`."""
         ranks_here = self.ranks_here
         self.context.agreement.wait(call, lambda: [ranks_here[rank] for rank in pending()])
-
-
-_SAID_S = 4 * SAY_S
-
-
-class MissingRanks:
-    """Says in the control block that this rank waits in a call, and reads who else does. Local.
-
-    Parameters
-    ----------
-    agreement : Agreement
-        Of the node.
-    mates : collection of int
-        The node's ranks that must make the call.
-    call : str
-        Its name.
-    """
-
-    def __init__(self, agreement: Agreement, mates: Collection[int], call: str) -> None:
-        self._agreement = agreement
-        self._mates = [rank for rank in mates if rank != agreement.rank]
-        self._call = call
-        self._watch = WaitMonitor(agreement, call)
-
-    def look(self) -> None:
-        """Raise if the node is broken or ranks wait in a cycle; warn of those that are late."""
-        self._agreement.check()
-        self._watch.look(self._now)
-
-    def missing(self) -> list[int]:
-        """Return who is absent once those that came just now have had the time to say so."""
-        until = time.monotonic() + _SAID_S
-        while (absent := self._now()) and time.monotonic() < until:
-            os.sched_yield()
-        return absent
-
-    def __enter__(self) -> MissingRanks:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """Say that this rank goes on."""
-        self._watch.end()
-
-    def _now(self) -> list[int]:
-        """Return those that wait in no call of that name."""
-        status = self._agreement.block.status
-        said = {rank: status(rank) for rank in self._mates}
-        return [rank for rank, each in said.items() if each is None or each.call != self._call]

@@ -2,93 +2,129 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare import ranges
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.mpi_agreement import agree
+from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import Layout, as_list, as_numpy
 from mpishare.halo.message import MessageInfo, PartKey
-from mpishare.halo.node_cache import context_of, node_of, patience
+from mpishare.halo.node_cache import context_of, deadline_of, find_node
 from mpishare.halo.plan_comm import PlanComm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
+    from mpishare.halo.engine import Engine
     from mpishare.halo.message import Message
     from mpishare.node import Node
 
+    Description = tuple[dict[str, Any], Any]
 
-def agree_on_fields(
-    comm: MPI.Intracomm,
-    whole: MPI.Intracomm,
-    call: str,
-    fields: Any,
-    node: Any,
-    require: Any,
-    describe: Callable[[list[Layout]], dict[str, Any]],
-) -> PlanSetup:
-    """Agree on everything but the routes. Collective, host-blocking.
+
+_MAX_WORK = 100_000  # some milliseconds; real programs need a few steps
+
+
+@contextmanager
+def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup]:
+    """Yield the setup of a new plan, on a communicator of its own; free that if the plan fails.
+
+    Collective, host-blocking.
 
     Parameters
     ----------
-    comm, whole : mpi4py.MPI.Intracomm
-        The user's, and the plan's own.
-    describe : callable
-        Returns what else all ranks are told; under ``same``, what must not differ.
+    call : str
+        ``HaloExchange`` or ``NeighborExchange``.
+    given : mpi4py.MPI.Intracomm
+        The user's communicator.
+    node : Node or None
+        As the user gave it.
     """
-    own: list[Any] = []
+    comm, request = given.Idup()
+    with deadline_of(node, given, call) as (timeout_s, monitor):
+        wait_request(request, call, timeout_s, comm, monitor=monitor)
+    setup = PlanSetup(call, given, comm, node)
+    try:
+        with ranges.span(call):
+            yield setup
+    except TimeoutError:
+        raise  # ranks are missing, and to free a communicator is collective
+    except Exception:
+        # Every rank comes here, since every step is agreed on.
+        comm.Free()
+        if setup.cache is not None:
+            setup.cache.close_unused(setup.backend, setup.node)
+        raise
+
+
+def agree_on_fields(
+    setup: PlanSetup, fields: Any, require: Any, describe: Callable[[list[Layout]], Description]
+) -> list[Any]:
+    """Agree on the fields, the arguments and the node. Collective, host-blocking.
+
+    Parameters
+    ----------
+    fields, require
+        As the user gave them.
+    describe : callable
+        Given the layouts of this rank's fields, returns the arguments that must be the same on all
+        ranks, and this rank's part of the geometry.
+
+    Returns
+    -------
+    list
+        Each rank's part of the geometry.
+    """
+    arrays: list[Any] = []
     layouts: list[Layout] = []
 
     def look() -> dict[str, Any]:
-        own.extend(layout.as_list(fields))
-        on_gpu = layout.is_on_gpu(own[0])
-        layouts.extend(_layouts(own, on_gpu=on_gpu))
-        described = describe(layouts)
+        arrays.extend(layout.as_list(fields))
+        on_gpu = layout.is_on_gpu(arrays[0])
+        layouts.extend(_layouts(arrays, on_gpu=on_gpu))
+        require_disjoint(arrays, layouts)
+        same, geometry = describe(layouts)
         return {
             "same": {
                 "fields in": "GPU memory" if on_gpu else "host memory",
                 "dtypes": [str(each.dtype) for each in layouts],
                 "require": routes.required(require),
                 "MPISHARE_ROUTE": routes.forced(),
-                **described["same"],
+                **same,
             },
             "layouts": [[each.shape, each.strides] for each in layouts],
-            "described": described,
+            "geometry": geometry,
         }
 
-    with patience(node, comm, call) as (timeout_s, check):
-        told = agree(whole, call, look, timeout_s, check)
-    require_same(call, [each["same"] for each in told], whole.rank)
-    on_gpu = layout.is_on_gpu(own[0])
-    node, cache = node_of(comm, whole, call, node, "cuda" if on_gpu else "host")
-    context = context_of(node)
-    return PlanSetup(
-        call=call,
-        name=f"{call} {context.number(call)}",
-        node=node,
-        context=context,
-        comm=PlanComm(whole, context, call),
-        fields=own,
-        on_gpu=on_gpu,
-        layouts=[
-            [
-                Layout(tuple(shape), tuple(strides), mine.dtype, mine.device)
-                for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
-            ]
-            for each in told
-        ],
-        described=[each["described"] for each in told],
-        same=told[0]["same"],
-        cache=cache,
+    given, call = setup.given_node, setup.call
+    with deadline_of(given, setup.given_comm, call) as (timeout_s, monitor):
+        replies = agree(setup.mpi_comm, call, look, timeout_s, monitor)
+    require_same(call, [each["same"] for each in replies], setup.mpi_comm.rank)
+    setup.fields, setup.on_gpu = arrays, layout.is_on_gpu(arrays[0])
+    setup.same = replies[0]["same"]
+    setup.node, setup.cache = find_node(
+        setup.given_comm, setup.mpi_comm, call, given, setup.backend
     )
+    setup.context = context_of(setup.node)
+    setup.name = f"{call} {setup.context.next_number(call)}"
+    setup.comm = PlanComm(setup.mpi_comm, setup.context, call)
+    setup.layouts = [
+        [
+            Layout(tuple(shape), tuple(strides), mine.dtype, mine.device)
+            for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
+        ]
+        for each in replies
+    ]
+    return [each["geometry"] for each in replies]
 
 
 def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
@@ -116,6 +152,25 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
         setup.units[part] = min(unit, setup.units.get(part, unit))
     routes.refuse(setup.call, setup.routes, setup.same["require"])
     routes.warn(setup.name, setup.comm, report, setup.routes)
+
+
+def make_engine(
+    setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message], *, is_reverse: bool
+) -> Engine:
+    """Make the engine that moves these messages of this rank. Collective, host-blocking.
+
+    Parameters
+    ----------
+    is_reverse : bool
+        Whether cells that arrive are added, and the cells that were sent are set to zero.
+    """
+    if setup.on_gpu:
+        from mpishare.halo.cuda.engine import CudaEngine
+
+        return CudaEngine(setup, sends, recvs, is_reverse=is_reverse)
+    from mpishare.halo.host.engine import HostEngine
+
+    return HostEngine(setup, sends, recvs, is_reverse=is_reverse)
 
 
 def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
@@ -150,13 +205,10 @@ def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[Layout]:
     ]
 
 
-_MOST_WORK = 100_000  # milliseconds; a few steps settle what programs have
-
-
 def require_disjoint(fields: Any, layouts: Sequence[Layout]) -> None:
-    """Raise `ValueError` if an element of one field is one of another, too. Local.
+    """Raise `ValueError` if two fields share an element: MPI may not receive into both.
 
-    Components that lie in turns in one array are apart: ``q[..., 0]`` and ``q[..., 1]``.
+    Interleaved components of one array are disjoint: ``q[..., 0]`` and ``q[..., 1]``.
     """
     if len(layouts) == 1:
         return
@@ -167,9 +219,9 @@ def require_disjoint(fields: Any, layouts: Sequence[Layout]) -> None:
     for (first, a), (second, b) in combinations(enumerate(views), 2):
         try:
             # Any bound is taken; the stubs know of two.
-            share = np.shares_memory(a, b, max_work=_MOST_WORK)  # type: ignore[arg-type]
+            share = np.shares_memory(a, b, max_work=_MAX_WORK)  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
-            continue  # refused is only what is known
+            continue  # only what is known to overlap is refused
         if share:
             raise ValueError(
                 f"fields {first} and {second} share memory: the ghosts of both would be written. "
@@ -187,7 +239,7 @@ def _addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> Sequence[int
 
 
 class _View:
-    """Where a field stands, as NumPy sees an array; in GPU memory nothing of it may be read."""
+    """The place of a field as NumPy sees an array; in GPU memory none of it may be read."""
 
     def __init__(self, address: int, layout: Layout) -> None:
         self.__array_interface__ = {
@@ -199,5 +251,5 @@ class _View:
         }
 
     def array(self) -> np.ndarray[Any, Any]:
-        """Return it, to be asked for its place alone."""
+        """Return an array that may be asked for its place alone."""
         return np.asarray(self)

@@ -19,7 +19,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import HandleError, UnsupportedError
+from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory.hugepages import make_huge, map_file
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ def _check_room(nbytes: int) -> None:
     available = _available()
     if nbytes > available:
         raise UnsupportedError(
-            f"{nbytes} bytes of shared memory failed: this machine has {available} bytes of memory "
-            "left. Ask for less, or run on more nodes."
+            f"{format_nbytes(nbytes)} of shared memory failed: this machine has "
+            f"{format_nbytes(available)} of memory left. Ask for less, or run on more nodes."
         )
 
 
@@ -181,9 +181,9 @@ def _free() -> int:
 
 def _no_room(nbytes: int, free: int) -> UnsupportedError:
     return UnsupportedError(
-        f"{nbytes} bytes of shared memory failed: {FOLDER} has {free} bytes left. In a container, "
-        "start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; else enlarge it "
-        f"with `mount -o remount,size=SIZE {FOLDER}`."
+        f"{format_nbytes(nbytes)} of shared memory failed: {FOLDER} has {format_nbytes(free)} "
+        "left. In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or "
+        f"--ipc=host; else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
     )
 
 

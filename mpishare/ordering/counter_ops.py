@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
 
-_SPINS = 400
+SPINS = 400
 
 
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
@@ -24,7 +24,7 @@ def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: in
 
     Local. The caller then waits in the way that watches deadlines and the life of other ranks.
     """
-    for spin in range(1, _SPINS):
+    for spin in range(1, SPINS):
         if view[slot] >= value:
             return True
         if not spin % spins_per_yield:
@@ -74,14 +74,14 @@ class CounterOrdered:
 
     def __init__(self, context: NodeContext, counters: Counters, name: str) -> None:
         self.name = name
-        self.counters = counters
+        self._counters = counters
         self._check: Callable[[], None] = context.agreement.check
         self._wait_on_host = context.agreement.wait
         self._rank_of = context.rank_of
         self._backend = context.backend
         self._rank, self._size = context.rank, context.size
         self._view = counters.view
-        self._sync = context.agreement.block.sync
+        self._memory_barrier = context.memory_barrier
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
@@ -109,7 +109,7 @@ class CounterOrdered:
 
     def _store(self, step: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
         view, counts = self._view, step.counts
-        self._sync()
+        self._memory_barrier()
         for slot, rank in zip(step.slots, step.ranks, strict=True):
             view[slot] = counts[rank] + 1
         for rank in step.ranks:
@@ -121,7 +121,7 @@ class CounterOrdered:
         for _, slot, value in waits:
             if view[slot] < value and not spin_until(view, slot, value, self._spins_per_yield):
                 self._wait(step.call, lambda: [r for r, s, v in waits if view[s] < v])
-        self._sync()
+        self._memory_barrier()
         for rank in step.ranks:
             counts[rank] += 1
 
@@ -129,7 +129,7 @@ class CounterOrdered:
         self._wait_on_host(f"{self.name}: {call}", pending)
 
     def _prepare(self, operations: Sequence[tuple[str, int]]) -> Signals:
-        address = self.counters.address
+        address = self._counters.address
         return self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
 
     def _end(self) -> None:
@@ -143,6 +143,6 @@ class CounterOrdered:
         # Else a closed object would live until a collection of cycles.
         del self._write, self._await
         # Else a closed object that is still held would keep the control block mapped.
-        self.counters = NO_COUNTERS
+        self._counters = NO_COUNTERS
         self._view = NO_COUNTERS.view
         self._chain.end()

@@ -8,11 +8,12 @@ counters are stored and looked at by the calls themselves, which block.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.errors import EpochError
-from mpishare.ordering.counter_ops import CounterOp, CounterOrdered, spin_until
+from mpishare.ordering.counter_ops import SPINS, CounterOp, CounterOrdered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,11 +73,6 @@ class Epochs(CounterOrdered):
         self._access: Group | None = None
         self._fence_signals: Signals | None = None
 
-    @staticmethod
-    def words(size: int) -> int:
-        """Return how many counters a window of a node with that many ranks needs."""
-        return counter_words(size)
-
     # --- fence
 
     def fence(self, stream: Any = None) -> None:
@@ -101,12 +97,18 @@ class Epochs(CounterOrdered):
         epoch = self._epoch + 1
         if self._is_plain:
             view = self._view
-            self._sync()
+            self._memory_barrier()
             view[self._my_slot] = epoch
+            looks = 0
             for slot in self._other_slots:
-                if view[slot] < epoch and not spin_until(view, slot, epoch, self._spins_per_yield):
-                    self._wait("fence", lambda: self._behind(epoch))
-            self._sync()
+                # `spin_until` inlined: to call it would cost a tenth of a fence.
+                while view[slot] < epoch:
+                    looks += 1
+                    if looks > SPINS:
+                        self._wait("fence", lambda: self._behind(epoch))
+                    elif not looks % self._spins_per_yield:
+                        sched_yield()
+            self._memory_barrier()
         elif self._has_streams:
             self._enqueue_fence(stream, epoch)
         else:
@@ -115,10 +117,10 @@ class Epochs(CounterOrdered):
 
     def _fence_in_rounds(self, epoch: int) -> None:
         for write, waits in self._rounds:
-            self._sync()
+            self._memory_barrier()
             self._view[write] = epoch
             self._wait("fence", lambda: self._behind(epoch, waits))  # noqa: B023  ends in here
-        self._sync()
+        self._memory_barrier()
 
     def _enqueue_fence(self, stream: Any, epoch: int) -> None:
         number = self._chain.enter("fence", stream)
@@ -226,8 +228,8 @@ class Epochs(CounterOrdered):
 
     # --- what both have in common
 
-    def pending(self) -> list[int]:
-        """Ranks whose signal is waited for by what this rank has called so far. Local."""
+    def _pending(self) -> list[int]:
+        """Return the ranks whose signal the calls of this rank wait for."""
         view, mine, size = self._view, self._rank, self._size
         behind = set(self._behind(self._epoch))
         for rank in range(size):
@@ -281,7 +283,7 @@ class Epochs(CounterOrdered):
         )
 
 
-def counter_words(size: int) -> int:
+def epoch_counters(size: int) -> int:
     """Return how many counters a window of a node of `size` ranks has."""
     return size * (SLOT_WORDS + 2 * _row(size))
 

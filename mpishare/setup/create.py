@@ -14,7 +14,7 @@ from mpishare.backends import Backend, Device
 from mpishare.context import NodeContext
 from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.control_block import ControlBlock, State
-from mpishare.coordination.mpi_agreement import agree, finish, gather
+from mpishare.coordination.mpi_agreement import agree, allgather, wait_request
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
@@ -58,7 +58,7 @@ def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> No
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
     whole, request = comm.Idup()
-    finish(request, CALL, deadline_s, whole)
+    wait_request(request, CALL, deadline_s, whole)
     try:
         chosen, why_host = choose_backend(whole, CALL, backend, timeout_s, deadline_s)
         color, notes = _find_node(whole, deadline_s)
@@ -116,10 +116,10 @@ def destroy_node(context: NodeContext, ending: Shutdown) -> None:
 
     def let_go() -> None:
         context.drain(call)
-        context.pieces.release()
+        context.suballocator.release()
 
     agreement.step(call, let_go)
-    agreement.step(call, context.pieces.close)
+    agreement.step(call, context.suballocator.close)
     block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
     context.watchdog.stop()
     ending.cancel()
@@ -138,13 +138,13 @@ def _find_node(whole: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
     from mpi4py import MPI
 
     shared_comm = whole.Split_type(MPI.COMM_TYPE_SHARED, whole.rank)
-    first = gather(shared_comm, CALL, whole.rank, deadline_s)[0]
+    first = allgather(shared_comm, CALL, whole.rank, deadline_s)[0]
     shared_comm.Free()
     try:
         place = [boot_id(), Path(shared.FOLDER).stat().st_dev]
     except OSError:
         place = ["", whole.rank]  # alone; that there is no shared memory is said where it is made
-    told = gather(whole, CALL, [first, place], deadline_s)
+    told = allgather(whole, CALL, [first, place], deadline_s)
     mates = [rank for rank, each in enumerate(told) if each == [first, place]]
     notes = []
     apart = [r for r, (group, where) in enumerate(told) if group == first and where != place]

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.mpi_agreement import gather, raise_together
+from mpishare.coordination.mpi_agreement import allgather, raise_together
 from mpishare.errors import UnsupportedError, describe
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def choose_backend(
     except Exception as caught:
         error = caught
         mine["error"] = describe(caught)
-    told = gather(whole, call, mine, deadline_s)
+    told = allgather(whole, call, mine, deadline_s)
     raise_together(call, error, [each["error"] for each in told])
     require_same(call, [each["arguments"] for each in told], whole.rank)
     if told[0]["arguments"]["backend"] == "host":

@@ -6,15 +6,13 @@ drivers lie. What fails here is data for the report, not an error.
 
 from __future__ import annotations
 
-import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS
+from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, HandleError
-from mpishare.memory.handle import Handle
 from mpishare.setup.report import Pair, route_of
 
 if TYPE_CHECKING:
@@ -122,7 +120,7 @@ class _Prober:
         finally:
             # After a failure too: every rank comes here, unless the node itself is broken.
             self.context.begin_close(_CALL)
-            self.context.close_in_two(_CALL, self._let_go, lambda _: self._free(), counters)
+            self.context.close_in_order(_CALL, self._let_go, lambda _: self._free(), counters)
 
     def _create(self) -> None:
         memory = self.backend.allocate(_NBYTES)
@@ -146,12 +144,7 @@ class _Prober:
                 self.origin[rank].update(memory=True, events=True)
                 continue
             try:
-                handle = Handle.unpack(
-                    told[rank]["handle"],
-                    backend=self.backend.name,
-                    nonce=self.context.nonces[rank],
-                    nbytes=_NBYTES,
-                )
+                handle = self.context.open_handle(told[rank]["handle"], rank, _NBYTES)
                 memory = self.backend.open(handle.token, handle.capacity, handle.uuid)
                 self.memories[rank] = memory
                 self.origin[rank]["memory"] = True
@@ -211,13 +204,8 @@ class _Prober:
 
     def _pending(self, view: memoryview[int]) -> list[int]:
         """Wait for the counters of all ranks; return those that did not come in time."""
-        deadline = time.monotonic() + _COUNTERS_S
-        number = self._stream()
-        while not self.backend.is_done(number):
-            self.context.agreement.check()
-            os.sched_yield()
-            if time.monotonic() > deadline:
-                break
+        stream = self._stream()
+        poll(lambda: self.backend.is_done(stream), _COUNTERS_S, self.context.agreement.check)
         # Asked of the counters in any case: another rank may have released them for its own sake.
         return [rank for rank in range(self.size) if view[SLOT_WORDS * rank] != 1]
 

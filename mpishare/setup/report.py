@@ -128,7 +128,9 @@ class Report:
             return "myself" if origin == target else shared
         return next((pair.reason for pair in pairs if pair.reason), None)
 
-    def told(self, ranks_here: Mapping[int, int], rank: int, routes: Mapping[int, str]) -> str:
+    def describe_routes(
+        self, ranks_here: Mapping[int, int], rank: int, routes: Mapping[int, str]
+    ) -> str:
         """Name the routes of one rank of a plan, each with what `why` says. Local.
 
         Parameters

@@ -56,7 +56,7 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
 
 
 def no_node(stage: Stage) -> None:
-    mpishare.coordination.mpi_agreement.STRAGGLER_S = 0.5
+    mpishare.coordination.poll.STRAGGLER_S = 0.5
     if stage.rank == 2:
         time.sleep(60)
     stage.attempt("call", mpishare.Node, timeout_s=2.0)
@@ -81,7 +81,7 @@ def slow(stage: Stage, way: str) -> None:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(f"{record.levelname}: {record.getMessage()}")
     logging.getLogger("mpishare").addHandler(handler)
-    mpishare.coordination.waits.STRAGGLER_S = mpishare.coordination.watchdog.STRAGGLER_S = 0.5
+    mpishare.coordination.poll.STRAGGLER_S = mpishare.coordination.watchdog.STRAGGLER_S = 0.5
     node = mpishare.Node()  # with the default timeout
     calls = stage.calls(node, 1)
     node.barrier()

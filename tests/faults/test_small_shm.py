@@ -42,7 +42,7 @@ def too_large(stage: Stage, unchecked: bool) -> None:
     stage.world.Barrier()
     report({"total": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize})
     if unchecked:
-        mpishare.shm._check_room = lambda nbytes: None
+        mpishare.memory.shared._check_room = lambda nbytes: None
     with stage.node() as node:
         stage.world.Barrier()
         before = free()

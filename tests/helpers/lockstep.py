@@ -18,7 +18,7 @@ import pytest
 
 from tests.helpers import guard, outcomes
 
-STRAGGLER_S = 2.0  # how long a rank that failed waits for the others before it speaks for itself
+LATE_S = 2.0  # how long a rank that failed waits for the others before it speaks for itself
 END_S = 30.0  # for what comes after the last test: Finalize may hang after a broken one
 
 
@@ -69,7 +69,7 @@ class Lockstep:
         request = self.comm.Ibarrier()
         while not request.Test():
             waited = time.monotonic() - begin
-            if waited > STRAGGLER_S and bad_news:
+            if waited > LATE_S and bad_news:
                 text = f"\nrank {self.comm.rank}, while the others do not come:\n{bad_news}\n"
                 os.write(self.config.stash[guard.real_stderr], text.encode())
                 bad_news = ""

@@ -26,7 +26,7 @@ def _take_back(node: Node) -> None:
     if node.is_closed or node._context.agreement.failure is not None:
         return
     node.synchronize()
-    for child in reversed([*node._context.children, *node._context.plans]):
+    for child in node._context.children:
         child.close()
 
 

@@ -127,7 +127,8 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
     memory = [Memory(8)]
     is_alive = weakref.ref(memory[0])
     assert (
-        raised(PeerTimeout, lambda: mpi_agreement.finish(Never(), "test", 0.0, *memory)).ranks == ()
+        raised(PeerTimeout, lambda: mpi_agreement.wait_request(Never(), "test", 0.0, *memory)).ranks
+        == ()
     )
     assert [why.partition(":")[0] for why in aborts] == ["test failed"]
     memory.clear()

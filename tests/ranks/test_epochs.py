@@ -455,7 +455,7 @@ def test_a_post_that_was_interrupted_is_made_again(host_node, monkeypatch):
             win.wait()
         else:
             node.comm.Barrier()
-            told = win.counters.view[ready(0, node.rank, node.size)]
+            told = win._counters.view[ready(0, node.rank, node.size)]
             win.start([0])
             assert [told, int(win.segment(0)[0])] == [epoch, epoch]
             win.complete()

@@ -63,7 +63,7 @@ class PinnedFlags:
         self.behind = self._address + 8 * self._count
         self._view = memoryview(memory.buffer)[: 8 * self._count].cast("Q")
         # A watchdog that sees a death lets go what waits for these words too.
-        self._context.agreement.block.pool.watch(self._view)
+        self._context.counter_pool.watch(self._view)
         self._called = self._stride * self._team.index(self._rank) + _CALLED
         self.calls = self._view[self._called : self._called + 1]
 
@@ -102,7 +102,7 @@ class PinnedFlags:
         """
         view, stride, mine = self._view, self._stride, self._called
         late = mine - _CALLED + _FLAGS + 2 * self._row
-        state = self._context.agreement.block.state
+        state = self._context.agreement.state
 
         def lags(place: int, peer: int) -> bool:
             at = stride * place
@@ -116,7 +116,7 @@ class PinnedFlags:
     def close(self) -> None:
         """Unmap. Local, once nothing is under way."""
         if self._registered:
-            self._context.agreement.block.pool.unwatch(self._view)
+            self._context.counter_pool.unwatch(self._view)
             # Not released: a watchdog may look at it just now. The mapping goes with the last look.
             self._view = self.calls = memoryview(b"").cast("Q")
             self._context.backend.unregister(self.common.memory)

@@ -158,7 +158,7 @@ class DeviceStaging:
         mine = self._nbytes[rank]
         if not mine:
             return ""
-        piece, handle = context.pieces.cut(mine, context.handle)
+        piece, handle = context.suballocator.cut(mine, context.handle)
         self._pieces[rank] = piece
         piece.zero()
         context.synchronize(None, self._call)
@@ -175,7 +175,7 @@ class DeviceStaging:
                     nonce=context.nonces[ranks_here[rank]],
                     nbytes=self._nbytes[rank],
                 )
-                self._pieces[rank] = context.pieces.open(handle)
+                self._pieces[rank] = context.suballocator.open(handle)
 
     @property
     def nbytes(self) -> int:

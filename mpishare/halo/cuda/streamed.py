@@ -82,7 +82,7 @@ class StreamedRoutes:
         """Wait on the host for an event, with the deadline."""
         resources = self._resources
         is_done = resources.backend.is_event_done
-        resources.ranks.context.until(lambda: is_done(event), resources.where)
+        resources.ranks.context.wait_until(lambda: is_done(event), resources.where)
 
     def _make_pack(self) -> driver.Launch:
         resources = self._resources

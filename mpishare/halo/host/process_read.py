@@ -225,14 +225,14 @@ class PeerReads:
         ranks = self._ranks
         agreement = ranks.context.agreement
         error = call()
-        if error == errno.ESRCH or not agreement.block.is_here(ranks.ranks_here[sender]):
+        if error == errno.ESRCH or not agreement.is_here(ranks.ranks_here[sender]):
             ranks.wait(f"{self._name}: wait", lambda: [sender])  # raises, with its reasons
         if error:
             text = (
                 f"{self._name}: wait failed: cells in a field of rank {sender} cannot be read into "
                 f"mine: {os.strerror(error)}. Fields in windows need no such permission."
             )
-            raise agreement.lose(lambda: MpiShareError(text), fatal=False)
+            raise agreement.fail_and_tell(lambda: MpiShareError(text), fatal=False)
 
     def close(self) -> None:
         """Let the memory go. Local."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import SLOT_WORDS
-from mpishare.errors import ClosedError
 from mpishare.halo.host.copies import WHOLE, Call, Own, cells_at, moving, put, within
 from mpishare.halo.host.process_read import PeerReads
 from mpishare.halo.host.staging import DoubleBuffer
@@ -77,7 +76,7 @@ class HostRoute:
         self._layouts = layouts
         self._land = land
         self._is_direct = is_direct
-        self._sync = ranks.context.agreement.block.sync
+        self._sync = ranks.context.memory_barrier
         self._spins_per_yield = ranks.context.spins_per_yield
         self._epoch = 0
         self._reads_me = sorted({message.peer for message in sends} - {ranks.rank})
@@ -182,7 +181,9 @@ class HostRoute:
         call.arrays = arrays = list(map(cells_at, addresses, layouts))
         for field, address in enumerate(addresses):
             span_nbytes = layouts[field].span_nbytes
-            place = self._context.find(address, span_nbytes) if self._in_place[field] else None
+            place: tuple[int, int, int] | None = (
+                self._context.locate(address, span_nbytes) if self._in_place[field] else None
+            )
             shadow = None
             if place is None and field in self._lent.fields:
                 address, shadow = self._lent.place(field, address)
@@ -279,7 +280,7 @@ class HostRoute:
     def _require_present(self, peer: int) -> None:
         """Raise if a rank whose field was read in place is gone: it may have changed the cells."""
         self._sync()
-        if self._context.agreement.block.state(self._ranks.ranks_here[peer]) != State.PRESENT:
+        if self._context.agreement.state(self._ranks.ranks_here[peer]) != State.PRESENT:
             self._ranks.wait(f"{self._name}: wait", lambda: [peer])  # raises, with its reasons
 
     def _taking(self, call: Call, peer: int, parts: Any, turn: int) -> list[Move]:
@@ -303,11 +304,7 @@ class HostRoute:
             if number in (_PACKED, _PRIVATE):
                 moves.append(moving(self._land, array, key, copies[turn], WHOLE))
                 continue
-            window = self._context.windows.get(number)
-            if window is None:
-                raise ClosedError(
-                    f"{self._name}: wait failed: window {number}, which it reads, is closed"
-                )
-            theirs = cells_at(window.address_of(segment) + offset, self._layouts[peer][field])
+            address = self._context.segment_address(number, segment) + offset
+            theirs = cells_at(address, self._layouts[peer][field])
             moves.append(moving(self._land, array, key, theirs, source))
         return moves

@@ -280,7 +280,7 @@ def test_calls_do_not_wait_for_the_gpu(node, streams):
         assert not streams[0].done
         latch.release()
     node.synchronize(streams[0])
-    assert win.pending() == []
+    assert win._pending() == []
     node.barrier()
 
 
@@ -307,12 +307,12 @@ def test_host_sees_who_lags(node, streams):
     if node.rank != late:
         with streams[0]:
             win.fence()
-        assert within(10, lambda: win.pending() == [late])
+        assert within(10, lambda: win._pending() == [late])
         assert node._context.watchdog.pending() == {win.name: [late]}
     node.barrier()
     if node.rank == late:
         win.fence()
     node.synchronize(streams[0])
     node.synchronize()
-    assert win.pending() == []
+    assert win._pending() == []
     node.barrier()
