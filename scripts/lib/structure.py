@@ -269,6 +269,8 @@ def main(words: list[str]) -> int:
     found = []
     for tree in options.trees or [str(ROOT)]:
         with tree_of(tree) as root:
+            if not (root / PACKAGE).is_dir():
+                parser.error(f"{tree} has no folder {PACKAGE}")
             found.append(measure(root))
     names = options.trees or ["working tree"]
     print("\n".join(report(names, found, is_verbose=options.verbose)))

@@ -127,8 +127,15 @@ def test_two_trees_are_set_side_by_side(tree):
     assert all(len(row.split()) > 2 for row in rows[: rows.index("")])
 
 
-def test_what_is_no_tree_is_refused():
-    command = [ROOT / "scripts/structure", "no-such-revision"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "neither a folder nor a revision" in done.stderr
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ("no-such-revision", "neither a folder nor a revision"),
+        ("docs", "docs has no folder mpishare"),
+    ],
+)
+def test_what_is_no_tree_is_refused(tree, words):
+    command = [ROOT / "scripts/structure", tree]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
