@@ -125,12 +125,25 @@ def table(case: str, rows: list[dict]) -> list[str]:
 
 
 def absent(rows: list[dict]) -> list[str]:
-    """Why rivals did not run, each once."""
-    reasons = {}
-    for row in rows:
-        if row["kind"] == "rival" and not row["ok"] and row["case"] in CASES:
+    """Why rivals did not run, each once, and which sizes were too large for every arm."""
+    shown = [row for row in rows if row["case"] in CASES]
+    fits = {(row["case"], row["nbytes"]) for row in shown if not is_too_large(row)}
+    reasons, too_large = {}, {}
+    for row in shown:
+        size_of_case = row["case"], row["nbytes"]
+        if size_of_case not in fits:
+            too_large.setdefault(size_of_case)
+        elif row["kind"] == "rival" and not row["ok"]:
             reasons.setdefault((row["arm"], row["reason"]))
-    return [f"- {arm} did not run: {reason}" for arm, reason in reasons]
+    lines = [f"- {arm} did not run: {reason}" for arm, reason in reasons]
+    if too_large:
+        words = [f"{CASES[case]} of {size(nbytes)}" for case, nbytes in too_large]
+        lines.append(f"- Too large for the memory of the GPU: {'; '.join(words)}.")
+    return lines
+
+
+def is_too_large(row: dict) -> bool:
+    return (row["reason"] or "").startswith("Out of memory")
 
 
 def brief(name: str, run: dict) -> list[str]:

@@ -1,14 +1,20 @@
-"""What was seen to pass on GPUs, kept in evidence.json, since no GPU is there when code changes.
+"""What was seen to pass on GPUs, kept in evidence.tsv, since no GPU is there when code changes.
 
 python -m tests.gpu.evidence check
     Fails when a GPU test (marked `gpu`, as all in tests/gpu are) has not passed in a run of the
-    file, or failed in one. Tests named under the file's "unproven" are accepted, and printed.
-    Sources that have changed since a run are said, and are no failure.
+    file, or failed in one, or when a run was cut off. Tests named under the file's "unproven" are
+    accepted, and printed. Sources that have changed since a run are reported; that is no failure.
 python -m tests.gpu.evidence record --configuration NAME --ranks N [--mps] [--masks] OUTCOMES...
-    Adds a run from files that `--outcomes` wrote, in place of the last such run.
+    Adds a run from files that `--outcomes` wrote, in place of the last such run, and prints its
+    verdict. Beside PART.json, PART.end says how that part ended: "cut off after 180 s".
+
+The file consists of blocks, with an empty line between them: the header of each run (a key and its
+JSON value per line), the unproven tests, and a table with a row per test and a column per run. A
+cell is the outcome and the seconds, rounded, where they are not 0; "-": the test was not run.
 """
 
 import argparse
+import collections
 import contextlib
 import hashlib
 import importlib.metadata
@@ -16,15 +22,16 @@ import io
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = Path(__file__).with_name("evidence.json")
+FILE = Path(__file__).with_name("evidence.tsv")
 MOST_SAID = 10
+ABSENT = "-"
+CUT_OFF = "cut off"
 PACKAGES = ("cupy", "cuda-bindings", "mpi4py", "numpy")
 
 
@@ -50,22 +57,51 @@ def sources_sha256(root: Path = ROOT) -> str:
     total = hashlib.sha256()
     for path in sorted(files):
         name = path.relative_to(root).as_posix()
-        if path.is_file() and name != "tests/gpu/evidence.json":
+        if path.is_file() and name != "tests/gpu/evidence.tsv":
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             total.update(f"{name}\0{content}\n".encode())
     return total.hexdigest()
 
 
-def load(file: Path = FILE) -> dict:
-    return json.loads(file.read_text()) if file.exists() else {"unproven": [], "runs": []}
+def loads(text: str) -> dict:
+    """Return {"unproven": [test], "runs": [header and {"tests": {test: result}}]}."""
+    *headers, unproven, table = [block.splitlines() for block in text.split("\n\n")]
+    runs = []
+    for header in headers:
+        pairs = [line.split("\t") for line in header]
+        runs.append({key: json.loads(value) for key, value in pairs} | {"tests": {}})
+    for row in table[1:]:
+        test, *cells = row.split("\t")
+        for run, cell in zip(runs, cells, strict=True):
+            if cell != ABSENT:
+                outcome, _, seconds = cell.partition(" ")
+                run["tests"][test] = {"outcome": outcome, "seconds": int(seconds or 0)}
+    return {"unproven": unproven[1:], "runs": runs}
 
 
 def dumps(evidence: dict) -> str:
-    """As JSON with one line a test, so that the file can be read and compared."""
-    text = json.dumps(evidence, indent=1)
-    return (
-        re.sub(r'\{\s+("outcome": "\w+"),\s+("seconds": [\d.e-]+)\s+\}', r"{\1, \2}", text) + "\n"
-    )
+    runs = evidence["runs"]
+    blocks = [
+        [f"{key}\t{json.dumps(value)}" for key, value in run.items() if key != "tests"]
+        for run in runs
+    ]
+    blocks.append(["unproven", *evidence["unproven"]])
+    titles = [f"{run['configuration']} on {len(run['gpus'])}" for run in runs]
+    table = ["\t".join(["test", *titles])]
+    for test in sorted({test for run in runs for test in run["tests"]}):
+        table.append("\t".join([test, *(cell(run["tests"].get(test)) for run in runs)]))
+    return "\n\n".join("\n".join(block) for block in [*blocks, table]) + "\n"
+
+
+def cell(result: dict | None) -> str:
+    if result is None:
+        return ABSENT
+    seconds = round(result["seconds"])
+    return f"{result['outcome']} {seconds}" if seconds else result["outcome"]
+
+
+def load(file: Path = FILE) -> dict:
+    return loads(file.read_text()) if file.exists() else {"unproven": [], "runs": []}
 
 
 def add(evidence: dict, run: dict) -> None:
@@ -93,7 +129,9 @@ def problems(evidence: dict, gpu_tests: list[str], sha256: str) -> tuple[list[st
                 notes.append(f"UNPROVEN, {outcomes[test]} in {where}: {test}")
             else:
                 errors.append(f"{test}: {outcomes[test]} in {where}")
-        if not run["ok"] and not bad:
+        cut_off = [f"part {part} was {end}" for part, end in run["parts"].items() if CUT_OFF in end]
+        errors += [f"{text} in {where}" for text in cut_off]
+        if not run["ok"] and not bad and not cut_off:
             errors.append(f"{where} did not end well")
         if run["sources_sha256"] != sha256:
             notes.append(f"the sources have changed since {where}")
@@ -155,15 +193,44 @@ def versions() -> dict[str, str]:
     return found
 
 
+def verdict(run: dict) -> str:
+    """Say in one line whether a run passed, what failed and which parts were cut off."""
+    counts = collections.Counter(result["outcome"] for result in run["tests"].values())
+    bad = [part for part, end in run["parts"].items() if end != "passed"]
+    cut_off = [part for part in bad if CUT_OFF in run["parts"][part]]
+    if run["ok"]:
+        word = "passed"
+    else:
+        word = "CUT OFF" if bad and bad == cut_off and not counts["failed"] else "FAILED"
+    said = [f"{part} {run['parts'][part]}" for part in bad]
+    said += [f"{counts[outcome]} {outcome}" for outcome in sorted(counts)]
+    return f"{run['configuration']}: {word} ({', '.join(said)})"
+
+
+def read_part(file: Path) -> tuple[dict[str, dict], str]:
+    """Return the outcomes of one part of the suite, and how it ended."""
+    end = file.with_suffix(".end")
+    said = end.read_text().strip() if end.exists() else "passed"
+    if not file.exists():
+        return {}, said if CUT_OFF in said else "no outcomes"
+    tests = json.loads(file.read_text())
+    if CUT_OFF in said:
+        for result in tests.values():
+            if result["outcome"] == "unfinished":
+                result["outcome"] = "cut-off"
+    return tests, said
+
+
 def record(options: argparse.Namespace) -> bool:
     tests: dict[str, dict] = {}
-    is_whole = True
+    parts = {}
     for file in options.outcomes:
-        is_whole &= file.exists()
-        tests |= json.loads(file.read_text()) if file.exists() else {}
+        of_part, parts[file.stem] = read_part(file)
+        tests |= of_part
     names, driver = gpus()
     revision = git(ROOT, "rev-parse", "--verify", "HEAD")
     outcomes = {result["outcome"] for result in tests.values()}
+    is_whole = set(parts.values()) == {"passed"}
     run = {
         "configuration": options.configuration,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -171,6 +238,7 @@ def record(options: argparse.Namespace) -> bool:
         "ranks": options.ranks,
         "mps": options.mps,
         "masks": options.masks,
+        "parts": parts,
         "gpus": names,
         "driver": driver,
         "versions": versions(),
@@ -183,6 +251,7 @@ def record(options: argparse.Namespace) -> bool:
     unfinished = options.file.with_suffix(".new")
     unfinished.write_text(dumps(evidence))
     unfinished.replace(options.file)
+    print(verdict(run))
     return run["ok"]
 
 

@@ -1,12 +1,19 @@
 """A pytest plugin: `--outcomes FILE` holds {test: {outcome, seconds}} as JSON, after each test.
 
 A test that has begun is "unfinished" until it ends, so that a job that dies names its killer.
+SIGTERM, which `timeout` sends, ends pytest as Ctrl-C does: the ranks that the running test started
+are killed, and what has failed so far is printed. Under mpirun it ends the process at once, since
+the other ranks may never come to the end of the test.
 """
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.launch import OF_A_JOB
 
 # Set by the lockstep plugin on every rank but the first.
 is_silent = pytest.StashKey[bool]()
@@ -49,3 +56,5 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--outcomes")
     if file is not None:
         config.pluginmanager.register(Outcomes(config, file.absolute()))
+        if not any(name.startswith(OF_A_JOB) for name in os.environ):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)

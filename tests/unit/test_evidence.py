@@ -1,5 +1,6 @@
 """The cache of the GPU evidence accepts what was seen to pass and nothing else."""
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -9,14 +10,15 @@ import pytest
 from tests.gpu import evidence
 
 
-def make_run(name="gpus1", n_gpus=1, *, sha256="now", ok=True, **outcomes):
-    tests = {test: {"outcome": outcome, "seconds": 0.1} for test, outcome in outcomes.items()}
+def make_run(name="gpus1", n_gpus=1, *, sha256="now", ok=True, parts=None, **outcomes):
+    tests = {test: {"outcome": outcome, "seconds": 0} for test, outcome in outcomes.items()}
     gpus = [f"NVIDIA X GPU-{i}" for i in range(n_gpus)]
     return {
         "configuration": name,
         "date": "2026-01-01",
         "gpus": gpus,
         "ok": ok,
+        "parts": parts or {},
         "sources_sha256": sha256,
         "tests": tests,
     }
@@ -50,6 +52,18 @@ def test_a_run_that_did_not_end_is_an_error():
     assert errors == ["gpus1 of 2026-01-01 did not end well"]
 
 
+def test_a_part_that_was_cut_off_is_an_error_even_where_all_its_tests_are_accepted():
+    parts = {"ranks": "passed", "waits": "cut off after 119 s"}
+    run = make_run(ok=False, parts=parts, a="passed", b="cut-off")
+    errors, _ = check(run, unproven=["b"])
+    assert errors == ["part waits was cut off after 119 s in gpus1 of 2026-01-01"]
+
+
+def test_a_test_that_was_cut_off_is_an_error():
+    errors, _ = check(make_run(a="passed", b="passed"), make_run("masked", ok=False, b="cut-off"))
+    assert errors == ["b: cut-off in masked of 2026-01-01"]
+
+
 def test_what_is_named_unproven_is_accepted_and_said():
     errors, notes = check(make_run(a="passed"), unproven=["b"])
     assert errors == []
@@ -79,16 +93,105 @@ def test_a_run_replaces_the_last_of_its_kind_alone():
     ]
 
 
-def test_the_file_has_one_line_a_test():
-    kept = {"unproven": [], "runs": [make_run(a="passed", b="failed")]}
+def test_the_file_has_a_row_per_test_and_a_column_per_run():
+    first = make_run(a="passed", b="failed")
+    first["tests"]["a"]["seconds"] = 12
+    kept = {"unproven": ["c"], "runs": [first, make_run("masked", 2, b="passed", c="skipped")]}
     text = evidence.dumps(kept)
-    assert json.loads(text) == kept
-    assert '"a": {"outcome": "passed", "seconds": 0.1},\n' in text
+    assert evidence.loads(text) == kept
+    header, _, unproven, table = text.split("\n\n")
+    assert 'configuration\t"gpus1"\n' in header
+    assert unproven == "unproven\nc"
+    assert table.splitlines() == [
+        "test\tgpus1 on 1\tmasked on 2",
+        "a\tpassed 12\t-",
+        "b\tfailed\tpassed",
+        "c\t-\tskipped",
+    ]
+
+
+def test_a_file_without_runs_is_read_as_it_was_written():
+    kept = {"unproven": [], "runs": []}
+    assert evidence.loads(evidence.dumps(kept)) == kept
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """Record a run of parts: {name: (outcomes or None, end or None)}; returns it."""
+    monkeypatch.setattr(evidence, "gpus", lambda: (["NVIDIA X GPU-0"], "1.0"))
+    monkeypatch.setattr(evidence, "versions", dict)
+
+    def run(configuration="gpus1", **parts):
+        for name, (outcomes, end) in parts.items():
+            if outcomes is not None:
+                tests = {test: {"outcome": o, "seconds": 0.1} for test, o in outcomes.items()}
+                (tmp_path / f"{name}.json").write_text(json.dumps(tests))
+            if end is not None:
+                (tmp_path / f"{name}.end").write_text(f"{end}\n")
+        options = argparse.Namespace(
+            file=tmp_path / "evidence.tsv",
+            configuration=configuration,
+            ranks=1,
+            mps=False,
+            masks=False,
+            outcomes=[tmp_path / f"{name}.json" for name in parts],
+        )
+        ok = evidence.record(options)
+        found = evidence.load(options.file)["runs"]
+        assert found[-1]["ok"] is ok
+        return found[-1]
+
+    return run
+
+
+def test_a_run_whose_parts_passed_is_recorded(record, capsys):
+    run = record(ranks=({"a": "passed"}, "passed"), faults=({"b": "skipped"}, "passed"))
+    assert run["ok"]
+    assert {test: result["outcome"] for test, result in run["tests"].items()} == {
+        "a": "passed",
+        "b": "skipped",
+    }
+    assert capsys.readouterr().out == "gpus1: passed (1 passed, 1 skipped)\n"
+
+
+def test_configurations_are_recorded_after_each_other_into_one_file(record):
+    record(ranks=({"a": "passed"}, "passed"))
+    record("masked", ranks=({"b": "passed"}, "passed"))
+    kept = record("onegpu-ranks4", ranks=({"a": "passed"}, "passed"))
+    assert kept["configuration"] == "onegpu-ranks4"
+
+
+def test_a_part_that_was_cut_off_is_told_from_one_that_failed(record, capsys):
+    end = "cut off after 119 s"
+    run = record(ranks=({"a": "passed"}, "passed"), waits=({"b": "unfinished"}, end))
+    assert not run["ok"]
+    assert run["parts"] == {"ranks": "passed", "waits": end}
+    assert run["tests"]["b"]["outcome"] == "cut-off"
+    assert capsys.readouterr().out == f"gpus1: CUT OFF (waits {end}, 1 cut-off, 1 passed)\n"
+    run = record(ranks=({"a": "failed"}, "failed after 9 s, exit status 1"), waits=({}, end))
+    assert capsys.readouterr().out.startswith("gpus1: FAILED (ranks failed after 9 s,")
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (({"b": "unfinished"}, "failed after 9 s, exit status 1"), "1 unfinished"),
+        (({"b": "passed"}, "failed after 9 s, exit status 9"), "waits failed after 9 s"),
+        ((None, "failed after 9 s, exit status 2"), "waits no outcomes"),
+        ((None, None), "waits no outcomes"),
+        (({}, "passed"), "FAILED ()"),
+    ],
+)
+def test_a_run_that_did_not_pass_whole_is_not_good(record, capsys, part, said):
+    assert not record(waits=part)["ok"]
+    printed = capsys.readouterr().out
+    assert printed.startswith("gpus1: FAILED (")
+    assert said in printed
 
 
 @pytest.fixture
 def tree(tmp_path):
-    for name in ("mpishare/a.py", "tests/gpu/test_b.py", "tests/gpu/evidence.json", "README.md"):
+    for name in ("mpishare/a.py", "tests/gpu/test_b.py", "tests/gpu/evidence.tsv", "README.md"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
@@ -98,7 +201,7 @@ def tree(tmp_path):
 def test_the_hash_sees_the_sources_and_not_the_rest(tree):
     before = evidence.sources_sha256(tree)
     (tree / "README.md").write_text("changed")
-    (tree / "tests/gpu/evidence.json").write_text("changed")
+    (tree / "tests/gpu/evidence.tsv").write_text("changed")
     (tree / "mpishare/__pycache__").mkdir()
     (tree / "mpishare/__pycache__/a.pyc").write_text("made")
     assert evidence.sources_sha256(tree) == before
@@ -126,5 +229,6 @@ def test_the_hash_is_the_same_with_git_and_without(tree):
 
 def test_the_file_is_read_as_it_is():
     kept = evidence.load()
-    assert set(kept) == {"unproven", "runs"}
-    json.dumps(kept)
+    assert evidence.dumps(kept) == evidence.FILE.read_text()
+    assert kept["runs"]
+    assert all(run["tests"] for run in kept["runs"])

@@ -93,6 +93,24 @@ def test_the_readme_has_the_first_case_alone(folder):
     assert ["| 1-D halo |" in page for page in pages] == [True, True]
 
 
+def test_a_size_without_memory_is_one_line(folder):
+    run = a_run()
+    reason = "Out of memory allocating 194,708,598,784 bytes."
+    for arm, kind in (("fast", "own"), ("staged", "rival"), ("mpi", "rival")):
+        run["rows"].append(row(arm, kind, "latency", None, nbytes=1 << 26, reason=reason))
+    run["rows"].append(row("naive", "rival", "latency", None, reason=reason))
+    (folder / "gpus2.json").write_text(json.dumps(run))
+    lines = results.in_full(folder)
+    assert "- Too large for the memory of the GPU: 1-D halo of 64 MiB." in lines
+    assert [line for line in lines if "allocating" in line] == [f"- naive did not run: {reason}"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
+def test_a_quoted_run_has_a_line_per_row(file):
+    rows = [line for line in file.read_text().splitlines() if line.startswith('  {"case": ')]
+    assert [json.loads(line.rstrip(",")) for line in rows] == results.read(file)["rows"]
+
+
 def test_without_runs_there_is_no_section(folder):
     assert results.in_readme(folder) == results.in_full(folder) == []
 

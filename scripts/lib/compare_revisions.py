@@ -1,0 +1,412 @@
+"""Time two revisions of mpishare against each other, in turns, in one process per rank.
+
+compare_revisions.py --export TREE_A TREE_B --exported DIR
+    Write the packages of two trees (a git revision, or a folder like the repository) into DIR, as
+    mpishare_a and mpishare_b.
+mpirun -n 2 python3 compare_revisions.py --exported DIR [--backend cuda] [--only WORDS]
+    Time them. DIR is all that is needed beside this file, so that a machine without git will do.
+
+Each operation is timed in rounds of four batches, A B B A or B A A B, so that what drifts, and what
+comes first, hurts both alike. Of a batch the maximum over the ranks counts. The ratio is the median
+of those of the rounds; p25 and p75 are their quartiles. All is made anew in each of several passes,
+since addresses alone make a difference of some per cent; "+-" is the error of the ratio as the
+passes differ. Calls are timed back to back. On GPUs that is the time of the host, and a second row,
+"synchronized", has a synchronize of the stream after each call. Results are checked.
+"""
+
+import argparse
+import gc
+import importlib
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIDES = "ab"
+BATCH_S = 0.001
+MOST_CALLS = {"host": 1024, "cuda": 64}  # on GPUs less than fills the queue of a stream
+PASSES = {"host": 12, "cuda": 4}  # a node on GPUs takes long
+SECONDS = {"host": 75, "cuda": 50}
+
+
+def export(trees: list[str], folder: Path) -> None:
+    """Write each tree's package under a name of its own."""
+    from structure import tree_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, tree in zip(SIDES, trees, strict=True):
+        name = f"mpishare_{side}"
+        shutil.rmtree(folder / name, ignore_errors=True)
+        with tree_of(tree) as root:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(root / "mpishare", folder / name, ignore=ignored)
+        for path in (folder / name).rglob("*"):
+            if path.suffix in (".py", ".cu", ".cuh"):
+                path.write_text(re.sub(r"\bmpishare\b", name, path.read_text()))
+    names = [Path(tree).resolve().name if Path(tree).is_dir() else tree for tree in trees]
+    (folder / "trees").write_text("\n".join(names))
+
+
+@dataclass
+class Case:
+    """One operation of one revision, ready to be timed."""
+
+    seconds: Callable[[int], float]
+    """Take the time of that many calls."""
+    check: Callable[[], bool] = lambda: True
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Side:
+    """One revision: its package, its node, and what ends a call on a stream."""
+
+    package: Any
+    node: Any
+    backend: str
+    sync: Callable[[], None]
+
+    @property
+    def rank(self) -> int:
+        return self.node.rank
+
+    @property
+    def neighbors(self) -> tuple[int, int]:
+        return (self.rank - 1) % self.node.size, (self.rank + 1) % self.node.size
+
+
+Make = Callable[[Side], Case]
+
+
+def looped(call: Callable[[], None]) -> Callable[[int], float]:
+    def seconds(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        return time.perf_counter() - begin
+
+    return seconds
+
+
+def exchange(nbytes: int, *, fields: int = 1, window: bool = False, split: bool = False) -> Make:
+    """The two faces of a field, in a ring."""
+
+    def make(side: Side) -> Case:
+        node, shape = side.node, (6, nbytes // 8)
+        cart = node.comm.Create_cart([node.size], periods=[True])
+        windows = [node.allocate_each(shape) for _ in range(fields * window)]
+        arrays = [each.array for each in windows] or [node.xp.zeros(shape) for _ in range(fields)]
+        plan = side.package.HaloExchange(cart, arrays, 1, axes=(0,), node=node)
+
+        def call() -> None:
+            plan.exchange(*arrays)
+
+        def call_split() -> None:
+            plan.start(*arrays)
+            plan.wait()
+
+        def check() -> bool:
+            is_right = True
+            for number, array in enumerate(arrays):
+                array[...] = -1
+                array[1:-1] = 10 * side.rank + number
+            (call_split if split else call)()
+            side.sync()
+            for number, array in enumerate(arrays):
+                for place, rank in zip((0, -1), side.neighbors, strict=True):
+                    is_right &= bool((array[place] == 10 * rank + number).all())
+            side.sync()
+            return is_right
+
+        def close() -> None:
+            plan.close()
+            arrays.clear()
+            for each in windows:
+                each.close()
+            cart.Free()
+
+        return Case(looped(call_split if split else call), check, close)
+
+    return make
+
+
+def window_call(kind: str) -> Make:
+    """A fence, or post, start, complete and wait with both neighbors."""
+
+    def make(side: Side) -> Case:
+        window = side.node.allocate_each(2, fill=-1)
+        left, right = side.neighbors
+        peers = sorted({left, right})
+
+        def fence(put: Callable[[], None]) -> None:
+            put()
+            window.fence()
+
+        def pairwise(put: Callable[[], None]) -> None:
+            window.post(peers)
+            window.start(peers)
+            put()
+            window.complete()
+            window.wait()
+
+        ordered = fence if kind == "fence" else pairwise
+
+        def put_ranks() -> None:
+            window.segment(right)[0] = side.rank
+            window.segment(left)[1] = side.rank
+
+        def check() -> bool:
+            ordered(put_ranks)
+            side.sync()
+            is_right = window.array.tolist() == [left, right]
+            window.fence()  # before the next one writes
+            side.sync()
+            return is_right
+
+        def nothing() -> None:
+            pass
+
+        return Case(looped(lambda: ordered(nothing)), check, window.close)
+
+    return make
+
+
+def event(side: Side) -> Case:
+    """The record of one rank, for which all others wait."""
+    found = side.node.event(0)
+    return Case(looped(found.record if side.rank == 0 else found.wait), close=found.close)
+
+
+def barrier(side: Side) -> Case:
+    return Case(looped(side.node.barrier))
+
+
+def allocate(side: Side) -> Case:
+    return Case(looped(lambda: side.node.allocate(1024).close()))
+
+
+def node(side: Side) -> Case:
+    comm = side.node.comm
+
+    def call() -> None:
+        side.package.Node(comm, backend=side.backend).close()
+
+    return Case(looped(call))
+
+
+def plan(*, is_first: bool) -> Make:
+    """A plan that is made and closed: the first on a new node, or beside another one."""
+
+    def make(side: Side) -> Case:
+        cart = side.node.comm.Create_cart([side.node.size], periods=[True])
+        field = side.node.xp.zeros((6, 512))
+
+        def made(node: Any) -> Any:
+            return side.package.HaloExchange(cart, field, 1, axes=(0,), node=node)
+
+        def first(count: int) -> float:
+            seconds = 0.0
+            for _ in range(count):
+                new = side.package.Node(side.node.comm, backend=side.backend)
+                cart.Barrier()
+                begin = time.perf_counter()
+                made(new).close()
+                seconds += time.perf_counter() - begin
+                new.close()
+            return seconds
+
+        if is_first:
+            return Case(first, close=cart.Free)
+        kept = made(side.node)
+
+        def close() -> None:
+            kept.close()
+            cart.Free()
+
+        return Case(looped(lambda: made(side.node).close()), close=close)
+
+    return make
+
+
+#: What is put on a stream where there is one.
+ORDERED: dict[str, Make] = {
+    "exchange, 8 B": exchange(8),
+    "exchange, 4 KiB": exchange(4096),
+    "exchange, 64 KiB": exchange(65536),
+    "exchange, 8 B, in windows": exchange(8, window=True),
+    "exchange, 64 KiB, in windows": exchange(65536, window=True),
+    "exchange, 3 fields of 4 KiB": exchange(4096, fields=3),
+    "start and wait, 4 KiB": exchange(4096, split=True),
+    "fence": window_call("fence"),
+    "post, start, complete, wait": window_call("pairwise"),
+    "event": event,
+}
+#: What blocks the host.
+BLOCKING: dict[str, Make] = {
+    "barrier": barrier,
+    "allocate and close": allocate,
+    "node, made and closed": node,
+    "first plan, made and closed": plan(is_first=True),
+    "second plan, made and closed": plan(is_first=False),
+}
+
+
+def synchronized(make: Make) -> Make:
+    """The same with a synchronize after each call."""
+
+    def made(side: Side) -> Case:
+        case = make(side)
+
+        def call() -> None:
+            case.seconds(1)
+            side.sync()
+
+        return Case(looped(call), case.check, case.close)
+
+    return made
+
+
+class Comparison:
+    """The ranks that time both sides together."""
+
+    def __init__(self, comm: Any, folder: Path, options: argparse.Namespace) -> None:
+        self.comm, self.options = comm, options
+        sys.path.insert(0, str(folder))
+        self.packages = {side: importlib.import_module(f"mpishare_{side}") for side in SIDES}
+        self.stream: Any = None
+        self.sync: Callable[[], None] = lambda: None
+        self.operations = {**ORDERED, **BLOCKING}
+        if options.backend == "cuda":
+            waiting = {f"{name}, synchronized": synchronized(m) for name, m in ORDERED.items()}
+            self.operations = {**ORDERED, **waiting, **BLOCKING}
+        if options.only:
+            self.operations = {
+                name: make for name, make in self.operations.items() if options.only in name
+            }
+        self.counts: dict[str, int] = {}
+        self.rounds: dict[str, list[np.ndarray]] = {name: [] for name in self.operations}
+
+    def run(self) -> None:
+        gc.disable()
+        passes = self.options.passes
+        seconds = self.options.seconds / passes / max(len(self.operations), 1)
+        for number in range(passes):
+            order = SIDES if number % 2 == 0 else SIDES[::-1]
+            nodes = {side: self.node(side) for side in order}
+            sides = {
+                side: Side(self.packages[side], nodes[side], self.options.backend, self.sync)
+                for side in order
+            }
+            for name, make in self.operations.items():
+                self.compare(name, {side: make(sides[side]) for side in order}, seconds)
+            for each in nodes.values():
+                each.close()
+
+    def node(self, side: str) -> Any:
+        made = self.packages[side].Node(self.comm, backend=self.options.backend)
+        if self.options.backend == "cuda" and self.stream is None:
+            # Of the GPU that the node has chosen; both sides use it as the current stream.
+            self.stream = made.xp.cuda.Stream(non_blocking=True)
+            self.stream.use()
+            self.sync = self.stream.synchronize
+        return made
+
+    def compare(self, name: str, cases: dict[str, Case], seconds: float) -> None:
+        """Time both cases in turn for that long, and close them."""
+        for case in cases.values():
+            self.check(name, case)
+        count = self.count(name, cases)
+        found: list[tuple[float, ...]] = []
+        end = time.monotonic() + seconds
+        while self.comm.bcast(time.monotonic() < end or len(found) < 2):
+            order = "abba" if len(found) % 2 == 0 else "baab"
+            batch = [self.batch(cases[side], count) for side in order]
+            by_side = sorted(zip(order, batch, strict=True), key=lambda pair: pair[0])
+            found.append(tuple(took / count for _, took in by_side))
+        mine = np.array(found)
+        slowest = np.empty_like(mine)
+        self.comm.Allreduce(mine, slowest, op=self.options.max)
+        # Columns: both batches of A, then those of B.
+        self.rounds[name].append(slowest.reshape(-1, 2, 2).mean(axis=2))
+        for case in cases.values():
+            self.check(name, case)
+            case.close()
+        gc.collect()
+
+    def batch(self, case: Case, count: int) -> float:
+        self.sync()
+        self.comm.Barrier()
+        return case.seconds(count)
+
+    def count(self, name: str, cases: dict[str, Case]) -> int:
+        """How many calls make a batch; the same in every pass."""
+        count = self.counts.get(name, 1)
+        while name not in self.counts:
+            took = [self.batch(case, count) for case in cases.values()]
+            is_enough = max(took) >= BATCH_S or count >= MOST_CALLS[self.options.backend]
+            if self.comm.allreduce(is_enough, op=self.options.max):
+                self.counts[name] = count
+            else:
+                count *= 2
+        return count
+
+    def check(self, name: str, case: Case) -> None:
+        wrong = [rank for rank, ok in enumerate(self.comm.allgather(case.check())) if not ok]
+        if wrong:
+            raise SystemExit(f"{name}: a wrong result on ranks {wrong}")
+
+    def report(self, trees: list[str]) -> list[str]:
+        size, backend = self.comm.size, self.options.backend
+        lines = [f"A: {trees[0]}, B: {trees[1]}; {size} ranks, backend {backend}"]
+        lines.append(
+            f"{'medians of the maximum over ranks':38}{'A, us':>11}{'B, us':>11}"
+            f"{'B / A':>8}{'+-':>7}{'p25':>7}{'p75':>7}{'rounds':>8}"
+        )
+        for name, passes in self.rounds.items():
+            times = np.concatenate(passes)
+            ratios = times[:, 1] / times[:, 0]
+            p25, ratio, p75 = np.percentile(ratios, (25, 50, 75))
+            of_passes = [np.median(each[:, 1] / each[:, 0]) for each in passes]
+            error = np.std(of_passes) / max(len(passes) - 1, 1) ** 0.5
+            a_us, b_us = 1e6 * np.median(times, axis=0)
+            lines.append(
+                f"{name:38}{a_us:11.2f}{b_us:11.2f}{ratio:8.3f}{error:7.3f}{p25:7.3f}{p75:7.3f}"
+                f"{len(ratios):8d}"
+            )
+        return lines
+
+
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--exported", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--export", nargs=2, metavar=("TREE_A", "TREE_B"))
+    parser.add_argument("--backend", choices=MOST_CALLS, default="host")
+    parser.add_argument("--seconds", type=float, help="of all timing together")
+    parser.add_argument("--passes", type=int, help="how often all is made anew")
+    parser.add_argument("--only", metavar="WORDS", help="operations whose name has these words")
+    options = parser.parse_args(words)
+    if options.export:
+        export(options.export, options.exported)
+        return
+    from mpi4py import MPI
+
+    options.max = MPI.MAX
+    options.passes = options.passes or PASSES[options.backend]
+    options.seconds = options.seconds or SECONDS[options.backend]
+    comparison = Comparison(MPI.COMM_WORLD, options.exported, options)
+    comparison.run()
+    if MPI.COMM_WORLD.rank == 0:
+        trees = (options.exported / "trees").read_text().splitlines()
+        print("\n".join(comparison.report(trees)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

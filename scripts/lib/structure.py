@@ -1,0 +1,281 @@
+"""Count what a reader of the code has to hold in mind, for one source tree or for two.
+
+A tree is a git revision or a folder with the repository's layout; default: the working tree.
+Standard library only.
+
+modules at the root    files mpishare/*.py, `__init__` included
+rooms                  the package seen from above: each module at its root, each folder in it
+                       (bench is one), and the examples as one
+arrows                 pairs of rooms of which the first imports from the second: all imports,
+                       also those in functions and those for type checkers alone
+  without type checks  the same without imports under `if TYPE_CHECKING`
+floors                 rooms on the longest chain of imports; rooms that import each other in a
+                       circle stand on one floor
+circles                such groups of rooms
+lines                  of *.py, *.cu and *.cuh: mpishare without bench, bench, tests
+polling loops          loops in mpishare without bench that sleep, yield, or look at a clock in
+                       their own lines: sleep, sched_yield, monotonic, perf_counter, or a wait
+                       or join with a timeout
+one importer           modules of mpishare that one other module alone imports
+files > 400 lines      in mpishare and tests
+complexity > 10        functions in mpishare of a cyclomatic complexity above 10: 1, and 1 for
+                       each if, loop, except, boolean operator, and for and if of a comprehension,
+                       also in nested functions (ruff's C901 counts no operators, comprehensions)
+"""
+
+import argparse
+import ast
+import contextlib
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE, EXAMPLES = "mpishare", "examples"
+CLOCKS = {"sleep", "sched_yield", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
+TIMED = {"wait", "join"}
+LONG, COMPLEX, WORST = 400, 10, 10
+
+
+@dataclass
+class Structure:
+    """The numbers of one tree, as rows of the table, and what -v lists beside some of them."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    lists: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, name: str, found: list[str]) -> None:
+        self.rows[name], self.lists[name] = len(found), found
+
+
+@contextlib.contextmanager
+def tree_of(where: str) -> Iterator[Path]:
+    """The folder of a tree, unpacked for as long as it is looked at if git has it."""
+    if Path(where).is_dir():
+        yield Path(where)
+        return
+    command = ["git", "-C", str(ROOT), "archive", "--format=tar", where]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{where} is neither a folder nor a revision: {done.stderr.decode()}")
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """Every module of the package and every example, by its dotted name."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in sorted((root / "scripts" / EXAMPLES).glob("*.py")):
+        found[f"{EXAMPLES}.{path.stem}"] = path
+    return found
+
+
+def imports(tree: ast.AST, module: str, path: Path) -> Iterator[tuple[str, bool]]:
+    """Every name that is imported, and whether for type checkers alone."""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    unseen: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while unseen:
+        node, is_typing = unseen.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, is_typing) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from ((f"{base}.{alias.name}", is_typing) for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            unseen += [(child, True) for child in node.body]
+            unseen += [(child, is_typing) for child in node.orelse]
+        else:
+            unseen += [(child, is_typing) for child in ast.iter_child_nodes(node)]
+
+
+def edges(modules: dict[str, Path]) -> dict[tuple[str, str], bool]:
+    """Which module imports which, and whether for type checkers alone."""
+    found: dict[tuple[str, str], bool] = {}
+    for module, path in modules.items():
+        for name, is_typing in imports(ast.parse(path.read_text()), module, path):
+            # `from mpishare.node import Node` is of the module, `from mpishare import node` too.
+            parts = name.split(".")
+            heads = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            other = next((head for head in heads if head in modules), None)
+            if other is not None and other != module:
+                found[module, other] = found.get((module, other), True) and is_typing
+    return found
+
+
+def room(module: str) -> str:
+    head, _, rest = module.partition(".")
+    return head if head == EXAMPLES else rest.partition(".")[0] or "__init__"
+
+
+def arrows(found: dict[tuple[str, str], bool], *, with_typing: bool) -> set[tuple[str, str]]:
+    pairs = {
+        (room(a), room(b)) for (a, b), is_typing in found.items() if with_typing or not is_typing
+    }
+    return {(a, b) for a, b in pairs if a != b}
+
+
+def floors(rooms: set[str], pairs: set[tuple[str, str]]) -> tuple[int, list[str]]:
+    """How many rooms the longest chain of imports has, and the circles, each one floor."""
+    below = {a: {b for first, b in pairs if first == a} for a in rooms}
+
+    def reach(a: str) -> set[str]:
+        seen, unseen = set(), [a]
+        while unseen:
+            new = below[unseen.pop()] - seen
+            seen |= new
+            unseen += new
+        return seen
+
+    reached = {a: reach(a) for a in rooms}
+    circle = {a: frozenset({a, *(b for b in reached[a] if a in reached[b])}) for a in rooms}
+    height: dict[frozenset[str], int] = {}
+    # A room reaches all that those below it reach, and those too.
+    for a in sorted(rooms, key=lambda a: len(reached[a])):
+        under = {circle[b] for b in reached[a]} - {circle[a]}
+        height[circle[a]] = 1 + max((height[other] for other in under), default=0)
+    circles = sorted(" - ".join(sorted(each)) for each in set(circle.values()) if len(each) > 1)
+    return max(height.values(), default=0), circles
+
+
+def is_polling(loop: ast.AST) -> bool:
+    """Whether a loop sleeps, yields or looks at a clock, but not in a loop or function within."""
+    unseen = list(ast.iter_child_nodes(loop))
+    while unseen:
+        node = unseen.pop()
+        if isinstance(node, ast.While | ast.For | ast.FunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            name = node.func.id if isinstance(node.func, ast.Name) else name
+            is_timed = any(word.arg and "timeout" in word.arg for word in node.keywords) or (
+                len(node.args) == 1
+                and isinstance(node.args[0], ast.Constant)
+                and isinstance(node.args[0].value, int | float)
+            )
+            if name in CLOCKS or (name in TIMED and is_timed):
+                return True
+        unseen += ast.iter_child_nodes(node)
+    return False
+
+
+def polling_loops(root: Path, paths: list[Path]) -> list[str]:
+    found = []
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.While | ast.For) and is_polling(node):
+                found.append((path.relative_to(root).as_posix(), node.lineno))
+    return [f"{path}:{line}" for path, line in sorted(found)]
+
+
+def complexity(function: ast.AST) -> int:
+    total = 1
+    for node in ast.walk(function):
+        if isinstance(node, ast.If | ast.IfExp | ast.For | ast.While | ast.ExceptHandler):
+            total += 1
+        elif isinstance(node, ast.BoolOp):
+            total += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            total += 1 + len(node.ifs)
+    return total
+
+
+def complexities(root: Path) -> list[tuple[int, str]]:
+    """The complexity of every function of the package, the worst first."""
+    found = []
+    for path in (root / PACKAGE).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                where = f"{path.relative_to(root).as_posix()}:{node.lineno} {node.name}"
+                found.append((complexity(node), where))
+    return sorted(found, key=lambda pair: (-pair[0], pair[1]))
+
+
+def measure(root: Path) -> Structure:
+    modules = modules_of(root)
+    found = edges(modules)
+    rooms = {room(module) for module in modules}
+    all_arrows = arrows(found, with_typing=True)
+    n_floors, circles = floors(rooms, all_arrows)
+    bench = root / PACKAGE / "bench"
+    sources = {
+        folder: sorted(path for end in ("py", "cu", "cuh") for path in folder.rglob(f"*.{end}"))
+        for folder in (root / PACKAGE, bench, root / "tests")
+    }
+    lines = {path: path.read_text().count("\n") for paths in sources.values() for path in paths}
+    n_lines = {folder: sum(lines[path] for path in paths) for folder, paths in sources.items()}
+    library = [p for p in sources[root / PACKAGE] if p.suffix == ".py" and bench not in p.parents]
+    importers: dict[str, set[str]] = {}
+    for a, b in found:
+        importers.setdefault(b, set()).add(a)
+
+    of = Structure()
+    of.add("modules at the root", sorted(p.name for p in (root / PACKAGE).glob("*.py")))
+    of.add("rooms", sorted(rooms))
+    of.rows["floors"] = n_floors
+    of.add("arrows", sorted(f"{a} -> {b}" for a, b in all_arrows))
+    of.rows["  without type checks"] = len(arrows(found, with_typing=False))
+    of.add("circles", circles)
+    of.rows["lines of the library"] = n_lines[root / PACKAGE] - n_lines[bench]
+    of.rows["lines of the bench"] = n_lines[bench]
+    of.rows["lines of tests"] = n_lines[root / "tests"]
+    of.add("polling loops", polling_loops(root, library))
+    of.add(
+        "one importer",
+        sorted(f"{b} <- {next(iter(a))}" for b, a in importers.items() if len(a) == 1),
+    )
+    long = {path.relative_to(root).as_posix(): n for path, n in lines.items() if n > LONG}
+    of.add("files > 400 lines", [f"{path} {n}" for path, n in sorted(long.items())])
+    ranked = complexities(root)
+    of.add("complexity > 10", [f"{n} {where}" for n, where in ranked if n > COMPLEX])
+    of.lists["worst functions"] = [f"{n:3d} {where}" for n, where in ranked[:WORST]]
+    return of
+
+
+def report(names: list[str], found: list[Structure], *, is_verbose: bool) -> list[str]:
+    wide = max(map(len, found[0].rows)), *(max(12, len(name)) for name in names)
+    table = [["", *names]]
+    table += [[name, *(str(each.rows[name]) for each in found)] for name in found[0].rows]
+    lines = []
+    for first, *rest in table:
+        cells = [cell.rjust(width) for cell, width in zip(rest, wide[1:], strict=True)]
+        lines.append("  ".join([first.ljust(wide[0]), *cells]).rstrip())
+    for name, each in zip(names, found, strict=True):
+        for title, items in each.lists.items():
+            if title == "worst functions" or (is_verbose and items):
+                lines += ["", f"{name}: {title}", *(f"  {item}" for item in items)]
+    return lines
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/structure",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("trees", nargs="*", metavar="TREE", help="a git revision or a folder")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list what is counted")
+    options = parser.parse_args(words)
+    found = []
+    for tree in options.trees or [str(ROOT)]:
+        with tree_of(tree) as root:
+            if not (root / PACKAGE).is_dir():
+                parser.error(f"{tree} has no folder {PACKAGE}")
+            found.append(measure(root))
+    names = options.trees or ["working tree"]
+    print("\n".join(report(names, found, is_verbose=options.verbose)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
