@@ -80,13 +80,13 @@ with mpishare.Node(timeout_s=1.5) as node:
 
 
 def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
-    """They make no call to mpishare in which to hear of it, and MPI would wait for ever."""
+    """They make no call to mpishare in which to notice it, and MPI would wait for ever."""
     result = run_ranks(3, UNHEARD, timeout_s=30)
     assert not result.timed_out, result.describe()
     assert result.returncode != 0
     assert result.seconds < 12
     assert "KeyError: 'my own reason'" in result.stderr, result.describe()
-    assert "rank 1 has left the node, and waits for ranks 0, 2 to hear of it" in result.stderr
+    assert "rank 1 has left the node, and waits until ranks 0, 2 notice" in result.stderr
     assert "ranks 0, 2 made no call to mpishare within 1.5 s" in result.stderr
 
 

@@ -33,7 +33,7 @@ def test_an_owner_out_of_memory(owner, backend):
 
 def test_an_owner_with_room_in_shm_but_no_memory():
     played = play(3, out_of_memory, 0, 4 << 20, 1 << 20)
-    check_out_of_memory(played, 0, "host", "bytes of memory left")
+    check_out_of_memory(played, 0, "host", "of memory left")
 
 
 def check_out_of_memory(played, owner, backend, words):

@@ -30,7 +30,7 @@ LAYERS = (
     "info bench",
 )
 # The rooms of the halo: what all engines use, the two engines, and the plans on top.
-PLANS = ("plan", "cartesian", "neighbors")
+PLANS = ("setup", "plan", "cartesian", "neighbors")
 LAYER_OF = {room: number for number, row in enumerate(LAYERS) for room in row.split()}
 
 
