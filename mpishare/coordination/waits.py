@@ -35,7 +35,7 @@ log = logging.getLogger("mpishare")
 
 _EXITED = "exited without closing the node"
 
-_BRIEF_S = 200e-6
+_BRIEF_LOOKS = 200
 """Most waits are over before anybody needs to know of them."""
 
 PUBLISH_S = 0.05
@@ -159,11 +159,10 @@ class Waits:
             Default: the node's.
         """
 
-        def is_done() -> bool:
-            return not pending()
-
-        if poll(is_done, _BRIEF_S):
-            return
+        for _ in range(_BRIEF_LOOKS):
+            if not pending():
+                return
+            os.sched_yield()
         timeout_s = timeout_s or self.timeout_s
         with WaitMonitor(self, call, pending) as monitor:
 
@@ -172,7 +171,8 @@ class Waits:
                 self._check_departed(call, pending)
                 monitor.look()
 
-            if not poll(is_done, timeout_s, look, warn=monitor.warn) and (ranks := pending()):
+            is_over = poll(lambda: not pending(), timeout_s, look, warn=monitor.warn)
+            if not is_over and (ranks := pending()):
                 raise self.timed_out(call, ranks, timeout_s)
 
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
