@@ -38,7 +38,7 @@ class PeerError(MpiShareError):
     Attributes
     ----------
     failures : dict of int to str
-        For each rank that failed, its error in words. Ranks are those of ``node.comm``; those of
+        For each rank that failed, its error as text. Ranks are those of ``node.comm``; those of
         the communicator that was given where ``Node()`` itself failed.
     """
 
@@ -60,7 +60,7 @@ class MismatchError(PeerError, ValueError):
 
 
 class PeerTimeout(MpiShareError, TimeoutError):
-    """A peer is missing: it died, or it did not arrive within the deadline.
+    """A rank is missing: it died, or it did not arrive within the deadline.
 
     Attributes
     ----------

@@ -55,7 +55,7 @@ class Event(NodeObject):
         self._chain = StreamChain(context.backend, name)
 
     def record(self, stream: Any = None) -> None:
-        """Record what was put on my stream so far. Owner only.
+        """Record the work enqueued on my stream so far. Owner only.
 
         Local. Stream-ordered; waits on the host only for a waiter that has not taken the record of
         16 calls before.
@@ -155,7 +155,7 @@ class Event(NodeObject):
         return f"<mpishare.Event {self.name}: owner={self.owner}, waiters={self.waiters}{state}>"
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
-        """Record or wait for event `count` on a stream, and say so."""
+        """Record or wait for event `count` on a stream, and publish the count."""
         use(self._events[count % RING], number)
         self._chain.leave()
         self._memory_barrier()

@@ -8,7 +8,7 @@ from mpishare import allocate
 from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
-from mpishare.setup.create import destroy_node, form
+from mpishare.setup.create import create_node, destroy_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,14 +67,14 @@ class Node(NotPicklable):
         device: Any = None,
         timeout_s: float = 300.0,
     ) -> None:
-        made = form(comm, backend, device, timeout_s)
-        self._context = made.context
-        self._ending = made.ending
-        self._comms = (made.user, made.ranks_here, made.whole)
-        self._report = made.report
+        parts = create_node(comm, backend, device, timeout_s)
+        self._context = parts.context
+        self._shutdown = parts.shutdown
+        self._report = parts.report
+        self._comms = parts.comms
         self._is_closed = False
-        self.comm: MPI.Comm = made.user
-        self.ranks = made.ranks
+        self.comm: MPI.Comm = parts.comms[0]
+        self.ranks = tuple(member.given_rank for member in parts.report.members)
 
     @property
     def rank(self) -> int:
@@ -119,7 +119,7 @@ class Node(NotPicklable):
     def report(self) -> Report:
         """Return who shares with whom, by which route, and why not where not.
 
-        Local: what was found when the node was made. ``str()`` is a text, `Report.pairs` data.
+        Local: the probe ran when the node was made. ``str()`` is a text, `Report.pairs` data.
         """
         return self._report
 
@@ -224,7 +224,7 @@ class Node(NotPicklable):
         Parameters
         ----------
         source : array, or callable without arguments that returns one
-            Looked at, or called, on the owner alone; what the others pass is ignored. It is copied.
+            Read, or called, on the owner alone; the others' is ignored. The array is copied.
         owner : int, optional
             A rank in `comm`, the same on all ranks. Default: the leader.
 
@@ -233,7 +233,7 @@ class Node(NotPicklable):
         Exception
             On the owner, whatever the callable raised.
         PeerError
-            On the others, with the words of that exception.
+            On the others, with the text of that exception.
         """
         return allocate.share(self._context, source, owner)
 
@@ -252,10 +252,10 @@ class Node(NotPicklable):
         return make_event(self._context, self.leader if owner is None else owner, waiters)
 
     def close(self) -> None:
-        """Close the node and what was made from it, newest first.
+        """Close the node and the objects made from it, newest first.
 
         Collective over the node, host-blocking; closing twice does nothing. Local where the node
-        is broken: what other ranks may still map is left to the end of the process.
+        is broken: memory that other ranks may still map is left to the end of the process.
 
         Raises
         ------
@@ -277,7 +277,7 @@ class Node(NotPicklable):
                 child.close()
             for release_retained in context.retained:
                 release_retained()
-            destroy_node(context, self._ending)
+            destroy_node(context, self._shutdown)
         except BaseException as error:
             agreement.leave("close()", error)
             self._abandon()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.ranges")
 
 TOOLS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-"""Environment variables of which a tool sets one: what NVTX loads, and Nsight Systems' own."""
+"""A tool sets one of these environment variables: NVTX loads the first, Nsight the second."""
 
 _MISSING = "neither the package nvtx nor CuPy is installed, by which ranges are pushed"
 
@@ -64,7 +64,7 @@ def bind(target: Any, *calls: str) -> None:
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Be one range, where ranges are wanted. Local; for what is no hot path."""
+    """Push a range around a block, where ranges are wanted. Local; not for hot paths."""
     library = _wanted()
     if library is None:
         yield
@@ -92,7 +92,7 @@ def _around(
 
 
 def _wanted() -> Library | None:
-    """Return what pushes and pops, if ranges are wanted for what is made now."""
+    """Return the functions that push and pop, if objects made now are to have ranges."""
     is_on = any(map(os.environ.get, TOOLS)) if _choice is None else _choice
     return _told_library() if is_on else None
 

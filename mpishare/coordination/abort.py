@@ -24,7 +24,7 @@ HEARD_S = 1.0
 
 
 def say(text: str) -> None:
-    """Write to stderr; where that is closed or its reader is gone, there is nobody to tell."""
+    """Write to stderr; where it is closed or its reader is gone, that is all that can be done."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text)
         sys.stderr.flush()

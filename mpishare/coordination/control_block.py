@@ -1,9 +1,10 @@
-"""The control block: what the ranks of a node tell each other without a message.
+"""The control block: shared memory through which the ranks of a node coordinate.
 
-One piece of shared memory a node, in slots of 128 bytes with one writer each: who is alive, who
-waits for whom, a mailbox for agreement, and the counters that order streams. Everything is an
-aligned 8-byte item, read and written whole; a full memory barrier stands before the store that
-publishes and after the load that saw it, where the processor reorders them, as aarch64 does.
+One block per node, in slots of 128 bytes with one writer each: which ranks are alive, which rank
+waits for which, a mailbox per rank for agreement, and the counters that order streams. Everything
+is an aligned 8-byte item, read and written whole. Where the processor reorders stores or loads, as
+aarch64 does, a full memory barrier stands before the store that publishes and after the load that
+saw it.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from mpishare.memory.shared import SharedMemory
 
 MAILBOX_NBYTES = 4096
-"""Bytes that a rank can say in one round of agreement."""
+"""Bytes that a rank can publish in one round of agreement."""
 
 ORDERED_MACHINES = ("x86_64", "AMD64")
 """Processors that show stores in the order in which they were made, and load in order (Intel
 Software Developer's Manual, volume 3, 9.2.2)."""
 
 _STATE_WORDS = 512
-_MOST_SAID, _MOST_MISSING = 500, 64
+_MAX_TEXT, _MAX_MISSING = 500, 64
 _STATUS_WORDS = 128
 _TRIES = 1000  # to read what changes; a rank may have died while it wrote
 _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
@@ -50,14 +51,14 @@ class State(IntEnum):
     PRESENT = 0
     CLOSED = 1
     LEFT = 2
-    """By an exception; its words are in its slot."""
+    """By an exception; its text is in the slot of the rank."""
     EXITED = 3
     """The process ended without closing the node."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a rank is waiting in, as the others see it."""
+    """The wait of a rank, as the others see it."""
 
     version: int
     looks: int
@@ -95,13 +96,13 @@ def _nothing() -> None:
     pass
 
 
-def _departure(text: str, missing: Sequence[int], *, is_cause: bool, most_nbytes: int) -> str:
+def _departure(text: str, missing: Sequence[int], *, is_cause: bool, max_nbytes: int) -> str:
     """Return what `ControlBlock.departure` reads, cut before it is written, so that it is whole."""
-    text = text[:_MOST_SAID].encode(errors="replace").decode()
+    text = text[:_MAX_TEXT].encode(errors="replace").decode()
     while True:
-        said = json.dumps([text, list(missing)[:_MOST_MISSING], is_cause])
-        if len(said) <= most_nbytes:
-            return said
+        packed = json.dumps([text, list(missing)[:_MAX_MISSING], is_cause])
+        if len(packed) <= max_nbytes:
+            return packed
         text = text[: len(text) // 2]  # twelve bytes a character where they are escaped
 
 
@@ -133,7 +134,7 @@ class ControlBlock:
         """Bytes of a block for that many ranks."""
         return 8 * (size * _RANK_WORDS + _POOL_WORDS)
 
-    # --- who is alive: a lock that the operating system releases when the process ends
+    # --- which ranks are alive: a lock that the operating system releases when the process ends
 
     def lock(self) -> None:
         """Take this rank's lock: from now on its end is seen.
@@ -174,38 +175,38 @@ class ControlBlock:
         *,
         is_cause: bool = True,
     ) -> None:
-        """Say how this rank leaves; the first word said stands.
+        """Publish how this rank leaves; the first reason stands.
 
         Parameters
         ----------
         missing : sequence of int
-            The ranks for want of which it leaves.
+            The ranks that are missing, if that is why it leaves.
         is_cause : bool
             False where it leaves only because another rank failed.
         """
         at = self.rank * _RANK_WORDS
         if self.is_mine and self.words[at] == State.PRESENT:
-            words = _STATE_WORDS - 3
-            said = _departure(text, missing, is_cause=is_cause, most_nbytes=8 * (words - 1))
-            self._write_text(at + 1, words, said)
+            nwords = _STATE_WORDS - 3
+            packed = _departure(text, missing, is_cause=is_cause, max_nbytes=8 * (nwords - 1))
+            self._write_text(at + 1, nwords, packed)
             self.sync()
             self.words[at] = state
 
     def mark_broken(self) -> None:
-        """Say, before any counter is released, that this rank releases counters."""
+        """Publish, before any counter is released, that this rank releases counters."""
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 1] = 1
         self.sync()
 
     def mark_aborting(self) -> None:
-        """Say that this rank has said all that it has to say, and only waits to abort the job."""
+        """Publish that all output of this rank is out, and that it only waits to abort the job."""
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 2] = 1
 
     def is_aborting(self, rank: int) -> bool:
-        """Whether that rank has said so, and still runs."""
+        """Whether that rank only waits to abort the job."""
         return bool(self.words[rank * _RANK_WORDS + _STATE_WORDS - 2]) and self.is_running(rank)
 
     def is_silent(self, rank: int) -> bool:
-        """Whether that rank has nothing more to say."""
+        """Whether no more output of that rank is to come."""
         return not self.is_running(rank) or self.is_aborting(rank)
 
     def is_broken(self) -> bool:
@@ -215,14 +216,14 @@ class ControlBlock:
         return any(self.words[r * _RANK_WORDS + at] for r in range(self.size))
 
     def departure(self, rank: int) -> tuple[str, tuple[int, ...], bool]:
-        """Return a rank's words when it left, the ranks that it missed, and `is_cause`."""
+        """Return why a rank left: its text, the ranks that it missed, and `is_cause`."""
         text, missing, is_cause = json.loads(self._read_text(rank * _RANK_WORDS + 1))
         return text, tuple(missing), is_cause
 
-    # --- who waits for whom, so that a cycle of waits is seen
+    # --- the wait-for graph: what each rank waits in, and for which ranks
 
     def begin_wait(self, call: str, awaited: Sequence[int]) -> None:
-        """Tell the others that this rank waits in `call` for those ranks."""
+        """Publish that this rank waits in `call` for these ranks."""
         at = self.rank * _RANK_WORDS + _STATE_WORDS
         self.words[at] += 1  # odd: the text is being written
         self.sync()
@@ -232,18 +233,18 @@ class ControlBlock:
         self.words[at] += 1
 
     def look(self) -> None:
-        """Tell the others that this rank has looked again and still waits."""
+        """Publish that this rank has looked again and still waits."""
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS - 1] += 1
 
     def end_wait(self) -> None:
-        """Tell the others that this rank goes on."""
+        """Publish that this rank goes on."""
         at = self.rank * _RANK_WORDS + _STATE_WORDS
         self.words[at + 1] = 0
         self.sync()
         self.words[at] += 2
 
     def status(self, rank: int) -> Status | None:
-        """Return what that rank waits in; None where it does not, or never ends to say it."""
+        """Return what that rank waits in; None where it does not wait, or cannot be read."""
         at = rank * _RANK_WORDS + _STATE_WORDS
         for _ in range(_TRIES):
             version = self.words[at]
@@ -253,7 +254,7 @@ class ControlBlock:
             self.sync()
             if version % 2 == 0 and self.words[at] == version:
                 break
-            os.sched_yield()  # its words change just now
+            os.sched_yield()  # it is being written just now
         else:
             return None
         if not text:
@@ -261,7 +262,7 @@ class ControlBlock:
         call, awaited = json.loads(text)
         return Status(version, looks, call, tuple(awaited))
 
-    # --- mailboxes: two buffers a rank in turn, so that a fast rank never overwrites unread words
+    # --- mailboxes: double-buffered, so that a fast rank never overwrites what others still read
 
     def post_mail(self, number: int, total: int, data: bytes) -> None:
         """Publish round `number` of this rank: `data` is a part of `total` bytes."""
@@ -293,8 +294,8 @@ class ControlBlock:
         self.memory.close()
         self.barrier.close()
 
-    def _write_text(self, at: int, words: int, text: str) -> None:
-        data = text.encode(errors="replace")[: 8 * (words - 1)]
+    def _write_text(self, at: int, nwords: int, text: str) -> None:
+        data = text.encode(errors="replace")[: 8 * (nwords - 1)]
         self._bytes[8 * (at + 1) : 8 * (at + 1) + len(data)] = data
         self.words[at] = len(data)
 

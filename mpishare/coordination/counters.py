@@ -1,11 +1,11 @@
-"""Counters in shared memory: how they are handed out, given back, and released."""
+"""Counters in shared memory: allocated, given back, and released after a failure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SLOT_WORDS = 16
-"""Words of 8 bytes in a slot: 128 bytes, so that two writers never share a cache line."""
+"""8-byte words per slot: 128 bytes, so that two writers never share a cache line."""
 
 RELEASED = 1 << 62
 """Added to a counter to let every wait on it pass, on the GPU too: waits compare cyclically."""
@@ -32,7 +32,7 @@ class Counters:
 
 
 NO_COUNTERS = Counters(memoryview(b"").cast("Q"), 0, 0, 0)
-"""What a closed object has."""
+"""The counters of a closed object."""
 
 
 class CounterPool:
@@ -45,31 +45,31 @@ class CounterPool:
         self._free: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, view: memoryview[int], address: int) -> None:
-        """Add a chunk of zeroed shared memory; what was left of the last one is given up."""
+        """Add a chunk of zeroed shared memory; the rest of the last one is not used."""
         self._chunks.append((view, address))
         self._fresh = 0
 
-    def has(self, words: int) -> bool:
+    def has(self, count: int) -> bool:
         """Whether `take` finds room; else a chunk must be added, collectively."""
-        if self._free.get(words):
+        if self._free.get(count):
             return True
-        return bool(self._chunks) and self._fresh + words <= len(self._chunks[-1][0])
+        return bool(self._chunks) and self._fresh + count <= len(self._chunks[-1][0])
 
-    def take(self, words: int) -> Counters:
-        """Return counters that are all zero; `words` is a multiple of `SLOT_WORDS`."""
-        if self._free.get(words):
-            chunk, start = self._free[words].pop()
+    def take(self, count: int) -> Counters:
+        """Return counters that are all zero; `count` is a multiple of `SLOT_WORDS`."""
+        if self._free.get(count):
+            chunk, start = self._free[count].pop()
         else:
             chunk, start = len(self._chunks) - 1, self._fresh
-            self._fresh += words
+            self._fresh += count
         view, address = self._chunks[chunk]
         return Counters(
-            view[start : start + words], address + 8 * start if address else 0, chunk, start
+            view[start : start + count], address + 8 * start if address else 0, chunk, start
         )
 
     @staticmethod
     def clear(counters: Counters) -> None:
-        """Zero counters that nobody uses any more: one rank, before any may `take` them."""
+        """Zero unused counters, on one rank before any may `take` them."""
         for index in range(len(counters.view)):
             counters.view[index] = 0
 
@@ -79,11 +79,11 @@ class CounterPool:
         free.append((counters.chunk, counters.start))
 
     def watch(self, view: memoryview[int]) -> None:
-        """Release these words too, until `unwatch`: counters that are not of this pool."""
+        """Release these counters too, until `unwatch`: they are not of this pool."""
         self._watched.append(view)
 
     def unwatch(self, view: memoryview[int]) -> None:
-        """Release them no more."""
+        """Undo `watch`."""
         self._watched = [each for each in self._watched if each is not view]
 
     def release_all(self) -> None:

@@ -28,7 +28,7 @@ class Shutdown:
     watchdog : Watchdog
         The node's, stopped before the memory that it looks at goes.
     leave : callable
-        Called before the other ranks are told that this one ends.
+        Called before this rank publishes that it ends.
     """
 
     def __init__(self, agreement: Agreement, watchdog: Watchdog, leave: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class Shutdown:
         if failure is None:
             self._agreement.block.depart(State.EXITED)
         else:
-            self._agreement.tell(failure())  # so that nobody takes this rank for the cause
+            self._agreement.tell(failure())  # so that this rank is not taken for the cause
             self._abort_if_unheard()
 
     def _at_finalize(self) -> None:
@@ -83,7 +83,7 @@ class Shutdown:
             return  # a forked child must not speak for its parent
         failure = agreement.failure
         if failure is not None and not agreement.is_fatal and not agreement.is_raised:
-            # No call came after it: what this rank has may be wrong, and nobody else would say so.
+            # No call raised it: the data of this rank may be wrong, and nothing else would say so.
             say(f"mpishare: rank {agreement.rank}: {failure()}\n")
         self._abort_if_fatal()
         self._forget_finalize()
@@ -92,7 +92,7 @@ class Shutdown:
         agreement.block.barrier.close()
 
     def _abort_if_fatal(self) -> None:
-        """Abort the job where a rank is missing: Finalize would hang in what is under way."""
+        """Abort the job where a rank is missing: Finalize would hang in pending messages."""
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
             abort_after(lambda: self._say_in_turn(failure()))

@@ -158,7 +158,6 @@ class Waits:
         timeout_s : float, seconds
             Default: the node's.
         """
-
         for _ in range(_BRIEF_LOOKS):
             if not pending():
                 return

@@ -84,7 +84,7 @@ class Watchdog:
     def remove(self, waiting: Waiting) -> None:
         """Stop watching an object."""
         if not self._block.is_mine:
-            return  # in a forked child there is no thread, and nobody to give the lock back
+            return  # a forked child has no such thread, and the lock may be held for good
         with self._lock:
             self._waiting.remove(waiting)
             for rank in self._agreement.others:
@@ -109,7 +109,7 @@ class Watchdog:
         try:
             while not self._stop.wait(self._period_s()):
                 if self._agreement.failure is None:
-                    with self._lock:  # what is looked at is not taken away meanwhile
+                    with self._lock:  # no object is removed meanwhile
                         self._check_deaths()
                         self._check_stragglers()
                 if self._agreement.failure is not None and self._after_failure():
@@ -147,7 +147,7 @@ class Watchdog:
                 left.append(rank)
             elif not runs and state == State.PRESENT:
                 dead.append(rank)
-            elif state != State.PRESENT and any(rank in lag for lag in self.pending().values()):
+            elif state != State.PRESENT and any(rank in ranks for ranks in self.pending().values()):
                 left.append(rank)
         if dead:
             agreement.fail(_death(dead, agreement), fatal=True)
@@ -168,8 +168,8 @@ class Watchdog:
                     and key not in self._warned
                 ):
                     self._warned.add(key)
-                    late = describe_stragglers(item.name, [rank], STRAGGLER_S, self._agreement.rank)
-                    log.warning("%s on a stream", late)
+                    text = describe_stragglers(item.name, [rank], STRAGGLER_S, self._agreement.rank)
+                    log.warning("%s on a stream", text)
 
     def _end_process(self) -> None:
         # The main thread hangs elsewhere, most likely in a message to the dead rank.

@@ -235,7 +235,7 @@ def check(grid: Grid, blocks: Sequence[Block], *, corners: bool) -> None:
 
 
 def interior(block: Block, sent: Iterable[Transfer], received: Iterable[Transfer]) -> Box:
-    """Return a box of owned cells that need nobody and that nobody needs.
+    """Return the interior: a box of owned cells that need no neighbor, and no neighbor needs.
 
     No transfer of `sent`, my sends, reads them, and they are farther from the ghosts of `received`
     than these are wide. It has every such cell, unless an edge or a corner is read deeper than the
@@ -275,7 +275,7 @@ def shell(block: Block, inner: Box) -> tuple[Box, ...]:
 
 
 def _items(value: Any) -> list[Any] | None:
-    # None for what is no sequence, as an array without axes is none.
+    # None for anything but a sequence, such as an array without axes.
     with suppress(TypeError):
         return list(value)
     return None

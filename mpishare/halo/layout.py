@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the elements of an array stand in memory.
+    """How the elements of an array lie in memory.
 
     Attributes
     ----------
@@ -67,14 +67,14 @@ class Layout:
         )
 
     def difference(self, other: Layout) -> str:
-        """Say how `other` differs from this layout, for an error."""
+        """Return how `other` differs from this layout, for an error."""
         names = ("shape", "strides", "dtype", "device")
-        told = [
+        differing = [
             f"{name} {getattr(other, name)} instead of {getattr(self, name)}"
             for name in names
             if getattr(other, name) != getattr(self, name)
         ]
-        return ", ".join(told)
+        return ", ".join(differing)
 
     def require(self, other: Layout) -> None:
         """Raise `ValueError` unless an array of the other layout can take this one's place."""
@@ -86,14 +86,14 @@ class Layout:
 
 
 def is_on_gpu(field: Any) -> bool:
-    """Whether an array, of whatever library, stands in GPU memory. Local."""
+    """Whether an array, of whatever library, is in GPU memory."""
     if isinstance(field, np.ndarray):
         return False
     return bool(getattr(field, "is_cuda", None) or _has_interface(field))
 
 
 def _has_interface(field: Any) -> bool:
-    # A tensor in host memory raises AttributeError here, as does what is no array of a GPU.
+    # Raises AttributeError for a tensor in host memory, as for anything but an array on a GPU.
     return not hasattr(field, "is_cuda") and hasattr(field, "__cuda_array_interface__")
 
 

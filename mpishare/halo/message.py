@@ -1,4 +1,4 @@
-"""What travels between two ranks: cells of some fields, told apart by their direction."""
+"""Messages between two ranks: cells of some fields, with a tag for each direction."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """What goes from one rank to another in one direction at one exchange.
+    """The cells that go from one rank to another in one direction at an exchange.
 
     Attributes
     ----------
     peer : int
         The other rank, in the plan's communicator.
     tag : int
-        Tells this message from others between the two; the same at both ends.
+        Distinguishes the messages between two ranks; the same at both ends.
     parts : tuple of Part
-        At most one a field, in the order of the fields.
+        At most one per field, in the order of the fields.
     """
 
     peer: int

@@ -99,7 +99,7 @@ class Plan(NodeObject):
         self._forward.exchange(call, stream)
 
     def start(self, *fields: Any, stream: Any = None) -> None:
-        """Begin an exchange: neighbors get what was put on the stream before.
+        """Begin an exchange: neighbors get the cells as the stream has left them.
 
         Collective over the plan's ranks. Until `wait` the owned cells may be read, and
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
@@ -128,7 +128,7 @@ class Plan(NodeObject):
     def accumulate(self, *fields: Any, stream: Any = None) -> None:
         """Add every ghost to the cell that it shadows, then set it to zero: the reverse.
 
-        Collective over the plan's ranks; the first call makes what it needs, host-blocking. In a
+        Collective over the plan's ranks; the first call allocates, host-blocking. In a
         fixed order: the same ghosts give the same bits. Parameters and errors as `exchange`.
 
         Raises
@@ -153,7 +153,7 @@ class Plan(NodeObject):
         self._begin("accumulate", self._forward, fields)
         if self._forward.is_captured(fields or self._fields, stream):
             raise UnsupportedError(
-                f"{self.name}: accumulate failed: its first call makes what it needs, which "
+                f"{self.name}: accumulate failed: its first call allocates memory, which "
                 "cannot be captured into a graph. Call it once before the capture."
             )
 

@@ -47,13 +47,13 @@ def required(require: Any) -> list[str] | None:
 
 
 def choose(
-    ranks: PlanComm, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
+    comm: PlanComm, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
 ) -> dict[int, str]:
     """Return the route to each peer. Local: both ends find the same.
 
     Parameters
     ----------
-    ranks : PlanComm
+    comm : PlanComm
         The plan's.
     report : Report
         What the node's probe saw.
@@ -73,12 +73,12 @@ def choose(
     pairs = {(pair.origin, pair.target): pair for pair in report.pairs}
     found = {}
     for peer in sorted(set(peers)):
-        if peer not in ranks.ranks_here:
+        if peer not in comm.ranks_here:
             found[peer] = "mpi"
         elif not on_gpu:
             found[peer] = name or "host"
         else:
-            here, there = ranks.ranks_here[ranks.rank], ranks.ranks_here[peer]
+            here, there = comm.ranks_here[comm.rank], comm.ranks_here[peer]
             found[peer] = _on_gpu(pairs[here, there], pairs[there, here], name)
     return found
 
@@ -95,14 +95,14 @@ def _on_gpu(there: Pair, back: Pair, name: str | None) -> str:
     return name or (there.route if has_memory else "pinned")
 
 
-def refuse(call: str, told: Sequence[dict[int, str]], require: list[str] | None) -> None:
-    """Raise on every rank if any of the routes told is not allowed. Local."""
+def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | None) -> None:
+    """Raise on every rank if any route of any rank is not allowed."""
     if require is None:
         return
     refused = [
         f"rank {rank} to rank {peer}: {route}"
-        for rank, routes in enumerate(told)
-        for peer, route in routes.items()
+        for rank, mine in enumerate(routes)
+        for peer, route in mine.items()
         if route not in require
     ]
     if refused:
@@ -112,18 +112,18 @@ def refuse(call: str, told: Sequence[dict[int, str]], require: list[str] | None)
         )
 
 
-def warn(name: str, ranks: PlanComm, report: Report, told: Sequence[dict[int, str]]) -> None:
-    """Say on one rank of the plan that a neighbor on the same node is reached by a slow route."""
+def warn(name: str, comm: PlanComm, report: Report, routes: Sequence[dict[int, str]]) -> None:
+    """Warn on one rank of the plan if a neighbor on the same node is reached by a slow route."""
     slow = [
         (rank, peer, route)
-        for rank, routes in enumerate(told)
-        for peer, route in routes.items()
-        if ranks.nodes[rank] == ranks.nodes[peer] and route not in _FAST
+        for rank, mine in enumerate(routes)
+        for peer, route in mine.items()
+        if comm.nodes[rank] == comm.nodes[peer] and route not in _FAST
     ]
-    if not slow or slow[0][0] != ranks.rank:
+    if not slow or slow[0][0] != comm.rank:
         return
     rank, peer, route = slow[0]
-    pair = {ranks.ranks_here[rank], ranks.ranks_here[peer]}
+    pair = {comm.ranks_here[rank], comm.ranks_here[peer]}
     reasons = [p.reason for p in report.pairs if {p.origin, p.target} == pair and p.reason]
     why = reasons[0] if reasons else "MPISHARE_ROUTE asks for it"
     log.warning("%s: rank %d reaches rank %d by %s: %s", name, rank, peer, route, why)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Steps = Callable[[Callable[[], Any]], list[Any]]
-    """Does some work and returns what every rank's returned, or raises on every rank."""
+    """Does some work and returns the results of all ranks, or raises on every rank."""
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
 _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
@@ -158,7 +158,7 @@ def attach(name: str, nbytes: int) -> SharedMemory:
 
 
 def forget(name: str) -> None:
-    """Take the name away; the memory lives on as long as it is mapped. Local, may be repeated."""
+    """Remove the name; the memory lives on as long as it is mapped. May be repeated."""
     Path(FOLDER, name).unlink(missing_ok=True)
 
 
@@ -208,14 +208,14 @@ def _available() -> int:
 
 
 class SharedAllocation:
-    """Host memory that several ranks map, made in three steps; each is done by all of them.
+    """Host memory that several ranks map, made in three steps that all ranks take.
 
     Parameters
     ----------
     nbytes : int, bytes
-        Of it.
+        The size.
     is_maker : bool
-        True on the one rank that makes it.
+        True on the one rank that allocates it.
 
     Attributes
     ----------
@@ -241,14 +241,14 @@ class SharedAllocation:
         self._published.extend(publish(memory) for memory in self._made)
         return self._published[0] if self._published else ""
 
-    def attach(self, told: Iterable[str]) -> None:
+    def attach(self, names: Iterable[str]) -> None:
         """Map it, given what `publish` returned on each rank. Local."""
         if not self._made:
-            self._made.append(attach(next(filter(None, told)), self._nbytes))
+            self._made.append(attach(next(filter(None, names)), self._nbytes))
         self.memory = self._made[0]
 
     def forget(self) -> None:
-        """Take the name away: all have attached it, or never will. Local."""
+        """Remove the name: all have attached it, or never will."""
         for own in self._published:
             forget(own)
 
@@ -274,14 +274,14 @@ def map_on_all_ranks(step: Steps, nbytes: int, *, is_maker: bool) -> SharedMemor
     SharedMemory
         With its file open. After an error on any rank nothing is left mapped.
     """
-    common = SharedAllocation(nbytes, is_maker=is_maker)
+    allocation = SharedAllocation(nbytes, is_maker=is_maker)
     try:
-        step(common.create)
-        told = step(common.publish)
-        step(lambda: common.attach(told))
+        step(allocation.create)
+        names = step(allocation.publish)
+        step(lambda: allocation.attach(names))
     except BaseException:
-        common.close()
+        allocation.close()
         raise
     finally:
-        common.forget()
-    return common.memory
+        allocation.forget()
+    return allocation.memory

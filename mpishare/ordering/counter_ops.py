@@ -1,4 +1,4 @@
-"""Writes to counters and waits for them: on a stream, or by the host itself."""
+"""Writes of counters and waits for them: on a stream, or by the host itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: in
 
 
 class CounterOp:
-    """What one call writes, or waits for: a counter between this rank and each of some others.
+    """The counters that one call writes or waits for: one for each of some other ranks.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class CounterOrdered:
     Parameters
     ----------
     context : NodeContext
-        What the object stands on.
+        The node's.
     counters : Counters
         Its counters, zeroed.
     name : str

@@ -1,4 +1,4 @@
-"""Order between ranks: fences, and MPI's active-target words, by counters that only grow.
+"""Order between ranks: fences and MPI's active-target calls, by counters that only grow.
 
 A counter has one writer. Rank r says "epoch e" by raising its counter to e on its stream, after the
 work it stands for; another rank's stream waits until it is at least e. On the host backend the same
@@ -43,9 +43,9 @@ class Epochs(CounterOrdered):
     Parameters
     ----------
     context : NodeContext
-        What the window stands on.
+        The node's.
     counters : Counters
-        `words` of them, zeroed.
+        `epoch_counters` of them, zeroed.
     name : str
         The window's, for errors and warnings.
     flat_ranks : int
@@ -76,7 +76,7 @@ class Epochs(CounterOrdered):
     # --- fence
 
     def fence(self, stream: Any = None) -> None:
-        """Order what was put on the ranks' streams before against what comes after.
+        """Order the work enqueued on all ranks before it against the work enqueued after it.
 
         Collective over the node. Stream-ordered on CUDA: returns without waiting for the GPU. On
         the host backend it blocks until every rank of the node has called it.
@@ -151,7 +151,7 @@ class Epochs(CounterOrdered):
         Raises
         ------
         EpochError
-            If what was posted before has not been waited for.
+            If the last exposure has not been waited for.
         ValueError
             If a rank is none of the node's, or is named twice.
         """
@@ -241,7 +241,7 @@ class Epochs(CounterOrdered):
         return sorted(behind)
 
     def _behind(self, epoch: int, waits: Sequence[tuple[int, int]] | None = None) -> list[int]:
-        """Ranks that a fence waits for: those that have not called it, where they are known."""
+        """Return the ranks that a fence waits for: those that have not called it, if known."""
         view = self._view
         if waits is None:
             waits = [item for _, items in self._rounds for item in items]
@@ -307,8 +307,8 @@ def rounds(rank: int, size: int, flat_ranks: int) -> list[tuple[int, list[tuple[
     """Return the rounds of a fence: the slot to write, then the slots to wait for, with ranks.
 
     Flat: one round, everybody's slot. Else dissemination (Hensgen, Finkel, Manber 1988): in round k
-    rank r tells r + 2^k and hears from r - 2^k, so that after log2(size) rounds each has heard, by
-    way of others, from all.
+    rank r tells r + 2^k and waits for r - 2^k, so that after log2(size) rounds each has
+    waited, by way of others, for all.
     """
     if size <= flat_ranks:
         others = [(SLOT_WORDS * other, other) for other in range(size) if other != rank]

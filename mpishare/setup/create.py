@@ -1,4 +1,4 @@
-"""How a node comes to be: who shares memory, on which backend, with which GPUs."""
+"""How a node is made: which ranks share memory, on which backend, with which GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +34,19 @@ node_log = logging.getLogger("mpishare.node")
 CALL = "Node"
 
 
-@dataclass(frozen=True)
+@dataclass
 class NodeParts:
-    """What a node consists of."""
+    """The parts of a new node."""
 
     context: NodeContext
-    ending: Shutdown
-    whole: MPI.Comm
-    ranks_here: MPI.Comm
-    user: MPI.Comm
-    ranks: tuple[int, ...]
+    shutdown: Shutdown
     report: Report
+    comms: tuple[MPI.Comm, ...] = ()
+    """The user's communicator of the node first, then those that mpishare needs itself."""
 
 
-def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
-    """Form the nodes of a communicator. Collective over it; see `Node`."""
+def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
+    """Make the nodes of a communicator. Collective over it; see `Node`."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD if comm is None else comm
@@ -57,103 +55,94 @@ def form(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> No
     library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
-    whole, request = comm.Idup()
-    wait_request(request, CALL, deadline_s, whole)
+    all_comm, request = comm.Idup()
+    wait_request(request, CALL, deadline_s, all_comm)
     try:
-        chosen, why_host = choose_backend(whole, CALL, backend, timeout_s, deadline_s)
-        color, notes = _find_node(whole, deadline_s)
+        chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
+        color, notes = _find_node(all_comm, deadline_s)
     except PeerTimeout:
         raise
     except Exception:
-        whole.Free()  # every rank comes here, since every rank was told
+        all_comm.Free()  # every rank comes here, since every step is agreed on
         raise
-    ranks_here = whole.Split(color, whole.rank)
+    node_comm = all_comm.Split(color, all_comm.rank)
     made: list[NodeParts] = []
 
     def build() -> None:
-        context, ending, report = _build(
-            whole, ranks_here, chosen, device, deadline_s, why_host, notes
-        )
-        made.append(
-            NodeParts(
-                context=context,
-                ending=ending,
-                whole=whole,
-                ranks_here=ranks_here,
-                user=MPI.COMM_NULL,
-                ranks=tuple(member.given_rank for member in report.members),
-                report=report,
-            )
-        )
+        made.append(_build(all_comm, node_comm, chosen, device, deadline_s, why_host, notes))
 
     try:
-        agree(whole, CALL, build, deadline_s)
+        agree(all_comm, CALL, build, deadline_s)
     except PeerTimeout:
         raise
     except Exception:
-        for part in made:  # this node was made, another was not
-            destroy_node(part.context, part.ending)
-        ranks_here.Free()
-        whole.Free()
+        for parts in made:  # this node was made, another was not
+            destroy_node(parts.context, parts.shutdown)
+        node_comm.Free()
+        all_comm.Free()
         raise
-    part = made[0]
+    parts = made[0]
+    parts.comms = node_comm.Dup(), node_comm, all_comm
     node_log.info(
         "node made: rank %d of %d on %s, backend %s, leader %d, %s",
-        part.context.rank,
-        part.context.size,
-        part.report.members[0].host,
+        parts.context.rank,
+        parts.context.size,
+        parts.report.members[0].host,
         chosen,
-        part.report.leader,
-        part.context.backend.device or why_host or "no GPU",
+        parts.report.leader,
+        parts.context.backend.device or why_host or "no GPU",
     )
-    return replace(part, user=ranks_here.Dup())
+    return parts
 
 
-def destroy_node(context: NodeContext, ending: Shutdown) -> None:
-    """End a node in which nothing is open any more. Collective over its ranks, host-blocking."""
+def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
+    """Destroy a node without open objects. Collective over its ranks, host-blocking."""
     agreement, block = context.agreement, context.agreement.block
     call = "Node.close"
 
-    def let_go() -> None:
+    def release() -> None:
         context.drain(call)
         context.suballocator.release()
 
-    agreement.step(call, let_go)
+    agreement.step(call, release)
     agreement.step(call, context.suballocator.close)
     block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
     context.watchdog.stop()
-    ending.cancel()
+    shutdown.cancel()
     node_log.debug("node closed")
     context.backend.unregister(block.memory)
     block.close()
     context.close_chunks()  # after the block, whose pool looks at them
 
 
-def _find_node(whole: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
-    """Return the lowest rank that shares memory with this one, and what looks odd.
+def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
+    """Return the lowest rank that shares memory with this one, and notes on what looks odd.
 
     MPI's word alone is not enough: launchers were seen to call ranks shared that are not, and the
     other way round.
     """
     from mpi4py import MPI
 
-    shared_comm = whole.Split_type(MPI.COMM_TYPE_SHARED, whole.rank)
-    first = allgather(shared_comm, CALL, whole.rank, deadline_s)[0]
+    shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
+    first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
     shared_comm.Free()
     try:
         place = [boot_id(), Path(shared.FOLDER).stat().st_dev]
     except OSError:
-        place = ["", whole.rank]  # alone; that there is no shared memory is said where it is made
-    told = allgather(whole, CALL, [first, place], deadline_s)
-    mates = [rank for rank, each in enumerate(told) if each == [first, place]]
+        place = [
+            "",
+            all_comm.rank,
+        ]  # alone; where the shared memory is made, an error says that there is none
+    replies = allgather(all_comm, CALL, [first, place], deadline_s)
+    mates = [rank for rank, each in enumerate(replies) if each == [first, place]]
     notes = []
-    apart = [r for r, (group, where) in enumerate(told) if group == first and where != place]
+    apart = [r for r, (group, where) in enumerate(replies) if group == first and where != place]
     if apart:
         notes.append(
             f"MPI says that ranks {apart} of the given communicator share memory with rank "
             f"{mates[0]}, but their /dev/shm is another: start the containers with --ipc=host"
         )
-    beside = [r for r, (group, where) in enumerate(told) if group != first and where == place]
+    beside = [r for r, (group, where) in enumerate(replies) if group != first and where == place]
     if beside:
         notes.append(
             f"ranks {beside} of the given communicator have the same /dev/shm as rank {mates[0]}, "
@@ -164,17 +153,17 @@ def _find_node(whole: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
 
 
 def _build(
-    whole: MPI.Comm,
-    ranks_here: MPI.Comm,
+    all_comm: MPI.Comm,
+    node_comm: MPI.Comm,
     chosen: str,
     device: Any,
     deadline_s: float,
     why_host: str | None,
     notes: list[str],
-) -> tuple[NodeContext, Shutdown, Report]:
+) -> NodeParts:
     from mpi4py import MPI
 
-    block = _control_block(ranks_here, deadline_s)
+    block = _control_block(node_comm, deadline_s)
     agreement = Agreement(block, deadline_s)
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which takes no message away
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
@@ -183,21 +172,21 @@ def _build(
         block.lock()
         agreement.step(CALL, lambda: None)  # from here on a rank without its lock is dead
         watchdog.start()
-        context, members = _context(whole, agreement, watchdog, chosen, device, made)
+        context, members = _make_context(all_comm, agreement, watchdog, chosen, device, made)
         report = _report(context, members, why_host, notes)
     except BaseException as error:
-        # Said before the lock goes: a rank that still reads what was agreed must not see a death.
+        # Before the lock goes: a rank that still reads the agreement must not see a death.
         block.depart(State.LEFT, describe(error))
         watchdog.stop()
         for backend in made:
             backend.unregister(block.memory)
         block.close()
         raise
-    return context, Shutdown(agreement, watchdog, context.leave), report
+    return NodeParts(context, Shutdown(agreement, watchdog, context.leave), report)
 
 
-def _context(
-    whole: MPI.Comm,
+def _make_context(
+    all_comm: MPI.Comm,
     agreement: Agreement,
     watchdog: Watchdog,
     chosen: str,
@@ -214,14 +203,14 @@ def _context(
         start = block.pool_start
         block.pool.add(block.words[start:], address + 8 * start if address else 0)
         return {
-            "given_rank": whole.rank,
+            "given_rank": all_comm.rank,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "device": None if backend.device is None else asdict(backend.device),
             "nonce": secrets.token_hex(8),
         }
 
-    told = agreement.step(CALL, begin)
+    replies = agreement.step(CALL, begin)
     members = tuple(
         Member(
             rank=rank,
@@ -230,10 +219,10 @@ def _context(
             pid=each["pid"],
             device=None if each["device"] is None else Device(**each["device"]),
         )
-        for rank, each in enumerate(told)
+        for rank, each in enumerate(replies)
     )
     uuids = [member.device.uuid if member.device else "" for member in members]
-    nonces = [each["nonce"] for each in told]
+    nonces = [each["nonce"] for each in replies]
     return NodeContext(agreement, made[0], watchdog, nonces, uuids), members
 
 
@@ -272,13 +261,13 @@ def _report(
     return Report(context.backend.name, why_host, 0, members, pairs, tuple(notes))
 
 
-def _control_block(ranks_here: MPI.Comm, deadline_s: float) -> ControlBlock:
+def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
     memory = map_on_all_ranks(
-        lambda work: agree(ranks_here, CALL, work, deadline_s),
-        ControlBlock.nbytes_for(ranks_here.size),
-        is_maker=ranks_here.rank == 0,
+        lambda work: agree(node_comm, CALL, work, deadline_s),
+        ControlBlock.nbytes_for(node_comm.size),
+        is_maker=node_comm.rank == 0,
     )
-    return ControlBlock(memory, ranks_here.rank, ranks_here.size)
+    return ControlBlock(memory, node_comm.rank, node_comm.size)
 
 
 def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:

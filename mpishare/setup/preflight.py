@@ -1,4 +1,4 @@
-"""Which backend all ranks use: one decision, from what every rank was asked for and has."""
+"""Checks before a node is made: the launch, the GPU and its packages, one backend for all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BACKENDS = ("auto", "cuda", "host")
 
 
 def choose_backend(
-    whole: MPI.Comm, call: str, backend: Any, timeout_s: Any, deadline_s: float
+    all_comm: MPI.Comm, call: str, backend: Any, timeout_s: Any, deadline_s: float
 ) -> tuple[str, str | None]:
-    """Return the backend of all ranks, and why it is the host's if nobody asked for that.
+    """Return the backend of all ranks, and why it is the host backend if it was not asked for.
 
-    Collective over `whole`, host-blocking.
+    Collective over `all_comm`, host-blocking.
     """
     mine: dict[str, Any] = {"error": None, "missing": None}
     error: BaseException | None = None
@@ -38,20 +38,20 @@ def choose_backend(
     except Exception as caught:
         error = caught
         mine["error"] = describe(caught)
-    told = allgather(whole, call, mine, deadline_s)
-    raise_together(call, error, [each["error"] for each in told])
-    require_same(call, [each["arguments"] for each in told], whole.rank)
-    if told[0]["arguments"]["backend"] == "host":
+    replies = allgather(all_comm, call, mine, deadline_s)
+    raise_together(call, error, [each["error"] for each in replies])
+    require_same(call, [each["arguments"] for each in replies], all_comm.rank)
+    if replies[0]["arguments"]["backend"] == "host":
         return "host", None
-    lacking = {rank: each["missing"] for rank, each in enumerate(told) if each["missing"]}
+    lacking = {rank: each["missing"] for rank, each in enumerate(replies) if each["missing"]}
     if not lacking:
         return "cuda", None
     rank, why = next(iter(lacking.items()))
-    if len(lacking) < whole.size and whole.rank == 0:
+    if len(lacking) < all_comm.size and all_comm.rank == 0:
         log.warning(
             "all ranks use the host backend, though %d of %d have a GPU: rank %d: %s",
-            whole.size - len(lacking),
-            whole.size,
+            all_comm.size - len(lacking),
+            all_comm.size,
             rank,
             why,
         )

@@ -111,8 +111,8 @@ class _Prober:
         counters = self.context.take_counters(_CALL, SLOT_WORDS * self.size)
         try:
             step(_CALL, self._create)
-            told = step(_CALL, self._publish)
-            step(_CALL, lambda: self._open(told))
+            replies = step(_CALL, self._publish)
+            step(_CALL, lambda: self._open(replies))
             step(_CALL, self._write)
             step(_CALL, self._look)
             step(_CALL, lambda: self._count(counters.view, counters.address))
@@ -138,20 +138,20 @@ class _Prober:
         token = self.backend.publish(memory)
         return {"handle": self.context.handle(token, 0, _NBYTES, memory.nbytes), "event": tokens}
 
-    def _open(self, told: list[dict[str, Any]]) -> None:
+    def _open(self, replies: list[dict[str, Any]]) -> None:
         for rank in range(self.size):
             if rank == self.rank:
                 self.origin[rank].update(memory=True, events=True)
                 continue
             try:
-                handle = self.context.open_handle(told[rank]["handle"], rank, _NBYTES)
+                handle = self.context.open_handle(replies[rank]["handle"], rank, _NBYTES)
                 memory = self.backend.open(handle.token, handle.capacity, handle.uuid)
                 self.memories[rank] = memory
                 self.origin[rank]["memory"] = True
             except (CudaError, HandleError) as error:
                 self.origin[rank]["reason"] = str(error)
             try:
-                self.events[rank] = self.backend.open_events(told[rank]["event"])
+                self.events[rank] = self.backend.open_events(replies[rank]["event"])
                 self.backend.wait_event(self.events[rank][0], self._stream())
                 self.origin[rank]["events"] = True
             except CudaError as error:
@@ -226,5 +226,5 @@ class _Prober:
 
 
 def _mark(origin: int, target: int) -> int:
-    # Differs for every pair, and is no pattern that memory holds by chance.
+    # Different for every pair, and not a pattern that memory holds by chance.
     return int(np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(origin << 32 | target << 8 | 0xA5))

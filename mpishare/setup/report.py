@@ -1,4 +1,4 @@
-"""Who shares with whom on a node, by which route, and why not where not."""
+"""The report of a node: which ranks share memory, by which route, and why where not."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Report:
         return not others or any(pair.memory for pair in others)
 
     @property
-    def crowded(self) -> tuple[str, ...]:
+    def time_sliced_gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that several ranks share without the Multi-Process Service."""
         devices = [member.device for member in self.members if member.device is not None]
         uuids = [device.uuid for device in devices]
@@ -109,10 +109,10 @@ class Report:
     @property
     def mps_gain(self) -> str | None:
         """What the Multi-Process Service would gain here, and how to have it; None for nothing."""
-        return _MPS_GAIN if self.crowded else None
+        return _MPS_GAIN if self.time_sliced_gpus else None
 
     def why(self, origin: int, target: int | None, route: str) -> str | None:
-        """Say why cells take a route between two ranks; None for the fastest. Local.
+        """Return why cells take a route between two ranks; None for the fastest.
 
         ``target`` is None for a rank on another node.
         """
@@ -142,11 +142,11 @@ class Report:
         routes : dict of int to str
             For each of its peers.
         """
-        words = []
+        texts = []
         for peer, route in sorted(routes.items()):
             why = self.why(ranks_here[rank], ranks_here.get(peer), route)
-            words.append(f"rank {peer} by {route}" + (f" ({why})" if why else ""))
-        return ", ".join(words) or "no neighbors"
+            texts.append(f"rank {peer} by {route}" + (f" ({why})" if why else ""))
+        return ", ".join(texts) or "no neighbors"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
