@@ -104,7 +104,7 @@ class HaloExchange(Plan):
             self._axes: list[tuple[int, ...]] = [tuple(each) for each in setup.same["axes"]]
             self._shapes = [each.shape for each in setup.mine]
             sends, recvs = geometry.transfers(grid, cart.rank, blocks, corners=corners)
-            self._interior = geometry.interior(self.block, sends, recvs)
+            self._transfers = sends, recvs
             super().__init__(
                 setup,
                 [self._message(setup, each, each.receiver, each.source) for each in sends],
@@ -123,12 +123,15 @@ class HaloExchange(Plan):
         Between `start` and `wait` they may be written, and computed with the halo's width: they are
         farther from ghosts that are exchanged than these are wide.
         """
-        return self._index(self._interior)
+        return self._index(self._interior())
 
     @property
     def shell(self) -> tuple[Index, ...]:
         """Slices of disjoint boxes: the owned cells outside `interior`. Local."""
-        return tuple(map(self._index, geometry.shell(self.block, self._interior)))
+        return tuple(map(self._index, geometry.shell(self.block, self._interior())))
+
+    def _interior(self) -> Box:
+        return geometry.interior(self.block, *self._transfers)
 
     def _message(self, setup: PlanSetup, transfer: Transfer, peer: int, box: Box) -> Message:
         """Return a transfer as a message with a part for each field."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
-from mpishare.halo.plan_comm import setup_deadline
+from mpishare.halo.plan_comm import MissingRanks
 from mpishare.node import Node
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.context import NodeContext
-    from mpishare.halo.plan_comm import MissingRanks
 
 _DEFAULT_TIMEOUT_S = 300.0
 _keyval: list[int] = []
@@ -77,7 +76,7 @@ def find_node(
             context_of(node).agreement.check()
         return [node is not None, _is_usable(cache.nodes.get(backend))]
 
-    with deadline_of(node, given, call) as (timeout_s, monitor):
+    with setup_deadline(node, given, call) as (timeout_s, monitor):
         replies = agree(comm, call, look, timeout_s, monitor)
     if len({is_given for is_given, _ in replies}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
@@ -95,7 +94,7 @@ def find_node(
 
 
 @contextmanager
-def deadline_of(
+def setup_deadline(
     node: Any, comm: MPI.Intracomm, call: str
 ) -> Iterator[tuple[float, MissingRanks | None]]:
     """Yield the deadline of a wait for a plan's ranks, and its monitor where a node is given.
@@ -112,7 +111,7 @@ def deadline_of(
     ranks = [rank for rank, there in enumerate(found) if there >= 0]
     mine.Free()
     theirs.Free()
-    with setup_deadline(agreement, ranks, call) as monitor:
+    with MissingRanks(agreement, ranks, call) as monitor:
         yield agreement.timeout_s, monitor
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.mpi_agreement import agree
@@ -12,7 +11,7 @@ from mpishare.errors import PeerTimeout
 from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from mpi4py import MPI
 
@@ -25,7 +24,7 @@ _STATUS_S = 4 * PUBLISH_S
 
 
 class MissingRanks(WaitMonitor):
-    """Watches a wait by MPI messages, and finds out which ranks of this node have not come.
+    """Watches a wait by MPI messages, and names the ranks of this node that have not come.
 
     Parameters
     ----------
@@ -42,6 +41,19 @@ class MissingRanks(WaitMonitor):
         self._agreement = agreement
         self._awaited = [rank for rank in ranks if rank != agreement.rank]
 
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Publish that this rank goes on; give a `PeerTimeout` the missing ranks of the node.
+
+        The node is broken then: a collective that is late cannot be cancelled.
+        """
+        super().__exit__(kind, error, trace)
+        agreement = self._agreement
+        if isinstance(error, PeerTimeout) and agreement.failure is None:
+            missing = self.missing()
+            if not missing:
+                raise agreement.fail_and_tell(lambda: error, fatal=True) from None
+            raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
+
     def look(self) -> None:
         """Raise if the node is broken, or if ranks wait for each other."""
         self._agreement.check()
@@ -56,27 +68,6 @@ class MissingRanks(WaitMonitor):
         """Return the absent ranks, once those that have just come had time to publish it."""
         poll(lambda: not self.absent(), _STATUS_S)
         return self.absent()
-
-
-@contextmanager
-def setup_deadline(
-    agreement: Agreement, ranks: Collection[int], call: str
-) -> Iterator[MissingRanks]:
-    """Yield the monitor of a wait by messages; a `PeerTimeout` names the missing ranks of the node.
-
-    The node is broken after it: a collective that is late cannot be cancelled.
-    """
-    with MissingRanks(agreement, ranks, call) as monitor:
-        try:
-            yield monitor
-        except PeerTimeout as error:
-            if agreement.failure is not None:
-                raise
-            late = error  # which outlives this clause, for later calls
-            missing = monitor.missing()
-            if not missing:
-                raise agreement.fail_and_tell(lambda: late, fatal=True) from None
-            raise agreement.timed_out(call, missing, agreement.timeout_s) from None
 
 
 class PlanComm:
@@ -115,7 +106,7 @@ class PlanComm:
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do some work, then learn how it went on every rank. Collective, host-blocking."""
         agreement = self.context.agreement
-        with setup_deadline(agreement, self._node_ranks, call) as monitor:
+        with MissingRanks(agreement, self._node_ranks, call) as monitor:
             return agree(self.comm, call, work, agreement.timeout_s, monitor)
 
     def map_on_all_ranks(self, call: str, nbytes: int) -> SharedMemory:

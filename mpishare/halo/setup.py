@@ -16,7 +16,7 @@ from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import Layout, as_list, as_numpy
 from mpishare.halo.message import MessageInfo, PartKey
-from mpishare.halo.node_cache import context_of, deadline_of, find_node
+from mpishare.halo.node_cache import context_of, find_node, setup_deadline
 from mpishare.halo.plan_comm import PlanComm
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
         As the user gave it.
     """
     comm, request = given.Idup()
-    with deadline_of(node, given, call) as (timeout_s, monitor):
+    with setup_deadline(node, given, call) as (timeout_s, monitor):
         wait_request(request, call, timeout_s, comm, monitor=monitor)
     setup = PlanSetup(call, given, comm, node)
     try:
@@ -106,7 +106,7 @@ def agree_on_fields(
         }
 
     given, call = setup.given_node, setup.call
-    with deadline_of(given, setup.given_comm, call) as (timeout_s, monitor):
+    with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
         replies = agree(setup.mpi_comm, call, look, timeout_s, monitor)
     require_same(call, [each["same"] for each in replies], setup.mpi_comm.rank)
     setup.fields, setup.on_gpu = arrays, layout.is_on_gpu(arrays[0])
