@@ -1,4 +1,4 @@
-"""What every case of a run shares: the node, the stream, the options, and how ranks agree."""
+"""What all cases of a run share: the node, the stream, the options, and how ranks agree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
+from mpishare.bench.options import format_nbytes
 from mpishare.bench.progress import Progress
-from mpishare.bench.words import nbytes_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ def _available_nbytes() -> int | None:
     return None
 
 
-def _nothing() -> None:
-    """Take the place of a stream's synchronize where calls block anyway."""
+def do_nothing() -> None:
+    """Stand in for a stream's synchronize where calls block anyway."""
 
 
 class Session:
@@ -51,11 +51,11 @@ class Session:
     node : Node
         The node of this rank.
     stream : cupy.cuda.Stream or None
-        Every arm works on this one stream; None on the host backend.
+        All variants work on this one stream; None on the host backend.
     synchronize : callable
         Waits for the stream; does nothing on the host backend, whose calls block.
-    crowd : int
-        The most ranks that share a GPU; 0 on the host backend.
+    ranks_per_gpu : int
+        The largest number of ranks that share a GPU; 0 on the host backend.
     """
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
@@ -64,21 +64,21 @@ class Session:
         self.progress = Progress(is_shown=comm.rank == 0)
         self.node = Node(comm, timeout_s=options.timeout_s)
         self.stream: Any = None
-        self.synchronize: Callable[[], None] = _nothing
+        self.synchronize: Callable[[], None] = do_nothing
         if self.on_cuda:
-            # Not the null stream, which waits for all others.
+            # Not the null stream, which synchronizes with all others.
             self.stream = self.node.xp.cuda.Stream(non_blocking=True)
             self.stream.use()
             self.synchronize = self.stream.synchronize
         device = self.node.device
         gpus = Counter(comm.allgather(None if device is None else device.uuid))
         del gpus[None]
-        self.crowd = max(gpus.values(), default=0)
+        self.ranks_per_gpu = max(gpus.values(), default=0)
         self._kept: dict[str, tuple[Any, str | None]] = {}
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the node shares GPU memory."""
+        """Whether the node shares memory of GPUs."""
         return self.node.backend == "cuda"
 
     @property
@@ -86,64 +86,63 @@ class Session:
         """Sizes of a face or message, in bytes."""
         return self.options.sizes(self.node.backend)
 
-    def require_stream(self) -> None:
-        """Refuse to time work that goes elsewhere than to the stream that is synchronized.
-
-        Local. CuPy 14.2 forgets a stream set by ``use()`` when an array that is not contiguous is
-        copied to the host.
+    def line_up(self) -> None:
+        """Wait for the stream and then for all ranks. Collective.
 
         Raises
         ------
         RuntimeError
-            If the current stream is another.
+            If the current stream is not that of the bench: CuPy 14.2 forgets a stream set by
+            ``use()`` when an array that is not contiguous is copied to the host.
         """
         if self.on_cuda and self.node.xp.cuda.get_current_stream() != self.stream:
             raise RuntimeError("the current stream is no longer that of the bench")
+        self.synchronize()
+        self.comm.Barrier()
 
     def require_memory(self, nbytes: int) -> None:
-        """Refuse a size for which this machine has no memory.
+        """Refuse a size for which this machine lacks memory. Local.
 
-        Local. The host hands out memory that it does not have and then ends a process that touches
-        it; a GPU does not.
+        A host overcommits memory and then kills the process that touches it; a GPU refuses.
 
         Parameters
         ----------
         nbytes : int, bytes
-            What each rank of the node will take.
+            What each rank of the node will allocate.
 
         Raises
         ------
         MemoryError
-            If the ranks of the node will take more than is available.
+            If the ranks of the node will allocate more than is available.
         """
         needed, available = nbytes * self.node.size, _available_nbytes()
         if not self.on_cuda and available is not None and needed > available:
             raise MemoryError(
-                f"{nbytes_words(needed)} of memory are needed on this node and "
-                f"{nbytes_words(available)} available"
+                f"{format_nbytes(needed)} of memory are needed on this node and "
+                f"{format_nbytes(available)} available"
             )
 
     def attempt(self, make: Callable[[], Made]) -> tuple[Made | None, str | None]:
         """Return what `make` makes, or why some rank could not make it.
 
-        Collective, host-blocking. A missing peer is no reason but the end of the run.
+        Collective, host-blocking. A missing peer is not a reason: it ends the run.
 
         Returns
         -------
         made : object or None
-            None where any rank failed. What this rank made then is left to its node to close.
+            None where any rank failed; the node then closes what this rank made.
         reason : str or None
-            The words of the first rank that failed by itself.
+            The message of the first rank that failed by itself.
         """
-        made, words, is_peer = None, None, False
+        made, message, is_peer = None, None, False
         try:
             made = make()
         except PeerTimeout:
             raise
         except (UnsupportedError, CudaError, MemoryError, PeerError) as exc:
-            words, is_peer = str(exc) or type(exc).__name__, isinstance(exc, PeerError)
-        said = self.comm.allgather((is_peer, words))
-        failures = sorted((peer, rank, text) for rank, (peer, text) in enumerate(said) if text)
+            message, is_peer = str(exc) or type(exc).__name__, isinstance(exc, PeerError)
+        found = self.comm.allgather((is_peer, message))
+        failures = sorted((peer, rank, text) for rank, (peer, text) in enumerate(found) if text)
         if failures:
             return None, failures[0][2]
         return made, None
@@ -151,14 +150,9 @@ class Session:
     def once(
         self, name: str, make: Callable[[], tuple[Made | None, str | None]]
     ) -> tuple[Made | None, str | None]:
-        """Return what `make` returned when it was called first under this name.
+        """Return what the first call of `make` under this name returned, a failure included.
 
         Collective, host-blocking. What it made is closed with the session.
-
-        Returns
-        -------
-        made, reason : object or None, str or None
-            As of `attempt`: an answer that is no stays no for the run.
         """
         if name not in self._kept:
             self._kept[name] = make()
@@ -174,12 +168,7 @@ class Session:
     def wrong_on(self, wrong: int) -> str | None:
         """Return which ranks found wrong words and how many, None where no rank did.
 
-        Collective, host-blocking.
-
-        Parameters
-        ----------
-        wrong : int
-            How many words this rank found wrong.
+        Collective, host-blocking. `wrong` is how many words this rank found wrong.
         """
         found = self.comm.allgather(wrong)
         bad = [f"{count} on rank {rank}" for rank, count in enumerate(found) if count]

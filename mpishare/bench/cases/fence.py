@@ -1,49 +1,37 @@
 """Case ``fence``: every rank's work before every rank's next.
 
-The rivals are what one writes without windows: wait for the GPU, then `MPI_Barrier`; and, on CUDA,
-the same order by bare stream memory operations, every rank to every other in one batch.
+The baselines are what one writes without windows: wait for the GPU, then `MPI_Barrier`; and, on
+CUDA, the same order by bare stream memory operations, every rank to every other in one batch.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.contest import contest, rivals
-from mpishare.bench.pattern import Pattern
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.problems.check import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.bench.rows import Row
+    from mpishare.bench.cases import Case
+    from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
 
 
-def run(session: Session) -> list[Row]:
+def run(session: Session, case: Case) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
     pattern = Pattern(session.node.xp, 1)
-
-    def counters() -> list[Entry]:
-        return [Entry("counters", lambda: _Counters(session, pattern), kind="rival")]
-
-    entries = [
-        Entry("fence", lambda: _Fence(session, pattern), against=("barrier", "counters")),
-        *rivals(
-            session,
-            "fence",
-            {
-                "barrier": lambda: [
-                    Entry("barrier", lambda: _Barrier(session, pattern), kind="rival")
-                ],
-                "counters": counters,
-            },
-        ),
-    ]
-    return contest(session, "fence", 0, entries)
+    comparison = Comparison(session, case)
+    comparison.add("fence", partial(_Fence, session, pattern))
+    comparison.add_baselines("barrier", {"barrier": partial(_Barrier, session, pattern)})
+    comparison.add_baselines("counters", {"counters": partial(_Counters, session, pattern)})
+    return comparison.run()
 
 
-class _OrderAll(Arm):
-    """Order all ranks; checked by a word of each that all others read.
+class _OrderAll(Variant):
+    """Order all ranks; checked by a word of each rank that all others read.
 
     The words alternate between two halves of a segment: a half is written again two steps later,
     when its readers have come through the order in between.
@@ -69,9 +57,9 @@ class _OrderAll(Arm):
     def step(self) -> None:
         self._order()
 
-    def count(self, token: int) -> None:
+    def verify(self, token: int) -> None:
         for rank in range(self.node.size):
-            self._pattern.count(self._window.segment(rank)[self._half], rank, 0, token)
+            self._pattern.verify(self._window.segment(rank)[self._half], rank, 0, token)
 
     def wrong(self) -> int:
         return self._pattern.wrong()
@@ -81,7 +69,7 @@ class _OrderAll(Arm):
 
 
 class _Fence(_OrderAll):
-    def order(self, session: Session) -> Callable[[], object]:  # noqa: ARG002 - it needs none
+    def order(self, session: Session) -> Callable[[], object]:  # noqa: ARG002
         return self._window.fence
 
 
@@ -100,17 +88,17 @@ class _Barrier(_OrderAll):
 
 class _Counters(_OrderAll):
     def order(self, session: Session) -> Callable[[], object]:
-        from mpishare.bench.cases.counters import Counters
+        from mpishare.bench.baselines.counters import Counters
 
         self._counters = Counters(session)
         others = [rank for rank in range(self.node.size) if rank != self.node.rank]
-        batch = self._counters.batch(others, others)
+        enqueue = self._counters.batch(others, others)
         value = 0
 
         def write_and_wait() -> None:
             nonlocal value
             value += 1
-            batch.enqueue(value)
+            enqueue(value)
 
         return write_and_wait
 

@@ -1,96 +1,75 @@
 """Case ``pairwise``: the order between neighbors alone, with no data between start and complete.
 
-The rivals: a message of no bytes to both neighbors after waiting for the GPU; a barrier; and, on
+The baselines: a message of no bytes to both neighbors after waiting for the GPU; a barrier; and, on
 CUDA, the same number of bare stream memory operations in the same four batches.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.cases.neighbors import PairwiseArm, ParityArm, Ring
-from mpishare.bench.contest import contest, rivals
+from mpishare.bench.comparison import Comparison
+from mpishare.bench.problems.ring import FenceRing, PairwiseRing, Ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.bench.rows import Row
+    from mpishare.bench.cases import Case
+    from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
 
 _READY, _DONE = 0, 1
 
 
-def run(session: Session) -> list[Row]:
+def run(session: Session, case: Case) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
     ring = Ring(session, nbytes=8)
-    node = session.node
-
-    def rival(name: str, make: Callable[[], Arm]) -> list[Entry]:
-        return [Entry(name, make, kind="rival")]
-
-    def sendrecv() -> Arm:
-        return _OrderOnly(ring, _exchange_nothing(ring))
-
-    def barrier() -> Arm:
-        return _OrderOnly(ring, node.comm.Barrier)
-
-    entries = [
-        Entry("pairwise", lambda: _Pairwise(ring), against=("sendrecv", "barrier", "counters")),
-        *rivals(
-            session,
-            "pairwise",
-            {
-                "sendrecv": lambda: rival("sendrecv", sendrecv),
-                "barrier": lambda: rival("barrier", barrier),
-                "counters": lambda: rival("counters", lambda: _Counters(ring)),
-            },
-        ),
-    ]
-    return contest(session, "pairwise", 0, entries)
+    ring.allocate()
+    comparison = Comparison(session, case)
+    comparison.add("pairwise", partial(_Pairwise, ring))
+    sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
+    comparison.add_baselines("sendrecv", {"sendrecv": partial(_OrderOnly, ring, sendrecv)})
+    comparison.add_baselines("barrier", {"barrier": partial(_OrderOnly, ring, barrier)})
+    comparison.add_baselines("counters", {"counters": partial(_Counters, ring)})
+    return comparison.run()
 
 
-class _Pairwise(PairwiseArm):
+class _Pairwise(PairwiseRing):
     """The calls of a window; a checked step has a word between start and complete."""
 
     moves = False
 
     def step(self) -> None:
-        window, peers = self.window, self.ring.peers
+        window, peers = self.window, self.problem.peers
         window.post(peers)
         window.start(peers)
         window.complete()
         window.wait()
 
     def checked_step(self, token: int) -> None:
-        self.fill(token)
-        super().step()
-        self.count(token)
-        self.poison()
+        self.check_around(super().step, token)
 
 
-class _OrderOnly(ParityArm):
+class _OrderOnly(FenceRing):
     """One call that orders at least the neighbors; a checked step stores a word before it."""
 
     moves = False
 
     def step(self) -> None:
-        self._order()
+        self.order()
 
     def checked_step(self, token: int) -> None:
-        self.fill(token)
-        self.move()
-        self.count(token)
-        self.poison()
+        self.check_around(self.move, token)
 
 
-class _Counters(PairwiseArm):
+class _Counters(PairwiseRing):
     """The four calls as bare operations: ready written, waited for, done written, waited for."""
 
     moves = False
 
     def __init__(self, ring: Ring) -> None:
-        from mpishare.bench.cases.counters import Counters
+        from mpishare.bench.baselines.counters import Counters
 
         super().__init__(ring)
         self._counters = Counters(ring.session)
@@ -101,21 +80,21 @@ class _Counters(PairwiseArm):
 
     def step(self) -> None:
         value = self._value = self._value + 1
-        self._post.enqueue(value)
-        self._start.enqueue(value)
-        self._complete.enqueue(value)
-        self._wait.enqueue(value)
+        self._post(value)
+        self._start(value)
+        self._complete(value)
+        self._wait(value)
 
     def checked_step(self, token: int) -> None:
+        self.check_around(self._step_with_data, token)
+
+    def _step_with_data(self) -> None:
         value = self._value = self._value + 1
-        self.fill(token)
-        self._post.enqueue(value)
-        self._start.enqueue(value)
+        self._post(value)
+        self._start(value)
         self.store()
-        self._complete.enqueue(value)
-        self._wait.enqueue(value)
-        self.count(token)
-        self.poison()
+        self._complete(value)
+        self._wait(value)
 
     def close(self) -> None:
         self._counters.close()

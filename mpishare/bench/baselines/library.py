@@ -1,0 +1,251 @@
+"""Libraries that move data between GPUs: their interface, and the variant that exchanges by one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mpishare.bench.baselines.graph import Captured
+from mpishare.bench.baselines.packing import NoPacking, Packing
+from mpishare.bench.problems.exchange import Exchange, Problem
+from mpishare.bench.report.rows import BASELINE
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mpishare.bench.comparison import Comparison, Variant
+    from mpishare.bench.session import Session
+
+#: For each name of ``--against`` the module and the class of the library.
+_CLASSES = {
+    "mpi": ("cuda_mpi", "CudaMpi"),
+    "nccl": ("nccl", "Nccl"),
+    "nvshmem": ("nvshmem", "Nvshmem"),
+    "torch": ("symmetric", "TorchSymmetric"),
+}
+#: For each of them its variants in the report, and whether each is captured into a graph.
+_VARIANTS = {
+    "mpi": {"mpi": False},
+    "nccl": {"nccl": False, "nccl graph": True},
+    "nvshmem": {"nvshmem": False},
+    "torch": {"torch": False},
+}
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Words that leave for one rank in a step, and as many that arrive from another.
+
+    All ranks list their transfers in the same order, and what leaves by the k-th of one rank
+    arrives by the k-th of another: where a library needs memory that is symmetric on all ranks, the
+    k-th `into` is.
+
+    Attributes
+    ----------
+    to, source : int
+        Ranks in the session's communicator.
+    out, into : array of 64-bit words, contiguous
+        What leaves, and where words from `source` land.
+    """
+
+    to: int
+    source: int
+    out: Any
+    into: Any
+
+    @property
+    def words(self) -> int:
+        """How many words move each way."""
+        return int(self.out.size)
+
+
+class Library:
+    """A library that moves words between the GPUs of a run.
+
+    Collective, host-blocking, and made once per run: its setup before the first word can move.
+
+    Attributes
+    ----------
+    label : str
+        Its name in reasons.
+    halves : int
+        How many buffers words land in by turns. Two where a rank writes into another's memory, or
+        lets MPI write into its own, before the reader of the step before is known to be done.
+    is_direct : bool
+        Whether it takes any memory of the GPU, not only what `empty` returns.
+    needs_own_gpu : bool
+        Whether it refuses ranks that share a GPU.
+    """
+
+    label: ClassVar[str]
+    halves: ClassVar[int] = 1
+    is_direct: ClassVar[bool] = False
+    needs_own_gpu: ClassVar[bool] = True
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @classmethod
+    def require(cls, session: Session) -> None:
+        """Raise where the library cannot work on this rank. Local.
+
+        Raises
+        ------
+        UnsupportedError
+            If the library is not installed, or does not work here.
+        """
+
+    def empty(self, words: int) -> Any:
+        """Return memory of the GPU that the library can send from and receive into. Collective."""
+        raise NotImplementedError
+
+    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return the call that moves the words of all `transfers`, stream-ordered or host-blocking.
+
+        Collective. Work that is enqueued after the call finds the words where they land.
+
+        Parameters
+        ----------
+        transfers : sequence of Transfer
+            In the same order on all ranks.
+        early : bool
+            Whether words may land as soon as the ranks have come to this step, before the stream
+            has: the buffers are from `empty`, and there are `halves` of them.
+        """
+        raise NotImplementedError
+
+    def free(self, memory: Any) -> None:
+        """Free what `empty` returned. Collective."""
+
+    def close(self) -> None:
+        """Shut the library down. Collective."""
+
+
+@contextmanager
+def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn a library's own errors into a reason why it cannot run here.
+
+    The first line of the message has the reason; the others say where in the library it arose.
+
+    Raises
+    ------
+    UnsupportedError
+        For an exception of `errors`.
+    """
+    try:
+        yield
+    except errors as exc:
+        lines = str(exc).strip().splitlines()
+        raise UnsupportedError(f"{label}: {lines[0] if lines else type(exc).__name__}") from exc
+
+
+def open_library(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
+    """Return the library, or why this run cannot have it. Made once per run.
+
+    Collective, host-blocking.
+    """
+    return session.once(kind.label, lambda: _open(session, kind))
+
+
+def _open(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
+    if kind.needs_own_gpu and session.ranks_per_gpu > 1:
+        return None, f"{kind.label}: two ranks on one GPU"
+    # Agreed on before any rank enters the library, which would wait for the others there.
+    _, reason = session.attempt(lambda: kind.require(session))
+    if reason is not None:
+        return None, reason
+    return session.attempt(lambda: kind(session))
+
+
+def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
+    """Enter the variants of a library if this run includes it.
+
+    Collective, host-blocking: the first call opens the library.
+    """
+    if not comparison.includes(name):
+        return
+    session = problem.session
+    module, class_name = _CLASSES[name]
+    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
+    library, refusal = open_library(session, kind)
+
+    def make(*, is_captured: bool) -> Variant:
+        if library is None:
+            raise UnsupportedError(str(refusal))
+        exchange = LibraryExchange(problem, library)
+        return Captured(session, exchange) if is_captured else exchange
+
+    for variant, is_captured in _VARIANTS[name].items():
+        make_variant = partial(make, is_captured=is_captured)
+        comparison.add(variant, make_variant, kind=BASELINE, unfit=refusal)
+
+
+class LibraryExchange(Exchange[Problem]):
+    """Pack all sides into memory of the library, move, unpack.
+
+    There is nothing to pack where the fields are buffers, which are then memory of the library, or
+    where every face is contiguous and the library takes any memory.
+    """
+
+    _packing: Packing | NoPacking | None = None
+
+    def __init__(self, problem: Problem, library: Library) -> None:
+        super().__init__(problem)
+        self._library = library
+        self._memory: list[Any] = []
+        self._turn = 0
+        faces = problem.faces(self.fields)
+        views = [view for each in faces for view in (*each.out, *each.into)]
+        is_direct = library.is_direct and not problem.has_buffers
+        if is_direct and all(view.flags.c_contiguous for view in views):
+            transfers = [
+                Transfer(each.to, each.source, out.view("u8").ravel(), into.view("u8").ravel())
+                for each in faces
+                for out, into in zip(each.out, each.into, strict=True)
+            ]
+            self._moves = [library.mover(transfers, early=False)]
+            return
+        kind = NoPacking if problem.has_buffers else partial(Packing, problem)
+        packing = self._packing = kind(self.fields)
+        self._memory = [library.empty(packing.total) for _ in range(1 + library.halves)]
+        packed, *landed = self._memory
+        self._moves = [
+            library.mover(
+                [
+                    Transfer(each.to, each.source, out, into)
+                    for each, out, into in zip(
+                        faces, packing.split(packed), packing.split(half), strict=True
+                    )
+                ],
+                early=True,
+            )
+            for half in landed
+        ]
+
+    def current(self) -> Sequence[Any]:
+        """Return the fields, or the memory of the library that the last step used as such."""
+        if not isinstance(self._packing, NoPacking):
+            return self.fields
+        rows = len(self.fields[0]), -1
+        return [self._memory[i].reshape(rows) for i in (0, 1 + self._turn)]
+
+    def step(self) -> None:
+        """Exchange the ghosts."""
+        turn = self._turn = (self._turn + 1) % len(self._moves)
+        if self._packing is None:
+            self._moves[turn]()
+            return
+        self._packing.pack(self._memory[0])
+        self._moves[turn]()
+        self._packing.unpack(self._memory[1 + turn])
+
+    def close(self) -> None:
+        """Free the memory once nothing reads it any more."""
+        self.problem.session.synchronize()
+        del self._moves, self._packing, self.fields
+        while self._memory:
+            self._library.free(self._memory.pop())

@@ -1,0 +1,261 @@
+"""Blocks in a periodic cart: the cells that each rank owns, and which of them every neighbor gets.
+
+Every rank owns a block of n cells along each axis of the cart, with ghosts around it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import product
+from math import isqrt, prod
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from mpishare.bench.problems.check import HaloCheck
+from mpishare.bench.problems.exchange import Faces, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.bench.options import Options
+    from mpishare.bench.session import Session
+
+Slices = tuple[slice, ...]
+
+ITEM_NBYTES = 8
+#: Owned cells across a thin block, in widths: as few as leave an interior, since each row of cells
+#: is a whole face.
+_ROWS = 4
+#: Sets of fields: in windows and private. Faces beside them, per side: the check's and the
+#: baselines'.
+_SETS, _FACES = 2, 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """The block of every rank, the same on all.
+
+    Attributes
+    ----------
+    n : int
+        Owned cells along each axis that is cut.
+    uncut : tuple of int
+        The extents of the axes after them.
+    naxes, width, count : int
+        Axes that are cut, ghosts a side, fields.
+    corners : bool
+        Whether edges and corners have ghosts that are exchanged.
+    """
+
+    n: int
+    uncut: tuple[int, ...]
+    naxes: int
+    width: int = 1
+    count: int = 1
+    corners: bool = False
+
+    @classmethod
+    def of(cls, options: Options, naxes: int, nbytes: int) -> Block:
+        """Return the block whose face, of one field, is as near to `nbytes` as possible.
+
+        With one axis that is cut the block is thin, so that a face has any size.
+        """
+        width = options.width
+        area = max(nbytes // (ITEM_NBYTES * width), 1)
+        n = {1: _ROWS * width, 2: max(area, width), 3: max(_side(area), width)}[naxes]
+        uncut = (area,) if naxes == 1 else ()
+        return cls(n, uncut, naxes, width, options.fields, options.corners)
+
+    @classmethod
+    def cube(cls, options: Options, nbytes: int) -> Block:
+        """Return the cube, cut along one axis, whose face is as near to `nbytes` as possible."""
+        n = max(_side(max(nbytes // (ITEM_NBYTES * options.width), 1)), options.width)
+        return cls(n, (n, n), 1, options.width, options.fields)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a field, ghosts included."""
+        return (self.n + 2 * self.width,) * self.naxes + self.uncut
+
+    @property
+    def face_nbytes(self) -> int:
+        """The size of one face of one field."""
+        return ITEM_NBYTES * self.width * int(self.n ** (self.naxes - 1)) * prod(self.uncut)
+
+    @property
+    def needed_nbytes(self) -> int:
+        """The memory of a rank for all variants of a case."""
+        face = int((self.n + 2 * self.width) ** (self.naxes - 1)) * prod(self.uncut) * self.width
+        cells = _SETS * prod(self.shape) + _FACES * 2 * self.naxes * face
+        return ITEM_NBYTES * self.count * cells
+
+
+def _side(area: int) -> int:
+    """Return the side of the nearest square."""
+    side = isqrt(area)
+    # (s + 1/2)^2 is not an integer: up to s^2 + s the square of s is nearer.
+    return side + (area > side * (side + 1))
+
+
+@dataclass(frozen=True)
+class Side:
+    """A face, an edge or a corner of the block, and the ranks beyond it.
+
+    Attributes
+    ----------
+    neighbor, opposite : int
+        The ranks in the cart on this side and on the other one.
+    source : tuple of slice
+        The owned cells that go to `neighbor`.
+    target : tuple of slice
+        The ghosts that get the `source` of this same side from `opposite`.
+    number : int
+        The number of the side: a tag for the messages of two ranks that meet at several sides.
+    """
+
+    neighbor: int
+    opposite: int
+    source: Slices
+    target: Slices
+    number: int
+
+
+class Grid(Problem):
+    """One size of a halo case.
+
+    Collective over the session's communicator: makes the cart.
+
+    Attributes
+    ----------
+    naxes, n, width, count : int
+        Axes of the cart, owned cells along each of them, ghosts a side, fields.
+    shape : tuple of int
+        The shape of a field, ghosts included.
+    axes : tuple of int
+        The axes of a field that the cart cuts.
+    face_nbytes, sent_nbytes : int, bytes
+        One face of one field; everything that one rank sends in an exchange.
+    sides : tuple of Side
+        The faces and, with corners, the edges and corners.
+    oversubscribed : str or None
+        Why a baseline that spins cannot run, where some node has more ranks than cores: each step
+        would take time slices, and the run minutes.
+    fields : list of array of float64
+        Private memory of this rank, which all variants without windows work on in turn.
+    """
+
+    def __init__(self, session: Session, block: Block) -> None:
+        naxes = block.naxes
+        self.session = session
+        self.naxes, self.n, self.width = naxes, block.n, block.width
+        self.count, self.corners = block.count, block.corners
+        self.shape, self.face_nbytes = block.shape, block.face_nbytes
+        self.axes = tuple(range(naxes))
+        dims = MPI.Compute_dims(session.comm.size, naxes)
+        # No reordering: the node and the report use the ranks of the session.
+        self.comm = self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
+        self._coords = self.cart.Get_coords(self.cart.rank)
+        self.oversubscribed = _oversubscribed(session)
+        self.sides = self._sides()
+        self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
+
+    def allocate(self) -> None:
+        """Make the private fields and the check. Local."""
+        xp = self.session.node.xp
+        self.fields: list[Any] = [xp.zeros(self.shape) for _ in range(self.count)]
+        self._check = HaloCheck(self)
+
+    def close(self) -> None:
+        """Free the cart. Collective."""
+        self.cart.Free()
+
+    def size(self, side: Side) -> int:
+        """Return how many cells of one field a side has."""
+        spans = zip(side.source, self.shape, strict=True)
+        return prod(len(range(*span.indices(extent))) for span, extent in spans)
+
+    def rank_at(self, direction: tuple[int, ...]) -> int:
+        """Return the rank in that direction, which may be this one."""
+        steps = zip(self._coords, direction, strict=True)
+        return self.cart.Get_cart_rank([coord + step for coord, step in steps])
+
+    def sides_by_axis(self) -> list[tuple[Side, Side]]:
+        """Return both faces of each axis, to be exchanged one axis after the other.
+
+        With corners a face includes the ghosts of the axes before it, so that edges and corners are
+        exchanged with it.
+        """
+        pairs = []
+        for axis in self.axes:
+            full = range(axis) if self.corners else ()
+            units = [tuple(step * (axis == each) for each in self.axes) for step in (-1, 1)]
+            low, high = (self._side(unit, 2 * axis + i, full) for i, unit in enumerate(units))
+            pairs.append((low, high))
+        return pairs
+
+    def faces(self, fields: Sequence[Any]) -> list[Faces]:
+        """Return all sides at once."""
+        return [_faces(side, fields) for side in self.sides]
+
+    def phases(self, fields: Sequence[Any]) -> list[list[Faces]]:
+        """Return both faces of each axis, one axis after the other."""
+        return [[_faces(side, fields) for side in pair] for pair in self.sides_by_axis()]
+
+    def fill(self, fields: Sequence[Any], token: int) -> None:
+        """Write what this rank sends in step `token`."""
+        self._check.fill(fields, token)
+
+    def poison(self, fields: Sequence[Any]) -> None:
+        """Overwrite all ghosts."""
+        self._check.poison(fields)
+
+    def verify(self, fields: Sequence[Any], token: int) -> None:
+        """Count the ghosts, and cells beside them, that are not those of step `token`."""
+        self._check.verify(fields, token)
+
+    def wrong(self) -> int:
+        """Return how many words were wrong since the last call; waits for the GPU."""
+        return self._check.wrong()
+
+    def _sides(self) -> tuple[Side, ...]:
+        every = product((-1, 0, 1), repeat=self.naxes)
+        most = self.naxes if self.corners else 1
+        kept = [each for each in every if 1 <= sum(map(abs, each)) <= most]
+        return tuple(self._side(each, number) for number, each in enumerate(kept))
+
+    def _side(self, direction: tuple[int, ...], number: int, full: Any = ()) -> Side:
+        n, w = self.n, self.width
+        owned, every = slice(w, w + n), slice(None)
+        # Indexed by the step along an axis; -1 is the last.
+        sources = (owned, slice(n, w + n), slice(w, 2 * w))
+        targets = (owned, slice(0, w), slice(w + n, n + 2 * w))
+        source = [every if i in full else sources[step] for i, step in enumerate(direction)]
+        target = [every if i in full else targets[step] for i, step in enumerate(direction)]
+        rest = [every] * (len(self.shape) - self.naxes)
+        backward = tuple(-step for step in direction)
+        return Side(
+            neighbor=self.rank_at(direction),
+            opposite=self.rank_at(backward),
+            source=(*source, *rest),
+            target=(*target, *rest),
+            number=number,
+        )
+
+
+def _faces(side: Side, fields: Sequence[Any]) -> Faces:
+    return Faces(
+        side.neighbor,
+        side.opposite,
+        side.number,
+        [field[side.source] for field in fields],
+        [field[side.target] for field in fields],
+    )
+
+
+def _oversubscribed(session: Session) -> str | None:
+    """Return which node has more ranks than cores, None where none has. Collective."""
+    mine = session.node.size, len(os.sched_getaffinity(0))
+    found = [each for each in session.comm.allgather(mine) if each[0] > each[1]]
+    return f"it spins, and {found[0][0]} ranks share {found[0][1]} cores" if found else None

@@ -1,0 +1,162 @@
+"""A ring of ranks: each sends a face to both neighbors and receives one from each.
+
+It is a halo exchange along one axis whose faces and ghosts are buffers of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.bench.problems.check import Pattern
+from mpishare.bench.problems.exchange import Exchange, Faces, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.session import Session
+
+#: The two sides of a rank, by the way a face travels: place k of the faces goes to place k of the
+#: ghosts of the left or of the right neighbor.
+LEFTWARD, RIGHTWARD = 0, 1
+#: Faces of memory that a rank allocates: its own, the pattern's, the windows' and the baselines'.
+_COPIES = 17
+
+
+class Ring(Problem):
+    """The ranks of a node, the faces and the pattern in them.
+
+    Attributes
+    ----------
+    nbytes, words : int
+        One face.
+    left, right : int
+        Ranks in ``node.comm``; this rank itself where it is alone.
+    peers : list of int
+        The neighbors without this rank, each once.
+    fields : pair of array of uint64, (2, words)
+        The faces and the ghosts, by the way they travel.
+    """
+
+    has_buffers = True
+
+    def __init__(self, session: Session, nbytes: int) -> None:
+        node = session.node
+        self.session, self.comm = session, session.comm
+        self.node = node
+        self.nbytes, self.words = nbytes, nbytes // 8
+        self.left = (node.rank - 1) % node.size
+        self.right = (node.rank + 1) % node.size
+        self.peers = sorted({self.left, self.right} - {node.rank})
+
+    def allocate(self) -> None:
+        """Make the fields and the pattern. Local."""
+        self.session.require_memory(_COPIES * self.nbytes)
+        xp = self.node.xp
+        self.fields = tuple(xp.zeros((2, self.words), "u8") for _ in range(2))
+        self._pattern = Pattern(xp, self.words)
+
+    def faces(self, fields: Sequence[Any]) -> list[Faces]:
+        """Return both sides."""
+        out, into = fields
+        left, right = self.node.ranks[self.left], self.node.ranks[self.right]
+        ways = (LEFTWARD, left, right), (RIGHTWARD, right, left)
+        return [Faces(to, source, way, [out[way]], [into[way]]) for way, to, source in ways]
+
+    def phases(self, fields: Sequence[Any]) -> list[list[Faces]]:
+        """Return one phase: there is one axis."""
+        return [self.faces(fields)]
+
+    def fill(self, fields: Sequence[Any], token: int) -> None:
+        """Write both faces."""
+        for way in (LEFTWARD, RIGHTWARD):
+            self._pattern.fill(fields[0][way], self.node.rank, way, token)
+
+    def poison(self, fields: Sequence[Any]) -> None:
+        """Overwrite both ghosts."""
+        self._pattern.poison(fields[1])
+
+    def verify(self, fields: Sequence[Any], token: int) -> None:
+        """Compare both ghosts with what the neighbors filled."""
+        for way, source in ((LEFTWARD, self.right), (RIGHTWARD, self.left)):
+            self._pattern.verify(fields[1][way], source, way, token)
+
+    def wrong(self) -> int:
+        """Return how many words of ghosts were wrong since the last call; waits for the GPU."""
+        return self._pattern.wrong()
+
+
+class WindowRing(Exchange[Ring]):
+    """A variant that stores both faces into the neighbors' segments of a window.
+
+    Attributes
+    ----------
+    places : int
+        Places for the ghosts in each segment.
+    place : int
+        The place of the last step.
+    window : Window
+        The ghosts of every rank.
+    to_left, to_right : list of array
+        For each place the neighbors' ghosts.
+    """
+
+    places = 1
+
+    def __init__(self, ring: Ring) -> None:
+        self.place = 0
+        self.window = ring.node.allocate_each((self.places, 2, ring.words), "u8", fill=0)
+        left, right = self.window.segment(ring.left), self.window.segment(ring.right)
+        self.to_left = [left[place, LEFTWARD] for place in range(self.places)]
+        self.to_right = [right[place, RIGHTWARD] for place in range(self.places)]
+        super().__init__(ring)
+
+    def current(self) -> Sequence[Any]:
+        """Return the faces and the ghosts of the last step."""
+        return self.fields[0], self.window.array[self.place]
+
+    def store(self) -> None:
+        """Copy both faces to the neighbors."""
+        copyto, faces, place = self.problem.node.xp.copyto, self.fields[0], self.place
+        copyto(self.to_left[place], faces[LEFTWARD])
+        copyto(self.to_right[place], faces[RIGHTWARD])
+
+    def close(self) -> None:
+        """Close the window, once no view of it is left."""
+        del self.to_left, self.to_right
+        self.window.close()
+
+
+class PairwiseRing(WindowRing):
+    """Store between start and complete."""
+
+    def step(self) -> None:
+        """Move both faces, pairwise ordered."""
+        window, peers = self.window, self.problem.peers
+        window.post(peers)
+        window.start(peers)
+        self.store()
+        window.complete()
+        window.wait()
+
+
+class FenceRing(WindowRing):
+    """Store, then order all ranks with one call: by default a fence.
+
+    A place is written again two steps later, when its reader has come through the call in between.
+    """
+
+    places = 2
+
+    def __init__(self, ring: Ring, order: Callable[[], None] | None = None) -> None:
+        super().__init__(ring)
+        self.order = self.window.fence if order is None else order
+
+    def move(self) -> None:
+        """Move both faces."""
+        self.place = 1 - self.place
+        self.store()
+        self.order()
+
+    def step(self) -> None:
+        """Move both faces."""
+        self.move()
