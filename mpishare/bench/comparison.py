@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from mpishare.bench.report.rows import BASELINE, CLOCKS, OWN, Clock, Row, set_ra
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -44,7 +44,7 @@ class Variant:
         Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards.
         A variant that only orders is checked by `checked_step` alone.
     is_calibrated : bool
-        Whether a timed block iterates as often as fits into its time, which trial steps tell.
+        Whether a timed block iterates as often as fits into its time, found by trial steps.
     """
 
     moves = True
@@ -68,8 +68,12 @@ class Variant:
     def verify(self, token: int) -> None:
         """Count the received words that are not those of `token`."""
 
+    def wrong(self) -> int:
+        """Return how many words were wrong since the last call."""
+        raise NotImplementedError
+
     def checked_step(self, token: int) -> None:
-        """Do one step with data, count what arrived wrong, and poison it for the next."""
+        """Do one step with data, verify what arrived, and poison it for the next."""
         self.check_around(self.step, token)
 
     def check_around(self, step: Callable[[], None], token: int) -> None:
@@ -78,10 +82,6 @@ class Variant:
         step()
         self.verify(token)
         self.poison()
-
-    def wrong(self) -> int:
-        """Return how many words were wrong since the last call."""
-        raise NotImplementedError
 
     def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:
         """Run one timed block after its warm-up and return the samples in seconds."""
@@ -133,10 +133,6 @@ class Comparison:
 
     Parameters
     ----------
-    session : Session
-        The run.
-    case : Case
-        The case.
     nbytes : int, bytes
         One face or message, for the rows.
     sent_nbytes : int, bytes
@@ -166,8 +162,7 @@ class Comparison:
     def includes(self, baseline: str, nbytes: int | None = None) -> bool:
         """Return whether this run wants a baseline and the backend has it.
 
-        A baseline that the command line names and the backend lacks becomes a row that says so, of
-        `nbytes`.
+        A baseline that the command line names and the backend lacks becomes a row that says so.
         """
         options, backend, case = self._session.options, self._session.node.backend, self._case
         if not options.wants(baseline, unasked=baseline not in case.on_request):
@@ -198,9 +193,6 @@ class Comparison:
             The variant in the report.
         make : callable
             Makes the variant. Collective; called by `run`.
-        kind : str
-            ``own``, ``rival`` (a baseline), or ``ceiling``: an upper bound, what the machine can do
-            with no order in it or no data.
         against : tuple of str, optional
             The baselines that its ratio is taken against. Default: all of the comparison.
         nbytes, sent_nbytes : int, optional, bytes
@@ -218,9 +210,8 @@ class Comparison:
             kind=kind,
         )
         sent = self._sent_nbytes if sent_nbytes is None else sent_nbytes
-        timed = _Timed(self._session, row, make, self._clocks, sent)
-        timed.against, timed.reason = against, self._unfit or unfit
-        self._timed.append(timed)
+        reason = self._unfit or unfit
+        self._timed.append(_Timed(self._session, row, make, self._clocks, sent, against, reason))
 
     def add_baselines(self, option: str, variants: Mapping[str, Callable[[], Variant]]) -> None:
         """Enter the variants of a baseline, by their names, if this run includes it."""
@@ -229,15 +220,10 @@ class Comparison:
                 self.add(name, make, kind=BASELINE)
 
     def run(self, least_turns: int = 1) -> list[Row]:
-        """Time all variants and return a row for each of them and each of its clocks.
+        """Time all variants and return a row for each of them and each clock.
 
         Collective, host-blocking. A variant that cannot be made is a row that says why; one that
-        gives a wrong result loses its numbers.
-
-        Parameters
-        ----------
-        least_turns : int
-            The least number of timed blocks of each variant.
+        gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
         """
         session, timed = self._session, self._timed
         for each in timed:
@@ -246,148 +232,118 @@ class Comparison:
             each.check(_OUTER_STEPS, "before the timed blocks")
             each.calibrate()
         turns = max(session.options.repeat, least_turns)
-        for turn, each in self._in_turns(turns):
-            session.progress.show(each.row.case, each.row.nbytes, each.row.arm)
-            each.time()
-            each.check(_INNER_STEPS if turn + 1 < turns else _OUTER_STEPS, "between timed blocks")
+        for turn in range(turns):
+            # Each is first as often as the others, so that drift of the machine affects all alike.
+            first = turn % len(timed)
+            for each in (*timed[first:], *timed[:first]):
+                session.progress.show(each.row.case, each.row.nbytes, each.row.arm)
+                each.time()
+                steps = _INNER_STEPS if turn + 1 < turns else _OUTER_STEPS
+                each.check(steps, "between timed blocks")
+            session.progress.advance()
         rows = [row for each in timed for row in each.rows()]
         baselines = tuple(each.row.arm for each in timed if each.row.kind == BASELINE)
-        set_ratios(
-            rows,
-            {
-                each.row.arm: baselines if each.against is None else each.against
-                for each in timed
-                if each.row.kind == OWN
-            },
-        )
+        own = [each for each in timed if each.row.kind == OWN]
+        set_ratios(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
         for each in reversed(timed):
             each.close()
         return rows
 
-    def _in_turns(self, count: int) -> Iterator[tuple[int, _Timed]]:
-        """Yield every variant `count` times, with the number of the turn.
 
-        Each is first as often as the others, so that drift of the machine affects all alike.
-        """
-        for turn in range(count):
-            first = turn % len(self._timed)
-            for each in (*self._timed[first:], *self._timed[:first]):
-                yield turn, each
-            self._session.progress.advance()
-
-
+@dataclass
 class _Timed:
-    """One variant in a comparison: its samples so far, or why it has none.
+    """One variant in a comparison: its samples so far, or the reason why it has none."""
 
-    Attributes
-    ----------
-    row : Row
-        What its rows have in common.
-    against : tuple of str or None
-        The baselines that its ratio is taken against; None for all.
-    reason : str or None
-        Why it is not timed, or no longer.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        row: Row,
-        make: Callable[[], Variant],
-        clocks: tuple[Clock, ...],
-        sent_nbytes: int,
-    ) -> None:
-        self.row = row
-        self.against: tuple[str, ...] | None = None
-        self.reason: str | None = None
-        self._session = session
-        self._make = make
-        self._sent_nbytes = sent_nbytes
-        self._variant: Variant | None = None
-        self._is_wrong = False
-        self._samples_s: dict[Clock, list[float]] = {clock: [] for clock in clocks}
-        self._size = block_size(None, 1.0)
-        self._token = 0
-
-    @property
-    def _running(self) -> Variant | None:
-        """The variant as long as there is no reason against timing it."""
-        return self._variant if self.reason is None else None
+    session: Session
+    row: Row  # what its rows have in common
+    make: Callable[[], Variant]
+    clocks: tuple[Clock, ...]
+    sent_nbytes: int
+    against: tuple[str, ...] | None
+    reason: str | None
+    variant: Variant | None = None
+    is_wrong: bool = False
+    token: int = 0
+    size: BlockSize = field(default_factory=lambda: block_size(None, 1.0))
 
     def start(self) -> None:
         """Make the variant, or find out why that fails."""
+        self.samples_s: dict[Clock, list[float]] = {clock: [] for clock in self.clocks}
         if self.reason is None:
-            self._variant, self.reason = self._session.attempt(self._make)
+            self.variant, self.reason = self.session.attempt(self.make)
+
+    @property
+    def running(self) -> Variant | None:
+        """The variant as long as there is no reason against timing it."""
+        return self.variant if self.reason is None else None
 
     def check(self, steps: int, when: str) -> None:
         """Do `steps` checked steps one after the other and agree on what they found."""
-        if self._running is None or not self._session.options.check:
+        if self.running is None or not self.session.options.check:
             return
         for _ in range(steps):
-            self._token += 1
-            self._running.checked_step(self._token)
-        self._agree(self._running, when)
+            self.token += 1
+            self.running.checked_step(self.token)
+        self._agree(self.running, when)
 
     def _agree(self, variant: Variant, when: str) -> None:
-        found = self._session.wrong_on(variant.wrong())
+        found = self.session.wrong_on(variant.wrong())
         if found is not None:
-            self._is_wrong = True
+            self.is_wrong = True
             self.reason = f"wrong result {when}: words of {self.row.arm!r} not right: {found}"
 
     def calibrate(self) -> None:
         """Agree on how often a timed block iterates."""
-        if self._running is None or not self._running.is_calibrated:
+        if self.running is None or not self.running.is_calibrated:
             return
-        step_s = self._trial(self._running, _FIRST_TRIAL).min()
+        step_s = self._trial(self.running, _FIRST_TRIAL).min()
         if step_s < _SHORT_S:
-            step_s = np.median(self._trial(self._running, _SECOND_TRIAL))
-        self._size = block_size(self._session.options.iters, float(step_s))
+            step_s = np.median(self._trial(self.running, _SECOND_TRIAL))
+        self.size = block_size(self.session.options.iters, float(step_s))
 
     def _trial(self, variant: Variant, count: int) -> NDArray[np.float64]:
-        session = self._session
+        session = self.session
         session.line_up()
         return max_over_ranks(session.comm, time_each(variant.step, session.synchronize, count))
 
     def time(self) -> None:
         """Run one timed block on each clock and check what it moved."""
-        for clock in self._samples_s:
-            if self._running is not None:
-                self._time_on(self._running, clock)
+        for clock in self.clocks:
+            if self.running is not None:
+                self._time_on(self.running, clock)
 
     def _time_on(self, variant: Variant, clock: Clock) -> None:
-        session = self._session
+        session = self.session
         checked = session.options.check and variant.moves
         if checked:
-            self._token += 1
-            variant.fill(self._token)
+            self.token += 1
+            variant.fill(self.token)
             variant.poison()
             session.line_up()
         try:
-            self._samples_s[clock] += variant.time_block(session, clock, self._size)
+            self.samples_s[clock] += variant.time_block(session, clock, self.size)
         except RefusedError as refused:
             self.reason = str(refused)
             return
         # After this, what a neighbor wrote without waiting for this rank has arrived.
         session.line_up()
         if checked:
-            variant.verify(self._token)
+            variant.verify(self.token)
             variant.poison()
             self._agree(variant, f"in a timed block ({clock})")
 
     def rows(self) -> list[Row]:
         """Return a row for each clock. Collective: takes the maximum over the ranks."""
-        rows = []
-        for clock, samples_s in self._samples_s.items():
-            row = replace(self.row, clock=clock)
+        rows = [replace(self.row, clock=clock) for clock in self.clocks]
+        for row in rows:
             if self.reason is None:
-                slowest_s = max_over_ranks(self._session.comm, samples_s)
-                row.fill(slowest_s.tolist(), self._sent_nbytes)
+                slowest_s = max_over_ranks(self.session.comm, self.samples_s[row.clock])
+                row.fill(slowest_s.tolist(), self.sent_nbytes)
             else:
-                row.fail(self.reason, wrong=self._is_wrong)
-            rows.append(row)
+                row.fail(self.reason, wrong=self.is_wrong)
         return rows
 
     def close(self) -> None:
         """Free the variant."""
-        if self._variant is not None:
-            self._variant.close()
+        if self.variant is not None:
+            self.variant.close()

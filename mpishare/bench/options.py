@@ -1,10 +1,10 @@
-"""The command line of the benchmark, read without MPI."""
+"""The command line of the benchmark, parsed without MPI."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import BASELINES, CASES, DEFAULT_CASES
@@ -28,6 +28,7 @@ PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
 #: The words of the check have four bits for the number of the field.
 _MAX_FIELDS = 16
+_HALO_CASES = ", ".join(name for name, case in CASES.items() if case.takes_halo)
 
 _EPILOG = f"""\
 cases: 'list' prints them, 'all' runs every case at every size. Without a case these run, at the
@@ -39,97 +40,6 @@ the bytes that result.
 Clocks: 'latency' synchronizes after each exchange, 'throughput' after a batch of them.
 Every time is the maximum over the ranks. The exit status is 1 if a result was wrong.
 """
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line asks for.
-
-    Attributes
-    ----------
-    cases : tuple of str
-        The cases to run, in order; ``("list",)`` to print them.
-    full : bool
-        Whether a case runs at every size where the command line names none.
-    min_nbytes, max_nbytes : int or None, bytes
-        The smallest and the largest face or message.
-    iters : int or None
-        Iterations of a timed block; None for as many as fit the time a block is given.
-    warmup : int
-        Iterations before each timed block that are not counted.
-    repeat : int
-        Timed blocks of each variant, interleaved with those of the others.
-    against : tuple of str or None
-        The baselines to run beside mpishare; None for those that a case runs by default, and
-        ``"all"`` among them for every one that it has on the backend.
-    width : int, cells
-        Ghosts a side in the halo cases.
-    fields : int
-        Fields per exchange in the halo cases.
-    corners : bool
-        Whether the halo cases exchange edges and corners too.
-    check : bool
-        Whether results are checked.
-    timeout_s : float, seconds
-        The deadline of the host's waits.
-    format : str
-        ``table``, ``json`` or ``csv``.
-    output : str or None
-        A file for the report: JSON or CSV where its name ends in ``.json`` or ``.csv``; stdout has
-        the report as `format` then, unless that is the same.
-    plot : str or None
-        A file for the plot.
-    revision : str or None
-        The revision of mpishare in the report; None for what git says.
-    """
-
-    cases: tuple[str, ...] = DEFAULT_CASES
-    full: bool = False
-    min_nbytes: int | None = None
-    max_nbytes: int | None = None
-    iters: int | None = None
-    warmup: int = 3
-    repeat: int = 5
-    against: tuple[str, ...] | None = None
-    width: int = 1
-    fields: int = 1
-    corners: bool = False
-    check: bool = True
-    timeout_s: float = 120.0
-    format: str = "table"
-    output: str | None = None
-    plot: str | None = None
-    revision: str | None = None
-
-    def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
-        """Return the sizes of a face or message in bytes, ascending.
-
-        Where the command line names none, they depend on the backend, and on the case.
-        """
-        named = {n for n in (self.min_nbytes, self.max_nbytes) if n is not None}
-        own = CASES[case] if case is not None else None
-        ladder = DEFAULT_SIZES[backend]
-        if own is not None:
-            ladder = own.sizes.get(backend, ladder)
-        if self.full or named:
-            most = None if own is None else own.max_nbytes
-            ladder = tuple(n for n in SIZES if most is None or n <= most)
-        low = self.min_nbytes or 0
-        high = self.max_nbytes or max(*ladder, low)
-        return tuple(sorted({n for n in ladder if low <= n <= high} | named))
-
-    def wants(self, baseline: str, *, unasked: bool = True) -> bool:
-        """Return whether `baseline` is to run; `unasked`: without ``--against``."""
-        if self.against is None:
-            return unasked
-        return "all" in self.against or baseline in self.against
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the options that change a number, for the report."""
-        options = asdict(self)
-        for name in ("format", "output", "plot", "revision"):
-            del options[name]
-        return options
 
 
 def parse_nbytes(text: str) -> int:
@@ -174,6 +84,128 @@ def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse_integer
 
 
+def _option(flag: str, default: Any, text: str, **arguments: Any) -> Any:
+    """Return a field of `Options` that `flag` sets; `text` and `arguments` are for argparse."""
+    return field(default=default, metadata={"flag": flag, "help": text, **arguments})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for; the help texts describe the options.
+
+    Attributes
+    ----------
+    cases : tuple of str
+        The cases to run, in order; ``("list",)`` to print them.
+    full : bool
+        Whether a case runs at every size where the command line names none.
+    against : tuple of str or None
+        The baselines to run beside mpishare; None for those that a case runs by default, and
+        ``"all"`` among them for every one that it has on the backend.
+    """
+
+    cases: tuple[str, ...] = DEFAULT_CASES
+    full: bool = False
+    min_nbytes: int | None = _option(
+        "--min", None, "smallest face", type=parse_nbytes, metavar="SIZE"
+    )
+    max_nbytes: int | None = _option(
+        "--max", None, "largest face", type=parse_nbytes, metavar="SIZE"
+    )
+    iters: int | None = _option(
+        "--iters", None, "iterations of a timed block", type=_integer(1), metavar="N"
+    )
+    warmup: int = _option(
+        "--warmup",
+        3,
+        "untimed iterations before each block (%(default)s)",
+        type=_integer(0),
+        metavar="N",
+    )
+    repeat: int = _option(
+        "--repeat", 5, "timed blocks of each variant (%(default)s)", type=_integer(1), metavar="N"
+    )
+    against: tuple[str, ...] | None = _option(
+        "--against",
+        None,
+        f"none, all, or some of: {', '.join(BASELINES)}; without it, those that end soon",
+        metavar="BASELINE,...",
+    )
+    width: int = _option(
+        "--width",
+        1,
+        f"ghost cells per side, for {_HALO_CASES} (%(default)s)",
+        type=_integer(1),
+        metavar="N",
+    )
+    fields: int = _option(
+        "--fields",
+        1,
+        f"fields per exchange, 1 to {_MAX_FIELDS}, for {_HALO_CASES} (%(default)s)",
+        type=_integer(1, _MAX_FIELDS),
+        metavar="N",
+    )
+    corners: bool = _option(
+        "--corners", False, f"edges and corners too, for {_HALO_CASES}", action="store_true"
+    )
+    format: str = _option(
+        "--format", "table", "of the report (%(default)s)", choices=("table", "json", "csv")
+    )
+    output: str | None = _option(
+        "--output", None, "write the report to FILE; as JSON or CSV by its name", metavar="FILE"
+    )
+    plot: str | None = _option(
+        "--plot",
+        None,
+        f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}",
+        metavar="FILE",
+    )
+    revision: str | None = _option(
+        "--revision",
+        None,
+        "revision of mpishare in the report, where git does not know it",
+        metavar="TEXT",
+    )
+    check: bool = _option("--no-check", True, "do not check results", action="store_false")
+    timeout_s: float = _option(
+        "--timeout-s",
+        120.0,
+        "deadline of the host's waits (%(default)g s)",
+        type=seconds,
+        metavar="S",
+    )
+
+    def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
+        """Return the sizes of a face or message in bytes, ascending.
+
+        Where the command line names none, they depend on the backend, and on the case.
+        """
+        named = {n for n in (self.min_nbytes, self.max_nbytes) if n is not None}
+        own = CASES[case] if case is not None else None
+        ladder = DEFAULT_SIZES[backend]
+        if own is not None:
+            ladder = own.sizes.get(backend, ladder)
+        if self.full or named:
+            most = None if own is None else own.max_nbytes
+            ladder = tuple(n for n in SIZES if most is None or n <= most)
+        low = self.min_nbytes or 0
+        high = self.max_nbytes or max(*ladder, low)
+        return tuple(sorted({n for n in ladder if low <= n <= high} | named))
+
+    def wants(self, baseline: str, *, unasked: bool = True) -> bool:
+        """Return whether `baseline` is to run; `unasked`: without ``--against``."""
+        if self.against is None:
+            return unasked
+        return "all" in self.against or baseline in self.against
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the options that change a number, for the report."""
+        options = asdict(self)
+        for name in ("format", "output", "plot", "revision"):
+            del options[name]
+        return options
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog=PROG,
@@ -182,65 +214,14 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    default = Options()
-    add("cases", nargs="*", metavar="case", help="list, all, or some of: " + ", ".join(CASES))
-    add("--min", dest="min_nbytes", type=parse_nbytes, metavar="SIZE", help="smallest face")
-    add("--max", dest="max_nbytes", type=parse_nbytes, metavar="SIZE", help="largest face")
-    add("--iters", type=_integer(1), metavar="N", help="iterations of a timed block")
-    add(
-        "--warmup",
-        type=_integer(0),
-        default=default.warmup,
-        metavar="N",
-        help="untimed iterations before each block (%(default)s)",
-    )
-    add(
-        "--repeat",
-        type=_integer(1),
-        default=default.repeat,
-        metavar="N",
-        help="timed blocks of each variant (%(default)s)",
-    )
-    add(
-        "--against",
-        metavar="BASELINE,...",
-        help="none, all, or some of: " + ", ".join(BASELINES) + "; without it, those that end soon",
-    )
-    halos = ", ".join(name for name, case in CASES.items() if case.takes_halo)
-    add(
-        "--width",
-        type=_integer(1),
-        default=default.width,
-        metavar="N",
-        help=f"ghost cells per side, for {halos} (%(default)s)",
-    )
-    add(
-        "--fields",
-        type=_integer(1, _MAX_FIELDS),
-        default=default.fields,
-        metavar="N",
-        help=f"fields per exchange, 1 to {_MAX_FIELDS}, for {halos} (%(default)s)",
-    )
-    add("--corners", action="store_true", help=f"edges and corners too, for {halos}")
-    add("--format", choices=("table", "json", "csv"), default=default.format)
-    add("--output", metavar="FILE", help="write the report to FILE; as JSON or CSV by its name")
-    add(
-        "--plot", metavar="FILE", help=f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}"
-    )
-    add(
-        "--revision",
-        metavar="TEXT",
-        help="revision of mpishare in the report, where git does not know it",
-    )
-    add("--no-check", dest="check", action="store_false", help="do not check results")
-    add(
-        "--timeout-s",
-        type=seconds,
-        default=default.timeout_s,
-        metavar="S",
-        help="deadline of the host's waits (%(default)g s)",
-    )
+    listed = "list, all, or some of: " + ", ".join(CASES)
+    parser.add_argument("cases", nargs="*", metavar="case", help=listed)
+    for each in fields(Options):
+        if each.metadata:
+            arguments = dict(each.metadata)
+            parser.add_argument(
+                arguments.pop("flag"), dest=each.name, default=each.default, **arguments
+            )
     return parser
 
 
@@ -287,15 +268,9 @@ def parse(argv: list[str] | None = None) -> Options:
     low, high = options.min_nbytes, options.max_nbytes
     if low is not None and high is not None and low > high:
         raise UsageError(f"--min ({low} bytes) is larger than --max ({high} bytes)")
-    _check_halo(options)
+    # Options of the halo cases would change nothing where none of these runs.
+    if options.cases != ("list",) and not any(CASES[name].takes_halo for name in options.cases):
+        for name in ("width", "fields", "corners"):
+            if getattr(options, name) != getattr(Options, name):
+                raise UsageError(f"--{name} is for {_HALO_CASES}, and none of them is to run")
     return options
-
-
-def _check_halo(options: Options) -> None:
-    """Refuse options of the halo cases where none of these runs: they would change nothing."""
-    if options.cases == ("list",) or any(CASES[name].takes_halo for name in options.cases):
-        return
-    for name in ("width", "fields", "corners"):
-        if getattr(options, name) != getattr(Options, name):
-            halos = ", ".join(case for case in CASES if CASES[case].takes_halo)
-            raise UsageError(f"--{name} is for {halos}, and none of them is to run")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.bench.baselines.library import Library
     from mpishare.bench.options import Options
 
 Made = TypeVar("Made")
@@ -56,6 +57,8 @@ class Session:
         Waits for the stream; does nothing on the host backend, whose calls block.
     ranks_per_gpu : int
         The largest number of ranks that share a GPU; 0 on the host backend.
+    libraries : dict
+        The libraries of baselines that were opened, each with None, or None with the reason.
     """
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
@@ -74,7 +77,7 @@ class Session:
         gpus = Counter(comm.allgather(None if device is None else device.uuid))
         del gpus[None]
         self.ranks_per_gpu = max(gpus.values(), default=0)
-        self._kept: dict[str, tuple[Any, str | None]] = {}
+        self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
 
     @property
     def on_cuda(self) -> bool:
@@ -147,23 +150,12 @@ class Session:
             return None, failures[0][2]
         return made, None
 
-    def once(
-        self, name: str, make: Callable[[], tuple[Made | None, str | None]]
-    ) -> tuple[Made | None, str | None]:
-        """Return what the first call of `make` under this name returned, a failure included.
-
-        Collective, host-blocking. What it made is closed with the session.
-        """
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
-
     def close(self) -> None:
-        """Close what `once` made, the last first. Collective."""
-        while self._kept:
-            _, (made, _) = self._kept.popitem()
-            if made is not None:
-                made.close()
+        """Close the libraries, the last first. Collective."""
+        while self.libraries:
+            _, (library, _) = self.libraries.popitem()
+            if library is not None:
+                library.close()
 
     def wrong_on(self, wrong: int) -> str | None:
         """Return which ranks found wrong words and how many, None where no rank did.

@@ -43,7 +43,7 @@ cuda_mpi.CudaMpi.require = classmethod(require)
 """
 
 A_TRIAL = """
-from mpishare.bench.links.cuda_mpi import trial
+from mpishare.bench.baselines.cuda_mpi import trial
 from mpi4py import MPI
 
 answers = MPI.COMM_WORLD.allgather(trial({memory!r}))
@@ -131,5 +131,5 @@ def test_two_ranks_on_a_gpu_are_a_reason() -> None:
     class Refusing(Library):
         label = "NCCL"
 
-    session = SimpleNamespace(ranks_per_gpu=2, once=lambda name, make: make())
+    session = SimpleNamespace(ranks_per_gpu=2, libraries={})
     assert open_library(session, Refusing) == (None, "NCCL: two ranks on one GPU")

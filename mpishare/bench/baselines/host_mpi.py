@@ -18,9 +18,9 @@ from mpishare.bench.problems.exchange import Exchange, Problem
 from mpishare.bench.problems.grid import Grid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from mpishare.bench.problems.exchange import Faces
+    from mpishare.bench.problems.exchange import Side
     from mpishare.bench.problems.grid import Slices
 
 Copies = tuple[tuple[Any, Any], ...]
@@ -54,9 +54,10 @@ class Message:
     unpacks: Copies = ()
 
 
-def messages(faces: Faces) -> list[Message]:
+def messages(problem: Problem, side: Side, fields: Sequence[Any]) -> list[Message]:
     """Return the messages of a side, in their strongest form."""
-    to, source, tag, out, into = faces.to, faces.source, faces.number, faces.out, faces.into
+    to, source, tag = side.to, side.source, side.number
+    out, into = problem.leaving(side, fields), problem.arriving(side, fields)
     few = len(out) == 1 or out[0].nbytes >= _LARGE_NBYTES
     if few and all(view.flags.c_contiguous for view in (*out, *into)):
         return [
@@ -75,8 +76,8 @@ class Sendrecv(Exchange[Problem]):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._phases = []
-        for pair in problem.phases(self.fields):
-            of_axis = [each for faces in pair for each in messages(faces)]
+        for pair in problem.sides_by_axis():
+            of_axis = [each for side in pair for each in messages(problem, side, self.fields)]
             packs = tuple(one for each in of_axis for one in each.packs)
             unpacks = tuple(one for each in of_axis for one in each.unpacks)
             self._phases.append((packs, [(*one.send, *one.receive) for one in of_axis], unpacks))
@@ -97,7 +98,7 @@ class Isend(Exchange[Problem]):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.comm = problem.comm
-        self.all = [each for faces in problem.faces(self.fields) for each in messages(faces)]
+        self.all = [each for side in problem.sides for each in messages(problem, side, self.fields)]
         self.packs = tuple(one for each in self.all for one in each.packs)
         self.unpacks = tuple(one for each in self.all for one in each.unpacks)
 
@@ -160,8 +161,7 @@ class Neighborhood:
     """
 
     def __init__(self, grid: Grid, name: str, sent: Any, received: Any) -> None:
-        sources = [side.opposite for side in grid.sides]
-        to = [side.neighbor for side in grid.sides]
+        sources, to = [side.source for side in grid.sides], [side.to for side in grid.sides]
         # Not from the cart: Open MPI takes a graph made from one for a cart still.
         self._graph = grid.session.comm.Create_dist_graph_adjacent(sources, to, reorder=False)
         self._request: MPI.Prequest | None = None
@@ -191,8 +191,9 @@ class NeighborPacked(Exchange[Grid]):
         counts = [grid.count * grid.size(side) for side in grid.sides]
         out, into = np.zeros(sum(counts)), np.zeros(sum(counts))
         packs, unpacks, first = [], [], 0
-        for faces in grid.faces(self.fields):
-            for source, target in zip(faces.out, faces.into, strict=True):
+        for side in grid.sides:
+            for field in self.fields:
+                source, target = field[side.out], field[side.into]
                 last = first + source.size
                 packs.append((out[first:last].reshape(source.shape), source))
                 unpacks.append((target, into[first:last].reshape(target.shape)))
@@ -220,8 +221,8 @@ class _Typed(Exchange[Grid]):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self.buffer: Any = self.fields[0] if grid.count == 1 else MPI.BOTTOM
-        self.out = [self._type(side.source) for side in grid.sides]
-        self.into = [self._type(side.target) for side in grid.sides]
+        self.out = [self._type(side.out) for side in grid.sides]
+        self.into = [self._type(side.into) for side in grid.sides]
 
     def close(self) -> None:
         """Free the datatypes."""
@@ -248,11 +249,11 @@ class Datatypes(_Typed):
         super().__init__(grid)
         comm, buffer = grid.comm, self.buffer
         self._requests: list[MPI.Prequest] = [
-            comm.Recv_init([buffer, 1, datatype], side.opposite, side.number)
+            comm.Recv_init([buffer, 1, datatype], side.source, side.number)
             for datatype, side in zip(self.into, grid.sides, strict=True)
         ]
         self._requests += [
-            comm.Send_init([buffer, 1, datatype], side.neighbor, side.number)
+            comm.Send_init([buffer, 1, datatype], side.to, side.number)
             for datatype, side in zip(self.out, grid.sides, strict=True)
         ]
 

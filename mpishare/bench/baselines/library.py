@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpishare.bench.baselines.graph import Captured
-from mpishare.bench.baselines.packing import NoPacking, Packing
+from mpishare.bench.baselines.packing import Packing, side_sizes, split
 from mpishare.bench.problems.exchange import Exchange, Problem
 from mpishare.bench.report.rows import BASELINE
 from mpishare.errors import UnsupportedError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mpishare.bench.comparison import Comparison, Variant
+    from mpishare.bench.problems.exchange import Side
     from mpishare.bench.session import Session
 
 #: For each name of ``--against`` the module and the class of the library.
@@ -148,7 +149,9 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Library | None,
 
     Collective, host-blocking.
     """
-    return session.once(kind.label, lambda: _open(session, kind))
+    if kind not in session.libraries:
+        session.libraries[kind] = _open(session, kind)
+    return session.libraries[kind]
 
 
 def _open(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
@@ -191,44 +194,38 @@ class LibraryExchange(Exchange[Problem]):
     where every face is contiguous and the library takes any memory.
     """
 
-    _packing: Packing | NoPacking | None = None
+    # Set before `Exchange` asks for the current fields.
+    _packing: Packing | None = None
+    _memory: list[Any] | None = None
+    _turn = 0
 
     def __init__(self, problem: Problem, library: Library) -> None:
         super().__init__(problem)
         self._library = library
-        self._memory: list[Any] = []
-        self._turn = 0
-        faces = problem.faces(self.fields)
-        views = [view for each in faces for view in (*each.out, *each.into)]
-        is_direct = library.is_direct and not problem.has_buffers
-        if is_direct and all(view.flags.c_contiguous for view in views):
-            transfers = [
-                Transfer(each.to, each.source, out.view("u8").ravel(), into.view("u8").ravel())
-                for each in faces
-                for out, into in zip(each.out, each.into, strict=True)
-            ]
-            self._moves = [library.mover(transfers, early=False)]
-            return
-        kind = NoPacking if problem.has_buffers else partial(Packing, problem)
-        packing = self._packing = kind(self.fields)
-        self._memory = [library.empty(packing.total) for _ in range(1 + library.halves)]
+        sides, fields = problem.sides, self.fields
+        if library.is_direct and not problem.has_buffers:
+            out = [view for side in sides for view in problem.leaving(side, fields)]
+            into = [view for side in sides for view in problem.arriving(side, fields)]
+            if all(view.flags.c_contiguous for view in (*out, *into)):
+                per_field = [side for side in sides for _ in fields]
+                transfers = _transfers(
+                    per_field, [_words(each) for each in out], [_words(each) for each in into]
+                )
+                self._moves = [library.mover(transfers, early=False)]
+                return
+        sizes = side_sizes(problem, fields)
+        if not problem.has_buffers:
+            self._packing = Packing(problem, fields)
+        self._memory = [library.empty(sum(sizes)) for _ in range(1 + library.halves)]
         packed, *landed = self._memory
         self._moves = [
-            library.mover(
-                [
-                    Transfer(each.to, each.source, out, into)
-                    for each, out, into in zip(
-                        faces, packing.split(packed), packing.split(half), strict=True
-                    )
-                ],
-                early=True,
-            )
+            library.mover(_transfers(sides, split(packed, sizes), split(half, sizes)), early=True)
             for half in landed
         ]
 
     def current(self) -> Sequence[Any]:
         """Return the fields, or the memory of the library that the last step used as such."""
-        if not isinstance(self._packing, NoPacking):
+        if self._memory is None or self._packing is not None:
             return self.fields
         rows = len(self.fields[0]), -1
         return [self._memory[i].reshape(rows) for i in (0, 1 + self._turn)]
@@ -236,7 +233,7 @@ class LibraryExchange(Exchange[Problem]):
     def step(self) -> None:
         """Exchange the ghosts."""
         turn = self._turn = (self._turn + 1) % len(self._moves)
-        if self._packing is None:
+        if self._packing is None or self._memory is None:
             self._moves[turn]()
             return
         self._packing.pack(self._memory[0])
@@ -246,6 +243,18 @@ class LibraryExchange(Exchange[Problem]):
     def close(self) -> None:
         """Free the memory once nothing reads it any more."""
         self.problem.session.synchronize()
-        del self._moves, self._packing, self.fields
+        del self._moves, self.fields
+        self._packing = None
         while self._memory:
             self._library.free(self._memory.pop())
+
+
+def _transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
+    return [
+        Transfer(side.to, side.source, leaving, arriving)
+        for side, leaving, arriving in zip(sides, out, into, strict=True)
+    ]
+
+
+def _words(view: Any) -> Any:
+    return view.view("u8").ravel()

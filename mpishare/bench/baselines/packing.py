@@ -23,6 +23,17 @@ _MAX_BLOCKS = 1024
 _AXES = 3
 
 
+def side_sizes(problem: Problem, fields: Sequence[Any]) -> list[int]:
+    """Return how many words leave through each side."""
+    return [sum(int(view.size) for view in problem.leaving(side, fields)) for side in problem.sides]
+
+
+def split(buffer: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return the views of a buffer that hold the words of each side."""
+    ends = np.cumsum(sizes).tolist()
+    return [buffer[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
 def box_row(view: Any, address: int, first: int) -> list[int]:
     """Return a box as the kernels read it: first cell, place in the buffer, extents and strides.
 
@@ -44,28 +55,20 @@ class Packing:
     """The boxes of all sides, side by side and within a side field by field.
 
     Loads both kernels now: loading them later would wait for whatever the stream waits for.
-
-    Attributes
-    ----------
-    total : int, words
-        The size of the buffer.
     """
 
     def __init__(self, problem: Problem, fields: Sequence[Any]) -> None:
         session = problem.session
         xp = session.node.xp
-        faces = problem.faces(fields)
-        sizes = [sum(view.size for view in each.out) for each in faces]
-        self._ends: list[int] = np.cumsum(sizes).tolist()
-        self.total = self._ends[-1]
+        sides, sizes = problem.sides, side_sizes(problem, fields)
         self._fields = tuple(fields)  # the kernels have addresses only
-        self._sources = _table(xp, [view for each in faces for view in each.out])
-        self._targets = _table(xp, [view for each in faces for view in each.into])
+        self._sources = _table(xp, [view for s in sides for view in problem.leaving(s, fields)])
+        self._targets = _table(xp, [view for s in sides for view in problem.arriving(s, fields)])
         module = xp.RawModule(code=Path(__file__).with_suffix(".cu").read_text())
         self._pack, self._unpack = module.get_function("pack"), module.get_function("unpack")
         blocks = min(-(-max(sizes) // (len(fields) * _BLOCK)), _MAX_BLOCKS)
-        self._launch = (blocks, len(faces) * len(fields)), (_BLOCK,)
-        scratch = xp.zeros(self.total, "u8")
+        self._launch = (blocks, len(sides) * len(fields)), (_BLOCK,)
+        scratch = xp.zeros(sum(sizes), "u8")
         self.pack(scratch)
         self.unpack(scratch)
         session.synchronize()
@@ -78,10 +81,6 @@ class Packing:
         """Write `buffer` into the ghosts. Stream-ordered."""
         self._unpack(*self._launch, (buffer, self._targets))
 
-    def split(self, buffer: Any) -> list[Any]:
-        """Return the views of `buffer` that hold the words of each side."""
-        return [buffer[a:b] for a, b in zip([0, *self._ends], self._ends, strict=False)]
-
 
 def _table(xp: Any, views: Sequence[Any]) -> Any:
     rows, first = [], 0
@@ -89,21 +88,3 @@ def _table(xp: Any, views: Sequence[Any]) -> Any:
         rows.append(box_row(view, int(view.data.ptr), first))
         first += int(view.size)
     return xp.asarray(np.array(rows, "i8"))
-
-
-class NoPacking:
-    """In place of a `Packing` for a problem whose fields are buffers: nothing to copy."""
-
-    def __init__(self, fields: Sequence[Any]) -> None:
-        self.total = int(fields[0].size)
-        self._sides = len(fields[0])
-
-    def pack(self, buffer: Any) -> None:
-        """Do nothing: what leaves is in the buffer."""
-
-    def unpack(self, buffer: Any) -> None:
-        """Do nothing: the buffer is the ghosts."""
-
-    def split(self, buffer: Any) -> list[Any]:
-        """Return the views of `buffer` that hold the words of each side."""
-        return list(buffer.reshape(self._sides, -1))

@@ -6,12 +6,10 @@ one copy brings them to pinned memory, and the same back. `Naive` is what most p
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from mpi4py import MPI
 
-from mpishare.bench.baselines.packing import NoPacking, Packing
+from mpishare.bench.baselines.packing import Packing, side_sizes, split
 from mpishare.bench.problems.exchange import Exchange, Problem
 from mpishare.bench.problems.grid import Grid
 
@@ -31,20 +29,18 @@ class Staged(Exchange[Problem]):
 
         super().__init__(problem)
         xp, stream = problem.session.node.xp, problem.session.stream
-        packing: Packing | NoPacking
+        sizes = side_sizes(problem, self.fields)
+        self._packing: Packing | None = None
         # Held for the copies, which have addresses only.
-        if problem.has_buffers:
-            packing = NoPacking(self.fields)
-            self._packed, self._landed = self.fields
-        else:
-            packing = Packing(problem, self.fields)
-            self._packed, self._landed = (xp.zeros(packing.total, "u8") for _ in range(2))
-        self._packing = packing
+        self._packed, self._landed = self.fields[0], self.fields[-1]
+        if not problem.has_buffers:
+            self._packing = Packing(problem, self.fields)
+            self._packed, self._landed = (xp.zeros(sum(sizes), "u8") for _ in range(2))
         self.comm = problem.comm
         self._synchronize = stream.synchronize
         self._memcpy = xp.cuda.runtime.memcpyAsync
-        self._out = cupyx.zeros_pinned(packing.total, "u8")
-        self._into = [cupyx.zeros_pinned(packing.total, "u8") for _ in range(2)]
+        self._out = cupyx.zeros_pinned(sum(sizes), "u8")
+        self._into = [cupyx.zeros_pinned(sum(sizes), "u8") for _ in range(2)]
         # The arguments of all calls, found once.
         nbytes, handle = int(self._packed.nbytes), int(stream.ptr)
         source, out = int(self._packed.data.ptr), int(self._out.ctypes.data)
@@ -53,15 +49,14 @@ class Staged(Exchange[Problem]):
             (int(self._landed.data.ptr), int(half.ctypes.data), nbytes, _TO_DEVICE, handle)
             for half in self._into
         ]
-        faces = problem.faces(self.fields)
-        self.sends: list[tuple[Any, int, int]] = [
-            (words, each.to, each.number)
-            for words, each in zip(packing.split(self._out), faces, strict=True)
+        self.sends = [
+            (words, side.to, side.number)
+            for words, side in zip(split(self._out, sizes), problem.sides, strict=True)
         ]
-        self.receives: list[list[tuple[Any, int, int]]] = [
+        self.receives = [
             [
-                (words, each.source, each.number)
-                for words, each in zip(packing.split(half), faces, strict=True)
+                (words, side.source, side.number)
+                for words, side in zip(split(half, sizes), problem.sides, strict=True)
             ]
             for half in self._into
         ]
@@ -69,14 +64,16 @@ class Staged(Exchange[Problem]):
 
     def copy_out(self) -> None:
         """Bring what leaves to pinned memory, and wait until it is there."""
-        self._packing.pack(self._packed)
+        if self._packing is not None:
+            self._packing.pack(self._packed)
         self._memcpy(*self._copy_out)
         self._synchronize()
 
     def copy_in(self) -> None:
         """Bring what arrived to the ghosts, and let the next step use the other half."""
         self._memcpy(*self._copies_in[self.half])
-        self._packing.unpack(self._landed)
+        if self._packing is not None:
+            self._packing.unpack(self._landed)
         self.half = 1 - self.half
 
     def step(self) -> None:
@@ -91,8 +88,8 @@ class Staged(Exchange[Problem]):
     def close(self) -> None:
         """Free the memory once nothing reads it any more."""
         self._synchronize()
-        del self._packing, self._packed, self._landed
-        del self.sends, self.receives, self._out, self._into
+        del self._packing, self._packed, self._landed, self.sends, self.receives
+        del self._out, self._into
 
 
 class StagedPersistent(Staged):
@@ -136,7 +133,7 @@ class Naive(Exchange[Grid]):
             for side in pair:
                 for field in self.fields:
                     # Contiguous: CuPy forgets the current stream when it copies out what is not.
-                    out = xp.asnumpy(xp.ascontiguousarray(field[side.source]))
+                    out = xp.asnumpy(xp.ascontiguousarray(field[side.out]))
                     into = np.empty_like(out)
-                    sendrecv(out, side.neighbor, side.number, into, side.opposite, side.number)
-                    field[side.target] = xp.asarray(into)
+                    sendrecv(out, side.to, side.number, into, side.source, side.number)
+                    field[side.into] = xp.asarray(into)

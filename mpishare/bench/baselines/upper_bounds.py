@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.bench.baselines.graph import Captured
+from mpishare.bench.problems.check import LEFTWARD, RIGHTWARD
 from mpishare.bench.problems.exchange import Exchange
-from mpishare.bench.problems.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing
+from mpishare.bench.problems.ring import Ring, WindowRing
 from mpishare.bench.report.rows import UPPER_BOUND
 
 if TYPE_CHECKING:

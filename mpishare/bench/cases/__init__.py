@@ -95,12 +95,14 @@ _ALL = (
         "Window.fence: every rank's work before every rank's next",
         ("fence",),
         {"host": ("barrier",), "cuda": ("barrier", "counters")},
+        module="ordering",
     ),
     Case(
         "pairwise",
         "post, start, complete and wait with both neighbors, no data",
         ("pairwise",),
         {"host": ("sendrecv", "barrier"), "cuda": ("sendrecv", "counters")},
+        module="ordering",
     ),
     Case(
         "event",
@@ -158,6 +160,7 @@ _ALL = (
         "how long the host is busy with an exchange: on CUDA not until it is done",
         ("2 neighbors, 1 field", "26 neighbors, 16 fields"),
         {"host": (), "cuda": (UPPER_BOUNDS,)},
+        module="halo",
         is_default=False,
     ),
 )

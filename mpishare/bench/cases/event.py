@@ -7,7 +7,7 @@ and `MPI_Recv`, of one word.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.problems.check import Pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpishare.bench.cases import Case
     from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
@@ -31,145 +33,37 @@ def run(session: Session, case: Case) -> list[Row]:
     if min(session.comm.allgather(session.node.size)) < 2:
         unfit = "an event needs two ranks on every node"
     comparison = Comparison(session, case, unfit=unfit)
-    comparison.add("hop", partial(_Hop, session, pattern), against=("bcast",))
-    comparison.add("pingpong", partial(_PingPong, session, pattern), against=("send",))
-    comparison.add_baselines("bcast", {"bcast": partial(_Bcast, session, pattern)})
-    comparison.add_baselines("send", {"send": partial(_Send, session, pattern)})
+    hop, pingpong = partial(_Hop, session, pattern), partial(_PingPong, session, pattern)
+    comparison.add("hop", partial(hop, _Event), against=("bcast",))
+    comparison.add("pingpong", partial(pingpong, _Event), against=("send",))
+    comparison.add_baselines("bcast", {"bcast": partial(hop, _Broadcast)})
+    comparison.add_baselines("send", {"send": partial(pingpong, _Message)})
     return comparison.run()
 
 
-class _Hop(Variant):
-    """The leader records, all others wait; checked by a word that the leader writes before."""
+class _Event:
+    """A signal by an event of the node."""
 
-    moves = False
+    def __init__(self, session: Session, owner: int, waiters: list[int] | None) -> None:
+        event = session.node.event(owner=owner, waiters=waiters)
+        self.send, self.receive, self.close = event.record, event.wait, event.close
 
-    def __init__(self, session: Session, pattern: Pattern) -> None:
-        self.session = session
-        self.node = session.node
-        self.pattern = pattern
-        self.window = self.node.allocate((2, _SLOTS, 1), "u8", fill=0)
-        self.prepare()
 
-    def prepare(self) -> None:
-        """Make what the step needs. Collective."""
-        self._event = self.node.event()
+class _Broadcast:
+    """A signal by MPI to all ranks."""
 
-    def step(self) -> None:
-        if self.node.is_leader:
-            self._event.record()
-        else:
-            self._event.wait()
+    def __init__(self, session: Session, owner: int, waiters: list[int] | None) -> None:
+        self._synchronize = session.synchronize
+        self.receive = self.transfer(session.node.comm, owner, waiters)
 
-    def fill(self, token: int) -> None:
-        if self.node.is_leader:
-            self.pattern.fill(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
+    def transfer(self, comm: Any, owner: int, waiters: list[int] | None) -> Callable[[], None]:  # noqa: ARG002
+        """Return what receives, and what sends once the GPU is done."""
+        self._send = partial(comm.Bcast, np.zeros(1, "u8"), owner)
+        return self._send
 
-    def verify(self, token: int) -> None:
-        self.pattern.verify(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
-
-    def wrong(self) -> int:
-        return self.pattern.wrong()
-
-    def free(self) -> None:
-        """Close what `prepare` made. Collective."""
-        self._event.close()
+    def send(self) -> None:
+        self._synchronize()
+        self._send()
 
     def close(self) -> None:
-        self.free()
-        self.window.close()
-
-
-class _Bcast(_Hop):
-    """The baseline of a hop."""
-
-    def prepare(self) -> None:
-        self._word = np.zeros(1, "u8")
-
-    def step(self) -> None:
-        if self.node.is_leader:
-            self.session.synchronize()
-        self.node.comm.Bcast(self._word, self.node.leader)
-
-    def free(self) -> None:
-        pass
-
-
-class _PingPong(_Hop):
-    """The leader records, one partner waits and records, the leader waits; the others do nothing.
-
-    In a checked step each of the two writes a word before it records and reads the other's.
-    """
-
-    def prepare(self) -> None:
-        node = self.node
-        self.partner = (node.leader + 1) % node.size
-        self._there = node.event(owner=node.leader, waiters=[self.partner])
-        self._back = node.event(owner=self.partner, waiters=[node.leader])
-
-    def send_there(self) -> None:
-        """Send the leader's signal."""
-        self._there.record()
-
-    def receive_there(self) -> None:
-        """Receive the leader's signal."""
-        self._there.wait()
-
-    def send_back(self) -> None:
-        """Send the partner's signal."""
-        self._back.record()
-
-    def receive_back(self) -> None:
-        """Receive the partner's signal."""
-        self._back.wait()
-
-    def step(self) -> None:
-        if self.node.is_leader:
-            self.send_there()
-            self.receive_back()
-        elif self.node.rank == self.partner:
-            self.receive_there()
-            self.send_back()
-
-    def checked_step(self, token: int) -> None:
-        slot, words = token % _SLOTS, self.window.array
-        there, back = words[0, slot], words[1, slot]
-        node, pattern = self.node, self.pattern
-        if node.is_leader:
-            pattern.fill(there, node.leader, 0, token)
-            self.send_there()
-            self.receive_back()
-            pattern.verify(back, self.partner, 1, token)
-        elif node.rank == self.partner:
-            self.receive_there()
-            pattern.verify(there, node.leader, 0, token)
-            pattern.fill(back, self.partner, 1, token)
-            self.send_back()
-
-    def free(self) -> None:
-        self._there.close()
-        self._back.close()
-
-
-class _Send(_PingPong):
-    """The baseline of there and back."""
-
-    def prepare(self) -> None:
-        self.partner = (self.node.leader + 1) % self.node.size
-        self._word = np.zeros(1, "u8")
-
-    def send_there(self) -> None:
-        self.session.synchronize()
-        self.node.comm.Send(self._word, self.partner)
-
-    def receive_there(self) -> None:
-        self.node.comm.Recv(self._word, self.node.leader)
-
-    def send_back(self) -> None:
-        self.session.synchronize()
-        self.node.comm.Send(self._word, self.node.leader)
-
-    def receive_back(self) -> None:
-        self.node.comm.Recv(self._word, self.partner)
-
-    def free(self) -> None:
-        pass
+        """Do nothing."""

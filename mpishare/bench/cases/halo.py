@@ -1,4 +1,4 @@
-"""The halo cases: ``halo1d``, ``halo2d`` and ``halo3d`` against MPI, and ``faces``.
+"""The halo cases: ``halo1d``, ``halo2d`` and ``halo3d`` against MPI, ``faces`` and ``calls``.
 
 `HaloExchange` on fields in windows and on private ones, in rows of their own. On the host the
 baselines are the exchanges that MPI has; on CUDA messages staged through the host, and libraries
@@ -9,6 +9,10 @@ ghosts included, or to up to 26 neighbors.
 exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
 of memory, across the last it is n * n pieces of as many cells as there are ghosts: the ratio is the
 cost of packing them.
+
+``calls`` times how long the host is busy with a call of `HaloExchange.exchange`: on CUDA, where a
+call is stream-ordered, the time until it returns, with a queue that is never full. Two neighbors
+and one field stand beside 26 neighbors and sixteen fields, which take no more launches.
 """
 
 from __future__ import annotations
@@ -29,17 +33,20 @@ from mpishare.bench.baselines.host_mpi import (
 from mpishare.bench.baselines.library import add_library
 from mpishare.bench.baselines.staged import Naive, Staged
 from mpishare.bench.cases import LIBRARIES, UPPER_BOUNDS
-from mpishare.bench.comparison import Comparison
+from mpishare.bench.comparison import Comparison, Wrapper
+from mpishare.bench.measure import time_batches
 from mpishare.bench.problems.exchange import Exchange
 from mpishare.bench.problems.grid import Block, Grid
-from mpishare.bench.report.rows import BASELINE
+from mpishare.bench.report.rows import BASELINE, UPPER_BOUND
+from mpishare.bench.session import do_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.bench.cases import Case
     from mpishare.bench.comparison import Variant
-    from mpishare.bench.report.rows import Row
+    from mpishare.bench.measure import BlockSize
+    from mpishare.bench.report.rows import Clock, Row
     from mpishare.bench.session import Session
 
 #: The variants of each baseline; several where none of them is the fastest at every size.
@@ -58,10 +65,18 @@ _BLOCKS: dict[str, Callable[..., Block]] = {
     "halo3d": partial(Block.of, naxes=3),
     "faces": Block.cube,
 }
+_CALLED_BLOCKS = {
+    "2 neighbors, 1 field": Block(4, (64,), naxes=1),
+    "26 neighbors, 16 fields": Block(8, (), naxes=3, count=16, corners=True),
+}
+#: Calls in a row, few enough that the stream takes them without blocking, and how often per block.
+_CALLS, _BATCHES = 100, 10
 
 
 def run(session: Session, case: Case) -> list[Row]:
-    """Run the case on the block of every size and return its rows. Collective, host-blocking."""
+    """Run a case and return its rows. Collective, host-blocking."""
+    if case.name == "calls":
+        return _run_calls(session, case)
     options = session.options
     rows: list[Row] = []
     done = set()
@@ -73,7 +88,7 @@ def run(session: Session, case: Case) -> list[Row]:
                 session.progress.advance()
             continue
         done.add(block)
-        grid, unfit = make_grid(session, block)
+        grid, unfit = _make_grid(session, block)
         comparison = Comparison(
             session, case, nbytes=grid.face_nbytes, sent_nbytes=grid.sent_nbytes, unfit=unfit
         )
@@ -91,7 +106,22 @@ def run(session: Session, case: Case) -> list[Row]:
     return rows
 
 
-def make_grid(session: Session, block: Block) -> tuple[Grid, str | None]:
+def _run_calls(session: Session, case: Case) -> list[Row]:
+    comparison = Comparison(session, case, clocks=("throughput",))
+    for name, block in _CALLED_BLOCKS.items():
+        grid, unfit = _make_grid(session, block)
+        make = partial(_calls, partial(PrivateFields, grid))
+        comparison.add(name, make, nbytes=block.face_nbytes, unfit=unfit)
+    if comparison.includes(UPPER_BOUNDS):
+        from mpishare.bench.baselines.upper_bounds import graph_launch
+
+        launch, unfit = graph_launch(session)
+        make = partial(_calls, launch)
+        comparison.add("graph launch", make, kind=UPPER_BOUND, unfit=unfit)
+    return comparison.run()
+
+
+def _make_grid(session: Session, block: Block) -> tuple[Grid, str | None]:
     """Return the grid of a block, and why nothing can run on it or None. Collective."""
     # Agreed on before the cart is made, which waits for every rank.
     _, unfit = session.attempt(lambda: session.require_memory(block.needed_nbytes))
@@ -180,3 +210,23 @@ class _LastAxis(WindowFields):
 
     # The views have that axis first, as all fields of the grid.
     order = (2, 0, 1)
+
+
+def _calls(make: Callable[[], Variant]) -> _Calls:
+    return _Calls(make())
+
+
+class _Calls(Wrapper):
+    """The calls of a variant, timed until they return and not until the stream is done."""
+
+    is_calibrated = False
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+        call, samples_s = self.inner.call, []
+        for _ in range(_BATCHES):
+            session.line_up()
+            samples_s += time_batches(call, do_nothing, 1, _CALLS)
+        return samples_s

@@ -1,8 +1,8 @@
 """Words that identify their owner, side or field, step and place, so that a stray one is seen.
 
-`Pattern` checks faces that are whole arrays, `HaloCheck` the ghosts of blocks. What these must hold
-is found from the coordinates of each cell, not from the boxes that the variants send: the owner is
-the rank in whose block the cell lies, the place is its place in there.
+`Pattern` checks whole arrays, `RingCheck` both faces of a ring, `HaloCheck` the ghosts of blocks.
+What these must hold is found from the coordinates of each cell, not from the boxes that the
+variants send: the owner is the rank in whose block the cell lies, the place is its place in there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.bench.problems.grid import Grid, Slices
+    from mpishare.bench.problems.ring import Ring
 
+#: The sides of a ring, by the way a face travels: place k of the faces goes to place k of the
+#: ghosts of the left or of the right neighbor.
+LEFTWARD, RIGHTWARD = 0, 1
 #: A word that no pattern has: what a copy must overwrite is filled with it.
 POISON = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -62,6 +66,33 @@ class Pattern:
         wrong = int(self._wrong)
         self._wrong.fill(0)
         return wrong
+
+
+class RingCheck:
+    """Words for both faces of a `Ring`, checked where they arrive as ghosts."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._pattern = Pattern(ring.node.xp, ring.words)
+        self._rank = ring.node.rank
+        self._owners = {LEFTWARD: ring.right, RIGHTWARD: ring.left}
+
+    def fill(self, fields: Sequence[Any], token: int) -> None:
+        """Write both faces."""
+        for way in self._owners:
+            self._pattern.fill(fields[0][way], self._rank, way, token)
+
+    def poison(self, fields: Sequence[Any]) -> None:
+        """Overwrite both ghosts."""
+        self._pattern.poison(fields[1])
+
+    def verify(self, fields: Sequence[Any], token: int) -> None:
+        """Compare both ghosts with what the neighbors filled."""
+        for way, owner in self._owners.items():
+            self._pattern.verify(fields[1][way], owner, way, token)
+
+    def wrong(self) -> int:
+        """Return how many words were wrong since the last call; waits for the GPU."""
+        return self._pattern.wrong()
 
 
 #: The bits of a word that hold the place.

@@ -12,29 +12,30 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.bench.problems.check import HaloCheck, RingCheck
     from mpishare.bench.session import Session
 
 
 @dataclass(frozen=True)
-class Faces:
-    """What leaves through one side of a block, and what arrives through it, in all fields.
+class Side:
+    """A side of a block, through which cells leave for one rank, and the opposite ghosts arrive.
 
     All ranks list their sides in the same order, and what leaves through a side of one rank arrives
     as the same side of another: `number` serves as a tag.
 
     Attributes
     ----------
-    to, source, number : int
-        Ranks in the communicator of the problem, and the number of the side.
-    out, into : list of array
-        For each field the cells that `to` gets, and the ghosts that `source` fills.
+    to, source : int
+        Ranks in the communicator of the problem.
+    out, into : index of an array
+        The cells that `to` gets, and the ghosts that `source` fills.
     """
 
     to: int
     source: int
     number: int
-    out: list[Any]
-    into: list[Any]
+    out: Any
+    into: Any
 
 
 class Problem:
@@ -42,45 +43,35 @@ class Problem:
 
     Attributes
     ----------
-    session : Session
-        The run.
     comm : MPI.Intracomm
         The communicator of messages, with the ranks of the session's.
     fields : sequence of array
-        Private memory of this rank, which all variants without memory of their own work on in turn.
+        Private memory of this rank, which all variants without memory of their own use by turns.
+    sides : tuple of Side
+        The sides, whose faces may move at the same time.
     has_buffers : bool
-        Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, side
-        by side, which a variant may put into any memory; otherwise it packs.
+        Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which
+        a variant may put into any memory; otherwise it packs.
     """
 
     session: Session
     comm: MPI.Intracomm
     fields: Sequence[Any]
+    sides: tuple[Side, ...]
+    check: HaloCheck | RingCheck
     has_buffers = False
 
-    def faces(self, fields: Sequence[Any]) -> list[Faces]:
-        """Return all sides, whose faces may move at the same time."""
+    def sides_by_axis(self) -> list[tuple[Side, Side]]:
+        """Return the faces of each axis, which may need the ghosts of the axes before it."""
         raise NotImplementedError
 
-    def phases(self, fields: Sequence[Any]) -> list[list[Faces]]:
-        """Return the sides in phases, each of which may need the ghosts of those before it."""
-        raise NotImplementedError
+    def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        """Return the cells of each field that leave through a side."""
+        return [field[side.out] for field in fields]
 
-    def fill(self, fields: Sequence[Any], token: int) -> None:
-        """Write what this rank sends in step `token`."""
-        raise NotImplementedError
-
-    def poison(self, fields: Sequence[Any]) -> None:
-        """Overwrite all ghosts."""
-        raise NotImplementedError
-
-    def verify(self, fields: Sequence[Any], token: int) -> None:
-        """Count the words that are not what step `token` leaves there."""
-        raise NotImplementedError
-
-    def wrong(self) -> int:
-        """Return how many words were wrong since the last call; waits for the GPU."""
-        raise NotImplementedError
+    def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        """Return the ghosts of each field that arrive as a side."""
+        return [field[side.into] for field in fields]
 
 
 P = TypeVar("P", bound=Problem)
@@ -101,16 +92,16 @@ class Exchange(Variant, Generic[P]):
 
     def fill(self, token: int) -> None:
         """Write what the neighbors get."""
-        self.problem.fill(self.current(), token)
+        self.problem.check.fill(self.current(), token)
 
     def poison(self) -> None:
         """Overwrite the ghosts."""
-        self.problem.poison(self.current())
+        self.problem.check.poison(self.current())
 
     def verify(self, token: int) -> None:
         """Compare the ghosts with what their owners filled."""
-        self.problem.verify(self.current(), token)
+        self.problem.check.verify(self.current(), token)
 
     def wrong(self) -> int:
         """Return how many words were wrong."""
-        return self.problem.wrong()
+        return self.problem.check.wrong()

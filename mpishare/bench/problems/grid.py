@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mpishare.bench.problems.check import HaloCheck
-from mpishare.bench.problems.exchange import Faces, Problem
+from mpishare.bench.problems.exchange import Problem, Side
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpishare.bench.options import Options
     from mpishare.bench.session import Session
 
@@ -99,29 +97,6 @@ def _side(area: int) -> int:
     return side + (area > side * (side + 1))
 
 
-@dataclass(frozen=True)
-class Side:
-    """A face, an edge or a corner of the block, and the ranks beyond it.
-
-    Attributes
-    ----------
-    neighbor, opposite : int
-        The ranks in the cart on this side and on the other one.
-    source : tuple of slice
-        The owned cells that go to `neighbor`.
-    target : tuple of slice
-        The ghosts that get the `source` of this same side from `opposite`.
-    number : int
-        The number of the side: a tag for the messages of two ranks that meet at several sides.
-    """
-
-    neighbor: int
-    opposite: int
-    source: Slices
-    target: Slices
-    number: int
-
-
 class Grid(Problem):
     """One size of a halo case.
 
@@ -165,7 +140,7 @@ class Grid(Problem):
         """Make the private fields and the check. Local."""
         xp = self.session.node.xp
         self.fields: list[Any] = [xp.zeros(self.shape) for _ in range(self.count)]
-        self._check = HaloCheck(self)
+        self.check = HaloCheck(self)
 
     def close(self) -> None:
         """Free the cart. Collective."""
@@ -173,7 +148,7 @@ class Grid(Problem):
 
     def size(self, side: Side) -> int:
         """Return how many cells of one field a side has."""
-        spans = zip(side.source, self.shape, strict=True)
+        spans = zip(side.out, self.shape, strict=True)
         return prod(len(range(*span.indices(extent))) for span, extent in spans)
 
     def rank_at(self, direction: tuple[int, ...]) -> int:
@@ -195,30 +170,6 @@ class Grid(Problem):
             pairs.append((low, high))
         return pairs
 
-    def faces(self, fields: Sequence[Any]) -> list[Faces]:
-        """Return all sides at once."""
-        return [_faces(side, fields) for side in self.sides]
-
-    def phases(self, fields: Sequence[Any]) -> list[list[Faces]]:
-        """Return both faces of each axis, one axis after the other."""
-        return [[_faces(side, fields) for side in pair] for pair in self.sides_by_axis()]
-
-    def fill(self, fields: Sequence[Any], token: int) -> None:
-        """Write what this rank sends in step `token`."""
-        self._check.fill(fields, token)
-
-    def poison(self, fields: Sequence[Any]) -> None:
-        """Overwrite all ghosts."""
-        self._check.poison(fields)
-
-    def verify(self, fields: Sequence[Any], token: int) -> None:
-        """Count the ghosts, and cells beside them, that are not those of step `token`."""
-        self._check.verify(fields, token)
-
-    def wrong(self) -> int:
-        """Return how many words were wrong since the last call; waits for the GPU."""
-        return self._check.wrong()
-
     def _sides(self) -> tuple[Side, ...]:
         every = product((-1, 0, 1), repeat=self.naxes)
         most = self.naxes if self.corners else 1
@@ -231,27 +182,17 @@ class Grid(Problem):
         # Indexed by the step along an axis; -1 is the last.
         sources = (owned, slice(n, w + n), slice(w, 2 * w))
         targets = (owned, slice(0, w), slice(w + n, n + 2 * w))
-        source = [every if i in full else sources[step] for i, step in enumerate(direction)]
-        target = [every if i in full else targets[step] for i, step in enumerate(direction)]
+        out = [every if i in full else sources[step] for i, step in enumerate(direction)]
+        into = [every if i in full else targets[step] for i, step in enumerate(direction)]
         rest = [every] * (len(self.shape) - self.naxes)
         backward = tuple(-step for step in direction)
         return Side(
-            neighbor=self.rank_at(direction),
-            opposite=self.rank_at(backward),
-            source=(*source, *rest),
-            target=(*target, *rest),
+            to=self.rank_at(direction),
+            source=self.rank_at(backward),
             number=number,
+            out=(*out, *rest),
+            into=(*into, *rest),
         )
-
-
-def _faces(side: Side, fields: Sequence[Any]) -> Faces:
-    return Faces(
-        side.neighbor,
-        side.opposite,
-        side.number,
-        [field[side.source] for field in fields],
-        [field[side.target] for field in fields],
-    )
 
 
 def _oversubscribed(session: Session) -> str | None:

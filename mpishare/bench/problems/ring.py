@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.problems.check import Pattern
-from mpishare.bench.problems.exchange import Exchange, Faces, Problem
+from mpishare.bench.problems.check import LEFTWARD, RIGHTWARD, RingCheck
+from mpishare.bench.problems.exchange import Exchange, Problem, Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.bench.session import Session
 
-#: The two sides of a rank, by the way a face travels: place k of the faces goes to place k of the
-#: ghosts of the left or of the right neighbor.
-LEFTWARD, RIGHTWARD = 0, 1
-#: Faces of memory that a rank allocates: its own, the pattern's, the windows' and the baselines'.
+#: Faces of memory that a rank allocates: its own, the check's, the windows' and the baselines'.
 _COPIES = 17
 
 
 class Ring(Problem):
-    """The ranks of a node, the faces and the pattern in them.
+    """The ranks of a node, the faces and the ghosts of each.
 
     Attributes
     ----------
@@ -47,42 +44,30 @@ class Ring(Problem):
         self.left = (node.rank - 1) % node.size
         self.right = (node.rank + 1) % node.size
         self.peers = sorted({self.left, self.right} - {node.rank})
+        left, right = node.ranks[self.left], node.ranks[self.right]
+        self._pair = (
+            Side(left, right, LEFTWARD, LEFTWARD, LEFTWARD),
+            Side(right, left, RIGHTWARD, RIGHTWARD, RIGHTWARD),
+        )
+        self.sides = self._pair
 
     def allocate(self) -> None:
-        """Make the fields and the pattern. Local."""
+        """Make the fields and the check. Local."""
         self.session.require_memory(_COPIES * self.nbytes)
-        xp = self.node.xp
-        self.fields = tuple(xp.zeros((2, self.words), "u8") for _ in range(2))
-        self._pattern = Pattern(xp, self.words)
+        self.fields = tuple(self.node.xp.zeros((2, self.words), "u8") for _ in range(2))
+        self.check = RingCheck(self)
 
-    def faces(self, fields: Sequence[Any]) -> list[Faces]:
-        """Return both sides."""
-        out, into = fields
-        left, right = self.node.ranks[self.left], self.node.ranks[self.right]
-        ways = (LEFTWARD, left, right), (RIGHTWARD, right, left)
-        return [Faces(to, source, way, [out[way]], [into[way]]) for way, to, source in ways]
+    def sides_by_axis(self) -> list[tuple[Side, Side]]:
+        """Return both sides: there is one axis."""
+        return [self._pair]
 
-    def phases(self, fields: Sequence[Any]) -> list[list[Faces]]:
-        """Return one phase: there is one axis."""
-        return [self.faces(fields)]
+    def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        """Return the face that leaves through a side."""
+        return [fields[0][side.out]]
 
-    def fill(self, fields: Sequence[Any], token: int) -> None:
-        """Write both faces."""
-        for way in (LEFTWARD, RIGHTWARD):
-            self._pattern.fill(fields[0][way], self.node.rank, way, token)
-
-    def poison(self, fields: Sequence[Any]) -> None:
-        """Overwrite both ghosts."""
-        self._pattern.poison(fields[1])
-
-    def verify(self, fields: Sequence[Any], token: int) -> None:
-        """Compare both ghosts with what the neighbors filled."""
-        for way, source in ((LEFTWARD, self.right), (RIGHTWARD, self.left)):
-            self._pattern.verify(fields[1][way], source, way, token)
-
-    def wrong(self) -> int:
-        """Return how many words of ghosts were wrong since the last call; waits for the GPU."""
-        return self._pattern.wrong()
+    def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        """Return the ghosts that arrive as a side."""
+        return [fields[1][side.into]]
 
 
 class WindowRing(Exchange[Ring]):

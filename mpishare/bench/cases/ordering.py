@@ -1,0 +1,202 @@
+"""Cases ``fence`` and ``pairwise``: the order between ranks alone, with no data.
+
+``fence`` orders every rank's work before every rank's next, ``pairwise`` has post, start, complete
+and wait with both neighbors. The baselines are what one writes without windows: wait for the GPU,
+then `MPI_Barrier`, or a message of no bytes to both neighbors; and, on CUDA, the same order by bare
+stream memory operations, every rank to every other in one batch, or in the same four batches.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.problems.check import Pattern
+from mpishare.bench.problems.ring import FenceRing, PairwiseRing, Ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.bench.cases import Case
+    from mpishare.bench.report.rows import Row
+    from mpishare.bench.session import Session
+
+_READY, _DONE = 0, 1
+
+
+def run(session: Session, case: Case) -> list[Row]:
+    """Run a case and return its rows. Collective, host-blocking."""
+    comparison = Comparison(session, case)
+    if case.name == "fence":
+        pattern = Pattern(session.node.xp, 1)
+        comparison.add("fence", partial(_Fence, session, pattern))
+        comparison.add_baselines("barrier", {"barrier": partial(_Barrier, session, pattern)})
+        comparison.add_baselines(
+            "counters", {"counters": partial(_FenceCounters, session, pattern)}
+        )
+    else:
+        ring = Ring(session, nbytes=8)
+        ring.allocate()
+        comparison.add("pairwise", partial(_Pairwise, ring))
+        sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
+        comparison.add_baselines("sendrecv", {"sendrecv": partial(_OrderOnly, ring, sendrecv)})
+        comparison.add_baselines("barrier", {"barrier": partial(_OrderOnly, ring, barrier)})
+        comparison.add_baselines("counters", {"counters": partial(_PairwiseCounters, ring)})
+    return comparison.run()
+
+
+class _OrderAll(Variant):
+    """Order all ranks; checked by a word of each rank that all others read.
+
+    The words alternate between two halves of a segment: a half is written again two steps later,
+    when its readers have come through the order in between.
+    """
+
+    moves = False
+
+    def __init__(self, session: Session, pattern: Pattern) -> None:
+        self.node = session.node
+        self._pattern = pattern
+        self._window = self.node.allocate_each((2, 1), "u8", fill=0)
+        self._half = 0
+        self._order = self.order(session)
+
+    def order(self, session: Session) -> Callable[[], object]:
+        """Return what orders all ranks."""
+        raise NotImplementedError
+
+    def fill(self, token: int) -> None:
+        self._half = 1 - self._half
+        self._pattern.fill(self._window.array[self._half], self.node.rank, 0, token)
+
+    def step(self) -> None:
+        self._order()
+
+    def verify(self, token: int) -> None:
+        for rank in range(self.node.size):
+            self._pattern.verify(self._window.segment(rank)[self._half], rank, 0, token)
+
+    def wrong(self) -> int:
+        return self._pattern.wrong()
+
+    def close(self) -> None:
+        self._window.close()
+
+
+class _Fence(_OrderAll):
+    def order(self, session: Session) -> Callable[[], object]:  # noqa: ARG002
+        return self._window.fence
+
+
+class _Barrier(_OrderAll):
+    def order(self, session: Session) -> Callable[[], object]:
+        barrier, synchronize = session.node.comm.Barrier, session.synchronize
+        if not session.on_cuda:
+            return barrier
+
+        def synchronize_and_barrier() -> None:
+            synchronize()
+            barrier()
+
+        return synchronize_and_barrier
+
+
+class _FenceCounters(_OrderAll):
+    def order(self, session: Session) -> Callable[[], object]:
+        from mpishare.bench.baselines.counters import Counters
+
+        self._counters = Counters(session)
+        others = [rank for rank in range(self.node.size) if rank != self.node.rank]
+        enqueue = self._counters.batch(others, others)
+        value = 0
+
+        def write_and_wait() -> None:
+            nonlocal value
+            value += 1
+            enqueue(value)
+
+        return write_and_wait
+
+    def close(self) -> None:
+        self._counters.close()
+        super().close()
+
+
+class _Pairwise(PairwiseRing):
+    """The calls of a window; a checked step has a word between start and complete."""
+
+    moves = False
+
+    def step(self) -> None:
+        window, peers = self.window, self.problem.peers
+        window.post(peers)
+        window.start(peers)
+        window.complete()
+        window.wait()
+
+    def checked_step(self, token: int) -> None:
+        self.check_around(super().step, token)
+
+
+class _OrderOnly(FenceRing):
+    """One call that orders at least the neighbors; a checked step stores a word before it."""
+
+    moves = False
+
+    def step(self) -> None:
+        self.order()
+
+    def checked_step(self, token: int) -> None:
+        self.check_around(self.move, token)
+
+
+class _PairwiseCounters(PairwiseRing):
+    """The four calls as bare operations: ready written, waited for, done written, waited for."""
+
+    moves = False
+
+    def __init__(self, ring: Ring) -> None:
+        from mpishare.bench.baselines.counters import Counters
+
+        super().__init__(ring)
+        self._counters = Counters(ring.session)
+        batch, peers = self._counters.batch, ring.peers
+        self._post, self._start = batch(peers, [], _READY), batch([], peers, _READY)
+        self._complete, self._wait = batch(peers, [], _DONE), batch([], peers, _DONE)
+        self._value = 0
+
+    def step(self) -> None:
+        value = self._value = self._value + 1
+        self._post(value)
+        self._start(value)
+        self._complete(value)
+        self._wait(value)
+
+    def checked_step(self, token: int) -> None:
+        self.check_around(self._step_with_data, token)
+
+    def _step_with_data(self) -> None:
+        value = self._value = self._value + 1
+        self._post(value)
+        self._start(value)
+        self.store()
+        self._complete(value)
+        self._wait(value)
+
+    def close(self) -> None:
+        self._counters.close()
+        super().close()
+
+
+def _exchange_nothing(ring: Ring) -> Callable[[], None]:
+    """Return a call that sends no bytes to both neighbors and receives none from each."""
+    comm, left, right = ring.node.comm, ring.left, ring.right
+    synchronize, nothing = ring.session.synchronize, bytearray(0)
+
+    def exchange() -> None:
+        synchronize()
+        comm.Sendrecv(nothing, right, 0, nothing, left, 0)
+        comm.Sendrecv(nothing, left, 1, nothing, right, 1)
+
+    return exchange
