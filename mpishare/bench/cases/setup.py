@@ -16,16 +16,17 @@ from mpi4py import MPI
 from mpishare import HaloExchange, Node
 from mpishare.bench.comparison import Comparison, RefusedError, Variant
 from mpishare.bench.measure import time_each
-from mpishare.bench.report.rows import BASELINE, OWN
+from mpishare.bench.report.rows import BASELINE
 from mpishare.bench.session import do_nothing
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mpishare import Event
     from mpishare.bench.cases import Case
     from mpishare.bench.measure import BlockSize
-    from mpishare.bench.report.rows import Clock, Kind, Row
+    from mpishare.bench.report.rows import Clock, Row
     from mpishare.bench.session import Session
 
 _NBYTES = 1 << 20
@@ -34,45 +35,85 @@ _FILL = 0x5A5A_5A5A_5A5A_5A5A
 _LEAST_TURNS = 3
 #: The fields of a plan: owned rows, and the cells of one, which is a face; and memory to be opened.
 _OWNED, _CELLS, _HANDLE_NBYTES = 4, 64, 2 << 20
+_FACE_NBYTES = 8 * _CELLS
 
 
 def run(session: Session, case: Case) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
     comparison = Comparison(session, case, clocks=("latency",))
+    node, timeout_s = session.node, session.options.timeout_s
+    shape = (_NBYTES // 8,)
 
-    def add(kind: type[_Make], make: Callable[[], _Make]) -> None:
-        comparison.add(kind.name, make, kind=kind.kind, against=kind.against, nbytes=kind.nbytes)
+    def add(name: str, *functions: Callable[..., Any], nbytes: int = 0, against: str = "") -> None:
+        make = partial(_Make, session, *functions)
+        comparison.add(name, make, nbytes=nbytes, against=tuple(filter(None, [against])))
 
-    for kind in (_MakeNode, _MakeEvent, _Allocate, _AllocateEach):
-        add(kind, partial(kind, session))
+    add("Node", lambda: Node(session.comm, timeout_s=timeout_s), partial(_wrong_node, node))
+    add("event", node.event, partial(_wrong_event, session))
+    add(
+        "allocate",
+        lambda: node.allocate(shape, "u8", fill=_FILL),
+        lambda window: _wrong_words(window.array),
+        nbytes=_NBYTES,
+        against="allocate_shared",
+    )
+    add(
+        "allocate_each",
+        lambda: node.allocate_each(shape, "u8", fill=_FILL),
+        lambda window: sum(_wrong_words(window.segment(rank)) for rank in range(node.size)),
+        nbytes=_NBYTES,
+    )
     cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
-    for plan in (_Plan, _PlanOfMany, _SecondPlan):
-        add(plan, partial(plan, session, cart))
-    for baseline in (_AllocateShared, _Handles):
-        if comparison.includes(baseline.name, nbytes=baseline.nbytes):
-            add(baseline, partial(baseline, session))
+    for name, plan, count in (
+        ("plan", _Plan, 1),
+        ("plan, 16 fields", _Plan, 16),
+        ("second plan", _SecondPlan, 1),
+    ):
+        make = partial(plan, session, cart, count)
+        comparison.add(name, make, nbytes=_FACE_NBYTES, against=("handles",))
+    if comparison.includes("allocate_shared", nbytes=_NBYTES):
+        make_shared = partial(_SharedWindow, session)
+        comparison.add("allocate_shared", make_shared, kind=BASELINE, nbytes=_NBYTES)
+    if comparison.includes("handles", nbytes=_FACE_NBYTES):
+        make_handles = partial(_Handles, session)
+        comparison.add("handles", make_handles, kind=BASELINE, nbytes=_FACE_NBYTES)
     rows = comparison.run(_LEAST_TURNS)
     cart.Free()
     return rows
 
 
-class _Make(Variant):
-    """One thing that is made, checked and closed in each timed block."""
+def _wrong_node(node: Node, made: Node) -> int:
+    return int(made.ranks != node.ranks) + int(made.rank != node.rank)
 
-    name = ""
-    nbytes = 0
-    against: tuple[str, ...] = ()
-    kind: Kind = OWN
+
+def _wrong_event(session: Session, made: Event) -> int:
+    if session.node.is_leader:
+        made.record()
+    else:
+        made.wait()
+    session.synchronize()
+    return 0
+
+
+def _wrong_words(array: Any) -> int:
+    return int((array != _FILL).sum())
+
+
+class _Make(Variant):
+    """One thing that is made, checked and closed in each timed block.
+
+    `make` makes it, collectively; `wrong_in` returns how many words of it are wrong.
+    """
+
     is_calibrated = False
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self, session: Session, make: Callable[[], Any], wrong_in: Callable[[Any], int]
+    ) -> None:
         self.session = session
         self.node = session.node
+        self._make, self._wrong_in = make, wrong_in
         self._wrong = 0
-
-    def make(self) -> Any:
-        """Make it and return it. Collective."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         """Make what must exist before it, untimed. Collective."""
@@ -80,12 +121,8 @@ class _Make(Variant):
     def tidy(self) -> None:
         """Close what `prepare` made. Collective."""
 
-    def wrong_in(self, made: Any) -> int:
-        """Return how many words of it are wrong."""
-        raise NotImplementedError
-
     def free(self, made: Any) -> None:
-        """Close it. Collective."""
+        """Close what was made. Collective."""
         made.close()
 
     def once(self) -> list[float]:
@@ -95,14 +132,14 @@ class _Make(Variant):
 
         def step() -> None:
             nonlocal made, reason
-            made, reason = self.session.attempt(self.make)
+            made, reason = self.session.attempt(self._make)
 
         self.prepare()
         self.session.line_up()
         samples_s = time_each(step, do_nothing, 1)
         if made is not None:
             if self.session.options.check:
-                self._wrong += self.wrong_in(made)
+                self._wrong += self._wrong_in(made)
             self.free(made)
         self.tidy()
         if reason is not None:
@@ -120,58 +157,11 @@ class _Make(Variant):
         return wrong
 
 
-class _MakeNode(_Make):
-    name = "Node"
+class _SharedWindow(_Make):
+    """A window of MPI alone, made and filled by one rank."""
 
-    def make(self) -> Any:
-        return Node(self.session.comm, timeout_s=self.session.options.timeout_s)
-
-    def wrong_in(self, made: Any) -> int:
-        return int(made.ranks != self.node.ranks) + int(made.rank != self.node.rank)
-
-
-class _MakeEvent(_Make):
-    name = "event"
-
-    def make(self) -> Any:
-        return self.node.event()
-
-    def wrong_in(self, made: Any) -> int:
-        if self.node.is_leader:
-            made.record()
-        else:
-            made.wait()
-        self.session.synchronize()
-        return 0
-
-
-class _Allocate(_Make):
-    name = "allocate"
-    nbytes = _NBYTES
-    against = ("allocate_shared",)
-
-    def make(self) -> Any:
-        return self.node.allocate((_NBYTES // 8,), "u8", fill=_FILL)
-
-    def wrong_in(self, made: Any) -> int:
-        return int((made.array != _FILL).sum())
-
-
-class _AllocateEach(_Make):
-    name = "allocate_each"
-    nbytes = _NBYTES
-
-    def make(self) -> Any:
-        return self.node.allocate_each((_NBYTES // 8,), "u8", fill=_FILL)
-
-    def wrong_in(self, made: Any) -> int:
-        return sum(int((made.segment(rank) != _FILL).sum()) for rank in range(self.node.size))
-
-
-class _AllocateShared(_Make):
-    name = "allocate_shared"
-    nbytes = _NBYTES
-    kind = BASELINE
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, self.make, lambda made: _wrong_words(self._array(made)))
 
     def make(self) -> Any:
         comm = cast("MPI.Intracomm", self.node.comm)
@@ -186,9 +176,6 @@ class _AllocateShared(_Make):
         memory, _ = window.Shared_query(self.node.leader)
         return np.asarray(memory).view("u8")
 
-    def wrong_in(self, made: Any) -> int:
-        return int((self._array(made) != _FILL).sum())
-
     def free(self, made: Any) -> None:
         made.Free()
 
@@ -196,16 +183,11 @@ class _AllocateShared(_Make):
 class _Plan(_Make):
     """The first plan of a node, for the ghosts of thin blocks in a ring, with warm kernels."""
 
-    name = "plan"
-    nbytes = 8 * _CELLS
-    against = ("handles",)
-    count = 1
-
-    def __init__(self, session: Session, cart: MPI.Cartcomm) -> None:
-        super().__init__(session)
+    def __init__(self, session: Session, cart: MPI.Cartcomm, count: int) -> None:
+        super().__init__(session, self.make, self.wrong_ghosts)
         self.cart = cart
         shape = (_OWNED + 2, _CELLS)
-        self.fields = [self.node.xp.full(shape, cart.rank, float) for _ in range(self.count)]
+        self.fields = [self.node.xp.full(shape, cart.rank, float) for _ in range(count)]
         # Loads the kernels, of the exchange and of its check.
         self.once()
 
@@ -219,7 +201,7 @@ class _Plan(_Make):
     def tidy(self) -> None:
         self._new.close()
 
-    def wrong_in(self, made: Any) -> int:
+    def wrong_ghosts(self, made: Any) -> int:
         """Exchange once and return how many ghosts are wrong."""
         for field in self.fields:
             field[[0, -1]] = -1
@@ -230,17 +212,8 @@ class _Plan(_Make):
         return sum(int((ghosts != rank).sum()) for ghosts, rank in pairs)
 
 
-class _PlanOfMany(_Plan):
-    """The same for many fields."""
-
-    name = "plan, 16 fields"
-    count = 16
-
-
 class _SecondPlan(_Plan):
     """A plan on a node that has another one of the same ranks."""
-
-    name = "second plan"
 
     def prepare(self) -> None:
         """Make a node and the first plan."""
@@ -255,12 +228,8 @@ class _SecondPlan(_Plan):
 class _Handles(_Make):
     """Opens memory of the neighbors in the ring, which each rank allocated before."""
 
-    name = "handles"
-    nbytes = 8 * _CELLS
-    kind = BASELINE
-
     def __init__(self, session: Session) -> None:
-        super().__init__(session)
+        super().__init__(session, self.make, self.wrong_handles)
         if session.comm.size > self.node.size:
             raise UnsupportedError("memory handles are for one node")
         self._runtime = self.node.xp.cuda.runtime
@@ -281,7 +250,7 @@ class _Handles(_Make):
         peers = {(comm.rank + step) % comm.size for step in (-1, 1)} - {comm.rank}
         return {peer: self._runtime.ipcOpenMemHandle(handles[peer]) for peer in peers}
 
-    def wrong_in(self, made: Any) -> int:
+    def wrong_handles(self, made: Any) -> int:
         """Return how many words of the neighbors' memory are wrong."""
         return sum(int((self._words(made[peer]) != peer).sum()) for peer in made)
 
