@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,7 +103,7 @@ def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:
 
     options = session.options
     rows: list[Row] = []
-    with session.node, session.progress as progress:
+    with session.node, closing(session.progress) as progress:
         progress.expect(_turns(options, session.node.backend))
         for name in options.cases:
             case = CASES[name]

@@ -344,6 +344,5 @@ class _Timed:
         return rows
 
     def close(self) -> None:
-        """Free the variant."""
         if self.variant is not None:
             self.variant.close()

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import mpishare
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ def gather(session: Session) -> dict[str, Any]:
 
     Collective, host-blocking. The same on every rank.
     """
-    import mpi4py
     from mpi4py import MPI
 
     node, comm = session.node, session.comm
@@ -56,8 +53,8 @@ def gather(session: Session) -> dict[str, Any]:
     versions = {
         "mpishare": mpishare.__version__,
         "python": platform.python_version(),
-        "numpy": np.__version__,
-        "mpi4py": mpi4py.__version__,
+        "numpy": _imported_version("numpy"),
+        "mpi4py": _imported_version("mpi4py"),
         "cupy": _imported_version("cupy"),
         "cuda-bindings": _imported_version("cuda.bindings"),
         "nccl": _nccl_version(),
@@ -82,7 +79,6 @@ def gather(session: Session) -> dict[str, Any]:
         "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
         "command": command(comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
-        "notes": [],
     }
     found["notes"] = notes(found["gpus"])
     return dict(comm.bcast(found, 0))
@@ -107,12 +103,7 @@ def _describe_rank(session: Session) -> dict[str, Any]:
         ]
     gpu: dict[str, Any] | None = None
     if device is not None:
-        gpu = {
-            "name": device.name,
-            "uuid": device.uuid,
-            "pci_id": device.pci_id,
-            "mps": device.mps,
-        }
+        gpu = {name: getattr(device, name) for name in ("name", "uuid", "pci_id", "mps")}
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
@@ -154,14 +145,7 @@ def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
 def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
     """Return the command of this run, with the settings that change what is measured.
 
-    Parameters
-    ----------
-    ranks : int
-        How many were started; the ranks do not know by which launcher.
-    arguments : sequence of str
-        The command line.
-    variables : mapping of str to str
-        The environment variables of a rank.
+    The ranks do not know which launcher started them: mpirun stands for all.
     """
     settings = [f"{name}={shlex.quote(variables[name])}" for name in _SETTINGS if name in variables]
     kept, rest = [], iter(arguments)

@@ -26,32 +26,17 @@ _BATCHES = 5
 
 @dataclass(frozen=True)
 class BlockSize:
-    """How often a timed block iterates.
+    """How often a timed block iterates."""
 
-    Attributes
-    ----------
-    iters : int
-        Samples of a latency block.
-    batches : int
-        Samples of a throughput block.
-    batch : int
-        Iterations in each of them.
-    """
-
-    iters: int
-    batches: int
-    batch: int
+    iters: int  # samples of a latency block
+    batches: int  # samples of a throughput block
+    batch: int  # iterations in each of them
 
 
 def block_size(iters: int | None, step_s: float) -> BlockSize:
-    """Return how often a block iterates.
+    """Return how often a block iterates: `iters` times, or as often as fits into `BLOCK_S`.
 
-    Parameters
-    ----------
-    iters : int or None
-        What the user asks for; None for as many as fit into `BLOCK_S`.
-    step_s : float, seconds
-        One iteration, the same number on every rank.
+    `step_s` is the time of one iteration, the same number on every rank.
     """
     if iters is None:
         iters = min(max(int(BLOCK_S / max(step_s, 1e-9)), _MIN_ITERS), _MAX_ITERS)
@@ -73,12 +58,9 @@ def _gc_paused() -> Iterator[None]:
 def time_each(
     step: Callable[[], object], synchronize: Callable[[], None], count: int
 ) -> list[float]:
-    """Time `count` steps with a synchronize after each: the latency clock.
+    """Time `count` steps with a synchronize after each: the latency clock, in seconds.
 
-    Returns
-    -------
-    list of float, seconds
-        From the end of one step to the end of the next, so that no time falls between two samples.
+    A sample is from the end of one step to the end of the next, so that no time is lost between.
     """
     stamps = [0.0] * (count + 1)
     with _gc_paused():
@@ -93,12 +75,9 @@ def time_each(
 def time_batches(
     step: Callable[[], object], synchronize: Callable[[], None], batches: int, batch: int
 ) -> list[float]:
-    """Time `batches` times `batch` steps back to back: the throughput clock.
+    """Time `batches` times `batch` steps back to back: the throughput clock, in seconds.
 
-    Returns
-    -------
-    list of float, seconds
-        For each batch, the time of one step: the batch and one synchronize, over its steps.
+    A sample is the time of a batch with one synchronize, divided by its steps.
     """
     stamps = [0.0] * (batches + 1)
     with _gc_paused():

@@ -84,9 +84,15 @@ def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse_integer
 
 
-def _option(flag: str, default: Any, text: str, **arguments: Any) -> Any:
-    """Return a field of `Options` that `flag` sets; `text` and `arguments` are for argparse."""
+def _option(flag: str, default: Any, text: str, metavar: str = "", **arguments: Any) -> Any:
+    """Return a field of `Options` that `flag` sets; the rest is for argparse."""
+    arguments |= {"metavar": metavar} if metavar else {}
     return field(default=default, metadata={"flag": flag, "help": text, **arguments})
+
+
+def _number(flag: str, default: Any, text: str, parser: Callable[[str], Any]) -> Any:
+    shown = "" if default is None else " (%(default)s)"
+    return _option(flag, default, text + shown, "N", type=parser)
 
 
 @dataclass(frozen=True)
@@ -106,44 +112,23 @@ class Options:
 
     cases: tuple[str, ...] = DEFAULT_CASES
     full: bool = False
-    min_nbytes: int | None = _option(
-        "--min", None, "smallest face", type=parse_nbytes, metavar="SIZE"
-    )
-    max_nbytes: int | None = _option(
-        "--max", None, "largest face", type=parse_nbytes, metavar="SIZE"
-    )
-    iters: int | None = _option(
-        "--iters", None, "iterations of a timed block", type=_integer(1), metavar="N"
-    )
-    warmup: int = _option(
-        "--warmup",
-        3,
-        "untimed iterations before each block (%(default)s)",
-        type=_integer(0),
-        metavar="N",
-    )
-    repeat: int = _option(
-        "--repeat", 5, "timed blocks of each variant (%(default)s)", type=_integer(1), metavar="N"
-    )
+    min_nbytes: int | None = _option("--min", None, "smallest face", "SIZE", type=parse_nbytes)
+    max_nbytes: int | None = _option("--max", None, "largest face", "SIZE", type=parse_nbytes)
+    iters: int | None = _number("--iters", None, "iterations of a timed block", _integer(1))
+    warmup: int = _number("--warmup", 3, "untimed iterations before each block", _integer(0))
+    repeat: int = _number("--repeat", 5, "timed blocks of each variant", _integer(1))
     against: tuple[str, ...] | None = _option(
         "--against",
         None,
         f"none, all, or some of: {', '.join(BASELINES)}; without it, those that end soon",
-        metavar="BASELINE,...",
+        "BASELINE,...",
     )
-    width: int = _option(
-        "--width",
-        1,
-        f"ghost cells per side, for {_HALO_CASES} (%(default)s)",
-        type=_integer(1),
-        metavar="N",
-    )
-    fields: int = _option(
+    width: int = _number("--width", 1, f"ghost cells per side, for {_HALO_CASES}", _integer(1))
+    fields: int = _number(
         "--fields",
         1,
-        f"fields per exchange, 1 to {_MAX_FIELDS}, for {_HALO_CASES} (%(default)s)",
-        type=_integer(1, _MAX_FIELDS),
-        metavar="N",
+        f"fields per exchange, 1 to {_MAX_FIELDS}, for {_HALO_CASES}",
+        _integer(1, _MAX_FIELDS),
     )
     corners: bool = _option(
         "--corners", False, f"edges and corners too, for {_HALO_CASES}", action="store_true"
@@ -152,27 +137,17 @@ class Options:
         "--format", "table", "of the report (%(default)s)", choices=("table", "json", "csv")
     )
     output: str | None = _option(
-        "--output", None, "write the report to FILE; as JSON or CSV by its name", metavar="FILE"
+        "--output", None, "write the report to FILE; as JSON or CSV by its name", "FILE"
     )
     plot: str | None = _option(
-        "--plot",
-        None,
-        f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}",
-        metavar="FILE",
+        "--plot", None, f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}", "FILE"
     )
     revision: str | None = _option(
-        "--revision",
-        None,
-        "revision of mpishare in the report, where git does not know it",
-        metavar="TEXT",
+        "--revision", None, "of mpishare in the report, where git does not know it", "TEXT"
     )
     check: bool = _option("--no-check", True, "do not check results", action="store_false")
     timeout_s: float = _option(
-        "--timeout-s",
-        120.0,
-        "deadline of the host's waits (%(default)g s)",
-        type=seconds,
-        metavar="S",
+        "--timeout-s", 120.0, "deadline of the host's waits (%(default)g s)", "S", type=seconds
     )
 
     def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
@@ -225,12 +200,15 @@ def _parser() -> Parser:
     return parser
 
 
+def _require_known(problem: str, names: list[str], known: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"{problem} {unknown[0]!r}: choose from {', '.join(known)}")
+
+
 def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
     """Return the cases to run, and whether they run at every size."""
-    unknown = [name for name in names if name not in (*CASES, "all", "list")]
-    if unknown:
-        known = ", ".join(("list", "all", *CASES))
-        raise UsageError(f"unknown case {unknown[0]!r}: choose from {known}")
+    _require_known("unknown case", names, ("list", "all", *CASES))
     if "list" in names:
         return ("list",), False
     if "all" in names:
@@ -246,10 +224,9 @@ def _chosen_baselines(text: str | None) -> tuple[str, ...] | None:
     if text == "none":
         return ()
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in (*BASELINES, "all")]
-    if unknown:
-        known = ", ".join(("none", "all", *BASELINES))
-        raise UsageError(f"--against: unknown baseline {unknown[0]!r}: choose from {known}")
+    if "none" in names:
+        raise UsageError("--against: 'none' stands alone")
+    _require_known("--against: unknown baseline", names, ("none", "all", *BASELINES))
     return tuple(dict.fromkeys(names))
 
 

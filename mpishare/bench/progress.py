@@ -9,9 +9,6 @@ from mpishare.bench.options import format_nbytes
 from mpishare.cli import is_terminal
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from rich.progress import Progress as Bar
 
 
@@ -27,24 +24,11 @@ class Progress:
             self._bar = Bar(console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("node", total=None)
 
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
     def expect(self, turns: int) -> None:
-        """Set how often `advance` will be called."""
+        """Show the bar, and set how often `advance` will be called."""
         if self._bar is not None:
             self._bar.update(self._task, total=turns)
+            self._bar.start()
 
     def show(self, case: str, nbytes: int, variant: str) -> None:
         """Show what is being timed."""
@@ -56,3 +40,8 @@ class Progress:
         """Advance the bar: every variant has run once more."""
         if self._bar is not None:
             self._bar.advance(self._task)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()

@@ -37,36 +37,17 @@ def do_nothing() -> None:
 
 
 class Session:
-    """One run of the benchmark.
-
-    Collective over `comm`, host-blocking: makes the node.
-
-    Attributes
-    ----------
-    comm : MPI.Intracomm
-        All ranks of the run; the maximum over the ranks is taken here.
-    options : Options
-        What the command line asks for.
-    progress : Progress
-        The bar on stderr.
-    node : Node
-        The node of this rank.
-    stream : cupy.cuda.Stream or None
-        All variants work on this one stream; None on the host backend.
-    synchronize : callable
-        Waits for the stream; does nothing on the host backend, whose calls block.
-    ranks_per_gpu : int
-        The largest number of ranks that share a GPU; 0 on the host backend.
-    libraries : dict
-        The libraries of baselines that were opened, each with None, or None with the reason.
-    """
+    """One run of the benchmark. Collective over `comm`, host-blocking: makes the node."""
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
+        #: All ranks of the run; the maximum over the ranks is taken here.
         self.comm = comm
         self.options = options
         self.progress = Progress(is_shown=comm.rank == 0)
         self.node = Node(comm, timeout_s=options.timeout_s)
+        #: All variants work on this one stream; None on the host backend.
         self.stream: Any = None
+        #: Waits for the stream; does nothing on the host backend, whose calls block.
         self.synchronize: Callable[[], None] = do_nothing
         if self.on_cuda:
             # Not the null stream, which synchronizes with all others.
@@ -76,7 +57,9 @@ class Session:
         device = self.node.device
         gpus = Counter(comm.allgather(None if device is None else device.uuid))
         del gpus[None]
+        #: The largest number of ranks that share a GPU; 0 on the host backend.
         self.ranks_per_gpu = max(gpus.values(), default=0)
+        #: The libraries that were opened, or None and the reason.
         self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
 
     @property
@@ -90,33 +73,28 @@ class Session:
         return self.options.sizes(self.node.backend)
 
     def line_up(self) -> None:
-        """Wait for the stream and then for all ranks. Collective.
-
-        Raises
-        ------
-        RuntimeError
-            If the current stream is not that of the bench: CuPy 14.2 forgets a stream set by
-            ``use()`` when an array that is not contiguous is copied to the host.
-        """
+        """Wait for the stream and then for all ranks. Collective."""
+        # CuPy 14.2 forgets a stream set by use() when it copies a strided array to the host.
         if self.on_cuda and self.node.xp.cuda.get_current_stream() != self.stream:
             raise RuntimeError("the current stream is no longer that of the bench")
         self.synchronize()
         self.comm.Barrier()
 
+    def synchronized(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return `call` after a wait for the stream: what MPI needs, which has no streams."""
+        if not self.on_cuda:
+            return call
+
+        def synchronize_and_call() -> None:
+            self.synchronize()
+            call()
+
+        return synchronize_and_call
+
     def require_memory(self, nbytes: int) -> None:
-        """Refuse a size for which this machine lacks memory. Local.
+        """Raise `MemoryError` if this node lacks memory for `nbytes` per rank. Local.
 
         A host overcommits memory and then kills the process that touches it; a GPU refuses.
-
-        Parameters
-        ----------
-        nbytes : int, bytes
-            What each rank of the node will allocate.
-
-        Raises
-        ------
-        MemoryError
-            If the ranks of the node will allocate more than is available.
         """
         needed, available = nbytes * self.node.size, _available_nbytes()
         if not self.on_cuda and available is not None and needed > available:
@@ -128,14 +106,8 @@ class Session:
     def attempt(self, make: Callable[[], Made]) -> tuple[Made | None, str | None]:
         """Return what `make` makes, or why some rank could not make it.
 
-        Collective, host-blocking. A missing peer is not a reason: it ends the run.
-
-        Returns
-        -------
-        made : object or None
-            None where any rank failed; the node then closes what this rank made.
-        reason : str or None
-            The message of the first rank that failed by itself.
+        Collective, host-blocking. The reason is the message of the first rank that failed by
+        itself; the node then closes what the others made. A missing peer ends the run.
         """
         made, message, is_peer = None, None, False
         try:

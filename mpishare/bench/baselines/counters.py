@@ -38,18 +38,20 @@ class Counters:
 
     def batch(
         self, writes: Sequence[int], waits: Sequence[int], purpose: int = 0
-    ) -> Callable[[int], None]:
-        """Return a call that enqueues one batch, of the value that it is given.
+    ) -> Callable[[], None]:
+        """Return a call that enqueues one batch, of the number of the call. Stream-ordered.
 
-        The batch writes the value to the words of the ranks `writes`, then waits until the ranks
-        `waits` have written it here. Stream-ordered.
+        The batch writes that number to the words of the ranks `writes`, then waits until the ranks
+        `waits` have written it here.
         """
         operations = [("write", self._address(peer, self._rank, purpose)) for peer in writes]
         operations += [("wait", self._address(self._rank, peer, purpose)) for peer in waits]
-        count, stream = len(operations), self._stream
+        count, stream, value = len(operations), self._stream, 0
         signals = CudaSignals(operations, 0, "the bench's bare operations")
 
-        def enqueue(value: int) -> None:
+        def enqueue() -> None:
+            nonlocal value
+            value += 1
             if count:
                 signals.enqueue(stream, [value] * count)
 

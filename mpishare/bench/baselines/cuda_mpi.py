@@ -50,15 +50,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def trial(memory: str, device: int = 0) -> str | None:
     """Return why a child could not send such memory to itself by MPI, None where it could.
 
-    Local, host-blocking: some seconds.
-
-    Parameters
-    ----------
-    memory : str
-        ``device``: memory of a GPU. ``host``, and ``unreadable``, memory without access, are for
-        tests of the trial.
-    device : int
-        The ordinal of the GPU in this process.
+    Local, host-blocking: some seconds. `memory` is ``device``, of the GPU with that ordinal;
+    ``host`` and ``unreadable``, memory without access, are for tests of the trial.
     """
     command = [sys.executable, str(_TRIAL), memory, str(device)]
     try:

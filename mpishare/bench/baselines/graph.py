@@ -20,12 +20,7 @@ class Captured(Wrapper):
     """The step of `inner` as one graph.
 
     Collective: does one step first, since what a library sets up or loads at its first use must not
-    be captured.
-
-    Raises
-    ------
-    UnsupportedError
-        If the step cannot be captured.
+    be captured. Raises `UnsupportedError` if the step cannot be captured.
     """
 
     def __init__(self, session: Session, inner: Variant) -> None:

@@ -38,19 +38,11 @@ def copy(copies: Copies) -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """One message through a side and its counterpart from the other side.
+    """One message through a side and its counterpart from the other side."""
 
-    Attributes
-    ----------
-    send, receive : tuple
-        The arguments of Isend and Irecv: buffer, rank, tag.
-    packs, unpacks : tuple of pair of numpy.ndarray
-        The copies before and after.
-    """
-
-    send: tuple[Any, int, int]
+    send: tuple[Any, int, int]  # the arguments of Isend and Irecv: buffer, rank, tag
     receive: tuple[Any, int, int]
-    packs: Copies = ()
+    packs: Copies = ()  # the copies before and after
     unpacks: Copies = ()
 
 
@@ -225,7 +217,6 @@ class _Typed(Exchange[Grid]):
         self.into = [self._type(side.into) for side in grid.sides]
 
     def close(self) -> None:
-        """Free the datatypes."""
         for datatype in (*self.out, *self.into):
             datatype.Free()
 

@@ -44,18 +44,11 @@ class Transfer:
     All ranks list their transfers in the same order, and what leaves by the k-th of one rank
     arrives by the k-th of another: where a library needs memory that is symmetric on all ranks, the
     k-th `into` is.
-
-    Attributes
-    ----------
-    to, source : int
-        Ranks in the session's communicator.
-    out, into : array of 64-bit words, contiguous
-        What leaves, and where words from `source` land.
     """
 
-    to: int
+    to: int  # ranks in the session's communicator
     source: int
-    out: Any
+    out: Any  # 64-bit words, contiguous
     into: Any
 
     @property
@@ -68,23 +61,15 @@ class Library:
     """A library that moves words between the GPUs of a run.
 
     Collective, host-blocking, and made once per run: its setup before the first word can move.
-
-    Attributes
-    ----------
-    label : str
-        Its name in reasons.
-    halves : int
-        How many buffers words land in by turns. Two where a rank writes into another's memory, or
-        lets MPI write into its own, before the reader of the step before is known to be done.
-    is_direct : bool
-        Whether it takes any memory of the GPU, not only what `empty` returns.
-    needs_own_gpu : bool
-        Whether it refuses ranks that share a GPU.
     """
 
-    label: ClassVar[str]
+    label: ClassVar[str]  # its name in reasons
+    #: How many buffers words land in by turns. Two where a rank writes into another's memory, or
+    #: lets MPI write into its own, before the reader of the step before is known to be done.
     halves: ClassVar[int] = 1
+    #: Whether it takes any memory of the GPU, not only what `empty` returns.
     is_direct: ClassVar[bool] = False
+    #: Whether it refuses ranks that share a GPU.
     needs_own_gpu: ClassVar[bool] = True
 
     def __init__(self, session: Session) -> None:
@@ -92,13 +77,7 @@ class Library:
 
     @classmethod
     def require(cls, session: Session) -> None:
-        """Raise where the library cannot work on this rank. Local.
-
-        Raises
-        ------
-        UnsupportedError
-            If the library is not installed, or does not work here.
-        """
+        """Raise `UnsupportedError` where it is not installed, or does not work. Local."""
 
     def empty(self, words: int) -> Any:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
@@ -109,13 +88,8 @@ class Library:
 
         Collective. Work that is enqueued after the call finds the words where they land.
 
-        Parameters
-        ----------
-        transfers : sequence of Transfer
-            In the same order on all ranks.
-        early : bool
-            Whether words may land as soon as the ranks have come to this step, before the stream
-            has: the buffers are from `empty`, and there are `halves` of them.
+        `early`: words may land as soon as the ranks have come to this step, before the stream has,
+        since the buffers are from `empty`, and there are `halves` of them.
         """
         raise NotImplementedError
 
@@ -128,14 +102,9 @@ class Library:
 
 @contextmanager
 def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn a library's own errors into a reason why it cannot run here.
+    """Turn a library's own errors into an `UnsupportedError` that says why it cannot run here.
 
     The first line of the message has the reason; the others say where in the library it arose.
-
-    Raises
-    ------
-    UnsupportedError
-        For an exception of `errors`.
     """
     try:
         yield
@@ -145,10 +114,7 @@ def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def open_library(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
-    """Return the library, or why this run cannot have it. Made once per run.
-
-    Collective, host-blocking.
-    """
+    """Return the library, made once per run, or why it cannot run. Collective, host-blocking."""
     if kind not in session.libraries:
         session.libraries[kind] = _open(session, kind)
     return session.libraries[kind]

@@ -35,16 +35,10 @@ def split(buffer: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def box_row(view: Any, address: int, first: int) -> list[int]:
-    """Return a box as the kernels read it: first cell, place in the buffer, extents and strides.
+    """Return a box of cells as the kernels read it, from a view of words with 3 axes at most.
 
-    Parameters
-    ----------
-    view : array of 64-bit words
-        The cells, of 3 axes at most.
-    address : int
-        The address of the first cell.
-    first : int, words
-        Where the words of the box are in the buffer.
+    That is the address of the first cell, the place of the box in the buffer (`first`, in words),
+    the extents and the strides.
     """
     missing = _AXES - view.ndim
     steps = [stride // _WORD for stride in view.strides]

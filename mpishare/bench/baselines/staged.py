@@ -43,22 +43,17 @@ class Staged(Exchange[Problem]):
         self._into = [cupyx.zeros_pinned(sum(sizes), "u8") for _ in range(2)]
         # The arguments of all calls, found once.
         nbytes, handle = int(self._packed.nbytes), int(stream.ptr)
-        source, out = int(self._packed.data.ptr), int(self._out.ctypes.data)
-        self._copy_out = out, source, nbytes, _TO_HOST, handle
+        pinned, source = int(self._out.ctypes.data), int(self._packed.data.ptr)
+        self._copy_out = pinned, source, nbytes, _TO_HOST, handle
         self._copies_in = [
             (int(self._landed.data.ptr), int(half.ctypes.data), nbytes, _TO_DEVICE, handle)
             for half in self._into
         ]
-        self.sends = [
-            (words, side.to, side.number)
-            for words, side in zip(split(self._out, sizes), problem.sides, strict=True)
-        ]
+        out, halves = split(self._out, sizes), [split(half, sizes) for half in self._into]
+        self.sends = [(out[side.number], side.to, side.number) for side in problem.sides]
         self.receives = [
-            [
-                (words, side.source, side.number)
-                for words, side in zip(split(half, sizes), problem.sides, strict=True)
-            ]
-            for half in self._into
+            [(half[side.number], side.source, side.number) for side in problem.sides]
+            for half in halves
         ]
         self.half = 0
 

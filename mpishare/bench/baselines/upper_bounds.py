@@ -82,7 +82,6 @@ class _Stores(WindowRing):
         self.prepare()
 
     def prepare(self) -> None:
-        """Make what the step needs. Local."""
         ring = self.problem
         threads = -(-ring.words // _WORDS_PER_THREAD)
         blocks = min(-(-threads // _BLOCK), _MAX_BLOCKS)
@@ -92,7 +91,6 @@ class _Stores(WindowRing):
         self._arguments: Any = self.to_left[0], self.to_right[0], self.fields[0], words
 
     def step(self) -> None:
-        """Move both faces."""
         self._kernel(*self._launch, self._arguments)
 
     def check_around(self, step: Callable[[], None], token: int) -> None:
@@ -105,7 +103,6 @@ class _Stores(WindowRing):
         self.poison()
 
     def close(self) -> None:
-        """Close the window, once no view of it is left."""
         self._arguments = None
         super().close()
 
@@ -114,7 +111,6 @@ class _Copies(_Stores):
     """Two copies of the copy engine, one after the other: one of them saturates the link."""
 
     def prepare(self) -> None:
-        """Find the arguments of all calls. Local."""
         ring, faces = self.problem, self.fields[0]
         self._memcpy = ring.node.xp.cuda.runtime.memcpyAsync
         stream = int(ring.session.stream.ptr)
@@ -125,7 +121,6 @@ class _Copies(_Stores):
         ]
 
     def step(self) -> None:
-        """Move both faces."""
         for arguments in self._calls:
             self._memcpy(*arguments)
 
@@ -140,11 +135,9 @@ class _Launch(Exchange[Ring]):
         self._kernel = _kernel(ring, "nothing")
 
     def step(self) -> None:
-        """Launch it."""
         self._kernel((1,), (1,), ())
 
     def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
-        """Launch it."""
         step()
 
 
@@ -167,7 +160,6 @@ class _Hop(Exchange[Ring]):
         self._kernel = _kernel(ring, "hop")
 
     def step(self) -> None:
-        """Write both flags and wait for those of the neighbors."""
         self._kernel((1,), (1,), self._arguments)
 
     def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
@@ -179,6 +171,5 @@ class _Hop(Exchange[Ring]):
         return int((self._window.array[:, 0] < self._launches).sum())
 
     def close(self) -> None:
-        """Close the window, once no view of it is left."""
         self._arguments = None
         self._window.close()

@@ -7,47 +7,23 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Case:
-    """One case, as ``list`` shows it.
-
-    Attributes
-    ----------
-    name : str
-        The case.
-    summary : str
-        What it times, in one line.
-    variants : tuple of str
-        The variants of mpishare.
-    baselines : dict of str to tuple of str
-        For each backend, what they are measured against.
-    on_request : frozenset of str
-        The baselines that run only if the command line names them, or all: they take long to set
-        up, or are upper bounds.
-    module : str
-        The module of `mpishare.bench.cases` whose ``run(session, case)`` times it and returns the
-        rows; by default that of the same name.
-    is_sized : bool
-        Whether it runs once for each size.
-    is_default : bool
-        Whether it runs where no case is named.
-    sizes : dict of str to tuple of int, bytes
-        For each backend, the sizes of a run that names none; by default those of `Options`.
-    max_nbytes : int or None, bytes
-        A larger size runs only if the command line names it.
-    takes_halo : bool
-        Whether ``--width``, ``--fields`` and ``--corners`` apply to it.
-    """
+    """One case, as ``list`` shows it."""
 
     name: str
-    summary: str
-    variants: tuple[str, ...]
-    baselines: dict[str, tuple[str, ...]]
+    summary: str  # what it times, in one line
+    variants: tuple[str, ...]  # of mpishare
+    baselines: dict[str, tuple[str, ...]]  # for each backend
+    # The baselines that run only if the command line names them, or all: they take long to set up,
+    # or are upper bounds.
     on_request: frozenset[str] = frozenset()
+    # The module here whose run(session, case) times it; by default that of the same name.
     module: str = ""
-    is_sized: bool = False
-    is_default: bool = True
+    is_sized: bool = False  # whether it runs once for each size
+    is_default: bool = True  # whether it runs where no case is named
+    # The sizes in bytes on each backend of a run that names none; by default those of `Options`.
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    max_nbytes: int | None = None
-    takes_halo: bool = False
+    max_nbytes: int | None = None  # a larger size runs only if the command line names it
+    takes_halo: bool = False  # whether --width, --fields and --corners apply to it
 
 
 #: Libraries that move data from GPU to GPU, see `mpishare.bench.baselines.library`.

@@ -120,10 +120,9 @@ class _BareCopy(_Copy):
     def __init__(self, memory: _Memory, shift: int) -> None:
         super().__init__(memory, shift)
         self._memcpy = memory.node.xp.cuda.runtime.memcpyAsync
-        self._addresses = int(self.target.data.ptr), int(memory.source.data.ptr)
-        self._nbytes = int(memory.source.nbytes)
-        self._stream = int(memory.session.stream.ptr)
+        target, source = int(self.target.data.ptr), int(memory.source.data.ptr)
+        nbytes, stream = int(memory.source.nbytes), int(memory.session.stream.ptr)
+        self._arguments = target, source, nbytes, _DEVICE_TO_DEVICE, stream
 
     def step(self) -> None:
-        target, source = self._addresses
-        self._memcpy(target, source, self._nbytes, _DEVICE_TO_DEVICE, self._stream)
+        self._memcpy(*self._arguments)

@@ -59,24 +59,14 @@ def _event(session: Session, owner: int, waiters: list[int] | None) -> _Signal:
 
 def _bcast(session: Session, owner: int, waiters: list[int] | None) -> _Signal:  # noqa: ARG001
     bcast = partial(session.node.comm.Bcast, np.zeros(1, "u8"), owner)
-    return _Signal(_synchronized(session, bcast), bcast, do_nothing)
+    return _Signal(session.synchronized(bcast), bcast, do_nothing)
 
 
 def _message(session: Session, owner: int, waiters: list[int] | None) -> _Signal:
     comm, word = session.node.comm, np.zeros(1, "u8")
     (waiter,) = waiters or [owner]
-    send = _synchronized(session, partial(comm.Send, word, waiter))
+    send = session.synchronized(partial(comm.Send, word, waiter))
     return _Signal(send, partial(comm.Recv, word, owner), do_nothing)
-
-
-def _synchronized(session: Session, send: Callable[[], None]) -> Callable[[], None]:
-    synchronize = session.synchronize
-
-    def synchronize_and_send() -> None:
-        synchronize()
-        send()
-
-    return synchronize_and_send
 
 
 class _Hop(Variant):
@@ -91,7 +81,6 @@ class _Hop(Variant):
         self.signals = self.make_signals(partial(signal, session))
 
     def make_signals(self, signal: Callable[..., _Signal]) -> list[_Signal]:
-        """Make what the step needs. Collective."""
         return [signal(self.node.leader, None)]
 
     def step(self) -> None:

@@ -110,14 +110,13 @@ def _run_calls(session: Session, case: Case) -> list[Row]:
     comparison = Comparison(session, case, clocks=("throughput",))
     for name, block in _CALLED_BLOCKS.items():
         grid, unfit = _make_grid(session, block)
-        make = partial(_calls, partial(PrivateFields, grid))
+        make = partial(_Calls, partial(PrivateFields, grid))
         comparison.add(name, make, nbytes=block.face_nbytes, unfit=unfit)
     if comparison.includes(UPPER_BOUNDS):
         from mpishare.bench.baselines.upper_bounds import graph_launch
 
         launch, unfit = graph_launch(session)
-        make = partial(_calls, launch)
-        comparison.add("graph launch", make, kind=UPPER_BOUND, unfit=unfit)
+        comparison.add("graph launch", partial(_Calls, launch), kind=UPPER_BOUND, unfit=unfit)
     return comparison.run()
 
 
@@ -212,14 +211,13 @@ class _LastAxis(WindowFields):
     order = (2, 0, 1)
 
 
-def _calls(make: Callable[[], Variant]) -> _Calls:
-    return _Calls(make())
-
-
 class _Calls(Wrapper):
     """The calls of a variant, timed until they return and not until the stream is done."""
 
     is_calibrated = False
+
+    def __init__(self, make: Callable[[], Variant]) -> None:
+        super().__init__(make())
 
     def step(self) -> None:
         self.inner.step()

@@ -28,26 +28,27 @@ _READY, _DONE = 0, 1
 def run(session: Session, case: Case) -> list[Row]:
     """Run a case and return its rows. Collective, host-blocking."""
     comparison = Comparison(session, case)
+    barrier = session.node.comm.Barrier
     if case.name == "fence":
         pattern = Pattern(session.node.xp, 1)
-        comparison.add("fence", partial(_Fence, session, pattern))
-        comparison.add_baselines("barrier", {"barrier": partial(_Barrier, session, pattern)})
-        comparison.add_baselines(
-            "counters", {"counters": partial(_FenceCounters, session, pattern)}
-        )
+        comparison.add("fence", partial(_OrderAll, session, pattern))
+        after_gpu = partial(_OrderAll, session, pattern, session.synchronized(barrier))
+        comparison.add_baselines("barrier", {"barrier": after_gpu})
+        counters = partial(_CountersOfAll, session, pattern)
+        comparison.add_baselines("counters", {"counters": counters})
     else:
         ring = Ring(session, nbytes=8)
         ring.allocate()
         comparison.add("pairwise", partial(_Pairwise, ring))
-        sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
-        comparison.add_baselines("sendrecv", {"sendrecv": partial(_OrderOnly, ring, sendrecv)})
-        comparison.add_baselines("barrier", {"barrier": partial(_OrderOnly, ring, barrier)})
-        comparison.add_baselines("counters", {"counters": partial(_PairwiseCounters, ring)})
+        sendrecv = partial(_OrderNeighbors, ring, _exchange_nothing(ring))
+        comparison.add_baselines("sendrecv", {"sendrecv": sendrecv})
+        comparison.add_baselines("barrier", {"barrier": partial(_OrderNeighbors, ring, barrier)})
+        comparison.add_baselines("counters", {"counters": partial(_CountersOfNeighbors, ring)})
     return comparison.run()
 
 
 class _OrderAll(Variant):
-    """Order all ranks; checked by a word of each rank that all others read.
+    """Order all ranks, by default with a fence; checked by a word of each that all others read.
 
     The words alternate between two halves of a segment: a half is written again two steps later,
     when its readers have come through the order in between.
@@ -55,16 +56,14 @@ class _OrderAll(Variant):
 
     moves = False
 
-    def __init__(self, session: Session, pattern: Pattern) -> None:
+    def __init__(
+        self, session: Session, pattern: Pattern, order: Callable[[], object] | None = None
+    ) -> None:
         self.node = session.node
         self._pattern = pattern
         self._window = self.node.allocate_each((2, 1), "u8", fill=0)
         self._half = 0
-        self._order = self.order(session)
-
-    def order(self, session: Session) -> Callable[[], object]:
-        """Return what orders all ranks."""
-        raise NotImplementedError
+        self._order = self._window.fence if order is None else order
 
     def fill(self, token: int) -> None:
         self._half = 1 - self._half
@@ -84,39 +83,15 @@ class _OrderAll(Variant):
         self._window.close()
 
 
-class _Fence(_OrderAll):
-    def order(self, session: Session) -> Callable[[], object]:  # noqa: ARG002
-        return self._window.fence
+class _CountersOfAll(_OrderAll):
+    """A word written to every other rank and waited for from each, in one batch."""
 
-
-class _Barrier(_OrderAll):
-    def order(self, session: Session) -> Callable[[], object]:
-        barrier, synchronize = session.node.comm.Barrier, session.synchronize
-        if not session.on_cuda:
-            return barrier
-
-        def synchronize_and_barrier() -> None:
-            synchronize()
-            barrier()
-
-        return synchronize_and_barrier
-
-
-class _FenceCounters(_OrderAll):
-    def order(self, session: Session) -> Callable[[], object]:
+    def __init__(self, session: Session, pattern: Pattern) -> None:
         from mpishare.bench.baselines.counters import Counters
 
+        others = [rank for rank in range(session.node.size) if rank != session.node.rank]
         self._counters = Counters(session)
-        others = [rank for rank in range(self.node.size) if rank != self.node.rank]
-        enqueue = self._counters.batch(others, others)
-        value = 0
-
-        def write_and_wait() -> None:
-            nonlocal value
-            value += 1
-            enqueue(value)
-
-        return write_and_wait
+        super().__init__(session, pattern, self._counters.batch(others, others))
 
     def close(self) -> None:
         self._counters.close()
@@ -139,7 +114,7 @@ class _Pairwise(PairwiseRing):
         self.check_around(super().step, token)
 
 
-class _OrderOnly(FenceRing):
+class _OrderNeighbors(FenceRing):
     """One call that orders at least the neighbors; a checked step stores a word before it."""
 
     moves = False
@@ -151,7 +126,7 @@ class _OrderOnly(FenceRing):
         self.check_around(self.move, token)
 
 
-class _PairwiseCounters(PairwiseRing):
+class _CountersOfNeighbors(PairwiseRing):
     """The four calls as bare operations: ready written, waited for, done written, waited for."""
 
     moves = False
@@ -164,25 +139,22 @@ class _PairwiseCounters(PairwiseRing):
         batch, peers = self._counters.batch, ring.peers
         self._post, self._start = batch(peers, [], _READY), batch([], peers, _READY)
         self._complete, self._wait = batch(peers, [], _DONE), batch([], peers, _DONE)
-        self._value = 0
 
     def step(self) -> None:
-        value = self._value = self._value + 1
-        self._post(value)
-        self._start(value)
-        self._complete(value)
-        self._wait(value)
+        self._post()
+        self._start()
+        self._complete()
+        self._wait()
 
     def checked_step(self, token: int) -> None:
         self.check_around(self._step_with_data, token)
 
     def _step_with_data(self) -> None:
-        value = self._value = self._value + 1
-        self._post(value)
-        self._start(value)
+        self._post()
+        self._start()
         self.store()
-        self._complete(value)
-        self._wait(value)
+        self._complete()
+        self._wait()
 
     def close(self) -> None:
         self._counters.close()

@@ -72,7 +72,8 @@ def run(session: Session, case: Case) -> list[Row]:
         make = partial(plan, session, cart, count)
         comparison.add(name, make, nbytes=_FACE_NBYTES, against=("handles",))
     if comparison.includes("allocate_shared", nbytes=_NBYTES):
-        make_shared = partial(_SharedWindow, session)
+        shared = partial(_SharedWindow, node), lambda window: _wrong_words(window.array)
+        make_shared = partial(_Make, session, *shared)
         comparison.add("allocate_shared", make_shared, kind=BASELINE, nbytes=_NBYTES)
     if comparison.includes("handles", nbytes=_FACE_NBYTES):
         make_handles = partial(_Handles, session)
@@ -80,6 +81,21 @@ def run(session: Session, case: Case) -> list[Row]:
     rows = comparison.run(_LEAST_TURNS)
     cart.Free()
     return rows
+
+
+class _SharedWindow:
+    """A window of MPI alone, made and filled by one rank. Collective."""
+
+    def __init__(self, node: Node) -> None:
+        comm = cast("MPI.Intracomm", node.comm)
+        self._window = MPI.Win.Allocate_shared(_NBYTES if node.is_leader else 0, 8, comm=comm)
+        self.array: Any = np.asarray(self._window.Shared_query(node.leader)[0]).view("u8")
+        if node.is_leader:
+            self.array.fill(_FILL)
+        comm.Barrier()
+
+    def close(self) -> None:
+        self._window.Free()
 
 
 def _wrong_node(node: Node, made: Node) -> int:
@@ -155,29 +171,6 @@ class _Make(Variant):
     def wrong(self) -> int:
         wrong, self._wrong = self._wrong, 0
         return wrong
-
-
-class _SharedWindow(_Make):
-    """A window of MPI alone, made and filled by one rank."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session, self.make, lambda made: _wrong_words(self._array(made)))
-
-    def make(self) -> Any:
-        comm = cast("MPI.Intracomm", self.node.comm)
-        nbytes = _NBYTES if self.node.is_leader else 0
-        window = MPI.Win.Allocate_shared(nbytes, 8, comm=comm)
-        if self.node.is_leader:
-            self._array(window).fill(_FILL)
-        comm.Barrier()
-        return window
-
-    def _array(self, window: MPI.Win) -> Any:
-        memory, _ = window.Shared_query(self.node.leader)
-        return np.asarray(memory).view("u8")
-
-    def free(self, made: Any) -> None:
-        made.Free()
 
 
 class _Plan(_Make):

@@ -29,18 +29,35 @@ def word(owner: int, side: int, step: int) -> int:
     return (owner & 0x7FFF) << 48 | (side & 0xF) << 44 | (step & 0xFFF) << 32
 
 
-class Pattern:
+class _WrongWords:
+    """Counts the words that differ from what they should be."""
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+        self._wrong = xp.zeros((), "i8")
+
+    def _compare(self, got: Any, expected: Any, differs: Any) -> None:
+        self._xp.not_equal(got, expected, out=differs)
+        self._wrong += self._xp.count_nonzero(differs)
+
+    def wrong(self) -> int:
+        """Return how many words were wrong since the last call; waits for the GPU."""
+        wrong = int(self._wrong)
+        self._wrong.fill(0)
+        return wrong
+
+
+class Pattern(_WrongWords):
     """Fill arrays of `count` 64-bit words, and count the words that are not what they should be.
 
     Stream-ordered on CUDA: only `wrong` waits for the GPU.
     """
 
     def __init__(self, xp: Any, count: int) -> None:
-        self._xp = xp
+        super().__init__(xp)
         self._place = xp.arange(count, dtype="u8")
         self._expected = xp.empty(count, "u8")
         self._differs = xp.empty(count, bool)
-        self._wrong = xp.zeros((), "i8")
         # Load all kernels now: loading one later waits for whatever the stream waits for.
         self.fill(self._expected, 0, 0, 0)
         self.poison(self._expected)
@@ -58,14 +75,7 @@ class Pattern:
     def verify(self, got: Any, owner: int, side: int, step: int) -> None:
         """Add to `wrong` how many words of `got` are not those that `fill` wrote."""
         self.fill(self._expected, owner, side, step)
-        self._xp.not_equal(got, self._expected, out=self._differs)
-        self._wrong += self._xp.count_nonzero(self._differs)
-
-    def wrong(self) -> int:
-        """Return how many words were wrong since the last call; waits for the GPU."""
-        wrong = int(self._wrong)
-        self._wrong.fill(0)
-        return wrong
+        self._compare(got, self._expected, self._differs)
 
 
 class RingCheck:
@@ -101,29 +111,17 @@ _PLACE = 0xFFFF_FFFF
 
 @dataclass(frozen=True)
 class _Slab:
-    """The ghosts at one side of an axis and as many owned cells: all that an exchange touches.
+    """The ghosts at one side of an axis and as many owned cells: all that an exchange touches."""
 
-    Attributes
-    ----------
-    cells, owned, ghosts : tuple of slice
-        In a field: the whole slab, the cells to fill, the cells to poison.
-    words : array of uint64
-        What the cells hold in step 0 of field 0.
-    moves : array of uint64
-        1 where the word depends on step and field, 0 where the poison must have stayed.
-    fresh : array of uint64
-        `words` of the cells to fill.
-    """
-
-    cells: Slices
+    cells: Slices  # in a field: the whole slab, the cells to fill, the cells to poison
     owned: Slices
     ghosts: Slices
-    words: Any
-    moves: Any
-    fresh: Any
+    words: Any  # what the cells hold in step 0 of field 0
+    moves: Any  # 1 where the word depends on step and field, 0 where the poison must have stayed
+    fresh: Any  # `words` of the cells to fill
 
 
-class HaloCheck:
+class HaloCheck(_WrongWords):
     """Words for all fields of a `Grid`, which identify owner, field, step and place.
 
     Stream-ordered on CUDA: only `wrong` waits for the GPU. The arrays are made once for all
@@ -131,12 +129,11 @@ class HaloCheck:
     """
 
     def __init__(self, grid: Grid) -> None:
-        self._xp = grid.session.node.xp
+        super().__init__(grid.session.node.xp)
         self._slabs = [_slab(grid, axis, high=high) for axis in grid.axes for high in (False, True)]
         shapes = {slab.words.shape for slab in self._slabs}
         self._expected = {shape: self._xp.empty(shape, "u8") for shape in shapes}
         self._differs = {shape: self._xp.empty(shape, bool) for shape in shapes}
-        self._wrong = self._xp.zeros((), "i8")
         # Load all kernels now: loading one later waits for whatever the stream waits for.
         self.fill(grid.fields, 0)
         self.poison(grid.fields)
@@ -166,14 +163,7 @@ class HaloCheck:
                 expected, differs = self._expected[shape], self._differs[shape]
                 xp.multiply(slab.moves, step, out=expected)
                 xp.add(expected, slab.words, out=expected)
-                xp.not_equal(field.view("u8")[slab.cells], expected, out=differs)
-                self._wrong += xp.count_nonzero(differs)
-
-    def wrong(self) -> int:
-        """Return how many words were wrong since the last call; waits for the GPU."""
-        wrong = int(self._wrong)
-        self._wrong.fill(0)
-        return wrong
+                self._compare(field.view("u8")[slab.cells], expected, differs)
 
 
 def _slab(grid: Grid, axis: int, *, high: bool) -> _Slab:

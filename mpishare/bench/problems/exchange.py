@@ -22,46 +22,30 @@ class Side:
 
     All ranks list their sides in the same order, and what leaves through a side of one rank arrives
     as the same side of another: `number` serves as a tag.
-
-    Attributes
-    ----------
-    to, source : int
-        Ranks in the communicator of the problem.
-    out, into : index of an array
-        The cells that `to` gets, and the ghosts that `source` fills.
     """
 
-    to: int
+    to: int  # ranks in the communicator of the problem
     source: int
     number: int
-    out: Any
-    into: Any
+    out: Any  # index of the cells that `to` gets
+    into: Any  # index of the ghosts that `source` fills
 
 
 class Problem:
-    """One exchange: the data, the neighbors and the check.
-
-    Attributes
-    ----------
-    comm : MPI.Intracomm
-        The communicator of messages, with the ranks of the session's.
-    fields : sequence of array
-        Private memory of this rank, which all variants without memory of their own use by turns.
-    sides : tuple of Side
-        The sides, whose faces may move at the same time.
-    has_buffers : bool
-        Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which
-        a variant may put into any memory; otherwise it packs.
-    """
+    """One exchange: the data, the neighbors and the check."""
 
     session: Session
-    comm: MPI.Intracomm
+    comm: MPI.Intracomm  # of messages, with the ranks of the session's
+    #: Private memory of this rank, which all variants without memory of their own use by turns.
     fields: Sequence[Any]
+    #: The sides, whose faces may move at the same time.
     sides: tuple[Side, ...]
     check: HaloCheck | RingCheck
+    #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
+    #: variant may put into any memory; otherwise it packs.
     has_buffers = False
 
-    def sides_by_axis(self) -> list[tuple[Side, Side]]:
+    def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         """Return the faces of each axis, which may need the ghosts of the axes before it."""
         raise NotImplementedError
 

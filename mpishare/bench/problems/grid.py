@@ -33,26 +33,14 @@ _SETS, _FACES = 2, 20
 
 @dataclass(frozen=True)
 class Block:
-    """The block of every rank, the same on all.
+    """The block of every rank, the same on all."""
 
-    Attributes
-    ----------
-    n : int
-        Owned cells along each axis that is cut.
-    uncut : tuple of int
-        The extents of the axes after them.
-    naxes, width, count : int
-        Axes that are cut, ghosts a side, fields.
-    corners : bool
-        Whether edges and corners have ghosts that are exchanged.
-    """
-
-    n: int
-    uncut: tuple[int, ...]
-    naxes: int
-    width: int = 1
-    count: int = 1
-    corners: bool = False
+    n: int  # owned cells along each axis that is cut
+    uncut: tuple[int, ...]  # the extents of the axes after them
+    naxes: int  # axes that are cut
+    width: int = 1  # ghosts per side
+    count: int = 1  # fields
+    corners: bool = False  # whether edges and corners have ghosts that are exchanged
 
     @classmethod
     def of(cls, options: Options, naxes: int, nbytes: int) -> Block:
@@ -98,28 +86,7 @@ def _side(area: int) -> int:
 
 
 class Grid(Problem):
-    """One size of a halo case.
-
-    Collective over the session's communicator: makes the cart.
-
-    Attributes
-    ----------
-    naxes, n, width, count : int
-        Axes of the cart, owned cells along each of them, ghosts a side, fields.
-    shape : tuple of int
-        The shape of a field, ghosts included.
-    axes : tuple of int
-        The axes of a field that the cart cuts.
-    face_nbytes, sent_nbytes : int, bytes
-        One face of one field; everything that one rank sends in an exchange.
-    sides : tuple of Side
-        The faces and, with corners, the edges and corners.
-    oversubscribed : str or None
-        Why a baseline that spins cannot run, where some node has more ranks than cores: each step
-        would take time slices, and the run minutes.
-    fields : list of array of float64
-        Private memory of this rank, which all variants without windows work on in turn.
-    """
+    """One size of a halo case. Collective over the session's communicator: makes the cart."""
 
     def __init__(self, session: Session, block: Block) -> None:
         naxes = block.naxes
@@ -127,19 +94,23 @@ class Grid(Problem):
         self.naxes, self.n, self.width = naxes, block.n, block.width
         self.count, self.corners = block.count, block.corners
         self.shape, self.face_nbytes = block.shape, block.face_nbytes
+        #: The axes of a field that the cart cuts.
         self.axes = tuple(range(naxes))
         dims = MPI.Compute_dims(session.comm.size, naxes)
         # No reordering: the node and the report use the ranks of the session.
         self.comm = self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
         self._coords = self.cart.Get_coords(self.cart.rank)
+        #: Why a baseline that spins cannot run, where some node has more ranks than cores: each
+        #: step would take time slices, and the run minutes.
         self.oversubscribed = _oversubscribed(session)
         self.sides = self._sides()
+        #: Everything that one rank sends in an exchange.
         self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
 
     def allocate(self) -> None:
         """Make the private fields and the check. Local."""
         xp = self.session.node.xp
-        self.fields: list[Any] = [xp.zeros(self.shape) for _ in range(self.count)]
+        self.fields = [xp.zeros(self.shape) for _ in range(self.count)]
         self.check = HaloCheck(self)
 
     def close(self) -> None:

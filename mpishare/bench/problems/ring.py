@@ -20,19 +20,7 @@ _COPIES = 17
 
 
 class Ring(Problem):
-    """The ranks of a node, the faces and the ghosts of each.
-
-    Attributes
-    ----------
-    nbytes, words : int
-        One face.
-    left, right : int
-        Ranks in ``node.comm``; this rank itself where it is alone.
-    peers : list of int
-        The neighbors without this rank, each once.
-    fields : pair of array of uint64, (2, words)
-        The faces and the ghosts, by the way they travel.
-    """
+    """The ranks of a node, the faces and the ghosts of each, by the way they travel."""
 
     has_buffers = True
 
@@ -41,15 +29,15 @@ class Ring(Problem):
         self.session, self.comm = session, session.comm
         self.node = node
         self.nbytes, self.words = nbytes, nbytes // 8
+        # Ranks in node.comm; this rank itself where it is alone.
         self.left = (node.rank - 1) % node.size
         self.right = (node.rank + 1) % node.size
         self.peers = sorted({self.left, self.right} - {node.rank})
         left, right = node.ranks[self.left], node.ranks[self.right]
-        self._pair = (
+        self.sides = (
             Side(left, right, LEFTWARD, LEFTWARD, LEFTWARD),
             Side(right, left, RIGHTWARD, RIGHTWARD, RIGHTWARD),
         )
-        self.sides = self._pair
 
     def allocate(self) -> None:
         """Make the fields and the check. Local."""
@@ -57,9 +45,9 @@ class Ring(Problem):
         self.fields = tuple(self.node.xp.zeros((2, self.words), "u8") for _ in range(2))
         self.check = RingCheck(self)
 
-    def sides_by_axis(self) -> list[tuple[Side, Side]]:
+    def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         """Return both sides: there is one axis."""
-        return [self._pair]
+        return [self.sides]
 
     def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
         """Return the face that leaves through a side."""
@@ -71,25 +59,15 @@ class Ring(Problem):
 
 
 class WindowRing(Exchange[Ring]):
-    """A variant that stores both faces into the neighbors' segments of a window.
+    """A variant that stores both faces into the neighbors' segments of a window."""
 
-    Attributes
-    ----------
-    places : int
-        Places for the ghosts in each segment.
-    place : int
-        The place of the last step.
-    window : Window
-        The ghosts of every rank.
-    to_left, to_right : list of array
-        For each place the neighbors' ghosts.
-    """
-
+    #: Places for the ghosts in each segment.
     places = 1
 
     def __init__(self, ring: Ring) -> None:
-        self.place = 0
+        self.place = 0  # of the last step
         self.window = ring.node.allocate_each((self.places, 2, ring.words), "u8", fill=0)
+        # For each place the ghosts of the neighbors.
         left, right = self.window.segment(ring.left), self.window.segment(ring.right)
         self.to_left = [left[place, LEFTWARD] for place in range(self.places)]
         self.to_right = [right[place, RIGHTWARD] for place in range(self.places)]

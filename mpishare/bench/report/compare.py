@@ -46,13 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compared(a: str, b: str, *, is_color: bool) -> str:
-    """Return the table of two files.
-
-    Raises
-    ------
-    UsageError
-        If one of them is not a run, or they have nothing in common.
-    """
+    """Return the table of two runs; `UsageError` if they have nothing in common."""
     from rich import box
     from rich.table import Table
 
@@ -116,13 +110,7 @@ def _ratio(row: Row, other: Row) -> str:
 
 
 def read_run(name: str) -> tuple[dict[str, Any], list[Row]]:
-    """Return the environment and the rows of a run.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or is not the JSON of a run.
-    """
+    """Return the environment and the rows of a run; `UsageError` if the file is not one."""
     try:
         found = json.loads(Path(name).read_text())
     except OSError as exc:

@@ -26,16 +26,7 @@ _WIDTH, _HEIGHT = 5.5, 5.5  # inches per case and clock
 def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
     """Draw the cases that run once for each size: a column per clock and two rows per case.
 
-    The same run gives the same bytes of SVG.
-
-    Parameters
-    ----------
-    file : pathlib.Path
-        The file; its suffix is the format.
-    environment : dict
-        What it was measured on.
-    rows : sequence of Row
-        The rows of all cases.
+    The suffix of `file` is its format. The same run gives the same bytes of SVG.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -24,18 +24,9 @@ _WIDTH = 1000
 
 
 def render(kind: str, environment: dict[str, Any], rows: Sequence[Row], *, is_color: bool) -> str:
-    """Return the report as text.
+    """Return the report as text: a ``table``, ``json`` or ``csv``.
 
-    Parameters
-    ----------
-    kind : str
-        ``table``, ``json`` or ``csv``.
-    environment : dict
-        What it was measured on: the header of the report.
-    rows : sequence of Row
-        In the order of the report.
-    is_color : bool
-        Whether the text goes to a terminal.
+    `environment` is the header of the report; `is_color`: the text goes to a terminal.
     """
     if kind == "json":
         report = {"header": environment, "rows": [row.as_dict() for row in rows]}

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 Clock = Literal["latency", "throughput"]
 CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
 
-#: As in the files: a variant of mpishare, a baseline, an upper bound.
+#: As in the files: a variant of mpishare, a baseline, or an upper bound, which is what the machine
+#: can do with no order in it or no data.
 Kind = Literal["own", "rival", "ceiling"]
 OWN: Kind = "own"
 BASELINE: Kind = "rival"
@@ -23,59 +24,30 @@ UPPER_BOUND: Kind = "ceiling"
 
 @dataclass
 class Row:
-    """What one variant took at one size on one clock. The fields are the keys in JSON and CSV.
-
-    Attributes
-    ----------
-    case, arm, backend : str
-        What was timed; `arm` is the variant.
-    ranks : int
-        How many ranks took part; each time is the maximum over them.
-    nbytes : int, bytes
-        One face, or one message; 0 where no data moves.
-    clock : str
-        ``latency``: a synchronize after each iteration. ``throughput``: one after a batch of them.
-    median_us, p95_us, min_us : float or None, microseconds
-        Of one iteration; None where the variant did not run, or gave a wrong result.
-    count : int
-        The number of samples: iterations, or batches of them.
-    gb_per_s : float or None, 1e9 bytes per second
-        What one rank sends in an iteration, over the median; None where no data moves.
-    ok : bool
-        Whether the variant ran and no check found it wrong.
-    reason : str or None
-        Why there is no number.
-    wrong : bool
-        Whether that is because a check found a wrong result.
-    kind : str
-        ``own``: a variant of mpishare. ``rival``: a baseline. ``ceiling``: an upper bound, what the
-        machine can do with no order in it or no data.
-    ratio : float or None
-        Below 1 mpishare is faster. For a variant of mpishare: its median over that of its fastest
-        baseline. For a baseline: the median of the fastest variant of mpishare that is compared
-        with it, over its own.
-    n, width, fields : int or None
-        For a halo case: owned cells per rank along each axis, ghosts per side, fields per exchange.
-    corners : bool or None
-        For a halo case: whether edges and corners were exchanged too.
-    """
+    """What one variant took at one size on one clock. The fields are the keys in JSON and CSV."""
 
     case: str
-    arm: str
+    arm: str  # the variant
     backend: str
-    ranks: int
-    nbytes: int
-    clock: Clock
+    ranks: int  # each time is the maximum over them
+    nbytes: int  # one face or message; 0 where no data moves
+    clock: Clock  # latency: a synchronize after each iteration; throughput: after a batch of them
+    # Of one iteration; None where the variant did not run, or gave a wrong result.
     median_us: float | None = None
     p95_us: float | None = None
     min_us: float | None = None
-    count: int = 0
-    gb_per_s: float | None = None
-    ok: bool = False
-    reason: str | None = None
-    wrong: bool = False
-    kind: Kind = "own"
+    count: int = 0  # of samples: iterations, or batches of them
+    gb_per_s: float | None = None  # what one rank sends in an iteration, over the median
+    ok: bool = False  # whether it ran and no check found it wrong
+    reason: str | None = None  # why there is no number
+    wrong: bool = False  # whether that is because a check found a wrong result
+    kind: Kind = OWN
+    # Below 1 mpishare is faster. For a variant of mpishare: its median over that of its fastest
+    # baseline. For a baseline: the median of the fastest variant of mpishare that is compared with
+    # it, over its own.
     ratio: float | None = None
+    # For a halo case: owned cells per rank along each axis, ghosts per side, fields per exchange,
+    # and whether edges and corners were exchanged too.
     n: int | None = None
     width: int | None = None
     fields: int | None = None
@@ -88,12 +60,7 @@ class Row:
     def fill(self, samples_s: Sequence[float], sent_nbytes: int) -> None:
         """Set the statistics from the time of each iteration, the maximum over the ranks.
 
-        Parameters
-        ----------
-        samples_s : sequence of float, seconds
-            At least one.
-        sent_nbytes : int, bytes
-            What one rank sends in an iteration.
+        `sent_nbytes` is what one rank sends in an iteration.
         """
         us = np.asarray(samples_s) * 1e6
         self.median_us = float(np.median(us))
@@ -125,12 +92,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 def set_ratios(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
     """Set the ratios of the rows of one case and size, clock by clock.
 
-    Parameters
-    ----------
-    rows : sequence of Row
-        The rows of all variants.
-    against : mapping of str to sequence of str
-        For each variant of mpishare the baselines that it is compared with.
+    `against` has for each variant of mpishare the baselines that it is compared with.
     """
     for row in rows:
         if row.median_us is None or row.kind == UPPER_BOUND:
