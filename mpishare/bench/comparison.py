@@ -37,17 +37,12 @@ class Variant:
 
     All methods are called by every rank in the same order. On CUDA they are stream-ordered, except
     `wrong` and `time_block`, which wait for the GPU.
-
-    Attributes
-    ----------
-    moves : bool
-        Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards.
-        A variant that only orders is checked by `checked_step` alone.
-    is_calibrated : bool
-        Whether a timed block iterates as often as fits into its time, found by trial steps.
     """
 
+    #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
+    #: variant that only orders is checked by `checked_step` alone.
     moves = True
+    #: Whether a timed block iterates as often as fits into its time, found by trial steps.
     is_calibrated = True
 
     def step(self) -> None:
@@ -129,18 +124,10 @@ class Wrapper(Variant):
 
 
 class Comparison:
-    """The variants of one case and size, timed against each other in one run.
+    """The variants of one case and size, timed against each other in one run, by these clocks.
 
-    Parameters
-    ----------
-    nbytes : int, bytes
-        One face or message, for the rows.
-    sent_nbytes : int, bytes
-        What one rank sends in a step, for the rate; 0 where no data moves.
-    unfit : str or None
-        Why no variant can run at this size.
-    clocks : tuple of str
-        The clocks that the variants are timed by.
+    `nbytes` is one face or message, `sent_nbytes` what one rank sends in a step, 0 where no data
+    moves, and `unfit` why no variant can run at this size.
     """
 
     def __init__(
@@ -185,20 +172,10 @@ class Comparison:
         sent_nbytes: int | None = None,
         unfit: str | None = None,
     ) -> None:
-        """Enter a variant, the same on every rank.
+        """Enter a variant, the same on every rank, which `run` makes, collectively, by `make`.
 
-        Parameters
-        ----------
-        name : str
-            The variant in the report.
-        make : callable
-            Makes the variant. Collective; called by `run`.
-        against : tuple of str, optional
-            The baselines that its ratio is taken against. Default: all of the comparison.
-        nbytes, sent_nbytes : int, optional, bytes
-            Where they differ from those of the comparison.
-        unfit : str or None
-            Why it cannot run here.
+        Its ratio is taken `against` these baselines, by default all of the comparison. `nbytes` and
+        `sent_nbytes` may differ from those of the comparison; `unfit` is why it cannot run here.
         """
         row = Row(
             case=self._case.name,
@@ -213,11 +190,16 @@ class Comparison:
         reason = self._unfit or unfit
         self._timed.append(_Timed(self._session, row, make, self._clocks, sent, against, reason))
 
-    def add_baselines(self, option: str, variants: Mapping[str, Callable[[], Variant]]) -> None:
+    def add_baselines(
+        self,
+        option: str,
+        variants: Mapping[str, Callable[[], Variant]],
+        nbytes: int | None = None,
+    ) -> None:
         """Enter the variants of a baseline, by their names, if this run includes it."""
-        if self.includes(option):
+        if self.includes(option, nbytes):
             for name, make in variants.items():
-                self.add(name, make, kind=BASELINE)
+                self.add(name, make, kind=BASELINE, nbytes=nbytes)
 
     def run(self, least_turns: int = 1) -> list[Row]:
         """Time all variants and return a row for each of them and each clock.

@@ -74,7 +74,7 @@ def gather(session: Session) -> dict[str, Any]:
         "mps": None if node.device is None else node.device.mps,
         "driver": _driver_version(),
         "cuda": _cuda_version(session),
-        "mpi_library": _first_line(MPI.Get_library_version()),
+        "mpi_library": MPI.Get_library_version().strip("\0 \n").partition("\n")[0].strip(),
         "versions": versions,
         "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
         "command": command(comm.size, sys.argv[1:], os.environ),
@@ -159,20 +159,12 @@ def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) 
 
 
 def _nccl_version() -> str | None:
-    if "mpishare.bench.baselines.nccl" not in sys.modules:
-        return None
-    from mpishare.bench.baselines.nccl import version
-
-    return version()
+    nccl = sys.modules.get("mpishare.bench.baselines.nccl")
+    return None if nccl is None else nccl.version()
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip("\0 \n").splitlines()
-    return lines[0].strip() if lines else ""
 
 
 def _imported_version(module: str) -> str | None:

@@ -43,13 +43,7 @@ Every time is the maximum over the ranks. The exit status is 1 if a result was w
 
 
 def parse_nbytes(text: str) -> int:
-    """Parse ``8``, ``64KiB`` or ``1MiB``: an argument type of `Parser`.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If `text` is not a size, or not a positive multiple of 8 bytes.
-    """
+    """Parse ``8``, ``64KiB`` or ``1MiB``, a positive multiple of 8: an argument type."""
     match = re.fullmatch(r"(\d+) ?([KMG]i)?(B?)", text.strip())
     if match is None or (match[2] and not match[3]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 64KiB or 1MiB")
@@ -231,13 +225,7 @@ def _chosen_baselines(text: str | None) -> tuple[str, ...] | None:
 
 
 def parse(argv: list[str] | None = None) -> Options:
-    """Parse the command line, which is the same on every rank.
-
-    Raises
-    ------
-    UsageError
-        If a case, an option or its value is unknown or does not fit.
-    """
+    """Parse the command line, the same on every rank; `UsageError` if it is wrong."""
     found = vars(_parser().parse_intermixed_args(argv))
     found["cases"], found["full"] = _chosen_cases(found["cases"])
     found["against"] = _chosen_baselines(found["against"])

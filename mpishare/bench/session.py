@@ -67,11 +67,6 @@ class Session:
         """Whether the node shares memory of GPUs."""
         return self.node.backend == "cuda"
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of a face or message, in bytes."""
-        return self.options.sizes(self.node.backend)
-
     def line_up(self) -> None:
         """Wait for the stream and then for all ranks. Collective."""
         # CuPy 14.2 forgets a stream set by use() when it copies a strided array to the host.

@@ -115,19 +115,18 @@ def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
 
 def open_library(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
     """Return the library, made once per run, or why it cannot run. Collective, host-blocking."""
-    if kind not in session.libraries:
-        session.libraries[kind] = _open(session, kind)
-    return session.libraries[kind]
-
-
-def _open(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
+    if kind in session.libraries:
+        return session.libraries[kind]
+    library, reason = None, None
     if kind.needs_own_gpu and session.ranks_per_gpu > 1:
-        return None, f"{kind.label}: two ranks on one GPU"
-    # Agreed on before any rank enters the library, which would wait for the others there.
-    _, reason = session.attempt(lambda: kind.require(session))
-    if reason is not None:
-        return None, reason
-    return session.attempt(lambda: kind(session))
+        reason = f"{kind.label}: two ranks on one GPU"
+    else:
+        # Agreed on before any rank enters the library, which would wait for the others there.
+        _, reason = session.attempt(lambda: kind.require(session))
+    if reason is None:
+        library, reason = session.attempt(lambda: kind(session))
+    session.libraries[kind] = library, reason
+    return library, reason
 
 
 def add_library(comparison: Comparison, name: str, problem: Problem) -> None:

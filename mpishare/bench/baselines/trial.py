@@ -33,15 +33,8 @@ def _host(nbytes: int, number: int) -> tuple[Any, int]:  # noqa: ARG001
 
 
 def _unreadable(nbytes: int, number: int) -> tuple[Any, int]:  # noqa: ARG001
-    import ctypes
-
-    array = np.zeros(nbytes + mmap.PAGESIZE, "u1")
-    page = -(-int(array.ctypes.data) // mmap.PAGESIZE) * mmap.PAGESIZE
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    if protect(page, mmap.PAGESIZE, _NO_ACCESS):
-        raise OSError(ctypes.get_errno(), "mprotect failed")
-    return array, page
+    array = np.frombuffer(mmap.mmap(-1, nbytes, prot=_NO_ACCESS), "u1")
+    return array, int(array.ctypes.data)
 
 
 _MEMORIES = {"device": _device, "host": _host, "unreadable": _unreadable}

@@ -102,6 +102,7 @@ _ALL = (
             "cuda": ("staged", *LIBRARIES, UPPER_BOUNDS),
         },
         on_request=frozenset({*LIBRARIES, UPPER_BOUNDS}),
+        module="halo",
         is_sized=True,
     ),
     _halo("halo1d", "one axis", {}, None, upper_bounds=(UPPER_BOUNDS,)),

@@ -27,7 +27,7 @@ _COPIES = 6
 def run(session: Session, case: Case) -> list[Row]:
     """Run the case at every size and return its rows. Collective, host-blocking."""
     rows: list[Row] = []
-    for nbytes in session.sizes:
+    for nbytes in session.options.sizes(session.node.backend, case.name):
         memory = _Memory(session, nbytes)
         _, unfit = session.attempt(memory.allocate)
         if unfit is None:

@@ -1,9 +1,13 @@
-"""The halo cases: ``halo1d``, ``halo2d`` and ``halo3d`` against MPI, ``faces`` and ``calls``.
+"""The exchanges: ``ring``, ``halo1d``, ``halo2d`` and ``halo3d`` against MPI, ``faces``, ``calls``.
 
-`HaloExchange` on fields in windows and on private ones, in rows of their own. On the host the
-baselines are the exchanges that MPI has; on CUDA messages staged through the host, and libraries
-that move data from GPU to GPU. A baseline moves the same cells: with corners, axis by axis with
-ghosts included, or to up to 26 neighbors.
+``ring`` moves both neighbors' faces through windows. The baselines move the same bytes between
+private memory; on CUDA MPI is staged, with one copy of both faces to pinned memory and one of both
+ghosts back.
+
+The halo cases time `HaloExchange` on fields in windows and on private ones, in rows of their own.
+On the host the baselines are the exchanges that MPI has; on CUDA messages staged through the host,
+and libraries that move data from GPU to GPU. A baseline moves the same cells: with corners, axis by
+axis with ghosts included, or to up to 26 neighbors.
 
 ``faces`` compares faces across the last axis of a cube with those across its first, in the same
 exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
@@ -31,12 +35,13 @@ from mpishare.bench.baselines.host_mpi import (
     Waitany,
 )
 from mpishare.bench.baselines.library import add_library
-from mpishare.bench.baselines.staged import Naive, Staged
+from mpishare.bench.baselines.staged import Naive, Staged, StagedPersistent
 from mpishare.bench.cases import LIBRARIES, UPPER_BOUNDS
 from mpishare.bench.comparison import Comparison, Wrapper
 from mpishare.bench.measure import time_batches
 from mpishare.bench.problems.exchange import Exchange
 from mpishare.bench.problems.grid import Block, Grid
+from mpishare.bench.problems.ring import FenceRing, PairwiseRing, Ring
 from mpishare.bench.report.rows import BASELINE, UPPER_BOUND
 from mpishare.bench.session import do_nothing
 
@@ -50,7 +55,13 @@ if TYPE_CHECKING:
     from mpishare.bench.session import Session
 
 #: The variants of each baseline; several where none of them is the fastest at every size.
-_MPI: dict[str, dict[str, Callable[[Grid], Variant]]] = {
+_RING_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
+    "isend": {"isend": Isend},
+    "persistent": {"persistent": Persistent},
+    "sendrecv": {"sendrecv": Sendrecv},
+    "staged": {"staged": Staged, "staged persistent": StagedPersistent},
+}
+_HALO_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
     "sendrecv": {"sendrecv": Sendrecv},
     "isend": {"isend": Isend},
     "persistent": {"persistent": Persistent, "persistent waitany": Waitany},
@@ -75,8 +86,25 @@ _CALLS, _BATCHES = 100, 10
 
 def run(session: Session, case: Case) -> list[Row]:
     """Run a case and return its rows. Collective, host-blocking."""
-    if case.name == "calls":
-        return _run_calls(session, case)
+    if case.name == "ring":
+        return _run_ring(session, case)
+    return _run_calls(session, case) if case.name == "calls" else _run_halo(session, case)
+
+
+def _run_ring(session: Session, case: Case) -> list[Row]:
+    rows: list[Row] = []
+    for nbytes in session.options.sizes(session.node.backend, case.name):
+        ring = Ring(session, nbytes)
+        _, unfit = session.attempt(ring.allocate)
+        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=2 * nbytes, unfit=unfit)
+        comparison.add("window pairwise", partial(PairwiseRing, ring))
+        comparison.add("window fence", partial(FenceRing, ring))
+        _add_baselines(comparison, ring, _RING_MPI, nbytes)
+        rows += comparison.run()
+    return rows
+
+
+def _run_halo(session: Session, case: Case) -> list[Row]:
     options = session.options
     rows: list[Row] = []
     done = set()
@@ -96,7 +124,9 @@ def run(session: Session, case: Case) -> list[Row]:
             comparison.add("last axis", partial(_LastAxis, grid))
             comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
         else:
-            _add_variants(comparison, session, grid)
+            comparison.add("window fields", partial(WindowFields, grid))
+            comparison.add("private fields", partial(PrivateFields, grid))
+            _add_baselines(comparison, grid, _HALO_MPI, grid.face_nbytes * grid.count)
         found = comparison.run()
         for row in found:
             row.n, row.width = block.n, block.width
@@ -130,20 +160,24 @@ def _make_grid(session: Session, block: Block) -> tuple[Grid, str | None]:
     return grid, unfit
 
 
-def _add_variants(comparison: Comparison, session: Session, grid: Grid) -> None:
-    comparison.add("window fields", partial(WindowFields, grid))
-    comparison.add("private fields", partial(PrivateFields, grid))
-    for name, variants in _MPI.items():
-        if comparison.includes(name):
-            for variant, kind in variants.items():
-                unfit = grid.oversubscribed if kind is Waitany else None
-                comparison.add(variant, partial(kind, grid), kind=BASELINE, unfit=unfit)
-    for name in LIBRARIES:
-        add_library(comparison, name, grid)
+def _add_baselines(
+    comparison: Comparison,
+    problem: Grid | Ring,
+    mpi: dict[str, dict[str, Callable[..., Variant]]],
+    nbytes: int,
+) -> None:
+    """Enter MPI, the libraries and the upper bounds of moving `nbytes` to each neighbor."""
+    for option, kinds in mpi.items():
+        if comparison.includes(option):
+            for name, kind in kinds.items():
+                unfit = problem.oversubscribed if kind is Waitany else None
+                comparison.add(name, partial(kind, problem), kind=BASELINE, unfit=unfit)
+    for option in LIBRARIES:
+        add_library(comparison, option, problem)
     if comparison.includes(UPPER_BOUNDS):
         from mpishare.bench.baselines.upper_bounds import add_upper_bounds
 
-        add_upper_bounds(comparison, session, grid.face_nbytes * grid.count)
+        add_upper_bounds(comparison, problem.session, nbytes)
 
 
 class PrivateFields(Exchange[Grid]):

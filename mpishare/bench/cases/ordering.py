@@ -16,13 +16,15 @@ from mpishare.bench.problems.check import Pattern
 from mpishare.bench.problems.ring import FenceRing, PairwiseRing, Ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpishare.bench.cases import Case
     from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
 
 _READY, _DONE = 0, 1
+_SLOT_NBYTES = 128
+_PURPOSES = 2
 
 
 def run(session: Session, case: Case) -> list[Row]:
@@ -87,10 +89,8 @@ class _CountersOfAll(_OrderAll):
     """A word written to every other rank and waited for from each, in one batch."""
 
     def __init__(self, session: Session, pattern: Pattern) -> None:
-        from mpishare.bench.baselines.counters import Counters
-
         others = [rank for rank in range(session.node.size) if rank != session.node.rank]
-        self._counters = Counters(session)
+        self._counters = _Counters(session)
         super().__init__(session, pattern, self._counters.batch(others, others))
 
     def close(self) -> None:
@@ -132,10 +132,8 @@ class _CountersOfNeighbors(PairwiseRing):
     moves = False
 
     def __init__(self, ring: Ring) -> None:
-        from mpishare.bench.baselines.counters import Counters
-
         super().__init__(ring)
-        self._counters = Counters(ring.session)
+        self._counters = _Counters(ring.session)
         batch, peers = self._counters.batch, ring.peers
         self._post, self._start = batch(peers, [], _READY), batch([], peers, _READY)
         self._complete, self._wait = batch(peers, [], _DONE), batch([], peers, _DONE)
@@ -172,3 +170,49 @@ def _exchange_nothing(ring: Ring) -> Callable[[], None]:
         comm.Sendrecv(nothing, left, 1, nothing, right, 1)
 
     return exchange
+
+
+class _Counters:
+    """Bare stream memory operations: the cost of order with no library around it. CUDA only.
+
+    Each rank has a word for every rank and purpose in its own device memory, 128 bytes apart. A
+    peer writes the number of the step there; the owner's stream waits until the word has reached
+    it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        node = session.node
+        nbytes = node.size * _PURPOSES * _SLOT_NBYTES
+        self._window = node.allocate_each((nbytes // 8,), "u8", fill=0)
+        self._rank = node.rank
+        self._bases = [int(self._window.segment(rank).data.ptr) for rank in range(node.size)]
+        self._stream = int(session.stream.ptr)
+
+    def _address(self, owner: int, writer: int, purpose: int) -> int:
+        return self._bases[owner] + (writer * _PURPOSES + purpose) * _SLOT_NBYTES
+
+    def batch(
+        self, writes: Sequence[int], waits: Sequence[int], purpose: int = 0
+    ) -> Callable[[], None]:
+        """Return a call that enqueues one batch, of the number of the call. Stream-ordered.
+
+        The batch writes that number to the words of the ranks `writes`, then waits until the ranks
+        `waits` have written it here.
+        """
+        from mpishare.backends.driver import CudaSignals
+
+        operations = [("write", self._address(peer, self._rank, purpose)) for peer in writes]
+        operations += [("wait", self._address(self._rank, peer, purpose)) for peer in waits]
+        count, stream, value = len(operations), self._stream, 0
+        signals = CudaSignals(operations, 0, "the bench's bare operations")
+
+        def enqueue() -> None:
+            nonlocal value
+            value += 1
+            if count:
+                signals.enqueue(stream, [value] * count)
+
+        return enqueue
+
+    def close(self) -> None:
+        self._window.close()

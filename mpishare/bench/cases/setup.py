@@ -16,7 +16,6 @@ from mpi4py import MPI
 from mpishare import HaloExchange, Node
 from mpishare.bench.comparison import Comparison, RefusedError, Variant
 from mpishare.bench.measure import time_each
-from mpishare.bench.report.rows import BASELINE
 from mpishare.bench.session import do_nothing
 from mpishare.errors import UnsupportedError
 
@@ -71,13 +70,11 @@ def run(session: Session, case: Case) -> list[Row]:
     ):
         make = partial(plan, session, cart, count)
         comparison.add(name, make, nbytes=_FACE_NBYTES, against=("handles",))
-    if comparison.includes("allocate_shared", nbytes=_NBYTES):
-        shared = partial(_SharedWindow, node), lambda window: _wrong_words(window.array)
-        make_shared = partial(_Make, session, *shared)
-        comparison.add("allocate_shared", make_shared, kind=BASELINE, nbytes=_NBYTES)
-    if comparison.includes("handles", nbytes=_FACE_NBYTES):
-        make_handles = partial(_Handles, session)
-        comparison.add("handles", make_handles, kind=BASELINE, nbytes=_FACE_NBYTES)
+    shared = partial(_SharedWindow, node), lambda window: _wrong_words(window.array)
+    make_shared: Callable[[], Variant] = partial(_Make, session, *shared)
+    comparison.add_baselines("allocate_shared", {"allocate_shared": make_shared}, nbytes=_NBYTES)
+    make_handles = partial(_Handles, session)
+    comparison.add_baselines("handles", {"handles": make_handles}, nbytes=_FACE_NBYTES)
     rows = comparison.run(_LEAST_TURNS)
     cart.Free()
     return rows

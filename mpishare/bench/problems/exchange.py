@@ -44,6 +44,8 @@ class Problem:
     #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
     #: variant may put into any memory; otherwise it packs.
     has_buffers = False
+    #: Why a baseline that spins cannot run here.
+    oversubscribed: str | None = None
 
     def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         """Return the faces of each axis, which may need the ghosts of the axes before it."""

@@ -100,8 +100,8 @@ class Grid(Problem):
         # No reordering: the node and the report use the ranks of the session.
         self.comm = self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
         self._coords = self.cart.Get_coords(self.cart.rank)
-        #: Why a baseline that spins cannot run, where some node has more ranks than cores: each
-        #: step would take time slices, and the run minutes.
+        # Where some node has more ranks than cores: each step would take time slices, and the run
+        # minutes.
         self.oversubscribed = _oversubscribed(session)
         self.sides = self._sides()
         #: Everything that one rank sends in an exchange.

@@ -74,7 +74,6 @@ def _by_variant(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _style(number: int, row: Row) -> dict[str, Any]:
-    """Return how a variant is drawn: in both panels of a clock with the same color."""
     return {"color": f"C{number % 10}", **_STYLES[row.kind]}
 
 

@@ -55,7 +55,12 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as in JSON."""
-        return {name: _shortened(getattr(self, name)) for name in COLUMNS}
+        values = {name: getattr(self, name) for name in COLUMNS}
+        # Six digits are more than any clock resolves.
+        return {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in values.items()
+        }
 
     def fill(self, samples_s: Sequence[float], sent_nbytes: int) -> None:
         """Set the statistics from the time of each iteration, the maximum over the ranks.
@@ -78,11 +83,6 @@ class Row:
         self.ok = False
         self.reason = reason
         self.wrong = wrong
-
-
-def _shortened(value: Any) -> Any:
-    # Six digits are more than any clock resolves.
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 #: The keys of a row in JSON, and the columns of CSV.
