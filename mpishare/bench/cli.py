@@ -90,6 +90,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
             _write(options, found, rows)
         except OSError as error:
             status = fail_run(PROG, comm, error)
+        sys.stdout.flush()
     # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
     return int(comm.bcast(status))
 
@@ -117,10 +118,9 @@ def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:
 
 def _turns(options: Options, backend: str) -> int:
     """Return how often the bar advances: once per timed block of each variant."""
-    sizes = (
-        len(options.sizes(backend, name)) if CASES[name].is_sized else 1 for name in options.cases
-    )
-    return options.repeat * sum(sizes)
+    sized = [name for name in options.cases if CASES[name].is_sized]
+    sizes = sum(len(options.sizes(backend, name)) for name in sized)
+    return options.repeat * (sizes + len(options.cases) - len(sized))
 
 
 def _problem(options: Options) -> str | None:
@@ -148,14 +148,15 @@ def _write(options: Options, environment: dict[str, Any], rows: Sequence[Row]) -
     suffix = Path(options.output or "").suffix[1:]
     file_format = suffix if suffix in FILE_FORMATS else options.format
     if options.output is None or file_format != options.format:
-        _print(render(options.format, environment, rows, is_color=is_terminal(sys.stdout)))
+        shown = render(options.format, environment, rows, is_color=is_terminal(sys.stdout))
+        sys.stdout.write(shown)
     if options.output is not None:
         text = render(file_format, environment, rows, is_color=False)
         try:
             Path(options.output).write_text(text)
         except OSError:
             # A full disk must not lose the run: the report goes to stdout.
-            _print(text)
+            sys.stdout.write(text)
             raise
     if options.plot is not None:
         from mpishare.bench.report.plot import draw
@@ -164,8 +165,3 @@ def _write(options: Options, environment: dict[str, Any], rows: Sequence[Row]) -
     if options.format == "csv":
         # Stdout has rows and nothing else.
         sys.stderr.write("".join(f"{note}\n" for note in environment["notes"]))
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mpishare.bench.report.rows import Kind
     from mpishare.bench.session import Session
 
+    Make = Callable[[], "Variant"]
+
 #: Checked steps before the first and after the last timed block, and between two of them. Buffers
 #: alternate between two places at most, so four steps use each of them twice.
 _OUTER_STEPS, _INNER_STEPS = 4, 2
@@ -164,7 +166,7 @@ class Comparison:
     def add(
         self,
         name: str,
-        make: Callable[[], Variant],
+        make: Make,
         *,
         kind: Kind = OWN,
         against: tuple[str, ...] | None = None,
@@ -191,10 +193,7 @@ class Comparison:
         self._timed.append(_Timed(self._session, row, make, self._clocks, sent, against, reason))
 
     def add_baselines(
-        self,
-        option: str,
-        variants: Mapping[str, Callable[[], Variant]],
-        nbytes: int | None = None,
+        self, option: str, variants: Mapping[str, Make], nbytes: int | None = None
     ) -> None:
         """Enter the variants of a baseline, by their names, if this run includes it."""
         if self.includes(option, nbytes):
@@ -238,7 +237,7 @@ class _Timed:
 
     session: Session
     row: Row  # what its rows have in common
-    make: Callable[[], Variant]
+    make: Make
     clocks: tuple[Clock, ...]
     sent_nbytes: int
     against: tuple[str, ...] | None

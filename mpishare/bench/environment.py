@@ -63,11 +63,11 @@ def gather(session: Session) -> dict[str, Any]:
     }
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hostname": platform.node(),
+        "hostname": ranks[0]["hostname"],
         "backend": node.backend,
         "ranks": comm.size,
         "nodes": len(hosts),
-        "cores": _cores(),
+        "cores": ranks[0]["cores"],
         "hosts": hosts,
         "gpus": _gpus(ranks),
         "links": [link for seen in ranks for link in seen["links"]],
@@ -107,7 +107,7 @@ def _describe_rank(session: Session) -> dict[str, Any]:
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0)),
         "node_rank": node.rank,
         "node_ranks": list(node.ranks),
         "gpu": gpu,
@@ -126,10 +126,7 @@ def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what a reader must know about the GPUs before trusting a number.
-
-    Each of `gpus` has its uuid, its ranks and whether it is under MPS.
-    """
+    """Return what a reader must know about the GPUs, as in the report, to trust the numbers."""
     crowded = [gpu for gpu in gpus if len(gpu["ranks"]) > 1 and not gpu["mps"]]
     if not crowded:
         return []
@@ -143,10 +140,7 @@ def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Return the command of this run, with the settings that change what is measured.
-
-    The ranks do not know which launcher started them: mpirun stands for all.
-    """
+    """Return the command of this run, with the settings that change what is measured."""
     settings = [f"{name}={shlex.quote(variables[name])}" for name in _SETTINGS if name in variables]
     kept, rest = [], iter(arguments)
     for argument in rest:
@@ -154,6 +148,7 @@ def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) 
             next(rest, None)  # its value
         elif argument.partition("=")[0] not in _REPORT_OPTIONS:
             kept.append(argument)
+    # The ranks do not know which launcher started them.
     started = f"mpirun -n {ranks} python -m mpishare.bench"
     return " ".join([*settings, started, *map(shlex.quote, kept)])
 
@@ -161,10 +156,6 @@ def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) 
 def _nccl_version() -> str | None:
     nccl = sys.modules.get("mpishare.bench.baselines.nccl")
     return None if nccl is None else nccl.version()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _imported_version(module: str) -> str | None:

@@ -93,7 +93,7 @@ def time_batches(
 def max_over_ranks(comm: MPI.Intracomm, samples_s: Sequence[float]) -> NDArray[np.float64]:
     """Return the time of the slowest rank for each iteration, the same on every rank.
 
-    Collective, host-blocking. Every rank gives the same number of samples.
+    Collective. Every rank gives the same number of samples.
     """
     from mpi4py import MPI
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,13 +24,10 @@ Made = TypeVar("Made")
 
 def _available_nbytes() -> int | None:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
     except OSError:
         return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
+    return None if found is None else int(found[1]) << 10
 
 
 def do_nothing() -> None:
@@ -125,10 +123,7 @@ class Session:
                 library.close()
 
     def wrong_on(self, wrong: int) -> str | None:
-        """Return which ranks found wrong words and how many, None where no rank did.
-
-        Collective, host-blocking. `wrong` is how many words this rank found wrong.
-        """
+        """Return which ranks found wrong words, and how many, or None. Collective."""
         found = self.comm.allgather(wrong)
         bad = [f"{count} on rank {rank}" for rank, count in enumerate(found) if count]
         return ", ".join(bad) or None

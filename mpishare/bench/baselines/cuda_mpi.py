@@ -97,10 +97,6 @@ class CudaMpi(Library):
                 f"MPI: not CUDA-aware: a trial with device pointers failed: {failure}"
             )
 
-    def empty(self, words: int) -> Any:
-        """Return memory of the GPU. Local."""
-        return self.session.node.xp.zeros(words, "u8")
-
     def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return Irecv, Isend and Waitall. Host-blocking: MPI is not ordered on streams."""
         comm, synchronize = self.session.comm, self.session.synchronize

@@ -143,7 +143,7 @@ class Waitany(Persistent):
         MPI.Request.Waitall(self._sends)
 
 
-class Neighborhood:
+class _Neighborhood:
     """A neighborhood collective over the sides of a grid, persistent where MPI has that.
 
     Collective. A cart has no neighbors across edges, and where two ranks meet at several sides MPI
@@ -169,7 +169,6 @@ class Neighborhood:
             self._request.Wait()
 
     def close(self) -> None:
-        """Free the request and the graph."""
         if self._request is not None:
             self._request.Free()
         self._graph.Free()
@@ -191,7 +190,7 @@ class NeighborPacked(Exchange[Grid]):
                 unpacks.append((target, into[first:last].reshape(target.shape)))
                 first = last
         self._packs, self._unpacks = tuple(packs), tuple(unpacks)
-        self._collective = Neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
+        self._collective = _Neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
 
     def step(self) -> None:
         """Exchange the ghosts."""
@@ -268,7 +267,7 @@ class NeighborTypes(_Typed):
         ones, zeros = [1] * len(grid.sides), [0] * len(grid.sides)
         sent = [self.buffer, ones, zeros, self.out]
         received = [self.buffer, ones, zeros, self.into]
-        self._collective = Neighborhood(grid, "Neighbor_alltoallw", sent, received)
+        self._collective = _Neighborhood(grid, "Neighbor_alltoallw", sent, received)
 
     def step(self) -> None:
         """Exchange the ghosts."""

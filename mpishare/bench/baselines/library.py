@@ -21,19 +21,13 @@ if TYPE_CHECKING:
     from mpishare.bench.problems.exchange import Side
     from mpishare.bench.session import Session
 
-#: For each name of ``--against`` the module and the class of the library.
-_CLASSES = {
-    "mpi": ("cuda_mpi", "CudaMpi"),
-    "nccl": ("nccl", "Nccl"),
-    "nvshmem": ("nvshmem", "Nvshmem"),
-    "torch": ("symmetric", "TorchSymmetric"),
-}
-#: For each of them its variants in the report, and whether each is captured into a graph.
-_VARIANTS = {
-    "mpi": {"mpi": False},
-    "nccl": {"nccl": False, "nccl graph": True},
-    "nvshmem": {"nvshmem": False},
-    "torch": {"torch": False},
+#: For each name of ``--against`` the module and the class of the library, its variants in the
+#: report, and whether each of them is captured into a graph.
+_LIBRARIES = {
+    "mpi": ("cuda_mpi", "CudaMpi", {"mpi": False}),
+    "nccl": ("nccl", "Nccl", {"nccl": False, "nccl graph": True}),
+    "nvshmem": ("nvshmem", "Nvshmem", {"nvshmem": False}),
+    "torch": ("symmetric", "TorchSymmetric", {"torch": False}),
 }
 
 
@@ -81,15 +75,14 @@ class Library:
 
     def empty(self, words: int) -> Any:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
-        raise NotImplementedError
+        return self.session.node.xp.zeros(words, "u8")
 
     def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return the call that moves the words of all `transfers`, stream-ordered or host-blocking.
 
-        Collective. Work that is enqueued after the call finds the words where they land.
-
-        `early`: words may land as soon as the ranks have come to this step, before the stream has,
-        since the buffers are from `empty`, and there are `halves` of them.
+        Collective. Work that is enqueued after the call finds the words where they land. `early`:
+        words may land as soon as the ranks have come to this step, before the stream has, since the
+        buffers are from `empty`, and there are `halves` of them.
         """
         raise NotImplementedError
 
@@ -130,14 +123,11 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Library | None,
 
 
 def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
-    """Enter the variants of a library if this run includes it.
-
-    Collective, host-blocking: the first call opens the library.
-    """
+    """Enter the variants of a library, opened by the first call, if the run includes it."""
     if not comparison.includes(name):
         return
     session = problem.session
-    module, class_name = _CLASSES[name]
+    module, class_name, variants = _LIBRARIES[name]
     kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
     library, refusal = open_library(session, kind)
 
@@ -147,7 +137,7 @@ def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
         exchange = LibraryExchange(problem, library)
         return Captured(session, exchange) if is_captured else exchange
 
-    for variant, is_captured in _VARIANTS[name].items():
+    for variant, is_captured in variants.items():
         make_variant = partial(make, is_captured=is_captured)
         comparison.add(variant, make_variant, kind=BASELINE, unfit=refusal)
 
@@ -173,9 +163,8 @@ class LibraryExchange(Exchange[Problem]):
             into = [view for side in sides for view in problem.arriving(side, fields)]
             if all(view.flags.c_contiguous for view in (*out, *into)):
                 per_field = [side for side in sides for _ in fields]
-                transfers = _transfers(
-                    per_field, [_words(each) for each in out], [_words(each) for each in into]
-                )
+                flat = [[each.view("u8").ravel() for each in views] for views in (out, into)]
+                transfers = _transfers(per_field, *flat)
                 self._moves = [library.mover(transfers, early=False)]
                 return
         sizes = side_sizes(problem, fields)
@@ -219,7 +208,3 @@ def _transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[T
         Transfer(side.to, side.source, leaving, arriving)
         for side, leaving, arriving in zip(sides, out, into, strict=True)
     ]
-
-
-def _words(view: Any) -> Any:
-    return view.view("u8").ravel()

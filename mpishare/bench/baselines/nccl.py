@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import cupy
 from cupy.cuda import nccl
 
 from mpishare.bench.baselines.library import Library, refusals
@@ -39,10 +38,6 @@ class Nccl(Library):
         """Raise where CuPy finds no NCCL. Local."""
         if not nccl.available:
             raise UnsupportedError("NCCL: not installed, or not where CuPy looks for it")
-
-    def empty(self, words: int) -> Any:
-        """Return memory of the GPU. Local."""
-        return cupy.zeros(words, "u8")
 
     def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return one group of all sends and receives. Stream-ordered."""

@@ -39,9 +39,8 @@ def add_upper_bounds(comparison: Comparison, session: Session, nbytes: int) -> N
     """Enter the upper bounds of moving `nbytes` to each neighbor. Collective."""
     ring, refusal = _ring(session, nbytes)
     device = session.node.device
-    spins = None
-    if session.ranks_per_gpu > 1 and device is not None and not device.mps:
-        spins = "it spins, and ranks share a GPU without MPS"
+    is_shared = session.ranks_per_gpu > 1 and device is not None and not device.mps
+    spins = "it spins, and ranks share a GPU without MPS" if is_shared else None
 
     def add(name: str, make: Callable[[], Variant], sent_nbytes: int, unfit: str | None) -> None:
         comparison.add(name, make, kind=UPPER_BOUND, sent_nbytes=sent_nbytes, unfit=unfit)
@@ -167,7 +166,7 @@ class _Hop(Exchange[Ring]):
         step()
 
     def wrong(self) -> int:
-        """Return how many neighbors have written less than this rank; waits for the GPU."""
+        # Of the neighbors, those that have written less than this rank.
         return int((self._window.array[:, 0] < self._launches).sum())
 
     def close(self) -> None:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 # cudaMemcpyKind
 _DEVICE_TO_DEVICE = 3
-#: Messages of memory that a rank allocates: the source, the pattern's, the window and the
-#: baseline's.
+#: Messages of memory of a rank: the source, the pattern's, the window and the baseline's.
 _COPIES = 6
 
 
@@ -55,13 +54,11 @@ class _Memory:
         self.words = nbytes // 8
 
     def allocate(self) -> None:
-        """Make the private memory. Local."""
         self.session.require_memory(_COPIES * 8 * self.words)
         self.source: Any = self.node.xp.zeros(self.words, "u8")
         self.pattern = Pattern(self.node.xp, self.words)
 
     def allocate_window(self) -> None:
-        """Make the window. Collective."""
         self.window = self.node.allocate_each((self.words,), "u8", fill=0)
 
 

@@ -212,14 +212,9 @@ class PrivateFields(Exchange[Grid]):
 
 
 class WindowFields(PrivateFields):
-    """The same on fields in windows, which neighbors may write into.
+    """The same on fields in windows, which neighbors may write into."""
 
-    Attributes
-    ----------
-    order : tuple of int
-        Which axis in memory each axis of a field is; empty where they are in order.
-    """
-
+    #: Which axis in memory each axis of a field is; empty where they are in order.
     order: tuple[int, ...] = ()
 
     def __init__(self, grid: Grid) -> None:

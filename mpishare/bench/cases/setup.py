@@ -182,7 +182,7 @@ class _Plan(_Make):
         self.once()
 
     def prepare(self) -> None:
-        """Make a node on which nothing has been opened yet."""
+        # Nothing has been opened on it yet.
         self._new = Node(self.session.comm, timeout_s=self.session.options.timeout_s)
 
     def make(self) -> Any:
@@ -192,7 +192,6 @@ class _Plan(_Make):
         self._new.close()
 
     def wrong_ghosts(self, made: Any) -> int:
-        """Exchange once and return how many ghosts are wrong."""
         for field in self.fields:
             field[[0, -1]] = -1
         made.exchange(*self.fields)
@@ -206,7 +205,6 @@ class _SecondPlan(_Plan):
     """A plan on a node that has another one of the same ranks."""
 
     def prepare(self) -> None:
-        """Make a node and the first plan."""
         super().prepare()
         self._first = self.make()
 
@@ -234,14 +232,12 @@ class _Handles(_Make):
         return self.node.xp.ndarray((_CELLS,), "u8", cuda.MemoryPointer(memory, 0))
 
     def make(self) -> Any:
-        """Exchange the handles and open those of the neighbors. Collective."""
         comm = self.session.comm
         handles = comm.allgather(self._runtime.ipcGetMemHandle(self._address))
         peers = {(comm.rank + step) % comm.size for step in (-1, 1)} - {comm.rank}
         return {peer: self._runtime.ipcOpenMemHandle(handles[peer]) for peer in peers}
 
     def wrong_handles(self, made: Any) -> int:
-        """Return how many words of the neighbors' memory are wrong."""
         return sum(int((self._words(made[peer]) != peer).sum()) for peer in made)
 
     def free(self, made: Any) -> None:

@@ -173,6 +173,8 @@ def _slab(grid: Grid, axis: int, *, high: bool) -> _Slab:
     inner = [slice(w, w + n)] * grid.naxes
     outer = [slice(None)] * grid.naxes
     first = n if high else 0
+    # Indexed by the step along an axis; -1 is the last.
+    by_step = (slice(w, w + n), slice(w + n, n + 2 * w), slice(0, w))
 
     def at(spans: list[slice], start: int, count: int) -> Slices:
         return (*spans[:axis], slice(start, start + count), *spans[axis + 1 :], *rest)
@@ -184,7 +186,7 @@ def _slab(grid: Grid, axis: int, *, high: bool) -> _Slab:
     for direction in product((-1, 0, 1), repeat=grid.naxes):
         if sum(map(abs, direction)) > 1 and not grid.corners:
             continue
-        spans = [range(n + 2 * w)[_span(step, n, w)] for step in direction]
+        spans = [range(n + 2 * w)[by_step[step]] for step in direction]
         spans[axis] = range(max(spans[axis].start, first), min(spans[axis].stop, first + 2 * w))
         if not len(spans[axis]):
             continue
@@ -216,8 +218,3 @@ def _places(grid: Grid, spans: Sequence[range]) -> Any:
         along[axis] = -1
         place = place * extent + found.reshape(along)
     return (place & _PLACE).astype("u8")
-
-
-def _span(step: int, n: int, width: int) -> slice:
-    """Return the cells of a field on that side of the block; 0: inside."""
-    return (slice(width, width + n), slice(width + n, n + 2 * width), slice(0, width))[step]

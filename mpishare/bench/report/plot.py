@@ -31,8 +31,10 @@ def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    ran = dict.fromkeys(row.case for row in rows)
-    cases = [case for case in ran if CASES[case].is_sized and len(_sizes(case, rows)) > 1]
+    sizes: dict[str, set[int]] = {}
+    for row in rows:
+        sizes.setdefault(row.case, set()).update({row.nbytes} - {0})
+    cases = [case for case in sizes if CASES[case].is_sized and len(sizes[case]) > 1]
     with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8}):
         figure = Figure(
             figsize=(_WIDTH * len(CLOCKS), _HEIGHT * max(len(cases), 1)), layout="constrained"
@@ -52,10 +54,6 @@ def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
         else:
             figure.text(0.5, 0.4, "no case ran at several sizes", ha="center")
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
-
-
-def _sizes(case: str, rows: Sequence[Row]) -> list[int]:
-    return sorted({row.nbytes for row in rows if row.case == case and row.nbytes})
 
 
 def _title(environment: dict[str, Any]) -> str:

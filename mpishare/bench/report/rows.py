@@ -90,10 +90,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
 def set_ratios(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
-    """Set the ratios of the rows of one case and size, clock by clock.
-
-    `against` has for each variant of mpishare the baselines that it is compared with.
-    """
+    """Set the ratios of one case and size, of each variant `against` these baselines."""
     for row in rows:
         if row.median_us is None or row.kind == UPPER_BOUND:
             continue
