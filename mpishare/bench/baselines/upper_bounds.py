@@ -166,7 +166,7 @@ class _Hop(Exchange[Ring]):
         step()
 
     def wrong(self) -> int:
-        # Of the neighbors, those that have written less than this rank.
+        # The neighbors that have written less than this rank.
         return int((self._window.array[:, 0] < self._launches).sum())
 
     def close(self) -> None:
