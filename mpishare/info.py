@@ -1,4 +1,4 @@
-"""Who shares memory with whom, and why not where not: ``mpirun -n 4 python -m mpishare.info``."""
+"""Which ranks share memory, by which route, or why not: ``mpirun -n 4 python -m mpishare.info``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.launch import Parser, UsageError, fail_run, fail_usage, run_on_ranks, seconds
+from mpishare.cli import Parser, UsageError, fail_run, fail_usage, run_on_ranks, seconds
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""Clocks: how long one iteration takes, on this rank and as the maximum over all."""
+"""The two clocks, how often a timed block iterates, and the maximum over ranks."""
 
 from __future__ import annotations
 
@@ -19,51 +19,33 @@ if TYPE_CHECKING:
 
 #: How long a timed block may take where ``--iters`` does not say how often it iterates.
 BLOCK_S = 0.01
-_LEAST, _MOST = 5, 1000
+_MIN_ITERS, _MAX_ITERS = 5, 1000
 #: A throughput block is cut into batches, so that there is a median of them.
 _BATCHES = 5
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How often a timed block iterates.
+class BlockSize:
+    """How often a timed block iterates."""
 
-    Attributes
-    ----------
-    iters : int
-        Samples of a latency block.
-    batches : int
-        Samples of a throughput block.
-    batch : int
-        Iterations in each of them.
-    """
-
-    iters: int
-    batches: int
-    batch: int
+    iters: int  # samples of a latency block
+    batches: int  # samples of a throughput block
+    batch: int  # iterations in each of them
 
 
-def plan(iters: int | None, step_s: float) -> Plan:
-    """Return how often a block iterates.
+def block_size(iters: int | None, step_s: float) -> BlockSize:
+    """Return how often a block iterates: `iters` times, or as often as fits into `BLOCK_S`.
 
-    Local.
-
-    Parameters
-    ----------
-    iters : int or None
-        How often the user wants it; None for as often as `BLOCK_S` has room for.
-    step_s : float, seconds
-        One iteration, the same number on every rank.
+    `step_s` is the time of one iteration, the same number on every rank.
     """
     if iters is None:
-        iters = min(max(int(BLOCK_S / max(step_s, 1e-9)), _LEAST), _MOST)
+        iters = min(max(int(BLOCK_S / max(step_s, 1e-9)), _MIN_ITERS), _MAX_ITERS)
     batches = min(_BATCHES, iters)
-    return Plan(iters, batches, iters // batches)
+    return BlockSize(iters, batches, iters // batches)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keep the garbage collector out of a timed block."""
+def _gc_paused() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -73,18 +55,15 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def time_each(step: Callable[[], None], synchronize: Callable[[], None], count: int) -> list[float]:
-    """Time `count` steps with a synchronize after each: the latency clock.
+def time_each(
+    step: Callable[[], object], synchronize: Callable[[], None], count: int
+) -> list[float]:
+    """Time `count` steps with a synchronize after each: the latency clock, in seconds.
 
-    Local by itself; the steps are what the ranks have in common.
-
-    Returns
-    -------
-    list of float, seconds
-        From the end of one step to the end of the next, so that no time falls between two samples.
+    A sample is from the end of one step to the end of the next, so that no time is lost between.
     """
     stamps = [0.0] * (count + 1)
-    with _undisturbed():
+    with _gc_paused():
         stamps[0] = perf_counter()
         for i in range(1, count + 1):
             step()
@@ -94,19 +73,14 @@ def time_each(step: Callable[[], None], synchronize: Callable[[], None], count: 
 
 
 def time_batches(
-    step: Callable[[], None], synchronize: Callable[[], None], batches: int, batch: int
+    step: Callable[[], object], synchronize: Callable[[], None], batches: int, batch: int
 ) -> list[float]:
-    """Time `batches` times `batch` steps back to back: the throughput clock.
+    """Time `batches` times `batch` steps back to back: the throughput clock, in seconds.
 
-    Local by itself; the steps are what the ranks have in common.
-
-    Returns
-    -------
-    list of float, seconds
-        For each batch, the time of one step: the batch and one synchronize, over its steps.
+    A sample is the time of a batch with one synchronize, divided by its steps.
     """
     stamps = [0.0] * (batches + 1)
-    with _undisturbed():
+    with _gc_paused():
         stamps[0] = perf_counter()
         for i in range(1, batches + 1):
             for _ in range(batch):
@@ -117,21 +91,9 @@ def time_batches(
 
 
 def max_over_ranks(comm: MPI.Intracomm, samples_s: Sequence[float]) -> NDArray[np.float64]:
-    """Return for each iteration the time of its slowest rank.
+    """Return the time of the slowest rank for each iteration, the same on every rank.
 
-    Collective, host-blocking. Every rank gives the same number of samples.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        The ranks.
-    samples_s : sequence of float, seconds
-        This rank's samples.
-
-    Returns
-    -------
-    numpy.ndarray of float, seconds
-        The same on every rank.
+    Collective. Every rank gives the same number of samples.
     """
     from mpi4py import MPI
 

@@ -1,14 +1,17 @@
-"""The command line of the benchmark, read without MPI."""
+"""The command line of the benchmark, parsed without MPI."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import CASES, DEFAULT_CASES, RIVALS
-from mpishare.bench.launch import Parser, UsageError, seconds
+from mpishare.bench.cases import BASELINES, CASES, DEFAULT_CASES
+from mpishare.cli import Parser, UsageError, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROG = "python -m mpishare.bench"
 
@@ -23,23 +26,72 @@ _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
-#: A word of the check has room for so many fields that it tells apart.
-_MOST_FIELDS = 16
+#: The words of the check have four bits for the number of the field.
+_MAX_FIELDS = 16
+_HALO_CASES = ", ".join(name for name, case in CASES.items() if case.takes_halo)
 
 _EPILOG = f"""\
 cases: 'list' prints them, 'all' runs every case at every size. Without a case these run, at the
 sizes that end soon: {", ".join(DEFAULT_CASES)}.
-'compare a.json b.json' sets two runs side by side.
-Sizes are bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case a size is that
-of a face: n, the cells a rank along each axis, is what gives it, and the row has what it came to.
+'compare a.json b.json' shows two runs side by side.
+Sizes are in bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case it is the
+size of a face: n, the cells per rank along each axis, is chosen to come near it, and the row has
+the bytes that result.
 Clocks: 'latency' synchronizes after each exchange, 'throughput' after a batch of them.
 Every time is the maximum over the ranks. The exit status is 1 if a result was wrong.
 """
 
 
+def parse_nbytes(text: str) -> int:
+    """Parse ``8``, ``64KiB`` or ``1MiB``, a positive multiple of 8: an argument type."""
+    match = re.fullmatch(r"(\d+) ?([KMG]i)?(B?)", text.strip())
+    if match is None or (match[2] and not match[3]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 8, 64KiB or 1MiB")
+    nbytes = int(match[1]) * _UNITS[(match[2] or "") + match[3]]
+    if nbytes <= 0 or nbytes % 8:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive multiple of 8 bytes")
+    return nbytes
+
+
+def format_nbytes(nbytes: int) -> str:
+    """Return a size in the largest unit that it reaches: ``8 B``, ``64 KiB``, ``1.5 MiB``."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if nbytes >= _UNITS[unit]:
+            return f"{nbytes / _UNITS[unit]:.4g} {unit}"
+    return f"{nbytes} B"
+
+
+def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return an argument type: an integer from `least` to `most`."""
+
+    def parse_integer(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is less than {least}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
+        return value
+
+    return parse_integer
+
+
+def _option(flag: str, default: Any, text: str, metavar: str = "", **arguments: Any) -> Any:
+    """Return a field of `Options` that `flag` sets; the rest is for argparse."""
+    arguments |= {"metavar": metavar} if metavar else {}
+    return field(default=default, metadata={"flag": flag, "help": text, **arguments})
+
+
+def _number(flag: str, default: Any, text: str, parser: Callable[[str], Any]) -> Any:
+    shown = "" if default is None else " (%(default)s)"
+    return _option(flag, default, text + shown, "N", type=parser)
+
+
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for.
+    """What the command line asks for; the help texts describe the options.
 
     Attributes
     ----------
@@ -47,67 +99,55 @@ class Options:
         The cases to run, in order; ``("list",)`` to print them.
     full : bool
         Whether a case runs at every size where the command line names none.
-    min_nbytes, max_nbytes : int or None, bytes
-        The smallest and the largest face or message.
-    iters : int or None
-        Iterations of a timed block; None for as many as fit the time a block is given.
-    warmup : int
-        Iterations before each timed block that are not counted.
-    repeat : int
-        Timed blocks of each arm, taken in turn with those of the others.
     against : tuple of str or None
-        The rivals to run beside mpishare; None for those that a case runs unasked, and ``"all"``
-        among them for every one that it has on the backend.
-    width : int, cells
-        Ghosts a side in the halo cases.
-    fields : int
-        Fields that one exchange moves in the halo cases.
-    corners : bool
-        Whether it moves edges and corners too.
-    check : bool
-        Whether results are checked.
-    timeout_s : float, seconds
-        The deadline of the host's waits.
-    format : str
-        ``table``, ``json`` or ``csv``.
-    output : str or None
-        A file that takes the report: as JSON or CSV where its name ends in ``.json`` or ``.csv``,
-        and then stdout has what `format` says besides, unless that is the same.
-    plot : str or None
-        A file that takes the plot.
-    revision : str or None
-        What the header gives as the revision of mpishare; None for what git says.
+        The baselines to run beside mpishare; None for those that a case runs by default, and
+        ``"all"`` among them for every one that it has on the backend.
     """
 
     cases: tuple[str, ...] = DEFAULT_CASES
     full: bool = False
-    min_nbytes: int | None = None
-    max_nbytes: int | None = None
-    iters: int | None = None
-    warmup: int = 3
-    repeat: int = 5
-    against: tuple[str, ...] | None = None
-    width: int = 1
-    fields: int = 1
-    corners: bool = False
-    check: bool = True
-    timeout_s: float = 120.0
-    format: str = "table"
-    output: str | None = None
-    plot: str | None = None
-    revision: str | None = None
+    min_nbytes: int | None = _option("--min", None, "smallest face", "SIZE", type=parse_nbytes)
+    max_nbytes: int | None = _option("--max", None, "largest face", "SIZE", type=parse_nbytes)
+    iters: int | None = _number("--iters", None, "iterations of a timed block", _integer(1))
+    warmup: int = _number("--warmup", 3, "untimed iterations before each block", _integer(0))
+    repeat: int = _number("--repeat", 5, "timed blocks of each variant", _integer(1))
+    against: tuple[str, ...] | None = _option(
+        "--against",
+        None,
+        f"none, all, or some of: {', '.join(BASELINES)}; without it, those that end soon",
+        "BASELINE,...",
+    )
+    width: int = _number("--width", 1, f"ghost cells per side, for {_HALO_CASES}", _integer(1))
+    fields: int = _number(
+        "--fields",
+        1,
+        f"fields per exchange, 1 to {_MAX_FIELDS}, for {_HALO_CASES}",
+        _integer(1, _MAX_FIELDS),
+    )
+    corners: bool = _option(
+        "--corners", False, f"edges and corners too, for {_HALO_CASES}", action="store_true"
+    )
+    format: str = _option(
+        "--format", "table", "of the report (%(default)s)", choices=("table", "json", "csv")
+    )
+    output: str | None = _option(
+        "--output", None, "write the report to FILE; as JSON or CSV by its name", "FILE"
+    )
+    plot: str | None = _option(
+        "--plot", None, f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}", "FILE"
+    )
+    revision: str | None = _option(
+        "--revision", None, "of mpishare in the report, where git does not know it", "TEXT"
+    )
+    check: bool = _option("--no-check", True, "do not check results", action="store_false")
+    timeout_s: float = _option(
+        "--timeout-s", 120.0, "deadline of the host's waits (%(default)g s)", "S", type=seconds
+    )
 
     def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
-        """Sizes of a face or message on `backend`, in bytes and in order.
+        """Return the sizes of a face or message in bytes, ascending.
 
-        Local.
-
-        Parameters
-        ----------
-        backend : str
-            Which has sizes of its own where the command line names none.
-        case : str, optional
-            Which may have its own too.
+        Where the command line names none, they depend on the backend, and on the case.
         """
         named = {n for n in (self.min_nbytes, self.max_nbytes) if n is not None}
         own = CASES[case] if case is not None else None
@@ -115,155 +155,54 @@ class Options:
         if own is not None:
             ladder = own.sizes.get(backend, ladder)
         if self.full or named:
-            most = None if own is None else own.most_nbytes
+            most = None if own is None else own.max_nbytes
             ladder = tuple(n for n in SIZES if most is None or n <= most)
         low = self.min_nbytes or 0
         high = self.max_nbytes or max(*ladder, low)
         return tuple(sorted({n for n in ladder if low <= n <= high} | named))
 
-    def wants(self, rival: str, *, unasked: bool = True) -> bool:
-        """Whether `rival` is to run.
-
-        Local.
-
-        Parameters
-        ----------
-        rival : str
-            The rival.
-        unasked : bool
-            Whether it runs where ``--against`` is not given.
-        """
+    def wants(self, baseline: str, *, unasked: bool = True) -> bool:
+        """Return whether `baseline` is to run; `unasked`: without ``--against``."""
         if self.against is None:
             return unasked
-        return "all" in self.against or rival in self.against
+        return "all" in self.against or baseline in self.against
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options that change a number, for the header.
-
-        Local.
-        """
+        """Return the options that change a number, for the report."""
         options = asdict(self)
         for name in ("format", "output", "plot", "revision"):
             del options[name]
         return options
 
 
-def parse_nbytes(text: str) -> int:
-    """Read ``8``, ``64KiB`` or ``1MiB``.
-
-    Local.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If `text` is no size, or not a positive multiple of 8 bytes.
-    """
-    match = re.fullmatch(r"(\d+) ?([KMG]i)?(B?)", text.strip())
-    if match is None or (match[2] and not match[3]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 8, 64KiB or 1MiB")
-    nbytes = int(match[1]) * _UNITS[(match[2] or "") + match[3]]
-    if nbytes <= 0 or nbytes % 8:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive multiple of 8 bytes")
-    return nbytes
-
-
-def _count(text: str, *, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is less than {least}")
-    return value
-
-
-def _positive(text: str) -> int:
-    return _count(text, least=1)
-
-
-def _fields(text: str) -> int:
-    value = _positive(text)
-    if value > _MOST_FIELDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than {_MOST_FIELDS}")
-    return value
-
-
-def _not_negative(text: str) -> int:
-    return _count(text, least=0)
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog=PROG,
-        description="Measure mpishare beside its rivals, with every result checked.",
+        description="Measure mpishare against baselines, with every result checked.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    default = Options()
-    add("cases", nargs="*", metavar="case", help="list, all, or some of: " + ", ".join(CASES))
-    add("--min", dest="min_nbytes", type=parse_nbytes, metavar="SIZE", help="smallest face")
-    add("--max", dest="max_nbytes", type=parse_nbytes, metavar="SIZE", help="largest face")
-    add("--iters", type=_positive, metavar="N", help="iterations of a timed block")
-    add(
-        "--warmup",
-        type=_not_negative,
-        default=default.warmup,
-        metavar="N",
-        help="uncounted iterations before each block (%(default)s)",
-    )
-    add(
-        "--repeat",
-        type=_positive,
-        default=default.repeat,
-        metavar="N",
-        help="timed blocks of each arm (%(default)s)",
-    )
-    add(
-        "--against",
-        metavar="RIVAL,...",
-        help="none, all, or some of: " + ", ".join(RIVALS) + "; without it, those that end soon",
-    )
-    halos = ", ".join(name for name, case in CASES.items() if case.takes_halo)
-    add(
-        "--width",
-        type=_positive,
-        default=default.width,
-        metavar="N",
-        help=f"ghosts a side, for {halos} (%(default)s)",
-    )
-    add(
-        "--fields",
-        type=_fields,
-        default=default.fields,
-        metavar="N",
-        help=f"fields of an exchange, 1 to {_MOST_FIELDS}, for {halos} (%(default)s)",
-    )
-    add("--corners", action="store_true", help=f"edges and corners too, for {halos}")
-    add("--format", choices=("table", "json", "csv"), default=default.format)
-    add("--output", metavar="FILE", help="write the report there; a .json or .csv is one")
-    add(
-        "--plot", metavar="FILE", help=f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}"
-    )
-    add("--revision", metavar="TEXT", help="of mpishare, where git does not know this copy of it")
-    add("--no-check", dest="check", action="store_false", help="do not check results")
-    add(
-        "--timeout-s",
-        type=seconds,
-        default=default.timeout_s,
-        metavar="S",
-        help="deadline of the host's waits (%(default)g s)",
-    )
+    listed = "list, all, or some of: " + ", ".join(CASES)
+    parser.add_argument("cases", nargs="*", metavar="case", help=listed)
+    for each in fields(Options):
+        if each.metadata:
+            arguments = dict(each.metadata)
+            parser.add_argument(
+                arguments.pop("flag"), dest=each.name, default=each.default, **arguments
+            )
     return parser
 
 
-def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
-    """Return the cases to run, and whether at every size."""
-    unknown = [name for name in names if name not in (*CASES, "all", "list")]
+def _require_known(problem: str, names: list[str], known: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in known]
     if unknown:
-        known = ", ".join(("list", "all", *CASES))
-        raise UsageError(f"unknown case {unknown[0]!r}: choose from {known}")
+        raise UsageError(f"{problem} {unknown[0]!r}: choose from {', '.join(known)}")
+
+
+def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
+    """Return the cases to run, and whether they run at every size."""
+    _require_known("unknown case", names, ("list", "all", *CASES))
     if "list" in names:
         return ("list",), False
     if "all" in names:
@@ -272,46 +211,31 @@ def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
     return tuple(dict.fromkeys(names)) or DEFAULT_CASES, False
 
 
-def _chosen_rivals(text: str | None) -> tuple[str, ...] | None:
-    """Return the rivals to run, None for those that run unasked."""
+def _chosen_baselines(text: str | None) -> tuple[str, ...] | None:
+    """Return the baselines to run, None for those that run by default."""
     if text is None:
         return None
     if text == "none":
         return ()
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in (*RIVALS, "all")]
-    if unknown:
-        known = ", ".join(("none", "all", *RIVALS))
-        raise UsageError(f"--against: unknown rival {unknown[0]!r}: choose from {known}")
+    if "none" in names:
+        raise UsageError("--against: 'none' stands alone")
+    _require_known("--against: unknown baseline", names, ("none", "all", *BASELINES))
     return tuple(dict.fromkeys(names))
 
 
 def parse(argv: list[str] | None = None) -> Options:
-    """Read the command line.
-
-    Local: every rank reads the same words and so comes to the same end.
-
-    Raises
-    ------
-    UsageError
-        If a case, an option or its value is unknown or does not fit.
-    """
+    """Parse the command line, the same on every rank; `UsageError` if it is wrong."""
     found = vars(_parser().parse_intermixed_args(argv))
     found["cases"], found["full"] = _chosen_cases(found["cases"])
-    found["against"] = _chosen_rivals(found["against"])
+    found["against"] = _chosen_baselines(found["against"])
     options = Options(**found)
     low, high = options.min_nbytes, options.max_nbytes
     if low is not None and high is not None and low > high:
         raise UsageError(f"--min ({low} bytes) is larger than --max ({high} bytes)")
-    _check_halo(options)
+    # Options of the halo cases would change nothing where none of these runs.
+    if options.cases != ("list",) and not any(CASES[name].takes_halo for name in options.cases):
+        for name in ("width", "fields", "corners"):
+            if getattr(options, name) != getattr(Options, name):
+                raise UsageError(f"--{name} is for {_HALO_CASES}, and none of them is to run")
     return options
-
-
-def _check_halo(options: Options) -> None:
-    """Refuse options of the halo cases where no such case runs: they would change nothing."""
-    if options.cases == ("list",) or any(CASES[name].takes_halo for name in options.cases):
-        return
-    for name in ("width", "fields", "corners"):
-        if getattr(options, name) != getattr(Options, name):
-            halos = ", ".join(case for case in CASES if CASES[case].takes_halo)
-            raise UsageError(f"--{name} is for {halos}, and none of them is to run")

@@ -1,20 +1,22 @@
-"""What every case of a run shares: the node, the stream, the options, and how ranks agree."""
+"""What all cases of a run share: the node, the stream, the options, and how ranks agree."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
+from mpishare.bench.options import format_nbytes
 from mpishare.bench.progress import Progress
-from mpishare.bench.words import nbytes_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
 
+    from mpishare.bench.baselines.library import Library
     from mpishare.bench.options import Options
 
 Made = TypeVar("Made")
@@ -22,165 +24,106 @@ Made = TypeVar("Made")
 
 def _available_nbytes() -> int | None:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
     except OSError:
         return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
+    return None if found is None else int(found[1]) << 10
 
 
-def _nothing() -> None:
-    """Take the place of a stream's synchronize where calls block anyway."""
+def do_nothing() -> None:
+    """Stand in for a stream's synchronize where calls block anyway."""
 
 
 class Session:
-    """One run of the benchmark.
-
-    Collective over `comm`, host-blocking: makes the node.
-
-    Attributes
-    ----------
-    comm : MPI.Intracomm
-        All ranks of the run; the maximum over the ranks is taken here.
-    options : Options
-        What the command line asks for.
-    progress : Progress
-        The bar on stderr.
-    node : Node
-        The node of this rank.
-    stream : cupy.cuda.Stream or None
-        Every arm works on this one stream; None on the host backend.
-    synchronize : callable
-        Waits for the stream; does nothing on the host backend, whose calls block.
-    crowd : int
-        The most ranks that share a GPU; 0 on the host backend.
-    """
+    """One run of the benchmark. Collective over `comm`, host-blocking: makes the node."""
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
+        #: All ranks of the run; the maximum over the ranks is taken here.
         self.comm = comm
         self.options = options
         self.progress = Progress(is_shown=comm.rank == 0)
         self.node = Node(comm, timeout_s=options.timeout_s)
+        #: All variants work on this one stream; None on the host backend.
         self.stream: Any = None
-        self.synchronize: Callable[[], None] = _nothing
+        #: Waits for the stream; does nothing on the host backend, whose calls block.
+        self.synchronize: Callable[[], None] = do_nothing
         if self.on_cuda:
-            # Not the null stream, which waits for all others.
+            # Not the null stream, which synchronizes with all others.
             self.stream = self.node.xp.cuda.Stream(non_blocking=True)
             self.stream.use()
             self.synchronize = self.stream.synchronize
         device = self.node.device
         gpus = Counter(comm.allgather(None if device is None else device.uuid))
         del gpus[None]
-        self.crowd = max(gpus.values(), default=0)
-        self._kept: dict[str, tuple[Any, str | None]] = {}
+        #: The largest number of ranks that share a GPU; 0 on the host backend.
+        self.ranks_per_gpu = max(gpus.values(), default=0)
+        #: The libraries that were opened, or None and the reason.
+        self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the node shares GPU memory."""
+        """Whether the node shares memory of GPUs."""
         return self.node.backend == "cuda"
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of a face or message, in bytes."""
-        return self.options.sizes(self.node.backend)
-
-    def require_stream(self) -> None:
-        """Refuse to time work that goes elsewhere than to the stream that is synchronized.
-
-        Local. CuPy 14.2 forgets a stream set by ``use()`` when an array that is not contiguous is
-        copied to the host.
-
-        Raises
-        ------
-        RuntimeError
-            If the current stream is another.
-        """
+    def line_up(self) -> None:
+        """Wait for the stream and then for all ranks. Collective."""
+        # CuPy 14.2 forgets a stream set by use() when it copies a strided array to the host.
         if self.on_cuda and self.node.xp.cuda.get_current_stream() != self.stream:
             raise RuntimeError("the current stream is no longer that of the bench")
+        self.synchronize()
+        self.comm.Barrier()
+
+    def synchronized(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return `call` after a wait for the stream: what MPI needs, which has no streams."""
+        if not self.on_cuda:
+            return call
+
+        def synchronize_and_call() -> None:
+            self.synchronize()
+            call()
+
+        return synchronize_and_call
 
     def require_memory(self, nbytes: int) -> None:
-        """Refuse a size for which this machine has no memory.
+        """Raise `MemoryError` if this node lacks memory for `nbytes` per rank. Local.
 
-        Local. The host hands out memory that it does not have and then ends a process that touches
-        it; a GPU does not.
-
-        Parameters
-        ----------
-        nbytes : int, bytes
-            What each rank of the node will take.
-
-        Raises
-        ------
-        MemoryError
-            If the ranks of the node will take more than is available.
+        A host overcommits memory and then kills the process that touches it; a GPU refuses.
         """
         needed, available = nbytes * self.node.size, _available_nbytes()
         if not self.on_cuda and available is not None and needed > available:
             raise MemoryError(
-                f"{nbytes_words(needed)} of memory are needed on this node and "
-                f"{nbytes_words(available)} available"
+                f"{format_nbytes(needed)} of memory are needed on this node and "
+                f"{format_nbytes(available)} available"
             )
 
     def attempt(self, make: Callable[[], Made]) -> tuple[Made | None, str | None]:
         """Return what `make` makes, or why some rank could not make it.
 
-        Collective, host-blocking. A missing peer is no reason but the end of the run.
-
-        Returns
-        -------
-        made : object or None
-            None where any rank failed. What this rank made then is left to its node to close.
-        reason : str or None
-            The words of the first rank that failed by itself.
+        Collective, host-blocking. The reason is the message of the first rank that failed by
+        itself; the node then closes what the others made. A missing peer ends the run.
         """
-        made, words, is_peer = None, None, False
+        made, message, is_peer = None, None, False
         try:
             made = make()
         except PeerTimeout:
             raise
         except (UnsupportedError, CudaError, MemoryError, PeerError) as exc:
-            words, is_peer = str(exc) or type(exc).__name__, isinstance(exc, PeerError)
-        said = self.comm.allgather((is_peer, words))
-        failures = sorted((peer, rank, text) for rank, (peer, text) in enumerate(said) if text)
+            message, is_peer = str(exc) or type(exc).__name__, isinstance(exc, PeerError)
+        found = self.comm.allgather((is_peer, message))
+        failures = sorted((peer, rank, text) for rank, (peer, text) in enumerate(found) if text)
         if failures:
             return None, failures[0][2]
         return made, None
 
-    def once(
-        self, name: str, make: Callable[[], tuple[Made | None, str | None]]
-    ) -> tuple[Made | None, str | None]:
-        """Return what `make` returned when it was called first under this name.
-
-        Collective, host-blocking. What it made is closed with the session.
-
-        Returns
-        -------
-        made, reason : object or None, str or None
-            As of `attempt`: an answer that is no stays no for the run.
-        """
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
-
     def close(self) -> None:
-        """Close what `once` made, the last first. Collective."""
-        while self._kept:
-            _, (made, _) = self._kept.popitem()
-            if made is not None:
-                made.close()
+        """Close the libraries, the last first. Collective."""
+        while self.libraries:
+            _, (library, _) = self.libraries.popitem()
+            if library is not None:
+                library.close()
 
     def wrong_on(self, wrong: int) -> str | None:
-        """Return which ranks found wrong words and how many, None where no rank did.
-
-        Collective, host-blocking.
-
-        Parameters
-        ----------
-        wrong : int
-            How many words this rank found wrong.
-        """
+        """Return which ranks found wrong words, and how many, or None. Collective."""
         found = self.comm.allgather(wrong)
         bad = [f"{count} on rank {rank}" for rank, count in enumerate(found) if count]
         return ", ".join(bad) or None

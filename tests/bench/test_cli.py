@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpishare.bench.cases import CASES, DEFAULT_CASES
-from mpishare.bench.rows import COLUMNS
+from mpishare.bench.report.rows import COLUMNS
 from tests.helpers.launch import ROOT, Result, run_ranks
 
 BENCH = (sys.executable, "-m", "mpishare.bench")
@@ -38,13 +38,13 @@ sys.exit(main(sys.argv[1:]))
 # One neighbor never gets its face.
 WITHOUT_A_FACE = """
 import sys
-from mpishare.bench.cases.neighbors import PairwiseArm
 from mpishare.bench.cli import main
+from mpishare.bench.problems.ring import PairwiseRing
 
 def store(self):
-    self.ring.node.xp.copyto(self._to_left, self.ring.faces[0])
+    self.problem.node.xp.copyto(self.to_left[0], self.problem.fields[0][0])
 
-PairwiseArm.store = store
+PairwiseRing.store = store
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from mpishare.bench import cli
-from mpishare.bench.compare import main
 from mpishare.bench.options import Options
-from mpishare.bench.plot import draw
-from mpishare.bench.report import render
-from mpishare.bench.rows import Row
+from mpishare.bench.report.compare import main
+from mpishare.bench.report.plot import draw
+from mpishare.bench.report.render import render
+from mpishare.bench.report.rows import Row
 from tests.bench.test_measure import HEADER
 
 needs_matplotlib = pytest.mark.skipif(

@@ -23,8 +23,8 @@ SMALL = ("--min", "512", "--max", "512", "--format", "json", *QUICK)
 MUTANT = """
 import sys
 import mpishare
+from mpishare.bench.baselines import host_mpi
 from mpishare.bench.cli import main
-from mpishare.bench.cases import halo_messages
 
 exchange = mpishare.HaloExchange.exchange
 {change}
@@ -91,8 +91,8 @@ def step(self):
     packed, self.unpacks = self.unpacks, self.unpacks[1:]
     whole(self)
     self.unpacks = packed
-whole = halo_messages.Persistent.step
-halo_messages.Persistent.step = step
+whole = host_mpi.Persistent.step
+host_mpi.Persistent.step = step
 """
 
 

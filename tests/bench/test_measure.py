@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from mpishare.bench.cases import CASES, DEFAULT_CASES
-from mpishare.bench.header import command, notes
-from mpishare.bench.launch import UsageError
-from mpishare.bench.measure import BLOCK_S, plan, time_batches, time_each
+from mpishare.bench.environment import command, notes
+from mpishare.bench.measure import BLOCK_S, block_size, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
-from mpishare.bench.pattern import POISON, Pattern, word
-from mpishare.bench.report import render
-from mpishare.bench.rows import COLUMNS, Row, set_ratios
+from mpishare.bench.problems.check import POISON, Pattern, word
+from mpishare.bench.report.render import render
+from mpishare.bench.report.rows import COLUMNS, Row, set_ratios
+from mpishare.cli import UsageError
 
 HEADER = {
     "date": "2026-01-02T03:04:05+00:00",
@@ -68,12 +68,12 @@ def test_throughput_clock_has_one_synchronize_a_batch() -> None:
 
 
 def test_plan_fits_the_time_of_a_block() -> None:
-    assert plan(None, BLOCK_S / 100).iters == pytest.approx(100, abs=1)
-    assert plan(None, 10.0).iters == 5
-    assert plan(None, 0.0).iters == 1000
-    found = plan(7, 10.0)
+    assert block_size(None, BLOCK_S / 100).iters == pytest.approx(100, abs=1)
+    assert block_size(None, 10.0).iters == 5
+    assert block_size(None, 0.0).iters == 1000
+    found = block_size(7, 10.0)
     assert (found.iters, found.batches, found.batch) == (7, 5, 1)
-    assert plan(1, 1.0).batches == 1
+    assert block_size(1, 1.0).batches == 1
 
 
 def test_statistics_of_a_row() -> None:
@@ -204,16 +204,16 @@ def test_pattern_tells_owner_side_step_and_place() -> None:
     pattern = Pattern(np, 4)
     words = np.empty(4, "u8")
     pattern.fill(words, 3, 1, 7)
-    pattern.count(words, 3, 1, 7)
+    pattern.verify(words, 3, 1, 7)
     assert pattern.wrong() == 0
     for other in ((2, 1, 7), (3, 0, 7), (3, 1, 8)):
-        pattern.count(words, *other)
+        pattern.verify(words, *other)
         assert pattern.wrong() == 4
-    pattern.count(np.roll(words, 1), 3, 1, 7)
+    pattern.verify(np.roll(words, 1), 3, 1, 7)
     assert pattern.wrong() == 4
     words[2] += 1
-    pattern.count(words, 3, 1, 7)
-    pattern.count(words, 3, 1, 7)
+    pattern.verify(words, 3, 1, 7)
+    pattern.verify(words, 3, 1, 7)
     assert pattern.wrong() == 2
     assert pattern.wrong() == 0
     pattern.poison(words)

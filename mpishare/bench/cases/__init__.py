@@ -1,4 +1,4 @@
-"""The cases: what each one times, and beside which rivals. One file a case."""
+"""The catalog of the cases: what each one times, and against which baselines."""
 
 from __future__ import annotations
 
@@ -7,60 +7,39 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Case:
-    """One case as ``list`` shows it; the module of the same name holds its ``run(session)``.
-
-    Attributes
-    ----------
-    name : str
-        The case, and its module in `mpishare.bench.cases`.
-    summary : str
-        What it times, in one line.
-    arms : tuple of str
-        The arms of mpishare.
-    rivals : dict of str to tuple of str
-        For each backend, what they are measured beside.
-    on_request : frozenset of str
-        Those of them that run only if the command line names them, or all: they take long to set
-        up, or are no rivals but ceilings.
-    is_sized : bool
-        Whether it runs once for each size.
-    is_default : bool
-        Whether it runs where no case is named.
-    sizes : dict of str to tuple of int, bytes
-        For each backend, the sizes of a run that names none; those of `Options` where there are
-        none here.
-    most_nbytes : int or None, bytes
-        Beyond this a size runs only if the command line names it.
-    takes_halo : bool
-        Whether ``--width``, ``--fields`` and ``--corners`` are for it.
-    """
+    """One case, as ``list`` shows it."""
 
     name: str
-    summary: str
-    arms: tuple[str, ...]
-    rivals: dict[str, tuple[str, ...]]
+    summary: str  # what it times, in one line
+    variants: tuple[str, ...]  # of mpishare
+    baselines: dict[str, tuple[str, ...]]  # for each backend
+    # The baselines that run only if the command line names them, or all: they take long to set up,
+    # or are upper bounds.
     on_request: frozenset[str] = frozenset()
-    is_sized: bool = False
-    is_default: bool = True
+    # The module here whose run(session, case) times it; by default that of the same name.
+    module: str = ""
+    is_sized: bool = False  # whether it runs once for each size
+    is_default: bool = True  # whether it runs where no case is named
+    # The sizes in bytes on each backend of a run that names none; by default those of `Options`.
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    most_nbytes: int | None = None
-    takes_halo: bool = False
+    max_nbytes: int | None = None  # a larger size runs only if the command line names it
+    takes_halo: bool = False  # whether --width, --fields and --corners apply to it
 
 
-#: What carries words from GPU to GPU, see `mpishare.bench.links`.
-LINKS = ("mpi", "nccl", "nvshmem", "torch")
-#: What the machine can do at best, see `mpishare.bench.cases.ceilings`.
-CEILINGS = "ceilings"
+#: Libraries that move data from GPU to GPU, see `mpishare.bench.baselines.library`.
+LIBRARIES = ("mpi", "nccl", "nvshmem", "torch")
+#: What the machine can do at best, see `mpishare.bench.baselines.upper_bounds`.
+UPPER_BOUNDS = "ceilings"
 
 
 def _halo(
     name: str,
     axes: str,
     sizes: dict[str, tuple[int, ...]],
-    most_nbytes: int | None,
+    max_nbytes: int | None,
     *,
     is_default: bool = False,
-    ceilings: tuple[str, ...] = (),
+    upper_bounds: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         name,
@@ -68,13 +47,14 @@ def _halo(
         ("window fields", "private fields"),
         {
             "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
-            "cuda": ("staged", "naive", *LINKS, *ceilings),
+            "cuda": ("staged", "naive", *LIBRARIES, *upper_bounds),
         },
-        on_request=frozenset({"naive", *LINKS, *ceilings}),
+        on_request=frozenset({"naive", *LIBRARIES, *upper_bounds}),
+        module="halo",
         is_sized=True,
         is_default=is_default,
         sizes=sizes,
-        most_nbytes=most_nbytes,
+        max_nbytes=max_nbytes,
         takes_halo=True,
     )
 
@@ -91,12 +71,14 @@ _ALL = (
         "Window.fence: every rank's work before every rank's next",
         ("fence",),
         {"host": ("barrier",), "cuda": ("barrier", "counters")},
+        module="ordering",
     ),
     Case(
         "pairwise",
         "post, start, complete and wait with both neighbors, no data",
         ("pairwise",),
         {"host": ("sendrecv", "barrier"), "cuda": ("sendrecv", "counters")},
+        module="ordering",
     ),
     Case(
         "event",
@@ -117,13 +99,14 @@ _ALL = (
         ("window pairwise", "window fence"),
         {
             "host": ("isend", "persistent", "sendrecv"),
-            "cuda": ("staged", *LINKS, CEILINGS),
+            "cuda": ("staged", *LIBRARIES, UPPER_BOUNDS),
         },
-        on_request=frozenset({*LINKS, CEILINGS}),
+        on_request=frozenset({*LIBRARIES, UPPER_BOUNDS}),
+        module="halo",
         is_sized=True,
     ),
-    _halo("halo1d", "one axis", {}, None, ceilings=(CEILINGS,)),
-    # A block of the largest sizes has the square or the cube of a face: gigabytes a rank.
+    _halo("halo1d", "one axis", {}, None, upper_bounds=(UPPER_BOUNDS,)),
+    # Volumes grow as the square or the cube of a face: at the largest sizes, gigabytes per rank.
     _halo(
         "halo2d",
         "two axes",
@@ -142,17 +125,19 @@ _ALL = (
         "ghosts across the last axis of a cube beside those across its first",
         ("last axis",),
         {"host": ("first axis",), "cuda": ("first axis",)},
+        module="halo",
         is_sized=True,
         is_default=False,
         sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
-        most_nbytes=1 << 20,
+        max_nbytes=1 << 20,
         takes_halo=True,
     ),
     Case(
         "calls",
         "how long the host is busy with an exchange: on CUDA not until it is done",
         ("2 neighbors, 1 field", "26 neighbors, 16 fields"),
-        {"host": (), "cuda": (CEILINGS,)},
+        {"host": (), "cuda": (UPPER_BOUNDS,)},
+        module="halo",
         is_default=False,
     ),
 )
@@ -163,5 +148,7 @@ CASES = {case.name: case for case in _ALL}
 #: The cases of a run that names none.
 DEFAULT_CASES = tuple(case.name for case in _ALL if case.is_default)
 
-#: Every rival that some case has on some backend.
-RIVALS = tuple(sorted({name for case in _ALL for names in case.rivals.values() for name in names}))
+#: Every baseline that some case has on some backend.
+BASELINES = tuple(
+    sorted({name for case in _ALL for names in case.baselines.values() for name in names})
+)

@@ -1,185 +1,141 @@
 """Case ``event``: record and wait, one hop from the owner to all waiters, and there and back.
 
-The rivals are what one writes without events: wait for the GPU, then `MPI_Bcast`, or `MPI_Send` and
-`MPI_Recv`, of one word.
+The baselines are what one writes without events: wait for the GPU, then `MPI_Bcast`, or `MPI_Send`
+and `MPI_Recv`, of one word.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.contest import contest, rivals
-from mpishare.bench.pattern import Pattern
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.problems.check import Pattern
+from mpishare.bench.session import do_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.bench.rows import Row
+    from mpishare.bench.cases import Case
+    from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
 
-#: Words a rank writes in turn. A chain of checked steps is shorter, and ends with an agreement, so
-#: that no word is written again before all have read it.
+    MakeSignal = Callable[[Session, int, list[int] | None], "_Signal"]
+
+#: Words that a rank writes by turns. A chain of checked steps is shorter, and ends with an
+#: agreement, so that no word is written again before all have read it.
 _SLOTS = 8
 
 
-def run(session: Session) -> list[Row]:
+def run(session: Session, case: Case) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
     pattern = Pattern(session.node.xp, 1)
-    alone = None
+    unfit = None
     if min(session.comm.allgather(session.node.size)) < 2:
-        alone = "an event needs two ranks on every node"
-
-    def entry(name: str, kind: Callable[[Session, Pattern], Arm], *against: str) -> Entry:
-        def make() -> Arm:
-            return kind(session, pattern)
-
-        return Entry(name, make, against=against, kind="own" if against else "rival", unfit=alone)
-
-    entries = [
-        entry("hop", _Hop, "bcast"),
-        entry("pingpong", _PingPong, "send"),
-        *rivals(
-            session,
-            "event",
-            {"bcast": lambda: [entry("bcast", _Bcast)], "send": lambda: [entry("send", _Send)]},
-        ),
-    ]
-    return contest(session, "event", 0, entries)
+        unfit = "an event needs two ranks on every node"
+    comparison = Comparison(session, case, unfit=unfit)
+    hop, pingpong = partial(_Hop, session, pattern), partial(_PingPong, session, pattern)
+    comparison.add("hop", partial(hop, _event), against=("bcast",))
+    comparison.add("pingpong", partial(pingpong, _event), against=("send",))
+    comparison.add_baselines("bcast", {"bcast": partial(hop, _bcast)})
+    comparison.add_baselines("send", {"send": partial(pingpong, _message)})
+    return comparison.run()
 
 
-class _Hop(Arm):
-    """The leader records, all others wait; checked by a word that the leader writes before."""
+class _Signal(NamedTuple):
+    """How the owner sends and the others receive, and how it is closed."""
+
+    send: Callable[[], None]
+    receive: Callable[[], None]
+    close: Callable[[], None]
+
+
+def _event(session: Session, owner: int, waiters: list[int] | None) -> _Signal:
+    event = session.node.event(owner=owner, waiters=waiters)
+    return _Signal(event.record, event.wait, event.close)
+
+
+def _bcast(session: Session, owner: int, waiters: list[int] | None) -> _Signal:  # noqa: ARG001
+    bcast = partial(session.node.comm.Bcast, np.zeros(1, "u8"), owner)
+    return _Signal(session.synchronized(bcast), bcast, do_nothing)
+
+
+def _message(session: Session, owner: int, waiters: list[int] | None) -> _Signal:
+    comm, word = session.node.comm, np.zeros(1, "u8")
+    (waiter,) = waiters or [owner]
+    send = session.synchronized(partial(comm.Send, word, waiter))
+    return _Signal(send, partial(comm.Recv, word, owner), do_nothing)
+
+
+class _Hop(Variant):
+    """The leader sends, all others receive; checked by a word that the leader writes before."""
 
     moves = False
 
-    def __init__(self, session: Session, pattern: Pattern) -> None:
-        self.session = session
+    def __init__(self, session: Session, pattern: Pattern, signal: MakeSignal) -> None:
         self.node = session.node
         self.pattern = pattern
         self.window = self.node.allocate((2, _SLOTS, 1), "u8", fill=0)
-        self.prepare()
+        self.signals = self.make_signals(partial(signal, session))
 
-    def prepare(self) -> None:
-        """Make what the step needs. Collective."""
-        self._event = self.node.event()
+    def make_signals(self, signal: Callable[..., _Signal]) -> list[_Signal]:
+        return [signal(self.node.leader, None)]
 
     def step(self) -> None:
         if self.node.is_leader:
-            self._event.record()
+            self.signals[0].send()
         else:
-            self._event.wait()
+            self.signals[0].receive()
 
     def fill(self, token: int) -> None:
         if self.node.is_leader:
             self.pattern.fill(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
 
-    def count(self, token: int) -> None:
-        self.pattern.count(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
+    def verify(self, token: int) -> None:
+        self.pattern.verify(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
 
     def wrong(self) -> int:
         return self.pattern.wrong()
 
     def close(self) -> None:
-        self._event.close()
-        self.window.close()
-
-
-class _Bcast(_Hop):
-    """The rival of a hop."""
-
-    def prepare(self) -> None:
-        self._word = np.zeros(1, "u8")
-
-    def step(self) -> None:
-        if self.node.is_leader:
-            self.session.synchronize()
-        self.node.comm.Bcast(self._word, self.node.leader)
-
-    def close(self) -> None:
+        for signal in self.signals:
+            signal.close()
         self.window.close()
 
 
 class _PingPong(_Hop):
-    """The leader records, one waiter waits and records, the leader waits; others look on.
+    """The leader sends, one partner receives and answers, the leader receives.
 
-    In a checked step each of the two writes a word before it records and reads the other's.
+    In a checked step each of the two writes a word before it sends and reads the other's.
     """
 
-    def prepare(self) -> None:
-        node = self.node
-        self.partner = (node.leader + 1) % node.size
-        self._there = node.event(owner=node.leader, waiters=[self.partner])
-        self._back = node.event(owner=self.partner, waiters=[node.leader])
-
-    def serve(self) -> None:
-        """Send the leader's signal."""
-        self._there.record()
-
-    def take(self) -> None:
-        """Receive the leader's signal."""
-        self._there.wait()
-
-    def reply(self) -> None:
-        """Send the partner's signal."""
-        self._back.record()
-
-    def end(self) -> None:
-        """Receive the partner's signal."""
-        self._back.wait()
+    def make_signals(self, signal: Callable[..., _Signal]) -> list[_Signal]:
+        leader = self.node.leader
+        self.partner = (leader + 1) % self.node.size
+        return [signal(leader, [self.partner]), signal(self.partner, [leader])]
 
     def step(self) -> None:
+        there, back = self.signals
         if self.node.is_leader:
-            self.serve()
-            self.end()
+            there.send()
+            back.receive()
         elif self.node.rank == self.partner:
-            self.take()
-            self.reply()
+            there.receive()
+            back.send()
 
     def checked_step(self, token: int) -> None:
         slot, words = token % _SLOTS, self.window.array
-        there, back = words[0, slot], words[1, slot]
-        node, pattern = self.node, self.pattern
+        question, answer = words[0, slot], words[1, slot]
+        node, pattern, (there, back) = self.node, self.pattern, self.signals
         if node.is_leader:
-            pattern.fill(there, node.leader, 0, token)
-            self.serve()
-            self.end()
-            pattern.count(back, self.partner, 1, token)
+            pattern.fill(question, node.leader, 0, token)
+            there.send()
+            back.receive()
+            pattern.verify(answer, self.partner, 1, token)
         elif node.rank == self.partner:
-            self.take()
-            pattern.count(there, node.leader, 0, token)
-            pattern.fill(back, self.partner, 1, token)
-            self.reply()
-
-    def close(self) -> None:
-        self._there.close()
-        self._back.close()
-        self.window.close()
-
-
-class _Send(_PingPong):
-    """The rival of there and back."""
-
-    def prepare(self) -> None:
-        node = self.node
-        self.partner = (node.leader + 1) % node.size
-        self._word = np.zeros(1, "u8")
-
-    def serve(self) -> None:
-        self.session.synchronize()
-        self.node.comm.Send(self._word, self.partner)
-
-    def take(self) -> None:
-        self.node.comm.Recv(self._word, self.node.leader)
-
-    def reply(self) -> None:
-        self.session.synchronize()
-        self.node.comm.Send(self._word, self.node.leader)
-
-    def end(self) -> None:
-        self.node.comm.Recv(self._word, self.partner)
-
-    def close(self) -> None:
-        self.window.close()
+            there.receive()
+            pattern.verify(question, node.leader, 0, token)
+            pattern.fill(answer, self.partner, 1, token)
+            back.send()

@@ -1,87 +1,133 @@
-"""The halo cases: n cells a rank along each axis, beside MPI messages.
+"""The exchanges: ``ring``, ``halo1d``, ``halo2d`` and ``halo3d`` against MPI, ``faces``, ``calls``.
 
-`HaloExchange` on fields in windows and on private ones, in rows of their own. On the host the
-rivals are the exchanges that MPI has; on CUDA messages that are staged through the host, and
-libraries that move words from GPU to GPU. A rival moves the same cells: with corners, axis by axis
-with ghosts along, or to up to 26 neighbors.
+``ring`` moves both neighbors' faces through windows. The baselines move the same bytes between
+private memory; on CUDA MPI is staged, with one copy of both faces to pinned memory and one of both
+ghosts back.
+
+The halo cases time `HaloExchange` on fields in windows and on private ones, in rows of their own.
+On the host the baselines are the exchanges that MPI has; on CUDA messages staged through the host,
+and libraries that move data from GPU to GPU. A baseline moves the same cells: with corners, axis by
+axis with ghosts included, or to up to 26 neighbors.
+
+``faces`` compares faces across the last axis of a cube with those across its first, in the same
+exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
+of memory, across the last it is n * n pieces of as many cells as there are ghosts: the ratio is the
+cost of packing them.
+
+``calls`` times how long the host is busy with a call of `HaloExchange.exchange`: on CUDA, where a
+call is stream-ordered, the time until it returns, with a queue that is never full. Two neighbors
+and one field stand beside 26 neighbors and sixteen fields, which take no more launches.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.cases import CEILINGS, LINKS
-from mpishare.bench.cases.halo_arms import PrivateFields, WindowFields
-from mpishare.bench.cases.halo_block import Block
-from mpishare.bench.cases.halo_grid import Grid
-from mpishare.bench.cases.halo_messages import Isend, NeighborPacked, Persistent, Sendrecv, Waitany
-from mpishare.bench.cases.halo_staged import Naive, Pinned
-from mpishare.bench.cases.halo_types import Datatypes, NeighborTypes
-from mpishare.bench.contest import contest, rivals
+import mpishare
+from mpishare.bench.baselines.host_mpi import (
+    Datatypes,
+    Isend,
+    NeighborPacked,
+    NeighborTypes,
+    Persistent,
+    Sendrecv,
+    Waitany,
+)
+from mpishare.bench.baselines.library import add_library
+from mpishare.bench.baselines.staged import Naive, Staged, StagedPersistent
+from mpishare.bench.cases import LIBRARIES, UPPER_BOUNDS
+from mpishare.bench.comparison import Comparison, Wrapper
+from mpishare.bench.measure import time_batches
+from mpishare.bench.problems.exchange import Exchange
+from mpishare.bench.problems.grid import Block, Grid
+from mpishare.bench.problems.ring import FenceRing, PairwiseRing, Ring
+from mpishare.bench.report.rows import BASELINE, UPPER_BOUND
+from mpishare.bench.session import do_nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from mpishare.bench.rows import Kind, Row
+    from mpishare.bench.cases import Case
+    from mpishare.bench.comparison import Variant
+    from mpishare.bench.measure import BlockSize
+    from mpishare.bench.report.rows import Clock, Row
     from mpishare.bench.session import Session
 
-#: A rival's entries in the report: where none of several forms is the fastest everywhere, all.
-_MESSAGES: dict[str, dict[str, Callable[[Grid], Arm]]] = {
+#: The variants of each baseline; several where none of them is the fastest at every size.
+_RING_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
+    "isend": {"isend": Isend},
+    "persistent": {"persistent": Persistent},
+    "sendrecv": {"sendrecv": Sendrecv},
+    "staged": {"staged": Staged, "staged persistent": StagedPersistent},
+}
+_HALO_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
     "sendrecv": {"sendrecv": Sendrecv},
     "isend": {"isend": Isend},
     "persistent": {"persistent": Persistent, "persistent waitany": Waitany},
     "neighborhood": {"neighborhood packed": NeighborPacked, "neighborhood types": NeighborTypes},
     "datatypes": {"datatypes": Datatypes},
-    "staged": {"staged": Pinned},
+    "staged": {"staged": Staged},
     "naive": {"naive": Naive},
 }
+_BLOCKS: dict[str, Callable[..., Block]] = {
+    "halo1d": partial(Block.of, naxes=1),
+    "halo2d": partial(Block.of, naxes=2),
+    "halo3d": partial(Block.of, naxes=3),
+    "faces": Block.cube,
+}
+_CALLED_BLOCKS = {
+    "2 neighbors, 1 field": Block(4, (64,), naxes=1),
+    "26 neighbors, 16 fields": Block(8, (), naxes=3, count=16, corners=True),
+}
+#: Calls in a row, few enough that the stream takes them without blocking, and how often per block.
+_CALLS, _BATCHES = 100, 10
 
 
-def run_axes(session: Session, naxes: int) -> list[Row]:
-    """Run the case of a cart with `naxes` axes at every size and return its rows.
+def run(session: Session, case: Case) -> list[Row]:
+    """Run a case and return its rows. Collective, host-blocking."""
+    if case.name == "ring":
+        return _run_ring(session, case)
+    return _run_calls(session, case) if case.name == "calls" else _run_halo(session, case)
 
-    Collective, host-blocking.
-    """
-    return each_size(session, f"halo{naxes}d", partial(Block.of, naxes=naxes), _run_size)
+
+def _run_ring(session: Session, case: Case) -> list[Row]:
+    rows: list[Row] = []
+    for nbytes in session.options.sizes(session.node.backend, case.name):
+        ring = Ring(session, nbytes)
+        _, unfit = session.attempt(ring.allocate)
+        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=2 * nbytes, unfit=unfit)
+        comparison.add("window pairwise", partial(PairwiseRing, ring))
+        comparison.add("window fence", partial(FenceRing, ring))
+        _add_baselines(comparison, ring, _RING_MPI, nbytes)
+        rows += comparison.run()
+    return rows
 
 
-def each_size(
-    session: Session,
-    case: str,
-    block_of: Callable[..., Block],
-    run_size: Callable[[Session, str, Grid, str | None], list[Row]],
-) -> list[Row]:
-    """Run a case of halos on the blocks of every size and return its rows.
-
-    Collective, host-blocking.
-
-    Parameters
-    ----------
-    session : Session
-        The run.
-    case : str
-        The case.
-    block_of : callable
-        ``block_of(options, nbytes=...)`` returns the block of a size.
-    run_size : callable
-        Returns the rows of a grid, given the session, the case, the grid and why nothing can run on
-        it or None.
-    """
+def _run_halo(session: Session, case: Case) -> list[Row]:
     options = session.options
     rows: list[Row] = []
     done = set()
-    for nbytes in options.sizes(session.node.backend, case):
-        block = block_of(options, nbytes=nbytes)
+    for nbytes in options.sizes(session.node.backend, case.name):
+        block = _BLOCKS[case.name](options, nbytes=nbytes)
         # The smallest blocks are as large as the width: several sizes may come to the same one.
         if block in done:
             for _ in range(options.repeat):
                 session.progress.advance()
             continue
         done.add(block)
-        grid, reason = grid_of(session, block)
-        found = run_size(session, case, grid, reason)
+        grid, unfit = _make_grid(session, block)
+        comparison = Comparison(
+            session, case, nbytes=grid.face_nbytes, sent_nbytes=grid.sent_nbytes, unfit=unfit
+        )
+        if case.name == "faces":
+            comparison.add("last axis", partial(_LastAxis, grid))
+            comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
+        else:
+            comparison.add("window fields", partial(WindowFields, grid))
+            comparison.add("private fields", partial(PrivateFields, grid))
+            _add_baselines(comparison, grid, _HALO_MPI, grid.face_nbytes * grid.count)
+        found = comparison.run()
         for row in found:
             row.n, row.width = block.n, block.width
             row.fields, row.corners = block.count, block.corners
@@ -90,44 +136,124 @@ def each_size(
     return rows
 
 
-def grid_of(session: Session, block: Block) -> tuple[Grid, str | None]:
+def _run_calls(session: Session, case: Case) -> list[Row]:
+    comparison = Comparison(session, case, clocks=("throughput",))
+    for name, block in _CALLED_BLOCKS.items():
+        grid, unfit = _make_grid(session, block)
+        make = partial(_Calls, partial(PrivateFields, grid))
+        comparison.add(name, make, nbytes=block.face_nbytes, unfit=unfit)
+    if comparison.includes(UPPER_BOUNDS):
+        from mpishare.bench.baselines.upper_bounds import graph_launch
+
+        launch, unfit = graph_launch(session)
+        comparison.add("graph launch", partial(_Calls, launch), kind=UPPER_BOUND, unfit=unfit)
+    return comparison.run()
+
+
+def _make_grid(session: Session, block: Block) -> tuple[Grid, str | None]:
     """Return the grid of a block, and why nothing can run on it or None. Collective."""
     # Agreed on before the cart is made, which waits for every rank.
-    _, reason = session.attempt(lambda: session.require_memory(block.needed_nbytes))
+    _, unfit = session.attempt(lambda: session.require_memory(block.needed_nbytes))
     grid = Grid(session, block)
-    if reason is None:
-        _, reason = session.attempt(grid.allocate)
-    return grid, reason
+    if unfit is None:
+        _, unfit = session.attempt(grid.allocate)
+    return grid, unfit
 
 
-def _run_size(session: Session, case: str, grid: Grid, reason: str | None) -> list[Row]:
-    def entry(name: str, arm: Callable[[Grid], Arm], kind: Kind = "rival") -> Entry:
-        unfit = reason or (grid.crowd if arm is Waitany else None)
-        mine = against if kind == "own" else ()
-        return Entry(name, partial(arm, grid), grid.sent_nbytes, mine, kind, unfit)
+def _add_baselines(
+    comparison: Comparison,
+    problem: Grid | Ring,
+    mpi: dict[str, dict[str, Callable[..., Variant]]],
+    nbytes: int,
+) -> None:
+    """Enter MPI, the libraries and the upper bounds of moving `nbytes` to each neighbor."""
+    for option, kinds in mpi.items():
+        if comparison.includes(option):
+            for name, kind in kinds.items():
+                unfit = problem.oversubscribed if kind is Waitany else None
+                comparison.add(name, partial(kind, problem), kind=BASELINE, unfit=unfit)
+    for option in LIBRARIES:
+        add_library(comparison, option, problem)
+    if comparison.includes(UPPER_BOUNDS):
+        from mpishare.bench.baselines.upper_bounds import add_upper_bounds
 
-    def messages(word: str) -> list[Entry]:
-        return [entry(name, arm) for name, arm in _MESSAGES[word].items()]
+        add_upper_bounds(comparison, problem.session, nbytes)
 
-    def linked(word: str) -> list[Entry]:
-        from mpishare.bench.cases.linked import LinkedHalo, entries
 
-        return entries(session, word, partial(LinkedHalo, grid), grid.sent_nbytes, reason)
+class PrivateFields(Exchange[Grid]):
+    """`HaloExchange` on private fields."""
 
-    def ceilings() -> list[Entry]:
-        from mpishare.bench.cases.ceilings import entries
+    def __init__(self, grid: Grid, fields: Sequence[Any] | None = None) -> None:
+        super().__init__(grid, fields)
+        self._halo = mpishare.HaloExchange(
+            grid.cart,
+            self.fields,
+            grid.width,
+            corners=grid.corners,
+            axes=grid.axes,
+            node=grid.session.node,
+        )
+        self._exchange = self._halo.exchange
 
-        return entries(session, grid.face_nbytes * grid.count, reason)
+    def step(self) -> None:
+        """Exchange the ghosts."""
+        self._exchange(*self.fields)
 
-    makers: dict[str, Callable[[], list[Entry]]] = {
-        **{word: partial(messages, word) for word in _MESSAGES},
-        **{word: partial(linked, word) for word in LINKS},
-        CEILINGS: ceilings,
-    }
-    others = rivals(session, case, makers)
-    against = tuple(other.name for other in others if other.kind == "rival")
-    own = [
-        entry("window fields", WindowFields, "own"),
-        entry("private fields", PrivateFields, "own"),
-    ]
-    return contest(session, case, grid.face_nbytes, [*own, *others])
+    @property
+    def call(self) -> Callable[[], object]:
+        """`HaloExchange.exchange` on the fields."""
+        return partial(self._exchange, *self.fields)
+
+    def close(self) -> None:
+        """Close the exchange."""
+        self._halo.close()
+        # Windows must have no views left, and the exchange may hold some.
+        del self._halo, self._exchange, self.fields
+
+
+class WindowFields(PrivateFields):
+    """The same on fields in windows, which neighbors may write into."""
+
+    #: Which axis in memory each axis of a field is; empty where they are in order.
+    order: tuple[int, ...] = ()
+
+    def __init__(self, grid: Grid) -> None:
+        node = grid.session.node
+        axes = self.order or tuple(range(len(grid.shape)))
+        shape = [0] * len(axes)
+        for axis, extent in zip(axes, grid.shape, strict=True):
+            shape[axis] = extent
+        self._windows = [node.allocate_each(shape, float, fill=0) for _ in range(grid.count)]
+        super().__init__(grid, [window.array.transpose(axes) for window in self._windows])
+
+    def close(self) -> None:
+        """Close the exchange and the windows."""
+        super().close()
+        for window in reversed(self._windows):
+            window.close()
+
+
+class _LastAxis(WindowFields):
+    """An exchange of fields whose cut axis is the last one in memory."""
+
+    # The views have that axis first, as all fields of the grid.
+    order = (2, 0, 1)
+
+
+class _Calls(Wrapper):
+    """The calls of a variant, timed until they return and not until the stream is done."""
+
+    is_calibrated = False
+
+    def __init__(self, make: Callable[[], Variant]) -> None:
+        super().__init__(make())
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+        call, samples_s = self.inner.call, []
+        for _ in range(_BATCHES):
+            session.line_up()
+            samples_s += time_batches(call, do_nothing, 1, _CALLS)
+        return samples_s

@@ -1,8 +1,8 @@
 """Case ``setup``: making a node, windows, an event and plans; closing them is not counted.
 
-All of it blocks the host, so that there is one clock. The rivals are a window of MPI alone, made
-and filled by one rank, and of a plan on CUDA the least that any has to do: an allgather of memory
-handles, and to open those of the neighbors.
+All of it blocks the host, so that there is one clock. The baselines are a window of MPI alone, made
+and filled by one rank, and for a plan on CUDA the least that any has to do: an allgather of memory
+handles, and opening those of the neighbors.
 """
 
 from __future__ import annotations
@@ -13,115 +13,238 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from mpishare import Node
-from mpishare.bench.arm import Arm, Entry
-from mpishare.bench.cases.setup_make import Make
-from mpishare.bench.cases.setup_plan import Handles, Plan, PlanOfMany, SecondPlan
-from mpishare.bench.contest import in_turns, rivals
-from mpishare.bench.rows import set_ratios
+from mpishare import HaloExchange, Node
+from mpishare.bench.comparison import Comparison, RefusedError, Variant
+from mpishare.bench.measure import time_each
+from mpishare.bench.session import do_nothing
+from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from mpishare.bench.rows import Row
+    from collections.abc import Callable
+
+    from mpishare import Event
+    from mpishare.bench.cases import Case
+    from mpishare.bench.measure import BlockSize
+    from mpishare.bench.report.rows import Clock, Row
     from mpishare.bench.session import Session
 
 _NBYTES = 1 << 20
 _FILL = 0x5A5A_5A5A_5A5A_5A5A
-#: A node takes long enough that a median of few is enough.
+#: A node takes long enough that the median of a few is enough.
 _LEAST_TURNS = 3
+#: The fields of a plan: owned rows, and the cells of one, which is a face; and memory to be opened.
+_OWNED, _CELLS, _HANDLE_NBYTES = 4, 64, 2 << 20
+_FACE_NBYTES = 8 * _CELLS
 
 
-def run(session: Session) -> list[Row]:
+def run(session: Session, case: Case) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
-    own: list[type[Make]] = [_MakeNode, _MakeEvent, _Allocate, _AllocateEach]
-    makes = [kind(session) for kind in own]
+    comparison = Comparison(session, case, clocks=("latency",))
+    node, timeout_s = session.node, session.options.timeout_s
+    shape = (_NBYTES // 8,)
+
+    def add(name: str, *functions: Callable[..., Any], nbytes: int = 0, against: str = "") -> None:
+        make = partial(_Make, session, *functions)
+        comparison.add(name, make, nbytes=nbytes, against=tuple(filter(None, [against])))
+
+    add("Node", lambda: Node(session.comm, timeout_s=timeout_s), partial(_wrong_node, node))
+    add("event", node.event, partial(_wrong_event, session))
+    add(
+        "allocate",
+        lambda: node.allocate(shape, "u8", fill=_FILL),
+        lambda window: _wrong_words(window.array),
+        nbytes=_NBYTES,
+        against="allocate_shared",
+    )
+    add(
+        "allocate_each",
+        lambda: node.allocate_each(shape, "u8", fill=_FILL),
+        lambda window: sum(_wrong_words(window.segment(rank)) for rank in range(node.size)),
+        nbytes=_NBYTES,
+    )
     cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
-    makes += [Plan(session, cart), PlanOfMany(session, cart), SecondPlan(session, cart)]
-    kinds = {kind.name: kind for kind in (_AllocateShared, Handles)}
-    for entry in rivals(session, "setup", {name: partial(_rival, name) for name in kinds}):
-        makes.append(kinds[entry.name](session, entry.unfit))
-    for _, make in in_turns(session, makes, max(session.options.repeat, _LEAST_TURNS)):
-        session.progress.show("setup", make.nbytes, make.name)
-        make.once()
-    rows = [make.row() for make in makes]
-    set_ratios(rows, {make.name: make.against for make in makes})
-    for make in reversed(makes):
-        make.close()
+    for name, plan, count in (
+        ("plan", _Plan, 1),
+        ("plan, 16 fields", _Plan, 16),
+        ("second plan", _SecondPlan, 1),
+    ):
+        make = partial(plan, session, cart, count)
+        comparison.add(name, make, nbytes=_FACE_NBYTES, against=("handles",))
+    shared = partial(_SharedWindow, node), lambda window: _wrong_words(window.array)
+    make_shared: Callable[[], Variant] = partial(_Make, session, *shared)
+    comparison.add_baselines("allocate_shared", {"allocate_shared": make_shared}, nbytes=_NBYTES)
+    make_handles = partial(_Handles, session)
+    comparison.add_baselines("handles", {"handles": make_handles}, nbytes=_FACE_NBYTES)
+    rows = comparison.run(_LEAST_TURNS)
     cart.Free()
     return rows
 
 
-def _rival(name: str) -> list[Entry]:
-    return [Entry(name, Arm, kind="rival")]
+class _SharedWindow:
+    """A window of MPI alone, made and filled by one rank. Collective."""
 
-
-class _MakeNode(Make):
-    name = "Node"
-
-    def make(self) -> Any:
-        return Node(self.session.comm, timeout_s=self.session.options.timeout_s)
-
-    def wrong(self, made: Any) -> int:
-        return int(made.ranks != self.node.ranks) + int(made.rank != self.node.rank)
-
-
-class _Allocate(Make):
-    name = "allocate"
-    nbytes = _NBYTES
-    against = ("allocate_shared",)
-
-    def make(self) -> Any:
-        return self.node.allocate((_NBYTES // 8,), "u8", fill=_FILL)
-
-    def wrong(self, made: Any) -> int:
-        return int((made.array != _FILL).sum())
-
-
-class _AllocateEach(Make):
-    name = "allocate_each"
-    nbytes = _NBYTES
-
-    def make(self) -> Any:
-        return self.node.allocate_each((_NBYTES // 8,), "u8", fill=_FILL)
-
-    def wrong(self, made: Any) -> int:
-        return sum(int((made.segment(rank) != _FILL).sum()) for rank in range(self.node.size))
-
-
-class _MakeEvent(Make):
-    name = "event"
-
-    def make(self) -> Any:
-        return self.node.event()
-
-    def wrong(self, made: Any) -> int:
-        if self.node.is_leader:
-            made.record()
-        else:
-            made.wait()
-        self.session.synchronize()
-        return 0
-
-
-class _AllocateShared(Make):
-    name = "allocate_shared"
-    nbytes = _NBYTES
-    kind = "rival"
-
-    def make(self) -> Any:
-        comm = cast("MPI.Intracomm", self.node.comm)
-        nbytes = _NBYTES if self.node.is_leader else 0
-        window = MPI.Win.Allocate_shared(nbytes, 8, comm=comm)
-        if self.node.is_leader:
-            self._array(window).fill(_FILL)
+    def __init__(self, node: Node) -> None:
+        comm = cast("MPI.Intracomm", node.comm)
+        self._window = MPI.Win.Allocate_shared(_NBYTES if node.is_leader else 0, 8, comm=comm)
+        self.array: Any = np.asarray(self._window.Shared_query(node.leader)[0]).view("u8")
+        if node.is_leader:
+            self.array.fill(_FILL)
         comm.Barrier()
-        return window
 
-    def _array(self, window: MPI.Win) -> Any:
-        memory, _ = window.Shared_query(self.node.leader)
-        return np.asarray(memory).view("u8")
+    def close(self) -> None:
+        self._window.Free()
 
-    def wrong(self, made: Any) -> int:
-        return int((self._array(made) != _FILL).sum())
+
+def _wrong_node(node: Node, made: Node) -> int:
+    return int(made.ranks != node.ranks) + int(made.rank != node.rank)
+
+
+def _wrong_event(session: Session, made: Event) -> int:
+    if session.node.is_leader:
+        made.record()
+    else:
+        made.wait()
+    session.synchronize()
+    return 0
+
+
+def _wrong_words(array: Any) -> int:
+    return int((array != _FILL).sum())
+
+
+class _Make(Variant):
+    """One thing that is made, checked and closed in each timed block.
+
+    `make` makes it, collectively; `wrong_in` returns how many words of it are wrong.
+    """
+
+    is_calibrated = False
+
+    def __init__(
+        self, session: Session, make: Callable[[], Any], wrong_in: Callable[[Any], int]
+    ) -> None:
+        self.session = session
+        self.node = session.node
+        self._make, self._wrong_in = make, wrong_in
+        self._wrong = 0
+
+    def prepare(self) -> None:
+        """Make what must exist before it, untimed. Collective."""
+
+    def tidy(self) -> None:
+        """Close what `prepare` made. Collective."""
 
     def free(self, made: Any) -> None:
-        made.Free()
+        """Close what was made. Collective."""
+        made.close()
+
+    def once(self) -> list[float]:
+        """Make it once, check it and close it, and return the time of making in seconds."""
+        made: Any = None
+        reason: str | None = None
+
+        def step() -> None:
+            nonlocal made, reason
+            made, reason = self.session.attempt(self._make)
+
+        self.prepare()
+        self.session.line_up()
+        samples_s = time_each(step, do_nothing, 1)
+        if made is not None:
+            if self.session.options.check:
+                self._wrong += self._wrong_in(made)
+            self.free(made)
+        self.tidy()
+        if reason is not None:
+            raise RefusedError(reason)
+        return samples_s
+
+    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+        return self.once()
+
+    def checked_step(self, token: int) -> None:
+        """Do nothing: every block is checked."""
+
+    def wrong(self) -> int:
+        wrong, self._wrong = self._wrong, 0
+        return wrong
+
+
+class _Plan(_Make):
+    """The first plan of a node, for the ghosts of thin blocks in a ring, with warm kernels."""
+
+    def __init__(self, session: Session, cart: MPI.Cartcomm, count: int) -> None:
+        super().__init__(session, self.make, self.wrong_ghosts)
+        self.cart = cart
+        shape = (_OWNED + 2, _CELLS)
+        self.fields = [self.node.xp.full(shape, cart.rank, float) for _ in range(count)]
+        # Loads the kernels, of the exchange and of its check.
+        self.once()
+
+    def prepare(self) -> None:
+        # Nothing has been opened on it yet.
+        self._new = Node(self.session.comm, timeout_s=self.session.options.timeout_s)
+
+    def make(self) -> Any:
+        return HaloExchange(self.cart, self.fields, 1, axes=(0,), node=self._new)
+
+    def tidy(self) -> None:
+        self._new.close()
+
+    def wrong_ghosts(self, made: Any) -> int:
+        for field in self.fields:
+            field[[0, -1]] = -1
+        made.exchange(*self.fields)
+        left, right = self.cart.Shift(0, 1)
+        pairs = [(field[0], left) for field in self.fields]
+        pairs += [(field[-1], right) for field in self.fields]
+        return sum(int((ghosts != rank).sum()) for ghosts, rank in pairs)
+
+
+class _SecondPlan(_Plan):
+    """A plan on a node that has another one of the same ranks."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._first = self.make()
+
+    def tidy(self) -> None:
+        self._first.close()
+        super().tidy()
+
+
+class _Handles(_Make):
+    """Opens memory of the neighbors in the ring, which each rank allocated before."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, self.make, self.wrong_handles)
+        if session.comm.size > self.node.size:
+            raise UnsupportedError("memory handles are for one node")
+        self._runtime = self.node.xp.cuda.runtime
+        # Not from CuPy's pool: a handle stands for a whole allocation.
+        self._address = self._runtime.malloc(_HANDLE_NBYTES)
+        self._words(self._address)[:] = self.node.rank
+        session.synchronize()
+
+    def _words(self, address: int) -> Any:
+        cuda = self.node.xp.cuda
+        memory = cuda.UnownedMemory(address, _HANDLE_NBYTES, self)
+        return self.node.xp.ndarray((_CELLS,), "u8", cuda.MemoryPointer(memory, 0))
+
+    def make(self) -> Any:
+        comm = self.session.comm
+        handles = comm.allgather(self._runtime.ipcGetMemHandle(self._address))
+        peers = {(comm.rank + step) % comm.size for step in (-1, 1)} - {comm.rank}
+        return {peer: self._runtime.ipcOpenMemHandle(handles[peer]) for peer in peers}
+
+    def wrong_handles(self, made: Any) -> int:
+        return sum(int((self._words(made[peer]) != peer).sum()) for peer in made)
+
+    def free(self, made: Any) -> None:
+        for address in made.values():
+            self._runtime.ipcCloseMemHandle(address)
+
+    def close(self) -> None:
+        # After all have closed what they opened.
+        self.session.comm.Barrier()
+        self._runtime.free(self._address)

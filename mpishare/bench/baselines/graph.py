@@ -1,0 +1,54 @@
+"""A variant whose step is captured into a CUDA graph once, and launched from then on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mpishare.bench.comparison import Wrapper
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.bench.comparison import Variant
+    from mpishare.bench.session import Session
+
+
+class Captured(Wrapper):
+    """The step of `inner` as one graph.
+
+    Collective: does one step first, since what a library sets up or loads at its first use must not
+    be captured. Raises `UnsupportedError` if the step cannot be captured.
+    """
+
+    def __init__(self, session: Session, inner: Variant) -> None:
+        super().__init__(inner)
+        stream = self._stream = session.stream
+        inner.step()
+        session.synchronize()
+        try:
+            stream.begin_capture()
+            inner.step()
+            self._graph = stream.end_capture()
+        except RuntimeError as exc:  # CuPy's of CUDA and of NCCL
+            # End the capture in any case, and report the first error.
+            with suppress(RuntimeError):
+                stream.end_capture()
+            raise UnsupportedError(f"cannot be captured into a graph: {exc}") from exc
+
+    def step(self) -> None:
+        """Launch the graph."""
+        self._graph.launch(self._stream)
+
+    @property
+    def call(self) -> Callable[[], object]:
+        """The launch of the graph."""
+        return partial(self._graph.launch, self._stream)
+
+    def close(self) -> None:
+        """Free the graph, and then what its nodes use."""
+        self._stream.synchronize()
+        del self._graph
+        super().close()

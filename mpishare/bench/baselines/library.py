@@ -1,0 +1,210 @@
+"""Libraries that move data between GPUs: their interface, and the variant that exchanges by one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mpishare.bench.baselines.graph import Captured
+from mpishare.bench.baselines.packing import Packing, side_sizes, split
+from mpishare.bench.problems.exchange import Exchange, Problem
+from mpishare.bench.report.rows import BASELINE
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mpishare.bench.comparison import Comparison, Variant
+    from mpishare.bench.problems.exchange import Side
+    from mpishare.bench.session import Session
+
+#: For each name of ``--against`` the module and the class of the library, its variants in the
+#: report, and whether each of them is captured into a graph.
+_LIBRARIES = {
+    "mpi": ("cuda_mpi", "CudaMpi", {"mpi": False}),
+    "nccl": ("nccl", "Nccl", {"nccl": False, "nccl graph": True}),
+    "nvshmem": ("nvshmem", "Nvshmem", {"nvshmem": False}),
+    "torch": ("symmetric", "TorchSymmetric", {"torch": False}),
+}
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Words that leave for one rank in a step, and as many that arrive from another.
+
+    All ranks list their transfers in the same order, and what leaves by the k-th of one rank
+    arrives by the k-th of another: where a library needs memory that is symmetric on all ranks, the
+    k-th `into` is.
+    """
+
+    to: int  # ranks in the session's communicator
+    source: int
+    out: Any  # 64-bit words, contiguous
+    into: Any
+
+    @property
+    def words(self) -> int:
+        """How many words move each way."""
+        return int(self.out.size)
+
+
+class Library:
+    """A library that moves words between the GPUs of a run.
+
+    Collective, host-blocking, and made once per run: its setup before the first word can move.
+    """
+
+    label: ClassVar[str]  # its name in reasons
+    #: How many buffers words land in by turns. Two where a rank writes into another's memory, or
+    #: lets MPI write into its own, before the reader of the step before is known to be done.
+    halves: ClassVar[int] = 1
+    #: Whether it takes any memory of the GPU, not only what `empty` returns.
+    is_direct: ClassVar[bool] = False
+    #: Whether it refuses ranks that share a GPU.
+    needs_own_gpu: ClassVar[bool] = True
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @classmethod
+    def require(cls, session: Session) -> None:
+        """Raise `UnsupportedError` where it is not installed, or does not work. Local."""
+
+    def empty(self, words: int) -> Any:
+        """Return memory of the GPU that the library can send from and receive into. Collective."""
+        return self.session.node.xp.zeros(words, "u8")
+
+    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return the call that moves the words of all `transfers`, stream-ordered or host-blocking.
+
+        Collective. Work that is enqueued after the call finds the words where they land. `early`:
+        words may land as soon as the ranks have come to this step, before the stream has, since the
+        buffers are from `empty`, and there are `halves` of them.
+        """
+        raise NotImplementedError
+
+    def free(self, memory: Any) -> None:
+        """Free what `empty` returned. Collective."""
+
+    def close(self) -> None:
+        """Shut the library down. Collective."""
+
+
+@contextmanager
+def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn a library's own errors into an `UnsupportedError` that says why it cannot run here.
+
+    The first line of the message has the reason; the others say where in the library it arose.
+    """
+    try:
+        yield
+    except errors as exc:
+        lines = str(exc).strip().splitlines()
+        raise UnsupportedError(f"{label}: {lines[0] if lines else type(exc).__name__}") from exc
+
+
+def open_library(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
+    """Return the library, made once per run, or why it cannot run. Collective, host-blocking."""
+    if kind in session.libraries:
+        return session.libraries[kind]
+    library, reason = None, None
+    if kind.needs_own_gpu and session.ranks_per_gpu > 1:
+        reason = f"{kind.label}: two ranks on one GPU"
+    else:
+        # Agreed on before any rank enters the library, which would wait for the others there.
+        _, reason = session.attempt(lambda: kind.require(session))
+    if reason is None:
+        library, reason = session.attempt(lambda: kind(session))
+    session.libraries[kind] = library, reason
+    return library, reason
+
+
+def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
+    """Enter the variants of a library, opened by the first call, if the run includes it."""
+    if not comparison.includes(name):
+        return
+    session = problem.session
+    module, class_name, variants = _LIBRARIES[name]
+    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
+    library, refusal = open_library(session, kind)
+
+    def make(*, is_captured: bool) -> Variant:
+        if library is None:
+            raise UnsupportedError(str(refusal))
+        exchange = LibraryExchange(problem, library)
+        return Captured(session, exchange) if is_captured else exchange
+
+    for variant, is_captured in variants.items():
+        make_variant = partial(make, is_captured=is_captured)
+        comparison.add(variant, make_variant, kind=BASELINE, unfit=refusal)
+
+
+class LibraryExchange(Exchange[Problem]):
+    """Pack all sides into memory of the library, move, unpack.
+
+    There is nothing to pack where the fields are buffers, which are then memory of the library, or
+    where every face is contiguous and the library takes any memory.
+    """
+
+    # Set before `Exchange` asks for the current fields.
+    _packing: Packing | None = None
+    _memory: list[Any] | None = None
+    _turn = 0
+
+    def __init__(self, problem: Problem, library: Library) -> None:
+        super().__init__(problem)
+        self._library = library
+        sides, fields = problem.sides, self.fields
+        if library.is_direct and not problem.has_buffers:
+            out = [view for side in sides for view in problem.leaving(side, fields)]
+            into = [view for side in sides for view in problem.arriving(side, fields)]
+            if all(view.flags.c_contiguous for view in (*out, *into)):
+                per_field = [side for side in sides for _ in fields]
+                flat = [[each.view("u8").ravel() for each in views] for views in (out, into)]
+                transfers = _transfers(per_field, *flat)
+                self._moves = [library.mover(transfers, early=False)]
+                return
+        sizes = side_sizes(problem, fields)
+        if not problem.has_buffers:
+            self._packing = Packing(problem, fields)
+        self._memory = [library.empty(sum(sizes)) for _ in range(1 + library.halves)]
+        packed, *landed = self._memory
+        self._moves = [
+            library.mover(_transfers(sides, split(packed, sizes), split(half, sizes)), early=True)
+            for half in landed
+        ]
+
+    def current(self) -> Sequence[Any]:
+        """Return the fields, or the memory of the library that the last step used as such."""
+        if self._memory is None or self._packing is not None:
+            return self.fields
+        rows = len(self.fields[0]), -1
+        return [self._memory[i].reshape(rows) for i in (0, 1 + self._turn)]
+
+    def step(self) -> None:
+        """Exchange the ghosts."""
+        turn = self._turn = (self._turn + 1) % len(self._moves)
+        if self._packing is None or self._memory is None:
+            self._moves[turn]()
+            return
+        self._packing.pack(self._memory[0])
+        self._moves[turn]()
+        self._packing.unpack(self._memory[1 + turn])
+
+    def close(self) -> None:
+        """Free the memory once nothing reads it any more."""
+        self.problem.session.synchronize()
+        del self._moves, self.fields
+        self._packing = None
+        while self._memory:
+            self._library.free(self._memory.pop())
+
+
+def _transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
+    return [
+        Transfer(side.to, side.source, leaving, arriving)
+        for side, leaving, arriving in zip(sides, out, into, strict=True)
+    ]

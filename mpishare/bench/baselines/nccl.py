@@ -1,0 +1,75 @@
+"""NCCL: grouped sends and receives, as kernels on the stream."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cupy.cuda import nccl
+
+from mpishare.bench.baselines.library import Library, refusals
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.baselines.library import Transfer
+    from mpishare.bench.session import Session
+
+
+class Nccl(Library):
+    """One communicator over all ranks of the run."""
+
+    label = "NCCL"
+    is_direct = True
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        # Sends and receives do not use multicast, and its setup affects every GPU of the host,
+        # including those of other users.
+        os.environ["NCCL_NVLS_ENABLE"] = "0"
+        comm = session.comm
+        name = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None, 0)
+        with refusals(self.label, nccl.NcclError):
+            self._comm = nccl.NcclCommunicator(comm.size, name, comm.rank)
+
+    @classmethod
+    def require(cls, session: Session) -> None:  # noqa: ARG003
+        """Raise where CuPy finds no NCCL. Local."""
+        if not nccl.available:
+            raise UnsupportedError("NCCL: not installed, or not where CuPy looks for it")
+
+    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+        """Return one group of all sends and receives. Stream-ordered."""
+        stream = int(self.session.stream.ptr)
+        kind = nccl.NCCL_UINT64
+        send, recv = self._comm.send, self._comm.recv
+        start, end = nccl.groupStart, nccl.groupEnd
+        # Between two ranks NCCL matches the messages in order.
+        out = [(int(each.out.data.ptr), each.words, kind, each.to, stream) for each in transfers]
+        into = [
+            (int(each.into.data.ptr), each.words, kind, each.source, stream) for each in transfers
+        ]
+
+        def move() -> None:
+            start()
+            for each in out:
+                send(*each)
+            for each in into:
+                recv(*each)
+            end()
+
+        return move
+
+    def close(self) -> None:
+        """Destroy the communicator. Collective."""
+        self.session.synchronize()
+        self._comm.destroy()
+
+
+def version() -> str | None:
+    """Return the version of NCCL, None where it is not installed."""
+    if not nccl.available:
+        return None
+    number = nccl.get_version()
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"

@@ -1,0 +1,114 @@
+"""NVSHMEM: puts with a signal on the stream, and waits of the stream for the signals."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.bench.baselines.library import Library, refusals
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.baselines.library import Transfer
+    from mpishare.bench.session import Session
+
+
+class Nvshmem(Library):
+    """NVSHMEM over all ranks of the run, through nvshmem4py.
+
+    Words alternate between two buffers: before a rank puts into one of them again it has waited for
+    the signal in between, which the reader sent after reading.
+    """
+
+    label = "NVSHMEM"
+    halves = 2
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        import nvshmem.core
+        from cuda.core import Device
+
+        self._core, self._bindings = nvshmem.core, nvshmem.bindings
+        self._signals: list[Any] = []
+        comm, device = session.comm, Device(session.node.xp.cuda.Device().id)
+        device.set_current()
+        types = nvshmem.core.nvshmem_types
+        errors = types.NvshmemError, types.NvshmemInvalid, nvshmem.bindings.nvshmem.NVSHMEMError
+        name = nvshmem.core.get_unique_id(empty=comm.rank != 0)
+        comm.Bcast(name._data.view(np.int8), 0)
+        with refusals(self.label, *errors):
+            nvshmem.core.init(
+                device=device,
+                uid=name,
+                rank=comm.rank,
+                nranks=comm.size,
+                initializer_method="uid",
+            )
+
+    @classmethod
+    def require(cls, session: Session) -> None:  # noqa: ARG003
+        """Raise where it is not installed. Local."""
+        # Before the library is loaded: puts do not use multicast, and its setup affects every GPU
+        # of the host, including those of other users.
+        os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
+        if find_spec("nvshmem") is None:
+            raise UnsupportedError("NVSHMEM: nvshmem4py is not installed")
+        with refusals(cls.label, ImportError, OSError, RuntimeError):
+            import nvshmem.core
+
+            nvshmem.core.get_version()  # loads the library
+
+    def empty(self, words: int) -> Any:
+        """Return symmetric memory. Collective."""
+        memory = self._core.array((words,), dtype="uint64")
+        memory.fill(0)
+        return memory
+
+    def free(self, memory: Any) -> None:
+        """Free symmetric memory. Collective."""
+        self.session.synchronize()
+        self._core.free_array(memory)
+
+    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+        """Return one put with a signal and one wait per transfer. Stream-ordered."""
+        stream = int(self.session.stream.ptr)
+        put = self._bindings.putmem_signal_on_stream
+        wait = self._bindings.signal_wait_until_on_stream
+        put_value = int(self._core.SignalOp.SIGNAL_SET)
+        reached = int(self._core.ComparisonType.CMP_GE)
+        # Held: the calls have addresses only.
+        signals = self.empty(len(transfers))
+        self._signals.append(signals)
+        # What `empty` wrote is there on all ranks before any rank puts.
+        self.session.synchronize()
+        self.session.comm.Barrier()
+        first = int(signals.data.ptr)
+        # The k-th `into` and the k-th signal have the same address on all ranks.
+        puts = [
+            (int(each.into.data.ptr), int(each.out.data.ptr), 8 * each.words, first + 8 * k)
+            for k, each in enumerate(transfers)
+        ]
+        to = [each.to for each in transfers]
+        waits = [first + 8 * k for k in range(len(transfers))]
+        step = 0
+
+        def move() -> None:
+            nonlocal step
+            step += 1
+            for arguments, peer in zip(puts, to, strict=True):
+                put(*arguments, step, put_value, peer, stream)
+            for signal in waits:
+                wait(signal, reached, step, stream)
+
+        return move
+
+    def close(self) -> None:
+        """Finalize NVSHMEM. Collective."""
+        for signals in self._signals:
+            self.free(signals)
+        self._core.finalize()

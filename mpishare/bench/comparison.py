@@ -1,0 +1,329 @@
+"""Time variants of a case against each other: interleaved, checked before, during and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpishare.bench.measure import block_size, max_over_ranks, time_batches, time_each
+from mpishare.bench.report.rows import BASELINE, CLOCKS, OWN, Clock, Row, set_ratios
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from mpishare.bench.cases import Case
+    from mpishare.bench.measure import BlockSize
+    from mpishare.bench.report.rows import Kind
+    from mpishare.bench.session import Session
+
+    Make = Callable[[], "Variant"]
+
+#: Checked steps before the first and after the last timed block, and between two of them. Buffers
+#: alternate between two places at most, so four steps use each of them twice.
+_OUTER_STEPS, _INNER_STEPS = 4, 2
+#: Steps that measure how long a step takes: few at first, more where they are short.
+_FIRST_TRIAL, _SECOND_TRIAL, _SHORT_S = 3, 30, 1e-3
+
+
+class RefusedError(UnsupportedError):
+    """Raised on every rank by a timed block that could not run; the message is the reason."""
+
+
+class Variant:
+    """One way to do what a case times, and the check that it did it.
+
+    All methods are called by every rank in the same order. On CUDA they are stream-ordered, except
+    `wrong` and `time_block`, which wait for the GPU.
+    """
+
+    #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
+    #: variant that only orders is checked by `checked_step` alone.
+    moves = True
+    #: Whether a timed block iterates as often as fits into its time, found by trial steps.
+    is_calibrated = True
+
+    def step(self) -> None:
+        """Do once what is timed."""
+        raise NotImplementedError
+
+    @property
+    def call(self) -> Callable[[], object]:
+        """The call inside `step`, with as little around it as possible: to time a call itself."""
+        return self.step
+
+    def fill(self, token: int) -> None:
+        """Write what this rank sends; `token` differs from step to step."""
+
+    def poison(self) -> None:
+        """Overwrite what this rank received last, so that it cannot pass for the next."""
+
+    def verify(self, token: int) -> None:
+        """Count the received words that are not those of `token`."""
+
+    def wrong(self) -> int:
+        """Return how many words were wrong since the last call."""
+        raise NotImplementedError
+
+    def checked_step(self, token: int) -> None:
+        """Do one step with data, verify what arrived, and poison it for the next."""
+        self.check_around(self.step, token)
+
+    def check_around(self, step: Callable[[], None], token: int) -> None:
+        """Do the same with `step` in place of this variant's own: a graph of it, for example."""
+        self.fill(token)
+        step()
+        self.verify(token)
+        self.poison()
+
+    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:
+        """Run one timed block after its warm-up and return the samples in seconds."""
+        for _ in range(session.options.warmup):
+            self.step()
+        session.line_up()
+        if clock == "latency":
+            return time_each(self.step, session.synchronize, size.iters)
+        return time_batches(self.step, session.synchronize, size.batches, size.batch)
+
+    def close(self) -> None:
+        """Free what the variant made."""
+
+
+class Wrapper(Variant):
+    """A variant that runs the step of another one in its own way, and is checked as that one is."""
+
+    def __init__(self, inner: Variant) -> None:
+        self.inner = inner
+        self.moves = inner.moves
+
+    def fill(self, token: int) -> None:
+        """Write what this rank sends."""
+        self.inner.fill(token)
+
+    def poison(self) -> None:
+        """Overwrite what this rank received."""
+        self.inner.poison()
+
+    def verify(self, token: int) -> None:
+        """Count the received words that are not those of `token`."""
+        self.inner.verify(token)
+
+    def checked_step(self, token: int) -> None:
+        """Do one step as the inner variant checks its own."""
+        self.inner.check_around(self.step, token)
+
+    def wrong(self) -> int:
+        """Return how many words were wrong."""
+        return self.inner.wrong()
+
+    def close(self) -> None:
+        """Close the inner variant."""
+        self.inner.close()
+
+
+class Comparison:
+    """The variants of one case and size, timed against each other in one run, by these clocks.
+
+    `nbytes` is one face or message, `sent_nbytes` what one rank sends in a step, 0 where no data
+    moves, and `unfit` why no variant can run at this size.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        case: Case,
+        *,
+        nbytes: int = 0,
+        sent_nbytes: int = 0,
+        unfit: str | None = None,
+        clocks: tuple[Clock, ...] = CLOCKS,
+    ) -> None:
+        self._session = session
+        self._case = case
+        self._nbytes, self._sent_nbytes, self._unfit = nbytes, sent_nbytes, unfit
+        self._clocks = clocks
+        self._timed: list[_Timed] = []
+
+    def includes(self, baseline: str, nbytes: int | None = None) -> bool:
+        """Return whether this run wants a baseline and the backend has it.
+
+        A baseline that the command line names and the backend lacks becomes a row that says so.
+        """
+        options, backend, case = self._session.options, self._session.node.backend, self._case
+        if not options.wants(baseline, unasked=baseline not in case.on_request):
+            return False
+        if baseline in case.baselines[backend]:
+            return True
+        if baseline in (options.against or ()):
+            self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes)
+            self._timed[-1].reason = f"the {backend} backend has no rival {baseline}"
+        return False
+
+    def add(
+        self,
+        name: str,
+        make: Make,
+        *,
+        kind: Kind = OWN,
+        against: tuple[str, ...] | None = None,
+        nbytes: int | None = None,
+        sent_nbytes: int | None = None,
+        unfit: str | None = None,
+    ) -> None:
+        """Enter a variant, the same on every rank, which `run` makes, collectively, by `make`.
+
+        Its ratio is taken `against` these baselines, by default all of the comparison. `nbytes` and
+        `sent_nbytes` may differ from those of the comparison; `unfit` is why it cannot run here.
+        """
+        row = Row(
+            case=self._case.name,
+            arm=name,
+            backend=self._session.node.backend,
+            ranks=self._session.comm.size,
+            nbytes=self._nbytes if nbytes is None else nbytes,
+            clock=self._clocks[0],
+            kind=kind,
+        )
+        sent = self._sent_nbytes if sent_nbytes is None else sent_nbytes
+        reason = self._unfit or unfit
+        self._timed.append(_Timed(self._session, row, make, self._clocks, sent, against, reason))
+
+    def add_baselines(
+        self, option: str, variants: Mapping[str, Make], nbytes: int | None = None
+    ) -> None:
+        """Enter the variants of a baseline, by their names, if this run includes it."""
+        if self.includes(option, nbytes):
+            for name, make in variants.items():
+                self.add(name, make, kind=BASELINE, nbytes=nbytes)
+
+    def run(self, least_turns: int = 1) -> list[Row]:
+        """Time all variants and return a row for each of them and each clock.
+
+        Collective, host-blocking. A variant that cannot be made is a row that says why; one that
+        gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
+        """
+        session, timed = self._session, self._timed
+        for each in timed:
+            each.start()
+        for each in timed:
+            each.check(_OUTER_STEPS, "before the timed blocks")
+            each.calibrate()
+        turns = max(session.options.repeat, least_turns)
+        for turn in range(turns):
+            # Each is first as often as the others, so that drift of the machine affects all alike.
+            first = turn % len(timed)
+            for each in (*timed[first:], *timed[:first]):
+                session.progress.show(each.row.case, each.row.nbytes, each.row.arm)
+                each.time()
+                steps = _INNER_STEPS if turn + 1 < turns else _OUTER_STEPS
+                each.check(steps, "between timed blocks")
+            session.progress.advance()
+        rows = [row for each in timed for row in each.rows()]
+        baselines = tuple(each.row.arm for each in timed if each.row.kind == BASELINE)
+        own = [each for each in timed if each.row.kind == OWN]
+        set_ratios(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
+        for each in reversed(timed):
+            each.close()
+        return rows
+
+
+@dataclass
+class _Timed:
+    """One variant in a comparison: its samples so far, or the reason why it has none."""
+
+    session: Session
+    row: Row  # what its rows have in common
+    make: Make
+    clocks: tuple[Clock, ...]
+    sent_nbytes: int
+    against: tuple[str, ...] | None
+    reason: str | None
+    variant: Variant | None = None
+    is_wrong: bool = False
+    token: int = 0
+    size: BlockSize = field(default_factory=lambda: block_size(None, 1.0))
+
+    def start(self) -> None:
+        """Make the variant, or find out why that fails."""
+        self.samples_s: dict[Clock, list[float]] = {clock: [] for clock in self.clocks}
+        if self.reason is None:
+            self.variant, self.reason = self.session.attempt(self.make)
+
+    @property
+    def running(self) -> Variant | None:
+        """The variant as long as there is no reason against timing it."""
+        return self.variant if self.reason is None else None
+
+    def check(self, steps: int, when: str) -> None:
+        """Do `steps` checked steps one after the other and agree on what they found."""
+        if self.running is None or not self.session.options.check:
+            return
+        for _ in range(steps):
+            self.token += 1
+            self.running.checked_step(self.token)
+        self._agree(self.running, when)
+
+    def _agree(self, variant: Variant, when: str) -> None:
+        found = self.session.wrong_on(variant.wrong())
+        if found is not None:
+            self.is_wrong = True
+            self.reason = f"wrong result {when}: words of {self.row.arm!r} not right: {found}"
+
+    def calibrate(self) -> None:
+        """Agree on how often a timed block iterates."""
+        if self.running is None or not self.running.is_calibrated:
+            return
+        step_s = self._trial(self.running, _FIRST_TRIAL).min()
+        if step_s < _SHORT_S:
+            step_s = np.median(self._trial(self.running, _SECOND_TRIAL))
+        self.size = block_size(self.session.options.iters, float(step_s))
+
+    def _trial(self, variant: Variant, count: int) -> NDArray[np.float64]:
+        session = self.session
+        session.line_up()
+        return max_over_ranks(session.comm, time_each(variant.step, session.synchronize, count))
+
+    def time(self) -> None:
+        """Run one timed block on each clock and check what it moved."""
+        for clock in self.clocks:
+            if self.running is not None:
+                self._time_on(self.running, clock)
+
+    def _time_on(self, variant: Variant, clock: Clock) -> None:
+        session = self.session
+        checked = session.options.check and variant.moves
+        if checked:
+            self.token += 1
+            variant.fill(self.token)
+            variant.poison()
+            session.line_up()
+        try:
+            self.samples_s[clock] += variant.time_block(session, clock, self.size)
+        except RefusedError as refused:
+            self.reason = str(refused)
+            return
+        # After this, what a neighbor wrote without waiting for this rank has arrived.
+        session.line_up()
+        if checked:
+            variant.verify(self.token)
+            variant.poison()
+            self._agree(variant, f"in a timed block ({clock})")
+
+    def rows(self) -> list[Row]:
+        """Return a row for each clock. Collective: takes the maximum over the ranks."""
+        rows = [replace(self.row, clock=clock) for clock in self.clocks]
+        for row in rows:
+            if self.reason is None:
+                slowest_s = max_over_ranks(self.session.comm, self.samples_s[row.clock])
+                row.fill(slowest_s.tolist(), self.sent_nbytes)
+            else:
+                row.fail(self.reason, wrong=self.is_wrong)
+        return rows
+
+    def close(self) -> None:
+        if self.variant is not None:
+            self.variant.close()

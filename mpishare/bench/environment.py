@@ -1,0 +1,198 @@
+"""The environment of a run: machine, libraries, versions and command, the header of a report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mpishare
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mpishare.bench.session import Session
+
+_GIT_S = 5.0
+#: Options that change only the report.
+_REPORT_OPTIONS = ("--output", "--plot", "--format", "--revision")
+#: Settings of mpishare and other libraries that a reader must know.
+_SETTINGS = (
+    "MPISHARE_BACKEND",
+    "MPISHARE_ROUTE",
+    "MPIR_CVAR_ENABLE_GPU",
+    "OMPI_MCA_mpi_yield_when_idle",
+    "OMPI_MCA_osc",
+    "OMPI_MCA_pml",
+    "UCX_TLS",
+)
+
+
+def gather(session: Session) -> dict[str, Any]:
+    """Return the GPUs, links, driver, MPI, versions, ranks, nodes, backend, MPS and revision.
+
+    Collective, host-blocking. The same on every rank.
+    """
+    from mpi4py import MPI
+
+    node, comm = session.node, session.comm
+    ranks = comm.allgather(_describe_rank(session))
+    hosts = [
+        {"hostname": seen["hostname"], "cores": seen["cores"], "ranks": seen["node_ranks"]}
+        for seen in ranks
+        if seen["node_rank"] == 0
+    ]
+    # The driver and packages of rank 0 stand for those of all.
+    versions = {
+        "mpishare": mpishare.__version__,
+        "python": platform.python_version(),
+        "numpy": _imported_version("numpy"),
+        "mpi4py": _imported_version("mpi4py"),
+        "cupy": _imported_version("cupy"),
+        "cuda-bindings": _imported_version("cuda.bindings"),
+        "nccl": _nccl_version(),
+        "nvshmem4py": _imported_version("nvshmem"),
+        "torch": _imported_version("torch"),
+    }
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hostname": ranks[0]["hostname"],
+        "backend": node.backend,
+        "ranks": comm.size,
+        "nodes": len(hosts),
+        "cores": ranks[0]["cores"],
+        "hosts": hosts,
+        "gpus": _gpus(ranks),
+        "links": [link for seen in ranks for link in seen["links"]],
+        "mps": None if node.device is None else node.device.mps,
+        "driver": _driver_version(),
+        "cuda": _cuda_version(session),
+        "mpi_library": MPI.Get_library_version().strip("\0 \n").partition("\n")[0].strip(),
+        "versions": versions,
+        "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
+        "command": command(comm.size, sys.argv[1:], os.environ),
+        "options": session.options.as_dict(),
+    }
+    found["notes"] = notes(found["gpus"])
+    return dict(comm.bcast(found, 0))
+
+
+def _describe_rank(session: Session) -> dict[str, Any]:
+    """Return what this rank knows about itself; rank 0 of a node adds the links of the node."""
+    node = session.node
+    device = node.device
+    links = []
+    if node.rank == 0 and device is not None:
+        links = [
+            {
+                "origin": node.ranks[pair.origin],
+                "target": node.ranks[pair.target],
+                "link": pair.link,
+                "route": pair.route,
+                "reason": pair.reason,
+            }
+            for pair in node.report().pairs
+            if pair.origin != pair.target
+        ]
+    gpu: dict[str, Any] | None = None
+    if device is not None:
+        gpu = {name: getattr(device, name) for name in ("name", "uuid", "pci_id", "mps")}
+    return {
+        "rank": session.comm.rank,
+        "hostname": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+        "node_rank": node.rank,
+        "node_ranks": list(node.ranks),
+        "gpu": gpu,
+        "links": links,
+    }
+
+
+def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return every GPU once, with its host and its ranks."""
+    found: dict[str, dict[str, Any]] = {}
+    for seen in ranks:
+        if seen["gpu"] is not None:
+            entry = {**seen["gpu"], "hostname": seen["hostname"], "ranks": []}
+            found.setdefault(seen["gpu"]["uuid"], entry)["ranks"].append(seen["rank"])
+    return list(found.values())
+
+
+def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what a reader must know about the GPUs, as in the report, to trust the numbers."""
+    crowded = [gpu for gpu in gpus if len(gpu["ranks"]) > 1 and not gpu["mps"]]
+    if not crowded:
+        return []
+    most = max(len(gpu["ranks"]) for gpu in crowded)
+    return [
+        f"{most} ranks share {crowded[0]['uuid']} without MPS: they take turns on it, and every "
+        "step that touches its compute engine (a kernel, a copy on the device) costs a turn of "
+        "about a millisecond. Start the Multi-Process Service before the ranks: "
+        "nvidia-cuda-mps-control -d"
+    ]
+
+
+def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return the command of this run, with the settings that change what is measured."""
+    settings = [f"{name}={shlex.quote(variables[name])}" for name in _SETTINGS if name in variables]
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument in _REPORT_OPTIONS:
+            next(rest, None)  # its value
+        elif argument.partition("=")[0] not in _REPORT_OPTIONS:
+            kept.append(argument)
+    # The ranks do not know which launcher started them.
+    started = f"mpirun -n {ranks} python -m mpishare.bench"
+    return " ".join([*settings, started, *map(shlex.quote, kept)])
+
+
+def _nccl_version() -> str | None:
+    nccl = sys.modules.get("mpishare.bench.baselines.nccl")
+    return None if nccl is None else nccl.version()
+
+
+def _imported_version(module: str) -> str | None:
+    # A package that is not imported has no part in the numbers.
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return None if version is None else str(version)
+
+
+def _driver_version() -> str | None:
+    """Return the version of the kernel driver, e.g. 580.159."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return found[1] if found else None
+
+
+def _cuda_version(session: Session) -> str | None:
+    """Return the newest CUDA version that the driver supports, e.g. 13.0."""
+    if not session.on_cuda:
+        return None
+    version = int(session.node.xp.cuda.runtime.driverGetVersion())
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _git_revision() -> str | None:
+    """Return the commit that mpishare was imported from, None outside of a checkout."""
+    root = Path(mpishare.__file__).resolve().parents[1]
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    command = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        found = subprocess.run(  # noqa: S603 - a fixed command
+            command, capture_output=True, text=True, timeout=_GIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None

@@ -1,0 +1,135 @@
+"""The baselines between GPUs, tried on host memory: the trial of MPI, the variants, the boxes."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpishare.bench.baselines.cuda_mpi import child_environment, trial
+from mpishare.bench.baselines.packing import box_row
+from tests.bench.test_cli import HOST, QUICK
+from tests.helpers.launch import run_ranks
+
+# The library that takes pointers to a GPU takes those to host memory too.
+ON_HOST = """
+import sys
+from mpishare.bench import cases
+from mpishare.bench.baselines import cuda_mpi, library
+from mpishare.bench.cli import main
+
+for name in ("ring", "halo1d"):
+    cases.CASES[name].baselines["host"] += ("mpi", "nccl")
+{change}
+sys.exit(main(sys.argv[1:]))
+"""
+
+FROM_THE_WRONG_SIDE = """
+mover = cuda_mpi.CudaMpi.mover
+def mutant(self, transfers, *, early):
+    out = transfers[0].out
+    transfers = [library.Transfer(each.to, each.source, out, each.into) for each in transfers]
+    return mover(self, transfers, early=early)
+cuda_mpi.CudaMpi.mover = mutant
+"""
+
+NO_TRIAL_PASSED = """
+from mpishare import UnsupportedError
+def require(cls, session):
+    if session.comm.rank == 1:
+        raise UnsupportedError("MPI: rank 1 cannot")
+cuda_mpi.CudaMpi.require = classmethod(require)
+"""
+
+A_TRIAL = """
+from mpishare.bench.baselines.cuda_mpi import trial
+from mpi4py import MPI
+
+answers = MPI.COMM_WORLD.allgather(trial({memory!r}))
+if MPI.COMM_WORLD.rank == 0:
+    print(answers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [("host", [None, None]), ("unreadable", ["ended by SIGSEGV"] * 2)],
+    ids=["right", "crash"],
+)
+def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str | None]) -> None:
+    # Under a launcher, whose ranks the children must not be taken for.
+    result = run_ranks(2, A_TRIAL.format(memory=memory))
+    assert result.returncode == 0, result.describe()
+    assert result.stdout.strip() == str(expected), result.describe()
+
+
+def test_a_trial_that_cannot_be_made_says_why() -> None:
+    answer = trial("device")
+    if "cupy" in sys.modules or answer is None:
+        pytest.skip("there is a GPU")
+    assert "cupy" in answer.lower() or "cuda" in answer.lower(), answer
+
+
+def test_a_child_does_not_hear_of_the_job() -> None:
+    job = {"PMI_RANK": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "1"}
+    kept = {"OMPI_MCA_pml": "ucx", "UCX_TLS": "cuda", "PATH": "/bin"}
+    assert child_environment({**job, **kept}) == kept
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_variants_of_a_library_move_every_word(ranks: int) -> None:
+    words = ["ring", "halo1d", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]
+    result = run_ranks(ranks, ON_HOST.format(change=""), args=words, env=HOST)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    found = [row for row in rows if row["arm"] == "mpi"]
+    assert len(found) == 2 * 2 * 2  # cases, sizes, clocks
+    assert all(row["ok"] and row["kind"] == "rival" and row["ratio"] for row in found), found
+
+
+def test_a_face_of_the_wrong_side_is_seen() -> None:
+    words = ["ring", "halo1d", "--max", "8", "--format", "json", "--against", "mpi", *QUICK]
+    program = ON_HOST.format(change=FROM_THE_WRONG_SIDE)
+    result = run_ranks(3, program, args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    wrong = {row["arm"] for row in json.loads(result.stdout)["rows"] if not row["ok"]}
+    assert wrong == {"mpi"}, result.describe()
+
+
+def test_a_library_that_one_rank_lacks_is_a_row_with_its_reason() -> None:
+    words = ["ring", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]
+    program = ON_HOST.format(change=NO_TRIAL_PASSED)
+    result = run_ranks(2, program, args=words, env=HOST)
+    assert result.returncode == 0, result.describe()
+    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
+    assert [row["reason"] for row in rows] == ["MPI: rank 1 cannot"] * 4, result.describe()
+
+
+def test_a_box_is_where_numpy_finds_it() -> None:
+    rng = np.random.default_rng(1)
+    for shape in ((6,), (5, 7), (4, 5, 6)):
+        field = rng.random(shape)
+        cells = tuple(slice(1, n - 1) for n in shape)
+        view = field[cells]
+        address, first, *extents = box_row(view, view.ctypes.data, 9)
+        (n0, n1, n2), (s0, s1, s2) = extents[:3], extents[3:]
+        begin = (address - field.ctypes.data) // 8
+        places = [
+            begin + i * s0 + j * s1 + k * s2
+            for i in range(n0)
+            for j in range(n1)
+            for k in range(n2)
+        ]
+        assert first == 9
+        assert (field.ravel()[places] == field[cells].ravel()).all()
+
+
+def test_two_ranks_on_a_gpu_are_a_reason() -> None:
+    from mpishare.bench.baselines.library import Library, open_library
+
+    class Refusing(Library):
+        label = "NCCL"
+
+    session = SimpleNamespace(ranks_per_gpu=2, libraries={})
+    assert open_library(session, Refusing) == (None, "NCCL: two ranks on one GPU")
