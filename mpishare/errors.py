@@ -114,11 +114,11 @@ def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: i
 
 
 def format_nbytes(nbytes: int) -> str:
-    """Return a size as text: ``512 bytes``, ``6.0 MiB``."""
+    """Return a size in the largest unit that it reaches: ``8 B``, ``64 KiB``, ``1.5 MiB``."""
     for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 1 << power:
-            return f"{nbytes / (1 << power):.1f} {unit}"
-    return f"{nbytes} bytes"
+            return f"{nbytes / (1 << power):.4g} {unit}"
+    return f"{nbytes} B"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

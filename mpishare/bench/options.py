@@ -53,14 +53,6 @@ def parse_nbytes(text: str) -> int:
     return nbytes
 
 
-def format_nbytes(nbytes: int) -> str:
-    """Return a size in the largest unit that it reaches: ``8 B``, ``64 KiB``, ``1.5 MiB``."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if nbytes >= _UNITS[unit]:
-            return f"{nbytes / _UNITS[unit]:.4g} {unit}"
-    return f"{nbytes} B"
-
-
 def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return an argument type: an integer from `least` to `most`."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from mpishare.bench.options import format_nbytes
 from mpishare.cli import is_terminal
+from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
-from mpishare.bench.options import format_nbytes
 from mpishare.bench.progress import Progress
+from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from mpishare.bench.report.render import as_json
 from tests.helpers.launch import ROOT
 
 spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "lib" / "results.py")
@@ -174,3 +175,18 @@ def test_an_example_that_was_wrong_is_refused(folder, capsys):
     (folder / results.APPLICATIONS).write_text(json.dumps(APPLICATION | {"checked": False}))
     assert results.main([], folder.parents[1]) == 1
     assert "a wrong result" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rows", [[], [{"case": "ring", "median_us": None}, {"case": "fence"}]])
+@pytest.mark.parametrize("header", [{}, {"date": "2026-01-01", "gpus": [{"name": "X"}]}])
+def test_a_run_is_json_with_a_line_per_row(header, rows):
+    text = as_json(header, rows)
+    assert json.loads(text) == {"header": header, "rows": rows}
+    lines = text.splitlines()[-len(rows) - 2 : -2]
+    assert [json.loads(line.strip().rstrip(",")) for line in lines] == rows
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
+def test_quoted_runs_are_written_like_that(file):
+    run = json.loads(file.read_text())
+    assert as_json(run["header"], run["rows"]) == file.read_text()

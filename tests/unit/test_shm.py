@@ -136,7 +136,7 @@ def test_more_than_the_folder_has(monkeypatch):
     name = shared.publish(memory)
     shared.forget(name)
     memory.close()
-    with pytest.raises(UnsupportedError, match=f"{17 * PAGE / 1024:.1f} KiB .*--shm-size"):
+    with pytest.raises(UnsupportedError, match=f"{17 * PAGE // 1024} KiB .*--shm-size"):
         shared.create(16 * PAGE + 1)
 
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.options import format_nbytes
 from mpishare.bench.report.render import console_of, format_us, without_padding
 from mpishare.bench.report.rows import Row
 from mpishare.cli import Parser, UsageError, is_first_process, is_terminal
+from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import CASES
-from mpishare.bench.options import format_nbytes
 from mpishare.bench.report.rows import CLOCKS, OWN
+from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

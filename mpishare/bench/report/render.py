@@ -8,8 +8,8 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.options import format_nbytes
 from mpishare.bench.report.rows import CLOCKS, COLUMNS, OWN, UPPER_BOUND, Clock, Row
+from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,11 +29,17 @@ def render(kind: str, environment: dict[str, Any], rows: Sequence[Row], *, is_co
     `environment` is the header of the report; `is_color`: the text goes to a terminal.
     """
     if kind == "json":
-        report = {"header": environment, "rows": [row.as_dict() for row in rows]}
-        return json.dumps(report, indent=1) + "\n"
+        return as_json(environment, [row.as_dict() for row in rows])
     if kind == "csv":
         return _as_csv(rows)
     return _as_tables(environment, rows, is_color=is_color)
+
+
+def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Return a run as JSON with one line per key of the header and one line per row."""
+    keys = ",\n".join(f"  {json.dumps(key)}: {json.dumps(of)}" for key, of in environment.items())
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    return f'{{\n "header": {{\n{keys}\n }},\n "rows": [\n{lines}\n ]\n}}\n'
 
 
 def _as_csv(rows: Sequence[Row]) -> str:
