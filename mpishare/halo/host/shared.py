@@ -286,7 +286,8 @@ class HostRoute:
         """Wait until a control word of each rank has reached an epoch."""
         control = self._staging.control
         for rank in ranks:
-            if not spin_until(control[rank], word, epoch, self._spins_per_yield):
+            theirs = control[rank]
+            if theirs[word] < epoch and not spin_until(theirs, word, epoch, self._spins_per_yield):
                 self._comm.wait(
                     f"{self._name}: {call}",
                     lambda: [each for each in ranks if control[each][word] < epoch],
