@@ -5,7 +5,9 @@ The MPI requests are persistent: they are set up once per plan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -80,6 +82,11 @@ class MpiMessages:
 
     def wait(self) -> None:
         """Wait on the host until all messages are sent and received, with the deadline."""
+        if not self._testall(self._requests):
+            self._poll()
+        self._is_open = False
+
+    def _poll(self) -> None:
         agreement = self._comm.context.agreement
         monitor = WaitMonitor(agreement, self._call)
 
@@ -88,11 +95,10 @@ class MpiMessages:
             monitor.look(lambda: self._ranks_here(self._pending()))
 
         try:
-            if not poll(lambda: self._testall(self._requests), agreement.timeout_s, look):
+            if not poll(partial(self._testall, self._requests), agreement.timeout_s, look):
                 raise self._timed_out()
         finally:
             monitor.end()
-        self._is_open = False
 
     def close(self) -> None:
         """Free the requests; those that are under way are left to MPI."""
@@ -129,7 +135,8 @@ class MpiMessages:
         return agreement.lose(lambda: error, fatal=True, missing=error.ranks)
 
 
-class _PackedPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _PackedPart:
     """A part: its field, what indexes its cells there, and the packed cells."""
 
     field: int
@@ -168,15 +175,15 @@ class HostMpiRoute:
     def start(self, arrays: Sequence[Array]) -> None:
         """Pack and send; does not wait."""
         self._messages.receive()
-        for field, key, cells in self._outgoing:
-            cells[...] = arrays[field][key]
+        for part in self._outgoing:
+            part.cells[...] = arrays[part.field][part.key]
         self._messages.send()
 
     def wait(self, arrays: Sequence[Array]) -> None:
         """Wait for all messages, then unpack."""
         self._messages.wait()
-        for field, key, cells in self._incoming:
-            self._store(arrays[field], key, cells)
+        for part in self._incoming:
+            self._store(arrays[part.field], part.key, part.cells)
 
     def close(self) -> None:
         """Free the requests."""
