@@ -204,12 +204,10 @@ class NodeContext:
                         return Location(number, rank, offset)
         return None
 
-    def segment_address(self, window: int, rank: int) -> int:
-        """Return where a segment is mapped here; `ClosedError` if its window is closed."""
+    def segment_address(self, window: int, rank: int) -> int | None:
+        """Return where a segment is mapped here; None if its window is closed."""
         memory = self._segments[window][rank] if window in self._segments else None
-        if memory is None:
-            raise ClosedError(f"window {window} is closed, and a halo exchange reads it")
-        return memory.address
+        return None if memory is None else memory.address
 
     # --- memory and counters
 

@@ -1,10 +1,12 @@
-"""Route ``mpi``, the part that is the same everywhere: messages in buffers of this process.
+"""Route ``mpi``: messages to ranks of other nodes, packed in buffers of this process.
 
-The requests are persistent: what does not change from one exchange to the next is told to MPI once.
+The MPI requests are persistent: they are set up once per plan.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,23 +19,22 @@ from mpishare.errors import PeerTimeout
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.coordination.agreement import Agreement
     from mpishare.errors import MpiShareError
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import Layout
     from mpishare.halo.message import Message
     from mpishare.halo.plan_comm import PlanComm
 
     Array = np.ndarray[Any, Any]
-    Packed = list[tuple[int, Any, Array]]  # field, what to index, the packed cells
 
 
 class MpiMessages:
-    """The messages of one plan that go by MPI. Local.
+    """The MPI messages of one plan, whatever memory they are packed in.
 
     Parameters
     ----------
-    ranks : PlanComm
-        The plan's.
+    comm : PlanComm
+        The ranks of the plan.
     name : str
         The plan's, for errors.
     sends, recvs : sequence of Message
@@ -44,7 +45,7 @@ class MpiMessages:
 
     def __init__(
         self,
-        ranks: PlanComm,
+        comm: PlanComm,
         name: str,
         sends: Sequence[Message],
         recvs: Sequence[Message],
@@ -53,56 +54,56 @@ class MpiMessages:
     ) -> None:
         from mpi4py import MPI
 
-        comm = ranks.comm
-        self._ranks = ranks
-        self._name = name
+        self._comm = comm
+        self._call = f"{name}: wait"
         self._startall = MPI.Prequest.Startall
-        self._testall = MPI.Request.Testall
         self._buffers = [*outgoing, *incoming]
         self._sends = [
-            comm.Send_init(data, message.peer, message.tag)
+            comm.comm.Send_init(data, message.peer, message.tag)
             for message, data in zip(sends, outgoing, strict=True)
         ]
         self._recvs = [
-            comm.Recv_init(data, message.peer, message.tag)
+            comm.comm.Recv_init(data, message.peer, message.tag)
             for message, data in zip(recvs, incoming, strict=True)
         ]
         self._requests = [*self._recvs, *self._sends]
+        self._testall = MPI.Request.Testall
         self._peers = [message.peer for message in (*recvs, *sends)]
         self._is_open = False
 
     def receive(self) -> None:
-        """Let messages come in; before the senders can have sent them, if possible."""
+        """Start the receives; if possible before the senders send."""
         self._startall(self._recvs)
         self._is_open = True
 
     def send(self) -> None:
-        """Let the packed messages go."""
+        """Start the sends of the packed messages."""
         self._startall(self._sends)
 
-    def finish(self) -> None:
-        """Wait on the host until all have gone and all have come, with the deadline."""
-        agreement = self._ranks.context.agreement
-        ranks_here, call = self._ranks.ranks_here, f"{self._name}: wait"
+    def wait(self) -> None:
+        """Wait on the host until all messages are sent and received, with the deadline."""
+        if not self._testall(self._requests):
+            self._poll()
+        self._is_open = False
+
+    def _poll(self) -> None:
+        agreement = self._comm.context.agreement
+        is_done = partial(self._testall, self._requests)
 
         def pending() -> list[int]:
-            return [ranks_here[rank] for rank in self._missing() if rank in ranks_here]
+            return self._ranks_here(self._pending())
 
-        with WaitMonitor(agreement, call, pending) as monitor:
+        with WaitMonitor(agreement, self._call, pending) as monitor:
 
             def look() -> None:
                 agreement.check()
                 monitor.look()
 
-            def is_done() -> bool:
-                return self._testall(self._requests)
-
             if not poll(is_done, agreement.timeout_s, look, warn=monitor.warn):
-                raise self._lost(agreement)
-        self._is_open = False
+                raise self._timed_out()
 
     def close(self) -> None:
-        """Free the requests. Local; those that are still under way are left to MPI."""
+        """Free the requests; those that are under way are left to MPI."""
         if self._is_open:
             never_free(self._requests, self._buffers)
         else:
@@ -110,81 +111,92 @@ class MpiMessages:
                 request.Free()
         self._requests, self._sends, self._recvs, self._buffers = [], [], [], []
 
-    def _missing(self) -> list[int]:
-        """Ranks of the plan whose messages have not come, or that have not taken mine."""
-        waits = zip(self._peers, self._requests, strict=True)
-        return sorted({rank for rank, request in waits if not request.Test()})
+    def _pending(self) -> list[int]:
+        """Return the ranks of the plan that have not sent, or not received, what they should."""
+        pairs = zip(self._peers, self._requests, strict=True)
+        return sorted({rank for rank, request in pairs if not request.Test()})
 
-    def _lost(self, agreement: Agreement) -> MpiShareError:
-        timeout_s = agreement.timeout_s
-        missing, ranks_here = self._missing(), self._ranks.ranks_here
-        here = [ranks_here[rank] for rank in missing if rank in ranks_here]
-        call = f"{self._name}: wait"
-        if len(here) == len(missing):
-            return agreement.timed_out(call, here, timeout_s)
+    def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
+        """Return those on this node, by their ranks in the node."""
+        ranks_here = self._comm.ranks_here
+        return [ranks_here[rank] for rank in ranks if rank in ranks_here]
+
+    def _timed_out(self) -> MpiShareError:
+        agreement = self._comm.context.agreement
+        timeout_s, pending = agreement.timeout_s, self._pending()
+        here = self._ranks_here(pending)
+        if len(here) == len(pending):
+            return agreement.timed_out(self._call, here, timeout_s)
         error = PeerTimeout(
-            f"{call} failed: ranks {missing} of the plan's communicator did not arrive within "
-            f"{timeout_s:g} s (rank {self._ranks.rank} of {self._ranks.size}). The node cannot be "
-            "used any more.",
+            f"{self._call} failed: ranks {pending} of the plan's communicator did not arrive "
+            f"within {timeout_s:g} s (rank {self._comm.rank} of {self._comm.size}). The node "
+            "cannot be used any more.",
             ranks=here,
             timeout_s=timeout_s,
         )
         return agreement.fail_and_tell(lambda: error, fatal=True, missing=error.ranks)
 
 
-class MpiRoute:
-    """The messages of one plan to ranks of other nodes. Local.
+@dataclass(frozen=True, slots=True)
+class _PackedPart:
+    """A part: its field, what indexes its cells there, and the packed cells."""
+
+    field: int
+    key: Any
+    cells: Array
+
+
+class HostMpiRoute:
+    """The messages of one plan by MPI, for fields in host memory.
 
     Parameters
     ----------
-    ranks, name, land
-        As `HostRoute`.
-    layouts : sequence of Layout
-        This rank's fields'.
+    setup : PlanSetup
+        The plan's.
     sends, recvs : sequence of Message
-        What goes by this route.
+        What takes this route.
+    store : callable
+        Stores received cells: ``store(array, key, cells)``.
     """
 
     def __init__(
         self,
-        ranks: PlanComm,
-        name: str,
-        layouts: Sequence[Layout],
+        setup: PlanSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
-        land: Callable[[Array, Any, Array], None],
+        store: Callable[[Array, Any, Array], None],
     ) -> None:
-        self._land = land
+        self._store = store
         outgoing = [np.empty(message.nbytes, np.uint8) for message in sends]
         incoming = [np.empty(message.nbytes, np.uint8) for message in recvs]
-        self._packs = _packed(layouts, sends, outgoing)
-        self._takes = _packed(layouts, recvs, incoming)
-        self._mail = MpiMessages(ranks, name, sends, recvs, outgoing, incoming)
+        self._outgoing = _packed_parts(setup.mine, sends, outgoing)
+        self._incoming = _packed_parts(setup.mine, recvs, incoming)
+        self._messages = MpiMessages(setup.comm, setup.name, sends, recvs, outgoing, incoming)
         self.staging_nbytes = sum(data.nbytes for data in (*outgoing, *incoming))
 
     def start(self, arrays: Sequence[Array]) -> None:
         """Pack and send; does not wait."""
-        self._mail.receive()
-        for field, key, cells in self._packs:
-            cells[...] = arrays[field][key]
-        self._mail.send()
+        self._messages.receive()
+        for part in self._outgoing:
+            part.cells[...] = arrays[part.field][part.key]
+        self._messages.send()
 
     def wait(self, arrays: Sequence[Array]) -> None:
         """Wait for all messages, then unpack."""
-        self._mail.finish()
-        for field, key, cells in self._takes:
-            self._land(arrays[field], key, cells)
+        self._messages.wait()
+        for part in self._incoming:
+            self._store(arrays[part.field], part.key, part.cells)
 
     def close(self) -> None:
-        """Free the requests. Local."""
-        self._mail.close()
+        """Free the requests."""
+        self._messages.close()
 
 
-def _packed(
+def _packed_parts(
     layouts: Sequence[Layout], messages: Sequence[Message], buffers: Sequence[Array]
-) -> Packed:
+) -> list[_PackedPart]:
     return [
-        (
+        _PackedPart(
             part.field,
             part.key,
             np.ndarray(part.shape, layouts[part.field].carrier, buffer=buffer, offset=offset),

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 import mpishare
-from mpishare.halo.host import copies, process_read, shared
+from mpishare.halo.host import copies, parts, process_read
 
 POISON = -1
 """The number of a cell that an exchange must not write."""
@@ -408,17 +408,17 @@ def plan(comm, case: Case, fields, **options) -> Iterator[mpishare.HaloExchange]
 
 @contextlib.contextmanager
 def read_in_place(small: bool = True) -> Iterator[None]:
-    """Make plans inside that treat small fields as they else treat large ones.
+    """Plans that are made inside treat small fields as others treat large ones.
 
-    Those in windows are read where they are, others where they are lent, and a rank's own cells are
-    copied in blocks.
+    Fields in windows are read in place, others from the sender's process, and a rank's own cells
+    are copied in blocks.
     """
     with contextlib.ExitStack() as stack:
         limits = (
-            (shared, "_WORTH_NBYTES"),
-            (process_read, "_WORTH_NBYTES"),
+            (parts, "_MIN_IN_PLACE_NBYTES"),
+            (process_read, "_MIN_READ_NBYTES"),
             (process_read, "_BLOCK_NBYTES"),
-            (copies, "_WORTH_NBYTES"),
+            (copies, "_MIN_BLOCKED_NBYTES"),
             (copies, "_CACHE_NBYTES"),
         )
         for module, name in limits if small else ():

@@ -314,7 +314,7 @@ def test_control_without_the_wait_a_held_neighbor_is_not_waited_for(host_node, m
     """The same check, with the wait taken out: it fails on every rank."""
     node = host_node
     field, halo = star_of_rank_0(node)
-    monkeypatch.setattr(halo._forward._host, "_until", lambda *arguments: None)
+    monkeypatch.setattr(halo._forward._host, "_wait_until", lambda *arguments: None)
     with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
         held_ghost(node, halo, field)
     monkeypatch.undo()
@@ -333,10 +333,10 @@ def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(
     wrong = 0
     with read_in_place(), plan(node.comm, case, arrays(fields), node=node) as halo:
         route = halo._forward._host
-        real = route._until
+        real = route._wait_until
         if node.rank == 0:  # it alone does not wait for its readers
-            route._until = lambda call, ranks, word, epoch: (
-                None if call == "wait" and ranks is route._reads_me
+            route._wait_until = lambda call, ranks, word, epoch: (
+                None if call == "wait" and ranks is route._receivers
                 else real(call, ranks, word, epoch)
             )  # fmt: skip
         for step in range(1, 40):
@@ -517,10 +517,10 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(host_node, monkeypa
     comm = host_node.comm
     cart = comm.Create_cart([comm.size], periods=[True])
 
-    def fail(*_):
+    def fail(*_, **__):
         raise MemoryError("none left")
 
-    for place in ("mpi_route.MpiMessages.__init__", "host.shared.HostRoute._lay_out"):
+    for place in ("mpi_route.MpiMessages.__init__", "host.shared.lay_out"):
         with monkeypatch.context() as patch:
             if comm.rank == 1:
                 patch.setattr(f"mpishare.halo.{place}", fail)

@@ -70,7 +70,7 @@ class StreamedRoutes:
         if self._mail is not None:
             self._until_done(self._resources.packed)
             self._mail.send()
-            self._mail.finish()
+            self._mail.wait()
         self._hear.enqueue(number)
         for launch in self._takes:
             launch.enqueue(number)

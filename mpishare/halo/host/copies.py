@@ -1,4 +1,7 @@
-"""What a call of a plan does in host memory, prepared once for the places where its fields are."""
+"""Copies between arrays in host memory: bound to the arrays of a call once, run at every call.
+
+Cutting a box out of an array takes as long as copying a small one, so it is done beforehand.
+"""
 
 from __future__ import annotations
 
@@ -6,131 +9,40 @@ import ctypes
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from mpishare.halo.layout import Layout
 
 Array = np.ndarray[Any, Any]
 
-Move = Callable[[], None]
-"""Moves some cells."""
+Copy = Callable[[], None]
+"""Copies some cells."""
 
-Land = Callable[[Array, Any, Array], None]
-"""Puts cells that came in where they belong: ``land(array, key, cells)``."""
-
-_MOST_COLUMNS = 8  # of a wide face: more of them would bring each cache line in too often
+Store = Callable[[Array, Any, Array], None]
+"""Stores received cells, `put` or `add`: ``store(array, key, cells)``."""
 
 WHOLE = (...,)
-"""Indexes all cells of an array."""
+"""The key of all cells of an array."""
 
-
-class Call:
-    """What a call does with fields at certain addresses, as far as that can be known beforehand.
-
-    Attributes
-    ----------
-    version : int
-        Of the node's windows, for which it holds.
-    arrays : list of numpy.ndarray
-        The fields, without a hold on their memory: whoever makes the call has that.
-    stamp : int
-        What names `places`; 0 where all fields are packed.
-    places : tuple of int
-        Of each field, as `HostRoute` tells its readers.
-    packs : pair of list of Move
-        Into the packed copies, for even epochs and for odd ones.
-    own : list of Move
-        Within this rank's fields.
-    takes : dict
-        By sender, turn and the sender's stamp, what takes its cells.
-    """
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        self.arrays: list[Array] = []
-        self.stamp = 0
-        self.places: tuple[int, ...] = ()
-        self.packs: tuple[list[Move], list[Move]] = ([], [])
-        self.own: list[Move] = []
-        self.takes: dict[tuple[int, int, int], list[Move]] = {}
-
-
-def cells_at(address: int, layout: Layout) -> Array:
-    """Return the cells at an address, as elements in which they travel.
-
-    Without a hold on the memory: a window could not be unmapped then.
-    """
-    cells = (ctypes.c_char * layout.span_nbytes).from_address(address)
-    return np.ndarray(
-        layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides
-    )
-
-
-def moving(land: Land, to: Array, key: Any, of: Array, source: Any) -> Move:
-    """Return the call that puts cells of an array where they belong in another.
-
-    As much of it as can be done beforehand: to cut out a box costs as much as to copy a small one.
-    """
-    if not _is_box(source):
-        return lambda: land(to, key, of[source])
-    if land is put and _is_box(key):
-        return partial(to[key].__setitem__, ..., of[source])
-    return partial(land, to, key, of[source])
-
-
-def within(array: Array, to: Any, of: Any) -> list[Move]:
-    """Return what copies cells of an array to others of it, in which nobody reads meanwhile.
-
-    Where the first and the last byte of two arrays tell no more than that they may overlap, which
-    is so at the two ends of all rows, NumPy copies by way of a third one: twice as much work. Not
-    if they have one axis. So columns are copied one by one, each as one line through all planes.
-    """
-    if _is_box(to) and _is_box(of) and np.may_share_memory(array[to], array[of]):
-        apart = [axis for axis, pair in enumerate(zip(to, of, strict=True)) if pair[0] != pair[1]]
-        if len(apart) == 1 and array[to].shape[apart[0]] <= _MOST_COLUMNS:
-            columns = (np.moveaxis(array[key], apart[0], 0) for key in (to, of))
-            extents = (*array.shape[: apart[0]], *array.shape[apart[0] + 1 :])
-            lines = [_line(one, other, extents) for one, other in zip(*columns, strict=True)]
-            return [move for line in lines for move in line]
-    return [moving(put, array, to, array, of)]
-
-
-def _line(to: Array, of: Array, extents: tuple[int, ...]) -> list[Move]:
-    """Return what copies a column: as a line, if it is one but for some ghosts between its planes.
-
-    These are of the column that is written, and are put back.
-    """
-    steps = zip(to.strides, to.shape, extents, strict=True)
-    long = sorted((each for each in steps if each[1] > 1), reverse=True)
-    if len(long) == 2:
-        (plane, planes, _), (row, rows, extent) = long
-        if plane == row * extent and extent <= 2 * rows:
-            shape = ((planes - 1) * extent + rows,)
-            line, source = as_strided(to, shape, (row,)), as_strided(of, shape, (row,))
-            ghosts = as_strided(line[rows:], (planes - 1, extent - rows), (plane, row))
-            kept = np.empty(ghosts.shape, ghosts.dtype)
-            pairs = (kept, ghosts), (line, source), (ghosts, kept)
-            return [partial(one.__setitem__, ..., other) for one, other in pairs if one.size]
-    return [partial(to.squeeze().__setitem__, ..., of.squeeze())]
-
-
-def _is_box(key: Any) -> bool:
-    return all(item is ... or isinstance(item, slice) for item in key)
+_MAX_COLUMNS = 8  # of a face; each column brings in the same cache lines again
+_CACHE_NBYTES = 512 << 10
+_LINE_NBYTES = 64
+_MIN_BLOCKED_NBYTES = 128 << 10  # less than this stays in the cache anyway
 
 
 def put(array: Array, key: Any, cells: Array) -> None:
-    """Overwrite cells with those that came in."""
+    """Overwrite cells with the received ones."""
     array[key] = cells
 
 
 def add(array: Array, key: Any, cells: Array) -> None:
-    """Add the cells that came in, one after the other where a cell is named twice."""
+    """Add the received cells; where an index occurs twice, both are added, in order."""
     if all(isinstance(item, slice) for item in key):
         target = array[key]
         np.add(target, cells, out=target)
@@ -138,61 +50,139 @@ def add(array: Array, key: Any, cells: Array) -> None:
         np.add.at(array, key, cells)
 
 
-_CACHE_NBYTES = 512 << 10
-_LINE_NBYTES = 64
-_WORTH_NBYTES = 128 << 10  # below, all that is copied stays in the cache anyway
+def array_at(address: int, layout: Layout) -> Array:
+    """Return the array at an address, in the dtype in which its cells travel.
 
-Copy = tuple[int, Any, Any]
-"""A field, where cells go, and where they come from."""
-
-
-class Own:
-    """The copies of one plan within this rank's fields. Local.
-
-    Parameters
-    ----------
-    copies : sequence of Copy
-        None of which reads what another writes.
-    shapes : sequence of tuple of int
-        Of the cells of each.
-    itemsizes : sequence of int, bytes
-        Of each field.
-
-    Attributes
-    ----------
-    copies : list of Copy
-        To make one after the other.
+    It does not hold the memory: a window could not be unmapped otherwise.
     """
+    cells = (ctypes.c_char * layout.span_nbytes).from_address(address)
+    return np.ndarray(
+        layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides
+    )
 
-    def __init__(
-        self,
-        copies: Sequence[Copy],
-        shapes: Sequence[tuple[int, ...]],
-        itemsizes: Sequence[int],
-    ) -> None:
-        whole: list[Copy] = []
-        blocked: dict[tuple[int, int, int], list[tuple[Copy, tuple[int, ...]]]] = {}
-        for copy, shape in zip(copies, shapes, strict=True):
-            field, to, of = copy
-            is_boxes = all(isinstance(each, slice) for each in (*to, *of))
-            if (
-                is_boxes
-                and len(shape) > 1
-                and to[0] == of[0]
-                and prod(shape) * itemsizes[field] >= _WORTH_NBYTES
-            ):
-                blocked.setdefault((field, to[0].start, to[0].stop), []).append((copy, shape))
-            else:
-                whole.append(copy)
-        self.copies = whole
-        for (_, start, stop), group in blocked.items():
-            touched = sum(
-                2 * prod(shape[1:-1]) * max(shape[-1] * itemsizes[copy[0]], _LINE_NBYTES)
-                for copy, shape in group
+
+def address_of(array: Array) -> int:
+    """Return the address of the first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def bind_copy(store: Store, target: Array, key: Any, source: Array, source_key: Any) -> Copy:
+    """Return the call that stores cells of `source` in `target`."""
+    if not _is_box(source_key):
+        return lambda: store(target, key, source[source_key])
+    if store is put and _is_box(key):
+        return partial(target[key].__setitem__, ..., source[source_key])
+    return partial(store, target, key, source[source_key])
+
+
+def bind_copy_within(array: Array, key: Any, source_key: Any) -> list[Copy]:
+    """Return the calls that copy cells of an array to others of it, which do not overlap.
+
+    NumPy compares only the first and the last byte of both boxes. At the two ends of each row
+    these ranges overlap, and it would copy by way of a temporary array, at twice the cost; not so
+    along a single axis. So a face of few columns is copied column by column.
+    """
+    axis = _column_axis(array, key, source_key)
+    if axis is None:
+        return [bind_copy(put, array, key, array, source_key)]
+    columns = (np.moveaxis(array[each], axis, 0) for each in (key, source_key))
+    extents = (*array.shape[:axis], *array.shape[axis + 1 :])
+    return [
+        copy
+        for target, source in zip(*columns, strict=True)
+        for copy in _bind_column(target, source, extents)
+    ]
+
+
+def _column_axis(array: Array, key: Any, source_key: Any) -> int | None:
+    """Return the one axis along which two boxes differ, if their columns are to be copied."""
+    if not _is_box(key) or not _is_box(source_key):
+        return None
+    axes = [axis for axis, (to, at) in enumerate(zip(key, source_key, strict=True)) if to != at]
+    if len(axes) != 1 or not np.may_share_memory(array[key], array[source_key]):
+        return None
+    return axes[0] if array[key].shape[axes[0]] <= _MAX_COLUMNS else None
+
+
+class _Axis(NamedTuple):
+    """An axis of a column; `extent` counts the ghosts, too. Sorted from slow to fast."""
+
+    stride: int
+    cells: int
+    extent: int
+
+
+def _bind_column(target: Array, source: Array, extents: tuple[int, ...]) -> list[Copy]:
+    """Return the calls that copy a column, through all planes at once where that is possible.
+
+    The ghosts between two planes are then overwritten with the others, and restored.
+    """
+    axes = sorted(map(_Axis, target.strides, target.shape, extents), reverse=True)
+    axes = [axis for axis in axes if axis.cells > 1]
+    if len(axes) == 2:
+        plane, row = axes
+        if plane.stride == row.stride * row.extent and row.extent <= 2 * row.cells:
+            shape = ((plane.cells - 1) * row.extent + row.cells,)
+            line = as_strided(target, shape, (row.stride,))
+            between = plane.cells - 1, row.extent - row.cells
+            ghosts = as_strided(line[row.cells :], between, (plane.stride, row.stride))
+            saved = np.empty(ghosts.shape, ghosts.dtype)
+            pairs = (
+                (saved, ghosts),
+                (line, as_strided(source, shape, (row.stride,))),
+                (ghosts, saved),
             )
-            step = max(1, _CACHE_NBYTES // touched)
-            for first in range(start, stop, step):
-                planes = slice(first, min(first + step, stop))
-                self.copies += [
-                    (field, (planes, *to[1:]), (planes, *of[1:])) for (field, to, of), _ in group
-                ]
+            return [partial(to.__setitem__, ..., cells) for to, cells in pairs if to.size]
+    return [partial(target.squeeze().__setitem__, ..., source.squeeze())]
+
+
+def _is_box(key: Any) -> bool:
+    return all(item is ... or isinstance(item, slice) for item in key)
+
+
+class SelfCopy(NamedTuple):
+    """A copy between two places in one field of this rank."""
+
+    field: int
+    key: Any
+    source_key: Any
+
+
+def block_for_cache(copies: Iterable[SelfCopy], layouts: Sequence[Layout]) -> list[SelfCopy]:
+    """Return the same copies, those of large boxes a few planes at a time.
+
+    Copies that have their planes in common are then made block by block, so that the cache lines
+    of one serve the next. None of the copies may read what another one writes.
+    """
+    found: list[SelfCopy] = []
+    groups: dict[tuple[int, int, int], list[SelfCopy]] = {}
+    nbytes_of: dict[tuple[int, int, int], int] = {}
+    for copy in copies:
+        nbytes = _plane_nbytes(copy, layouts[copy.field].dtype.itemsize)
+        if nbytes:
+            planes = copy.field, copy.key[0].start, copy.key[0].stop
+            groups.setdefault(planes, []).append(copy)
+            nbytes_of[planes] = nbytes_of.get(planes, 0) + nbytes
+        else:
+            found.append(copy)
+    for (field, start, stop), group in groups.items():
+        step = max(1, _CACHE_NBYTES // nbytes_of[field, start, stop])
+        for first in range(start, stop, step):
+            block = slice(first, min(first + step, stop))
+            found += [
+                SelfCopy(field, (block, *copy.key[1:]), (block, *copy.source_key[1:]))
+                for copy in group
+            ]
+    return found
+
+
+def _plane_nbytes(copy: SelfCopy, itemsize: int) -> int:
+    """Return what one plane of a copy takes in the cache; 0 if the copy is not worth blocking."""
+    keys = (*copy.key, *copy.source_key)
+    if len(copy.key) < 2 or not all(isinstance(key, slice) for key in keys):
+        return 0
+    shape: list[int] = [key.stop - key.start for key in copy.key]
+    if copy.key[0] != copy.source_key[0] or prod(shape) * itemsize < _MIN_BLOCKED_NBYTES:
+        return 0
+    return 2 * prod(shape[1:-1]) * max(shape[-1] * itemsize, _LINE_NBYTES)

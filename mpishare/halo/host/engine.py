@@ -1,4 +1,4 @@
-"""Moves the cells of fields in host memory: calls block, so there is nothing for a stream to do."""
+"""The engine for fields in host memory. Its calls block, so nothing is ordered on streams."""
 
 from __future__ import annotations
 
@@ -10,19 +10,43 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.errors import MpiShareError
-from mpishare.halo.host.copies import add, put
+from mpishare.halo.host.copies import add, address_of, put
 from mpishare.halo.host.shared import HostRoute
 from mpishare.halo.layout import Layout, as_numpy, require_number
-from mpishare.halo.mpi_route import MpiRoute
+from mpishare.halo.mpi_route import HostMpiRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.host.copies import Call
+    from mpishare.halo.host.copies import Array
+    from mpishare.halo.host.shared import BoundCall
     from mpishare.halo.message import Message
 
-_KEPT = 64  # calls whose arrays are known again
+_MAX_CACHED = 64  # calls whose arrays are recognized
+
+
+# These are plain classes with slots: in Python the fastest records to make and to read.
+class HostCall:
+    """A prepared call: its copies, and the fields, whose memory it holds until `wait` is over."""
+
+    __slots__ = ("bound", "fields")
+
+    def __init__(self, bound: BoundCall, fields: Sequence[Any]) -> None:
+        self.bound = bound
+        self.fields = fields
+
+
+class _SeenField:
+    """An array of an earlier call. Weakly referenced: a new array may get the id of a dead one."""
+
+    __slots__ = ("dtype", "ref", "shape", "strides")
+
+    def __init__(self, array: Array) -> None:
+        self.ref: Callable[[], Any] = weakref.ref(array)
+        self.shape = array.shape
+        self.strides = array.strides
+        self.dtype = array.dtype
 
 
 class HostEngine:
@@ -35,7 +59,7 @@ class HostEngine:
     sends, recvs : sequence of Message
         What this rank sends and receives.
     is_reverse : bool
-        Whether cells that come in are added, and those that were sent are zeroed.
+        Whether received cells are added, and the cells that were sent are zeroed.
     """
 
     def __init__(
@@ -46,65 +70,62 @@ class HostEngine:
         *,
         is_reverse: bool,
     ) -> None:
-        ranks, name = setup.comm, setup.name
-        self._name = name
-        routes = setup.routes[ranks.rank]
-        self._context = ranks.context
-        self._agreement = ranks.context.agreement
+        self._name = setup.name
+        self._context = setup.context
+        self._agreement = setup.context.agreement
         self._layouts = setup.mine
-        self._known: dict[tuple[int, ...], tuple[list[Any], Call]] = {}
+        self._seen: dict[tuple[int, ...], tuple[list[_SeenField], BoundCall]] = {}
         self._zeroed = sends if is_reverse else ()
 
         def by(route: str, messages: Sequence[Message]) -> list[Message]:
-            return [message for message in messages if routes[message.peer] == route]
+            return [message for message in messages if setup.my_routes[message.peer] == route]
 
-        land = add if is_reverse else put
-        told = setup.recvs if is_reverse else setup.sends
-        here = by("host", sends), by("host", recvs)
-        self._host = HostRoute(
-            ranks, name, setup.layouts, *here, told, land, is_direct=not is_reverse
-        )
-        away = by("mpi", sends), by("mpi", recvs)
-        made: list[MpiRoute] = []
+        store = add if is_reverse else put
+        by_mpi = by("mpi", sends), by("mpi", recvs)
+        self._host = HostRoute(setup, by("host", sends), by("host", recvs), is_reverse=is_reverse)
+        self._mpi: HostMpiRoute
+        self._uses_mpi = any(by_mpi)
+
+        def make_mpi_route() -> None:
+            self._mpi = HostMpiRoute(setup, *by_mpi, store)
+
         try:
-            ranks.step(name, lambda: made.append(MpiRoute(ranks, name, setup.mine, *away, land)))
+            setup.comm.step(setup.name, make_mpi_route)
         except BaseException:
             self._host.close()
             raise
-        self.staging_nbytes = self._host.staging_nbytes + made[0].staging_nbytes
-        self._mpi = made[0] if any(away) else None
-        self._is_plain = self._mpi is None and not is_reverse
+        self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
+        self._has_fast_path = not self._uses_mpi and not is_reverse
 
-    def prepare(self, fields: Sequence[Any]) -> list[Any]:
-        """Return what is prepared for the arrays of a call, and the arrays, which hold the memory.
+    def prepare(self, fields: Sequence[Any]) -> HostCall:
+        """Check the fields of a call and bind its copies to them.
 
-        Those of NumPy are known again as long as they live; their layout is looked at all the same.
+        NumPy arrays are recognized as long as they live, if their layout is still the same.
         """
-        call = self._seen(fields)
-        return self._take(fields) if call is None else [call, fields]
+        bound = self._bound_before(fields)
+        return self._bind(fields) if bound is None else HostCall(bound, fields)
 
-    def _seen(self, fields: Sequence[Any]) -> Call | None:
-        """Return what is prepared for arrays that were seen before and still fit."""
+    def _bound_before(self, fields: Sequence[Any]) -> BoundCall | None:
+        """Return the copies of a call with these arrays that was made before, if they still fit."""
         # Written for speed: every exchange of small faces comes through here.
-        key = (id(fields[0]),) if len(fields) == 1 else tuple(map(id, fields))
-        found = self._known.get(key)
+        found = self._seen.get((id(fields[0]),) if len(fields) == 1 else tuple(map(id, fields)))
         if found is None:
             return None
-        seen, call = found
+        seen, bound = found
         for at, field in enumerate(fields):
-            ref, shape, strides, dtype = seen[at]
+            before = seen[at]
             if (
-                ref() is not field
-                or field.shape != shape
-                or field.strides != strides
-                or field.dtype != dtype
+                before.ref() is not field
+                or field.shape != before.shape
+                or field.strides != before.strides
+                or field.dtype != before.dtype
                 or not field.flags.writeable
             ):
                 return None
-        return call if call.version == self._context.windows_version else None
+        return bound if bound.windows_version == self._context.windows_version else None
 
-    def _take(self, fields: Sequence[Any]) -> list[Any]:
-        """Check the arrays of a call and prepare it."""
+    def _bind(self, fields: Sequence[Any]) -> HostCall:
+        """Check the fields of a call and bind its copies."""
         require_number(fields, len(self._layouts))
         arrays = []
         for field, expected in zip(fields, self._layouts, strict=True):
@@ -113,89 +134,85 @@ class HostEngine:
             if not array.flags.writeable:
                 raise ValueError("a field is read-only")
             arrays.append(array)
-        addresses = tuple(array.__array_interface__["data"][0] for array in arrays)
-        call = self._host.prepare(addresses)
+        bound = self._host.bind(tuple(map(address_of, arrays)))
         if all(map(operator.is_, arrays, fields)):
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            # By weak references: an array that is gone may have its number taken by another.
-            seen = [(weakref.ref(each), each.shape, each.strides, each.dtype) for each in arrays]
-            self._known[tuple(map(id, arrays))] = seen, call
-        return [call, arrays]
+            if len(self._seen) >= _MAX_CACHED:
+                self._seen.clear()
+            self._seen[tuple(map(id, arrays))] = list(map(_SeenField, arrays)), bound
+        return HostCall(bound, arrays)
 
     def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
         """Exchange fields that were seen before, or return False with nothing done.
 
-        A small face takes less time to move than Python takes to look at a call.
+        Copying a small face takes less time than preparing the call in Python.
         """
         agreement = self._agreement
-        if self._is_plain and agreement.failure is None and agreement.thread == get_ident():
-            call = self._seen(fields)
-            if call is not None:
+        if self._has_fast_path and agreement.failure is None and agreement.thread == get_ident():
+            bound = self._bound_before(fields)
+            if bound is not None:
                 try:
-                    self._host.start(call)
-                    self._host.wait(call)
+                    self._host.start(bound)
+                    self._host.wait(bound)
                 except BaseException as error:
-                    self._broken_off("exchange", error)
+                    self._leave_node("exchange", error)
                     raise
                 return True
         return False
 
-    def start(self, arrays: list[Any], stream: Any) -> None:  # noqa: ARG002  no streams
-        """Let my cells go."""
-        call: Call = arrays[0]
+    def start(self, call: HostCall, stream: Any) -> None:  # noqa: ARG002  no streams
+        """Send my cells."""
+        bound = call.bound
         try:
-            if self._mpi is not None:
-                self._mpi.start(call.arrays)
-            self._host.start(call)
+            if self._uses_mpi:
+                self._mpi.start(bound.arrays)
+            self._host.start(bound)
         except BaseException as error:
-            self._broken_off("start", error)
+            self._leave_node("start", error)
             raise
 
-    def wait(self, arrays: list[Any], stream: Any) -> None:  # noqa: ARG002  no streams
-        """Take the others' cells."""
-        call: Call = arrays[0]
+    def wait(self, call: HostCall, stream: Any) -> None:  # noqa: ARG002  no streams
+        """Receive the others' cells into the ghosts."""
+        bound = call.bound
         try:
-            self._host.wait(call)
-            if self._mpi is not None:
-                self._mpi.wait(call.arrays)
+            self._host.wait(bound)
+            if self._uses_mpi:
+                self._mpi.wait(bound.arrays)
         except BaseException as error:
-            self._broken_off("wait", error)
+            self._leave_node("wait", error)
             raise
         for message in self._zeroed:
             for part in message.parts:
-                call.arrays[part.field][part.key] = 0
+                bound.arrays[part.field][part.key] = 0
 
-    def _broken_off(self, call: str, error: BaseException) -> None:
-        """Leave the node by an interrupt: neighbors may still read what may be written now."""
+    def exchange(self, call: HostCall, stream: Any) -> None:
+        """Do both."""
+        self.start(call, stream)
+        self.wait(call, stream)
+
+    def _leave_node(self, call: str, error: BaseException) -> None:
+        """Leave the node after an interrupt: neighbors may read fields that the user overwrites."""
         if not isinstance(error, MpiShareError):
             self._agreement.leave(f"{self._name}: {call}", error)
 
-    def exchange(self, arrays: list[Any], stream: Any) -> None:
-        """Do both."""
-        self.start(arrays, stream)
-        self.wait(arrays, stream)
-
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
-        """Return False."""
+        """Return False: there is no stream."""
         return False
 
     def pending(self) -> list[int]:
-        """Return none: waits of the host see for themselves."""
+        """Return no ranks: waits on the host report their own stragglers."""
         return []
 
-    def leave(self, until: float) -> None:
-        """Nothing: calls block, and whoever waits looks at what is there."""
+    def leave(self, deadline: float) -> None:
+        """Do nothing: all that was begun is over, since calls block."""
 
     def drain(self) -> None:
-        """Nothing: calls block."""
+        """Do nothing: calls block."""
 
     def release(self) -> None:
-        """Nothing: what is shared is unmapped by each for itself."""
+        """Do nothing: each rank unmaps the shared memory in `close`."""
 
     def close(self) -> None:
-        """Unmap, and free the requests. Local."""
-        self._known.clear()  # what is prepared for a call looks at the memory
+        """Unmap the shared memory, and free the MPI requests."""
+        self._seen.clear()  # bound calls refer to the memory
         self._host.close()
-        if self._mpi is not None:
-            self._mpi.close()
+        self._mpi.close()

@@ -1,40 +1,88 @@
-"""Route ``host``: the receiver reads the sender's cells out of shared memory.
+"""Route ``host``: receivers copy the cells out of shared memory, or out of the sender's process.
 
-A sender says where its fields are and then that they are ready (`published`); each receiver copies
-what it wants and says so (`taken`). A field that lives in a window of the node is read where it is,
-one copy in all, and so are large faces of any other where they are lent; the rest is packed into
-memory that the plan's ranks have in common. There are two packed copies in turn, so that a sender
-waits for a slow receiver only when it is two exchanges ahead; fields that are read in place may be
-overwritten after `wait`, which therefore waits for all their readers.
+In each epoch a sender publishes where its fields are, then that they are ready (`READY`); each
+receiver copies its parts and counts them as consumed (`CONSUMED`). A field in a window of the node
+is read in place, with a single copy; so are large faces of other fields, by `PeerReads`. The rest
+is packed into a staging buffer in shared memory. Double buffering lets a sender run two epochs
+ahead before it waits for a slow receiver. Fields that are read in place may be overwritten after
+`wait`, which therefore waits for all of their readers.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
-from mpishare.coordination.counters import SLOT_WORDS
-from mpishare.halo.host.copies import WHOLE, Call, Own, cells_at, moving, put, within
+from mpishare.errors import ClosedError
+from mpishare.halo.host.copies import (
+    WHOLE,
+    add,
+    address_of,
+    array_at,
+    bind_copy,
+    bind_copy_within,
+    put,
+)
+from mpishare.halo.host.parts import RouteParts, lay_out
 from mpishare.halo.host.process_read import PeerReads
-from mpishare.halo.host.staging import DoubleBuffer
+from mpishare.halo.host.staging import (
+    CONSUMED,
+    IN_PROCESS,
+    IN_STAGING,
+    READY,
+    STAGED,
+    DoubleBuffer,
+    FieldAddress,
+    read_entry,
+    table_offset,
+    write_table,
+)
 from mpishare.ordering.counter_ops import spin_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.host.copies import Array, Copy, Land, Move
-    from mpishare.halo.host.process_read import Key
-    from mpishare.halo.layout import Layout
-    from mpishare.halo.message import Message, Part
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.halo.engine import PlanSetup
+    from mpishare.halo.host.copies import Array, Copy
+    from mpishare.halo.host.parts import Incoming, Sender
+    from mpishare.halo.message import Message
 
-_PUBLISHED, _TAKEN = 0, SLOT_WORDS
-_PLACES = 2 * SLOT_WORDS
-_PLACE_WORDS = 3  # number of the window, rank of the segment, offset in bytes
-_PACKED, _PRIVATE = 0, 1 << 63  # instead of a number; of a private field the offset is its address
-_WORTH_NBYTES = 16 << 10  # below, a packed copy costs less than to wait for all its readers
-_KEPT = 64  # calls that are remembered, and places of a neighbor for each
+_MAX_CACHED = 64  # bound calls, and per call and sender the addresses at which it was read
+
+
+class BoundCall:
+    """The copies of a call, bound to the addresses of its fields. Does not hold their memory.
+
+    Attributes
+    ----------
+    windows_version : int
+        The version of the node's windows for which it was made.
+    arrays : list of numpy.ndarray
+        The fields.
+    table_version : int
+        The version of `table`; 0 if all fields are staged.
+    table : list of int
+        The words of the `FieldAddress` of each field.
+    packs : pair of list of Copy
+        Into the staging buffers, in even and in odd epochs.
+    self_copies : list of Copy
+        Within the fields of this rank.
+    receives : dict
+        For a sender, a parity and the version of the sender's table, the copies out of its fields.
+    """
+
+    __slots__ = (
+        "arrays", "packs", "receives", "self_copies", "table", "table_version", "windows_version",
+    )  # fmt: skip
+
+    def __init__(self, windows_version: int, arrays: list[Array]) -> None:
+        self.windows_version = windows_version
+        self.arrays = arrays
+        self.table_version = 0
+        self.table: list[int] = []
+        self.packs: tuple[list[Copy], list[Copy]] = ([], [])
+        self.self_copies: list[Copy] = []
+        self.receives: dict[tuple[Sender, int, int], list[Copy]] = {}
 
 
 class HostRoute:
@@ -42,269 +90,211 @@ class HostRoute:
 
     Parameters
     ----------
-    ranks : PlanComm
+    setup : PlanSetup
         The plan's.
-    name : str
-        The plan's, for errors.
-    layouts : sequence of list of Layout
-        For each rank of the plan, its fields'.
     sends, recvs : sequence of Message
-        What goes by this route, this rank's own included.
-    told : sequence
-        For each rank of the plan, `Message.as_data` of what it sends, and the route.
-    land : callable
-        Puts cells that came in where they belong: ``land(array, key, cells)``.
-    is_direct : bool
-        Whether fields may be read in place.
+        What takes this route, the messages of this rank to itself included.
+    is_reverse : bool
+        Whether received cells are added. Then no field is read in place.
     """
 
     def __init__(
         self,
-        ranks: PlanComm,
-        name: str,
-        layouts: Sequence[Sequence[Layout]],
+        setup: PlanSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
-        told: Sequence[Any],
-        land: Land,
         *,
-        is_direct: bool,
+        is_reverse: bool,
     ) -> None:
-        self._ranks = ranks
-        self._name = name
-        self._context = ranks.context
-        self._layouts = layouts
-        self._land = land
-        self._is_direct = is_direct
-        self._sync = ranks.context.memory_barrier
-        self._spins_per_yield = ranks.context.spins_per_yield
+        comm = setup.comm
+        self._comm = comm
+        self._name = setup.name
+        self._context = comm.context
+        self._layouts = setup.layouts
+        self._store = add if is_reverse else put
+        self._memory_barrier = comm.context.memory_barrier
+        self._spins_per_yield = comm.context.spins_per_yield
         self._epoch = 0
-        self._reads_me = sorted({message.peer for message in sends} - {ranks.rank})
-        self._calls: dict[tuple[int, ...], Call] = {}
-        self._stamp = 0
-        nwords = _PLACES + 2 * (1 + _PLACE_WORDS * len(layouts[ranks.rank]))
-        self._lent = PeerReads(ranks, name, layouts, told if is_direct else ())
-        self._shelves = DoubleBuffer(ranks, name, nwords, told, self._lent.keys)
-        self._words = self._shelves.words
-        self._mine = self._words[ranks.rank]
-        self._readers = [self._words[rank] for rank in self._reads_me]
+        self._calls: dict[tuple[int, ...], BoundCall] = {}
+        self._table_version = 0
+        self._tables = table_offset(0, len(setup.mine)), table_offset(1, len(setup.mine))
+        messages = setup.messages_by_rank(is_reverse=is_reverse)
+        self._peer_reads = PeerReads(setup, () if is_reverse else messages)
+        self._staging = DoubleBuffer(setup, messages, self._peer_reads.keys)
+        self._control = self._staging.control[comm.rank]
+        self._receivers = sorted({message.peer for message in sends} - {comm.rank})
+        self._receiver_control = [self._staging.control[rank] for rank in self._receivers]
+        self._parts = RouteParts([], [], [], [])
+
+        def make() -> None:
+            self._peer_reads.lay_out(recvs)
+            self._parts = lay_out(setup, sends, recvs, self._staging, is_reverse=is_reverse)
+
         try:
-            ranks.step(name, lambda: self._lay_out(sends, recvs, told))
+            comm.step(setup.name, make)
         except BaseException:
             self.close()
             raise
-        self.staging_nbytes = self._shelves.nbytes + self._lent.nbytes
+        self.staging_nbytes = self._staging.nbytes + self._peer_reads.nbytes
 
-    def _lay_out(
-        self, sends: Sequence[Message], recvs: Sequence[Message], told: Sequence[Any]
-    ) -> None:
-        """Find everything that calls have in common. Local."""
-        ranks = self._ranks
-        self._lent.lay_out(recvs)
-        nfields = len(self._layouts[ranks.rank])
-        dtypes = [layout.carrier for layout in self._layouts[ranks.rank]]
+    # --- binding a call to the addresses of its fields
 
-        def packed(part: Part, sender: int, receiver: int, tag: int) -> list[Array]:
-            if (sender, receiver, tag, part.field) in self._lent.keys:
-                return []
-            return self._shelves.copies(part, sender, receiver, tag, dtypes[part.field])
+    def bind(self, addresses: tuple[int, ...]) -> BoundCall:
+        """Return the copies of a call with fields at these addresses.
 
-        # (field, what to index, the two packed copies; none of what is lent)
-        self._packs = [
-            (part.field, part.key, packed(part, ranks.rank, message.peer, message.tag))
-            for message in sends
-            for part in message.parts
-            if message.peer != ranks.rank
-        ]
-        boxes = {
-            (rank, tag, field): box
-            for rank in ranks.ranks_here
-            for peer, tag, parts, _ in told[rank]
-            if peer == ranks.rank
-            for field, _, box in parts
-        }
-        own = {
-            (m.tag, part.field): part.key for m in sends for part in m.parts if m.peer == ranks.rank
-        }
-        self._own: list[Copy] = []
-        if self._land is put:  # in any order: own cells first, then one neighbor after the other
-            mine = [m for m in recvs if m.peer == ranks.rank]
-            self._own = Own(
-                [(p.field, p.key, own[m.tag, p.field]) for m in mine for p in m.parts],
-                [part.shape for message in mine for part in message.parts],
-                [dtype.itemsize for dtype in dtypes],
-            ).copies
-            others = [message for message in recvs if message.peer != ranks.rank]
-            recvs = sorted(others, key=lambda message: message.peer)
-        # By sender: (its rank, its words, its parts), and of a part
-        # (what names it, where it goes, where it is in the sender's field, copies).
-        self._takes: list[tuple[int, memoryview[int], list[tuple[Key, Any, Any, list[Array]]]]] = []
-        for peer, messages in groupby(recvs, key=lambda message: message.peer):
-            parts: list[tuple[Key, Any, Any, list[Array]]] = []
-            for message in messages:
-                for part in message.parts:
-                    key = peer, ranks.rank, message.tag, part.field
-                    if peer == ranks.rank:
-                        parts.append((key, part.key, own[message.tag, part.field], []))
-                    else:
-                        box = boxes[peer, message.tag, part.field]
-                        source = None if box is None else box.slices()
-                        copies = packed(part, peer, ranks.rank, message.tag)
-                        parts.append((key, part.key, source, copies))
-            self._takes.append((peer, self._words[peer], parts))
-        # A field of which some part is no box is never read in place: only its owner knows where.
-        whole_boxes = [True] * nfields
-        for rank in ranks.ranks_here:
-            for _, _, given, _ in told[rank]:
-                for field, _, box in given:
-                    whole_boxes[field] = whole_boxes[field] and box is not None
-        largest = [0] * nfields
-        for message in sends:
-            for part in message.parts if message.peer != ranks.rank else ():
-                largest[part.field] = max(largest[part.field], part.nbytes)
-        self._in_place = [
-            self._is_direct and is_box and nbytes >= _WORTH_NBYTES
-            for is_box, nbytes in zip(whole_boxes, largest, strict=True)
-        ]
-
-    def prepare(self, addresses: tuple[int, ...]) -> Call:
-        """Return what a call does with fields at these addresses. Local.
-
-        It is made once for them, and again where a window was opened or closed since.
+        They are cached until a window is opened or closed.
         """
         version = self._context.windows_version
-        known = self._calls.get(addresses)
-        if known is not None and known.version == version:
-            return known
-        call = Call(version)
-        layouts = self._layouts[self._ranks.rank]
-        call.arrays = arrays = list(map(cells_at, addresses, layouts))
+        call = self._calls.get(addresses)
+        if call is not None and call.windows_version == version:
+            return call
+        layouts = self._layouts[self._comm.rank]
+        call = BoundCall(version, list(map(array_at, addresses, layouts)))
         for field, address in enumerate(addresses):
-            span_nbytes = layouts[field].span_nbytes
-            place: tuple[int, int, int] | None = (
-                self._context.locate(address, span_nbytes) if self._in_place[field] else None
-            )
-            shadow = None
-            if place is None and field in self._lent.fields:
-                address, shadow = self._lent.place(field, address)
-                place = _PRIVATE, 0, address
-            call.places += place or (_PACKED,) * _PLACE_WORDS
-            if place is not None and not call.stamp:
-                self._stamp += 1
-                call.stamp = self._stamp
-            for packed, key, copies in self._packs:
-                if packed == field and (place is None or place[0] == _PRIVATE):
-                    for turn, copy in enumerate(copies):
-                        call.packs[turn].append(moving(put, copy, WHOLE, arrays[field], key))
-                    if not copies and shadow is not None:
-                        for packs in call.packs:
-                            packs.append(moving(put, shadow, key, arrays[field], key))
-        call.own = [move for field, to, of in self._own for move in within(arrays[field], to, of)]
-        if len(self._calls) >= _KEPT:
+            self._bind_sends(call, field, address)
+        if any(call.table):
+            self._table_version += 1
+            call.table_version = self._table_version
+        call.self_copies = [
+            copy
+            for field, key, source_key in self._parts.self_copies
+            for copy in bind_copy_within(call.arrays[field], key, source_key)
+        ]
+        if len(self._calls) >= _MAX_CACHED:
             self._calls.clear()
         self._calls[addresses] = call
         return call
 
-    def start(self, call: Call) -> None:
-        """Say where my fields are, or pack them; waits only for a rank two exchanges behind."""
-        epoch, mine = self._epoch + 1, self._mine
-        for words in self._readers:
-            if words[_TAKEN] < epoch - 2:
-                self._until("start", self._reads_me, _TAKEN, epoch - 2)
-        self._sync()
-        turn = epoch & 1
-        for move in call.packs[turn]:
-            move()
-        at = _PLACES + turn * (1 + len(call.places))
-        if mine[at] != call.stamp:
-            for place, word in enumerate(call.places, at + 1):
-                mine[place] = word
-            mine[at] = call.stamp
+    def _bind_sends(self, call: BoundCall, field: int, address: int) -> None:
+        """Find out where other ranks read a field, and bind what is packed before that."""
+        layout, array = self._layouts[self._comm.rank][field], call.arrays[field]
+        found = None
+        if self._parts.in_place[field]:
+            found = self._context.locate(address, layout.span_nbytes)
+        if found is not None:
+            call.table += FieldAddress(*found)
+            return
+        shadow = None
+        if field in self._peer_reads.fields:
+            shadow = self._peer_reads.shadow(field, address)
+            offset = address if shadow is None else address_of(shadow)
+            call.table += FieldAddress(IN_PROCESS, 0, offset)
+        else:
+            call.table += IN_STAGING
+        for part in self._parts.outgoing:
+            if part.field != field:
+                continue
+            for parity, packs in enumerate(call.packs):
+                if part.buffers is not None:
+                    buffer = part.buffers[parity]
+                    packs.append(bind_copy(put, buffer, WHOLE, array, part.key))
+                elif shadow is not None:
+                    packs.append(bind_copy(put, shadow, part.key, array, part.key))
+
+    def _bind_receives(self, call: BoundCall, sender: Sender, parity: int) -> list[Copy]:
+        """Return the copies out of a sender's fields, at the addresses that it has published."""
+        copies = [
+            copy for part in sender.parts for copy in self._bind_part(call, sender, part, parity)
+        ]
+        if len(call.receives) >= _MAX_CACHED * len(self._parts.senders):
+            call.receives.clear()
+        call.receives[sender, parity, sender.control[self._tables[parity]]] = copies
+        return copies
+
+    def _bind_part(
+        self, call: BoundCall, sender: Sender, part: Incoming, parity: int
+    ) -> list[Copy]:
+        """Return the copies of one part: from my field, a process, a staging buffer or a window."""
+        field, key = part.name.field, part.key
+        target = call.arrays[field]
+        if sender.rank == self._comm.rank:
+            return [bind_copy(self._store, target, key, target, part.source_key)]
+        entry = read_entry(sender.control, self._tables[parity], field)
+        if entry.window == IN_PROCESS and part.buffers is None:
+            return self._peer_reads.bind(part.name, entry.offset, target)
+        if entry.window in (STAGED, IN_PROCESS) and part.buffers is not None:
+            return [bind_copy(self._store, target, key, part.buffers[parity], WHOLE)]
+        address = self._context.segment_address(entry.window, entry.segment)
+        if address is None:
+            raise ClosedError(
+                f"{self._name}: wait failed: window {entry.window}, in which rank {sender.rank} "
+                "has its field, is closed"
+            )
+        address += entry.offset
+        source = array_at(address, self._layouts[sender.rank][field])
+        return [bind_copy(self._store, target, key, source, part.source_key)]
+
+    # --- an exchange
+
+    def start(self, call: BoundCall) -> None:
+        """Pack my cells, or publish where they are; waits only for a rank two epochs behind."""
+        epoch, control = self._epoch + 1, self._control
+        for theirs in self._receiver_control:
+            if theirs[CONSUMED] < epoch - 2:
+                self._wait_until("start", self._receivers, CONSUMED, epoch - 2)
+        self._memory_barrier()
+        parity = epoch & 1
+        for copy in call.packs[parity]:
+            copy()
+        table = self._tables[parity]
+        if control[table] != call.table_version:
+            write_table(control, table, call.table_version, call.table)
         self._publish(epoch)
         self._epoch = epoch
 
-    def wait(self, call: Call) -> None:
-        """Copy what the others send, and wait until nobody reads my fields any more."""
-        epoch, known = self._epoch, call.takes
-        turn = epoch & 1
-        at = _PLACES + turn * (1 + len(call.places))
-        for move in call.own:
-            move()
-        if call.version != self._context.windows_version:
-            known.clear()  # and where a window that is closed now was read, raise
-        for number, (peer, words, parts) in enumerate(self._takes):
-            if words[_PUBLISHED] < epoch:
-                self._until("wait", (peer,), _PUBLISHED, epoch)
-            self._sync()
-            moves = known.get((number, turn, words[at]))
-            if moves is None:
-                if len(known) >= _KEPT * len(self._takes):
-                    known.clear()
-                moves = self._taking(call, peer, parts, turn)
-                known[number, turn, words[at]] = moves
-            for move in moves:
-                move()
-            if words[at]:
-                self._require_present(peer)
-        self._sync()
-        self._mine[_TAKEN] = epoch
-        if call.stamp:
-            for words in self._readers:
-                if words[_TAKEN] < epoch:
-                    self._until("wait", self._reads_me, _TAKEN, epoch)
-            self._sync()
+    def wait(self, call: BoundCall) -> None:
+        """Copy the cells of all senders, then wait until nobody reads my fields any more."""
+        epoch, receives = self._epoch, call.receives
+        parity = epoch & 1
+        table = self._tables[parity]
+        for copy in call.self_copies:
+            copy()
+        if call.windows_version != self._context.windows_version:
+            receives.clear()  # to raise if one of them was in a window that is closed now
+        for sender in self._parts.senders:
+            control = sender.control
+            if control[READY] < epoch:
+                self._wait_until("wait", (sender.rank,), READY, epoch)
+            self._memory_barrier()
+            version = control[table]
+            copies = receives.get((sender, parity, version))
+            if copies is None:
+                copies = self._bind_receives(call, sender, parity)
+            for copy in copies:
+                copy()
+            if version:
+                self._require_present(sender.rank)
+        self._memory_barrier()
+        self._control[CONSUMED] = epoch
+        if call.table_version:
+            self._wait_until("wait", self._receivers, CONSUMED, epoch)
+            self._memory_barrier()
 
     def close(self) -> None:
-        """Unmap. Local, once all ranks are done."""
-        self._words, self._mine = {}, memoryview(b"").cast("Q")
-        self._packs, self._takes, self._readers = [], [], []
+        """Unmap the shared memory."""
+        self._control, self._receiver_control = memoryview(b"").cast("Q"), []
+        self._parts = RouteParts([], [], [], [])
         self._calls.clear()
-        self._lent.close()
-        self._shelves.close()
+        self._peer_reads.close()
+        self._staging.close()
 
     def _publish(self, epoch: int) -> None:
-        self._sync()
-        self._mine[_PUBLISHED] = epoch
+        self._memory_barrier()
+        self._control[READY] = epoch
 
-    def _until(self, call: str, ranks: Sequence[int], word: int, epoch: int) -> None:
-        """Wait until a word of each rank has reached an epoch."""
-        words = self._words
+    def _wait_until(self, call: str, ranks: Sequence[int], word: int, epoch: int) -> None:
+        """Wait until a control word of each rank has reached an epoch."""
+        control = self._staging.control
         for rank in ranks:
-            theirs = words[rank]
-            if not spin_until(theirs, word, epoch, self._spins_per_yield):
-                self._ranks.wait(
+            theirs = control[rank]
+            if theirs[word] < epoch and not spin_until(theirs, word, epoch, self._spins_per_yield):
+                self._comm.wait(
                     f"{self._name}: {call}",
-                    lambda: [each for each in ranks if words[each][word] < epoch],
+                    lambda: [each for each in ranks if control[each][word] < epoch],
                 )
 
     def _require_present(self, peer: int) -> None:
-        """Raise if a rank whose field was read in place is gone: it may have changed the cells."""
-        self._sync()
-        if self._context.agreement.state(self._ranks.ranks_here[peer]) != State.PRESENT:
-            self._ranks.wait(f"{self._name}: wait", lambda: [peer])  # raises, with its reasons
-
-    def _taking(self, call: Call, peer: int, parts: Any, turn: int) -> list[Move]:
-        """Return the moves of a call that take what a rank sends this time."""
-        words = self._words[peer]
-        at = _PLACES + turn * (1 + len(call.places))
-        moves = []
-        for name, key, source, copies in parts:
-            field = name[3]
-            array = call.arrays[field]
-            if peer == self._ranks.rank:
-                moves.append(moving(self._land, array, key, array, source))
-                continue
-            place = at + 1 + _PLACE_WORDS * field
-            number = _PACKED
-            if words[at]:
-                number, segment, offset = words[place : place + _PLACE_WORDS]
-            if number == _PRIVATE and not copies:
-                moves += self._lent.taking(name, offset, array)
-                continue
-            if number in (_PACKED, _PRIVATE):
-                moves.append(moving(self._land, array, key, copies[turn], WHOLE))
-                continue
-            address = self._context.segment_address(number, segment) + offset
-            theirs = cells_at(address, self._layouts[peer][field])
-            moves.append(moving(self._land, array, key, theirs, source))
-        return moves
+        """Raise if a rank whose field was read in place has left: the cells may be overwritten."""
+        self._memory_barrier()
+        if self._context.agreement.state(self._comm.ranks_here[peer]) != State.PRESENT:
+            self._comm.wait(f"{self._name}: wait", lambda: [peer])  # raises, with the reason

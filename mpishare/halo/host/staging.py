@@ -1,83 +1,128 @@
-"""Shared host memory of one plan: for each rank words, and two packed copies of what it sends."""
+"""Shared host memory of one plan: per rank, control words and two staging buffers.
+
+The control words of a rank are written by that rank alone::
+
+    READY      the last epoch in which its cells can be read
+    CONSUMED   the last epoch in which it has copied the cells of all senders
+    2 tables   of the addresses of its fields, for even epochs and for odd ones: a version, then
+               a `FieldAddress` per field. The same version means the same addresses.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.halo.message import parts_sent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from mpishare.halo.host.process_read import Key
-    from mpishare.halo.message import Part
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.halo.engine import PlanSetup
+    from mpishare.halo.host.copies import Array
+    from mpishare.halo.message import MessageInfo, PartKey
 
-_ALIGN = 128  # packed cells of two ranks never share a cache line
+READY, CONSUMED = 0, SLOT_WORDS
+_TABLES = 2 * SLOT_WORDS
+_ALIGN = 128  # staged cells of two ranks never share a cache line
+
+
+class FieldAddress(NamedTuple):
+    """Where receivers find a field: in a window, in the process of its owner, or in staging."""
+
+    window: int  # its number, `STAGED` or `IN_PROCESS`
+    segment: int  # of the window, by the rank in the node
+    offset: int  # in the segment, in bytes; the address, if it is in the process of its owner
+
+
+STAGED, IN_PROCESS = 0, 1 << 63
+IN_STAGING = FieldAddress(STAGED, 0, 0)
+_ENTRY_WORDS = len(IN_STAGING)
+
+
+def table_offset(parity: int, nfields: int) -> int:
+    """Return where the address table of a parity begins in the control words, with its version."""
+    return _TABLES + parity * (1 + _ENTRY_WORDS * nfields)
+
+
+def write_table(control: memoryview[int], table: int, version: int, entries: Sequence[int]) -> None:
+    """Write the words of all field addresses, then their version."""
+    for at, word in enumerate(entries, table + 1):
+        control[at] = word
+    control[table] = version
+
+
+def read_entry(control: memoryview[int], table: int, field: int) -> FieldAddress:
+    """Return the address of one field."""
+    at = table + 1 + _ENTRY_WORDS * field
+    return FieldAddress(*control[at : at + _ENTRY_WORDS])
 
 
 class DoubleBuffer:
-    """What the plan's ranks on this node have in common. Collective to make.
+    """The shared memory of the plan's ranks on this node. Collective to make.
 
     Parameters
     ----------
-    ranks : PlanComm
+    setup : PlanSetup
         The plan's.
-    name : str
-        The plan's, for errors.
-    nwords : int
-        Words of each rank.
-    told : sequence
-        For each rank of the plan, `Message.as_data` of what it sends, and the route.
-    lent : collection of Key
-        What needs no copies.
+    messages : sequence of sequence of MessageInfo
+        What each rank of the plan sends.
+    unstaged : collection of PartKey
+        Parts that need no buffers.
 
     Attributes
     ----------
-    words : dict of int to memoryview
-        Each rank's.
+    control : dict of int to memoryview
+        The control words of each rank.
     nbytes : int, bytes
-        Of all, once for the node.
+        Of all ranks: it is there once per node.
     """
 
     def __init__(
-        self, ranks: PlanComm, name: str, nwords: int, told: Sequence[Any], lent: Collection[Key]
+        self,
+        setup: PlanSetup,
+        messages: Sequence[Sequence[MessageInfo]],
+        unstaged: Collection[PartKey],
     ) -> None:
-        nwords = -(-nwords // SLOT_WORDS) * SLOT_WORDS
-        at = 8 * nwords * len(ranks.ranks_here)
-        self._turns: dict[int, int] = {}  # for each rank, from its first copy to its second
-        self._offsets: dict[Key, int] = {}  # of each part in the first
-        for rank in ranks.ranks_here:
-            begin = at
-            for peer, tag, parts, route in told[rank]:
-                for field, nbytes, _ in parts if route == "host" and peer != rank else ():
-                    if (rank, peer, tag, field) not in lent:
-                        self._offsets[rank, peer, tag, field] = at
-                        at += -(-nbytes // _ALIGN) * _ALIGN
-            self._turns[rank] = at - begin
-            at += at - begin
-        self._memory = ranks.map_on_all_ranks(name, at)
+        self._layouts = setup.mine
+        ranks_here = setup.comm.ranks_here
+        nbytes = 8 * -(-table_offset(2, len(setup.mine)) // SLOT_WORDS) * SLOT_WORDS
+        end = nbytes * len(ranks_here)
+        self._offsets: dict[PartKey, int] = {}  # in the buffer of even epochs
+        self._strides: dict[int, int] = {}  # per sender, from that buffer to the other one
+        for rank in ranks_here:
+            begin = end
+            for key, part, _ in parts_sent(messages, (rank,), "host"):
+                if key.receiver != rank and key not in unstaged:
+                    self._offsets[key] = end
+                    end += -(-part.nbytes // _ALIGN) * _ALIGN
+            self._strides[rank] = end - begin
+            end += end - begin
+        self._memory = setup.comm.map_on_all_ranks(setup.name, end)
         self._memory.close_file()
         self.nbytes = self._memory.nbytes
         whole = memoryview(self._memory.buffer)
-        self.words: dict[int, memoryview[int]] = {
-            rank: whole[8 * nwords * place : 8 * nwords * (place + 1)].cast("Q")
-            for place, rank in enumerate(ranks.ranks_here)
+        self.control: dict[int, memoryview[int]] = {
+            rank: whole[nbytes * place : nbytes * (place + 1)].cast("Q")
+            for place, rank in enumerate(ranks_here)
         }
 
-    def copies(
-        self, part: Part, sender: int, receiver: int, tag: int, dtype: np.dtype[Any]
-    ) -> list[np.ndarray[Any, Any]]:
-        """Return both packed copies of a part, for even epochs and for odd ones. Local."""
-        at, turn = self._offsets[sender, receiver, tag, part.field], self._turns[sender]
+    def buffers(self, key: PartKey, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+        """Return the packed cells of a part in even and in odd epochs; None if it has none."""
+        offset = self._offsets.get(key)
+        if offset is None:
+            return None
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
-        return [
-            np.ndarray(part.shape, dtype, buffer=base, offset=begin) for begin in (at, at + turn)
-        ]
+        dtype = self._layouts[key.field].carrier  # the same on all ranks
+        other = offset + self._strides[key.sender]
+        return (
+            np.ndarray(shape, dtype, buffer=base, offset=offset),
+            np.ndarray(shape, dtype, buffer=base, offset=other),
+        )
 
     def close(self) -> None:
-        """Unmap. Local; views of the words that are still held keep what they see."""
-        self.words = {}
+        """Unmap. Views of the control words that are still held keep their memory."""
+        self.control = {}
         self._memory.close()

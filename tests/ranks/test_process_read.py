@@ -1,4 +1,4 @@
-"""Fields in private memory whose large faces the receivers read where they are."""
+"""Large faces of fields in private memory, which receivers read from the sender's process."""
 
 import numpy as np
 import pytest
@@ -23,12 +23,12 @@ TWO = pytest.mark.ranks(min=2)
 PLANES = 24 << 10  # numbers of 8 bytes in a face: 192 KiB
 
 
-def lent(halo):
-    return halo._forward._host._lent
+def peer_reads(halo):
+    return halo._forward._host._peer_reads
 
 
 def steps(node, case, kinds):
-    """Exchange two sets of fields in turn; return what is lent, of how many bytes, staging."""
+    """Exchange two sets of fields in turn; return the parts read, bytes of buffer, staging."""
     both = [make_fields(node, case, node.rank, kinds) for _ in range(2)]
     with plan(node.comm, case, arrays(both[0]), axes=kinds[0].axes, node=node) as halo:
         for step in range(6):
@@ -40,7 +40,7 @@ def steps(node, case, kinds):
                 field.spoil()
                 field.array[field.owned] = kept
             check(fields, 10 * step)
-        return lent(halo).keys, lent(halo).nbytes, halo.staging_nbytes
+        return peer_reads(halo).keys, peer_reads(halo).nbytes, halo.staging_nbytes
 
 
 @TWO
@@ -111,7 +111,7 @@ def test_order(host_node, order):
 
 @TWO
 def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(host_node):
-    """Lent at one call, read in the window at the next."""
+    """Read from the process at one call, in the window at the next."""
     node = host_node
     case = even_case((node.size,), True, 5, 1)
     kinds = [Kind("f8", others=(PLANES,), axes=(0,))] * 2
@@ -120,7 +120,7 @@ def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(host_node):
         for in_window in ([False, False], [True, True], [False, True], [True, False])
     ]
     with plan(node.comm, case, arrays(sets[0]), axes=(0,), node=node) as halo:
-        assert lent(halo).keys
+        assert peer_reads(halo).keys
         for step in range(12):
             # Each rank another set: only the owner knows where its cells are.
             fields = sets[(step + node.rank) % 4]
@@ -130,15 +130,15 @@ def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(host_node):
 
 
 @TWO
-def test_what_is_accumulated_is_not_lent(host_node):
+def test_what_is_accumulated_is_not_read_from_the_process(host_node):
     node = host_node
     cart = node.comm.Create_cart([node.size], [True])
     field = np.zeros((4, PLANES))
     field[[0, -1]] = node.rank + 1
     with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
         halo.accumulate()
-        assert lent(halo).keys
-        assert not halo._reverse._host._lent.keys
+        assert peer_reads(halo).keys
+        assert not halo._reverse._host._peer_reads.keys
     low, high = (node.rank - 1) % node.size + 1, (node.rank + 1) % node.size + 1
     assert (field[1] == low).all()
     assert (field[2] == high).all()

@@ -1,11 +1,18 @@
-"""Moves within one array: what they write, and that they write nothing else."""
+"""Copies in host memory: what they write, and that they write nothing else."""
 
 from itertools import product
 
 import numpy as np
 import pytest
 
-from mpishare.halo.host.copies import WHOLE, add, cells_at, moving, put, within
+from mpishare.halo.host.copies import (
+    WHOLE,
+    add,
+    array_at,
+    bind_copy,
+    bind_copy_within,
+    put,
+)
 from mpishare.halo.layout import host_layout
 
 
@@ -32,20 +39,20 @@ def faces(shape, width, axis):
 @pytest.mark.parametrize(
     "shape", [(9,), (9, 10), (9, 10, 11), (13, 9, 9), (9, 9, 13), (9, 9, 9, 10)]
 )
-def test_within(shape, width, order):
+def test_copy_within(shape, width, order):
     for axis in range(len(shape)):
         for to, of in faces(shape, width, axis):
             array = numbered(shape, order)
             expected = array.copy()
             expected[to] = expected[of].copy()
-            for move in within(array, to, of):
-                move()
+            for copy in bind_copy_within(array, to, of):
+                copy()
             assert (array == expected).all()
 
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("planes", [slice(1, 2), slice(2, 5), slice(1, 6)])
-def test_within_planes_of_a_larger_array(planes, step):
+def test_copy_within_planes_of_a_larger_array(planes, step):
     """What stands between the cells of a strided field is left as it is."""
     memory = numbered((7 * step, 8 * step, 9 * step))
     expected = memory.copy()
@@ -53,26 +60,26 @@ def test_within_planes_of_a_larger_array(planes, step):
     to, of = (planes, slice(1, 7), slice(0, 1)), (planes, slice(1, 7), slice(7, 8))
     wanted[to] = wanted[of].copy()
     for _ in range(2):
-        for move in within(field, to, of):
-            move()
+        for copy in bind_copy_within(field, to, of):
+            copy()
         assert (memory == expected).all()
 
 
 def test_columns_are_copied_in_a_line():
-    """NumPy makes no temporary array: the cells between are in it, and are put back."""
+    """NumPy makes no temporary array: the line covers the ghosts between, which are restored."""
     array = numbered((7, 8, 9))
     to, of = faces(array.shape, 1, 2)[0]
-    assert len(within(array, to, of)) == 3
-    assert len(within(array, (slice(1, 2), *to[1:]), (slice(1, 2), *of[1:]))) == 1
+    assert len(bind_copy_within(array, to, of)) == 3
+    assert len(bind_copy_within(array, (slice(1, 2), *to[1:]), (slice(1, 2), *of[1:]))) == 1
 
 
-def test_within_by_indices():
+def test_copy_within_by_indices():
     array = numbered((6, 4))
     expected = array.copy()
     to, of = (np.array([0, 5]),), (np.array([4, 1]),)
     expected[to] = expected[of]
-    for move in within(array, to, of):
-        move()
+    for copy in bind_copy_within(array, to, of):
+        copy()
     assert (array == expected).all()
 
 
@@ -80,23 +87,23 @@ BOXES = [WHOLE, (slice(1, 3), slice(0, 2)), (np.array([1, 0]), slice(0, 2))]
 
 
 @pytest.mark.parametrize(("key", "source"), [*product(BOXES[1:], BOXES[1:]), (WHOLE, WHOLE)])
-@pytest.mark.parametrize("land", [put, add])
-def test_moving(land, key, source):
-    """Prepared once, it moves what the cells are when it is called."""
+@pytest.mark.parametrize("store", [put, add])
+def test_bind_copy(store, key, source):
+    """Prepared once, it copies what the cells are when it is called."""
     to, of = np.zeros((4, 3)), np.zeros((4, 3))
     expected = np.zeros((4, 3))
-    move = moving(land, to, key, of, source)
+    copy = bind_copy(store, to, key, of, source)
     for step in range(2):
         of[...] = numbered((4, 3)) + step
-        land(expected, key, of[source])
-        move()
+        store(expected, key, of[source])
+        copy()
         assert (to == expected).all()
 
 
 @pytest.mark.parametrize("dtype", ["f8", "u1", "c16", "i4,i4"])
-def test_cells_at(dtype):
+def test_array_at(dtype):
     array = np.zeros((3, 5, 4), dtype)[:, 1:4, ::2]
-    seen = cells_at(array.__array_interface__["data"][0], host_layout(array, "it"))
+    seen = array_at(array.__array_interface__["data"][0], host_layout(array, "it"))
     assert (seen.shape, seen.strides, seen.itemsize) == (array.shape, array.strides, array.itemsize)
     array.view(seen.dtype)[1:, 2, 1] = np.ones((), dtype).view(seen.dtype)
     assert (seen.view(array.dtype) == array).all()

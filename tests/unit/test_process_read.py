@@ -1,4 +1,4 @@
-"""Reading another process: what comes, and what is said of what does not."""
+"""Reading from a peer process: the bytes that are read, and the errors of those that cannot be."""
 
 import ctypes
 import errno
@@ -11,7 +11,7 @@ import numpy as np
 
 from mpishare.halo.geometry import Box
 from mpishare.halo.host import process_read
-from mpishare.halo.host.process_read import _is_readable, reading
+from mpishare.halo.host.process_read import _is_readable, bind_read
 from mpishare.halo.layout import Layout
 
 PAGE = mmap.PAGESIZE
@@ -23,28 +23,28 @@ def at(array):
 
 def test_what_is_read():
     source, target = np.arange(5000, dtype="i4"), np.zeros(5000, "i4")
-    assert reading(os.getpid(), at(source) + 40, at(target), 4000)() == 0
+    assert bind_read(os.getpid(), at(source) + 40, at(target), 4000)() == 0
     assert (target[:1000] == source[10:1010]).all()
     assert not target[1000:].any()
 
 
 def test_a_page_that_is_not_there():
-    """What is before it comes; the error is told."""
+    """The bytes before it are read; the error number is returned."""
     memory = mmap.mmap(-1, 2 * PAGE)
     source = np.frombuffer(memory, "u1")
     source[:] = 7
     target = np.zeros(2 * PAGE, "u1")
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, 0) == 0
-    assert reading(os.getpid(), at(source), at(target), 2 * PAGE)() == errno.EFAULT
+    assert bind_read(os.getpid(), at(source), at(target), 2 * PAGE)() == errno.EFAULT
     assert (target[:PAGE] == 7).all()
     assert not target[PAGE:].any()
-    assert reading(os.getpid(), at(source) + PAGE, at(target), 1)() == errno.EFAULT
+    assert bind_read(os.getpid(), at(source) + PAGE, at(target), 1)() == errno.EFAULT
     assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, mmap.PROT_READ) == 0
 
 
 def test_a_page_in_between_is_seen():
-    """Of very many, at both ends and not."""
+    """At both ends of many pages, and between them."""
     memory = mmap.mmap(-1, 3000 * PAGE)
     source = np.frombuffer(memory, "u1")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -67,12 +67,13 @@ def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):
     shape, strides = (2, 5, 2), (100, 64, 8)
     theirs, mine = (Layout(shape, each, np.dtype("f4"), None) for each in (strides, (40, 8, 4)))
     box = Box((0, 0, 0), shape)
-    reads = list(process_read._reads(theirs, mine, box, box))
-    assert all(0 <= read.offset <= read.offset + read.nbytes <= 368 for read in reads)
-    assert all(read.nbytes <= 300 for read in reads)
+    blocks = list(process_read._blocks(theirs, mine, box, box))
+    extents = [block.extent for block in blocks]
+    assert all(0 <= offset <= offset + nbytes <= 368 for offset, nbytes in extents)
+    assert all(extent.nbytes <= 300 for extent in extents)
     count = np.zeros(shape, int)
-    for read in reads:
-        count[read.key] += 1
+    for block in blocks:
+        count[block.key] += 1
     assert (count == 1).all()
 
 
@@ -80,4 +81,4 @@ def test_a_process_that_is_gone():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         target = np.zeros(8, "u1")
-        assert reading(process.pid, at(target), at(target), 8)() == errno.ESRCH
+        assert bind_read(process.pid, at(target), at(target), 8)() == errno.ESRCH

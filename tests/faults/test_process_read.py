@@ -1,4 +1,4 @@
-"""Cells that are read out of another process, which may refuse, die, or leave meanwhile."""
+"""Reads from a peer process that refuses them, dies, or leaves meanwhile."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ NBYTES = 128 << 10  # of a face
 
 
 def begun(stage: Stage, how: str) -> None:
-    """Rank 1 lends its faces, and does something else instead of waiting."""
+    """The others read the faces of rank 1, which does something else instead of waiting."""
     import ctypes
     import mmap
 
@@ -30,7 +30,7 @@ def begun(stage: Stage, how: str) -> None:
     # To the right alone: then the right neighbor waits for nothing else of rank 1's.
     halo = mpishare.HaloExchange(cart, field, ((1, 0),), axes=(0,), node=node)
     halo.exchange()
-    assert len(halo._forward._host._lent.keys) == stage.size
+    assert len(halo._forward._host._peer_reads.keys) == stage.size
     halo.start()
     libc = ctypes.CDLL(None, use_errno=True)
     if stage.rank == 1:
@@ -76,7 +76,7 @@ def test_the_sender_dies():
 
 @pytest.mark.parametrize("how", [*["leaves"] * 3, *["leaves and frees"] * 3])
 def test_the_sender_leaves_by_an_exception(how):
-    """What it does to its cells afterwards is told to nobody as a ghost, nor as the reason."""
+    """What it does to its cells afterwards reaches no ghost, and is not given as the reason."""
     played = play(3, begun, how)
     played.raised(1, "call", "KeyError")
     for rank in (0, 2):
@@ -87,7 +87,7 @@ def test_the_sender_leaves_by_an_exception(how):
 
 def test_the_memory_of_the_sender_is_gone():
     played = play(3, begun, "takes it away")
-    why = "cells in a field of rank 1 cannot be read into mine: Bad address"
+    why = "cells in a field of rank 1 cannot be read: Bad address"
     assert why in played.raised(2, "call", "MpiShareError").text
     for rank, call in ((1, "call"), (0, "then")):
         told = played.raised(rank, call, "PeerError")
@@ -120,7 +120,7 @@ def refused(stage: Stage) -> None:
         cart = stage.world.Create_cart((stage.size,), (True,))
         fields = [np.zeros((4, 131072 // 8)) for _ in range(2)]
         with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
-            lent = halo._forward._host._lent
+            peer_reads = halo._forward._host._peer_reads
             right = []
             for step in range(20):
                 field = fields[step % 2]
@@ -129,7 +129,7 @@ def refused(stage: Stage) -> None:
                 left, other = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
                 right.append(bool((field[0] == 100 * step + left).all()))
                 right.append(bool((field[-1] == 100 * step + other).all()))
-            senders = sorted({key[0] for key in lent.keys if key[1] == stage.rank})
+            senders = sorted({key[0] for key in peer_reads.keys if key[1] == stage.rank})
             report({"right": right, "senders": senders, "staging": halo.staging_nbytes})
     report({"said": said})
 
@@ -186,7 +186,7 @@ def interrupted(stage: Stage, is_in_window: bool) -> None:
 
 @pytest.mark.parametrize("is_in_window", [True, False], ids=["window", "private"])
 def test_an_exchange_that_is_interrupted(is_in_window):
-    """Who still reads is told; nobody takes what was written afterwards for a ghost."""
+    """A rank that still reads gets the reason; what was written afterwards reaches no ghost."""
     played = play(3, interrupted, is_in_window)
     assert "my own reason" in played.raised(1, "call", "KeyError").text
     for rank in (0, 2):
@@ -196,7 +196,7 @@ def test_an_exchange_that_is_interrupted(is_in_window):
 
 
 def with_guards(stage: Stage) -> None:
-    """Memory of which the process itself reads all cells, and others cannot read all pages."""
+    """The process itself reads all cells of its field, but others cannot read all of its pages."""
     import ctypes
     import mmap
 
@@ -217,7 +217,7 @@ def with_guards(stage: Stage) -> None:
     with stage.node() as node:
         cart = stage.world.Create_cart((stage.size,), (True,))
         with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
-            lent = len(halo._forward._host._lent.keys)
+            nparts = len(halo._forward._host._peer_reads.keys)
             for step in range(20):
                 field = fields[step % 2]
                 field[1:3] = 100 * step + stage.rank
@@ -226,18 +226,18 @@ def with_guards(stage: Stage) -> None:
                 for side, other in ((0, -1), (-1, 1)):
                     owner = (stage.rank + other) % stage.size
                     right.append(bool((field[side] == 100 * step + owner).all()))
-    report({"right": right, "lent": lent})
+    report({"right": right, "parts": nparts})
 
 
 def test_memory_that_others_cannot_read():
     played = play(3, with_guards)
     played.ended_well()
     for rank in range(3):
-        assert played.rank(rank) == {"right": [True] * 40, "lent": 6}
+        assert played.rank(rank) == {"right": [True] * 40, "parts": 6}
 
 
 def without_memory(stage: Stage) -> None:
-    """Rank 1 has none for what comes through it: C order at the sender, Fortran order there."""
+    """Rank 1 has no memory for the buffer: C order at the sender, Fortran order there."""
     import resource
 
     import numpy as np
