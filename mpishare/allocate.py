@@ -165,7 +165,7 @@ def _build(
         raise
     finally:
         for own in token:
-            backend.settle(own)
+            backend.retract(own)
     return Window(context, context.number("window"), counters, memories, shapes, dtype, owner)
 
 
