@@ -32,6 +32,8 @@ LAST_DEFAULT = 2
 _current_stream = cupy.cuda.get_current_stream
 _current_device = cupy.cuda.runtime.getDevice
 _Stream = cupy.cuda.Stream
+_is_capturing = cupy.cuda.runtime.streamIsCapturing
+_RuntimeError = cupy.cuda.runtime.CUDARuntimeError
 _IPC_LAZY_PEER_ACCESS = 1
 _STREAM_NON_BLOCKING = 1
 _LOCAL_EVENT_FLAGS = 2  # no timing
@@ -174,8 +176,11 @@ class CudaBackend(Backend):
     def is_current(self, stream: int) -> bool:
         """Whether this is CuPy's current stream, on the node's GPU, and is not being captured."""
         ordinal = self._ordinal
-        if _current_stream(ordinal).ptr != stream or is_capturing(stream):
-            return False
+        try:  # as `is_capturing`, without a call: this is a part of every exchange and fence
+            if _current_stream(ordinal).ptr != stream or _is_capturing(stream):
+                return False
+        except _RuntimeError:
+            return False  # `enter` tells why
         return stream > LAST_DEFAULT or _current_device() == ordinal
 
     def new_stream(self) -> Any:

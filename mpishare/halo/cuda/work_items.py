@@ -367,9 +367,9 @@ class WorkList:
         *,
         shares_gpu: bool = False,
     ) -> None:
-        unit = cells.unit
+        part_record, packed, parity_offset, _, stalled_on, target, _, _, kind, element, _ = item
         for index, (begin, nbytes) in enumerate(chunks(part.nbytes, shares_gpu=shares_gpu)):
             flag = flags[index] if flags else 0
-            self._append(
-                index, item._replace(flag=flag, first=begin // unit, nunits=nbytes // unit)
-            )
+            first, nunits = begin // cells.unit, nbytes // cells.unit
+            addresses = packed, parity_offset, flag, stalled_on, target
+            self._append(index, Item(part_record, *addresses, first, nunits, kind, element))
