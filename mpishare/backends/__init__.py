@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,25 +65,9 @@ class Memory(Protocol):
         ...
 
 
-class StreamInfo(NamedTuple):
-    """The stream of a call.
-
-    Attributes
-    ----------
-    handle : int
-        The driver's handle.
-    owner : object
-        What keeps the stream alive.
-    stays_alive : bool
-        Whether `owner` is certain to do so until the next call.
-    is_captured : bool
-        Whether the stream is being captured into a graph.
-    """
-
-    handle: int
-    owner: Any
-    stays_alive: bool
-    is_captured: bool
+StreamInfo = tuple[int, Any, bool, bool]
+"""The stream of a call: its handle; what keeps it alive; whether that is certain until the next
+call; whether it is being captured into a graph. A plain tuple, as calls make one each time."""
 
 
 class Signals(Protocol):
@@ -145,7 +129,7 @@ class Backend(ABC):
 
     def enter(self, stream: Any) -> StreamInfo:
         """Return the stream of a call, given in any accepted form; None: the current one."""
-        return StreamInfo(0, None, stays_alive=True, is_captured=False)
+        return 0, None, True, False
 
     def is_current(self, stream: int) -> bool:
         """Whether a call without ``stream=`` would be enqueued on this stream now."""

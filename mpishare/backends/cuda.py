@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Backend, StreamInfo, driver
+from mpishare.backends import Backend, driver
 from mpishare.backends.driver import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from mpishare.backends import Device, Memory, Signals
+    from mpishare.backends import Device, Memory, Signals, StreamInfo
     from mpishare.memory.shared import SharedMemory
 
 GRANULARITY = 2 << 20
@@ -171,7 +171,7 @@ class CudaBackend(Backend):
                 f"the default stream is that of the current GPU, which is {current}: the node of "
                 f"this rank uses GPU {self._ordinal}. Make that the current one"
             )
-        return StreamInfo(handle, owner, isinstance(owner, _Stream), is_capturing(handle))
+        return handle, owner, isinstance(owner, _Stream), is_capturing(handle)
 
     def is_current(self, stream: int) -> bool:
         """Whether this is CuPy's current stream, on the node's GPU, and is not being captured."""

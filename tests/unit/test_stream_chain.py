@@ -2,7 +2,6 @@
 
 import pytest
 
-from mpishare.backends import StreamInfo
 from mpishare.errors import UnsupportedError
 from mpishare.ordering.stream_chain import StreamChain
 
@@ -15,7 +14,7 @@ class Streams:
 
     def enter(self, stream):
         handle = self.current if stream is None else stream
-        return StreamInfo(handle, None, handle not in self.foreign, handle in self.captured)
+        return handle, None, handle not in self.foreign, handle in self.captured
 
     def is_current(self, handle):
         return handle == self.current and handle not in self.captured

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import operator
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.backends import StreamInfo
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
@@ -24,8 +24,9 @@ from mpishare.halo.message import ALIGN
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from mpishare.backends import StreamInfo
     from mpishare.halo.cuda.graphs import GraphCache
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.message import Message
@@ -38,12 +39,9 @@ class Launches(NamedTuple):
     fused: Fused | None
 
 
-class Call(NamedTuple):
-    """A checked call: its fields, their addresses, and the launches for these."""
-
-    fields: Sequence[Any]
-    addresses: tuple[int, ...]
-    launches: Launches
+Call = tuple[Sequence[Any], tuple[int, ...], Launches]
+"""A checked call: its fields, their addresses, and the launches for these. A plain tuple, as each
+call makes one."""
 
 
 def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001  as `FastPath.bind`
@@ -130,13 +128,13 @@ class CudaEngine:
         addresses = addresses_of(fields, self._layouts)
         aligned, unaligned = self._launches
         if not functools.reduce(operator.or_, addresses) % ALIGN:
-            return Call(fields, addresses, aligned)
+            return fields, addresses, aligned
         for address, alignment in zip(addresses, self._alignments, strict=True):
             if address % alignment:
                 raise ValueError(
                     f"a field begins at {address:#x}, which is not a multiple of {alignment} bytes"
                 )
-        return Call(fields, addresses, unaligned)
+        return fields, addresses, unaligned
 
     def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
         """Replay the graph of fields seen before; return False, with nothing done, else."""
@@ -144,48 +142,51 @@ class CudaEngine:
 
     def start(self, call: Call, stream: Any) -> None:
         """Send my cells. Fused neighbors run on the plan's own stream, up to their ghosts."""
-        entered = self._enter("start", call, stream)
-        streamed, fused = call.launches
+        handle, _, stays_alive, is_captured = self._enter("start", call, stream)
+        _, addresses, (streamed, fused) = call
         if streamed is not None:
-            streamed.start(entered.handle, call.addresses)
+            streamed.start(handle, addresses)
         if fused is not None:
             # On the user's stream the kernel would hold up the work on the interior.
-            self._backend.record(self._forked, entered.handle)
+            self._backend.record(self._forked, handle)
             self._backend.wait_event(self._forked, self._stream)
             # The stream lives as long as the plan, which waits for it before it closes.
-            mine = StreamInfo(self._stream, self, stays_alive=True, is_captured=entered.is_captured)
-            self._launch_fused(fused.beside, mine, call.addresses)
+            self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
         self._flags.calls[0] += 1
-        self._leave_stream(entered)
+        if not (stays_alive or is_captured):
+            self._chain.leave()
 
     def wait(self, call: Call, stream: Any) -> None:
         """Receive into the ghosts, and let the user's stream wait for the plan's own."""
-        entered = self._enter("wait", call, stream)
-        streamed, fused = call.launches
+        handle, _, stays_alive, is_captured = self._enter("wait", call, stream)
+        _, addresses, (streamed, fused) = call
         if fused is not None:
             self._backend.record(self._joined, self._stream)
-            self._backend.wait_event(self._joined, entered.handle)
+            self._backend.wait_event(self._joined, handle)
         if streamed is not None:
-            streamed.wait(entered.handle, call.addresses)
-        self._leave_stream(entered)
+            streamed.wait(handle, addresses)
+        if not (stays_alive or is_captured):
+            self._chain.leave()
 
     def exchange(self, call: Call, stream: Any) -> None:
         """Do both on the user's stream."""
         entered = self._enter("exchange", call, stream)
-        streamed, fused = call.launches
+        handle, _, stays_alive, is_captured = entered
+        _, addresses, (streamed, fused) = call
         if streamed is not None:
-            streamed.start(entered.handle, call.addresses)
+            streamed.start(handle, addresses)
         if fused is not None:
-            self._launch_fused(fused.alone, entered, call.addresses)
+            self._launch_fused(fused.alone, entered, addresses)
         self._flags.calls[0] += 1
         if streamed is not None:
-            streamed.wait(entered.handle, call.addresses)
-        self._leave_stream(entered)
+            streamed.wait(handle, addresses)
+        if not (stays_alive or is_captured):
+            self._chain.leave()
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph. Local."""
         stream = current_stream(fields, self._device) if stream is None else stream
-        return bool(self._backend.enter(stream).is_captured)
+        return bool(self._backend.enter(stream)[3])
 
     def pending(self) -> list[int]:
         """Ranks of the node that this rank's GPU waits for, or that have called less often."""
@@ -252,10 +253,11 @@ class CudaEngine:
     def _enter(self, name: str, call: Call, stream: Any) -> StreamInfo:
         """Return the stream of a call, which now waits for the plan's last call."""
         if stream is None:
-            stream = current_stream(call.fields, self._device)
+            stream = current_stream(call[0], self._device)
         entered: StreamInfo = self._backend.enter(stream)
-        if not entered.is_captured:
-            self._chain.follow(entered.handle, entered.owner, stays_alive=entered.stays_alive)
+        handle, owner, stays_alive, is_captured = entered
+        if not is_captured:
+            self._chain.follow(handle, owner, stays_alive=stays_alive)
         elif self._on_host:
             raise UnsupportedError(
                 f"{self._name}: {name} failed: the stream is being captured into a graph, and the "
@@ -263,7 +265,3 @@ class CudaEngine:
                 "Call it outside of the capture, or refuse these routes with require=."
             )
         return entered
-
-    def _leave_stream(self, entered: StreamInfo) -> None:
-        if not (entered.stays_alive or entered.is_captured):
-            self._chain.leave()
