@@ -149,7 +149,7 @@ def _make_window(
             raise
         finally:
             for token in published:
-                backend.settle(token)
+                backend.retract(token)
         number = context.next_number("window")
         return Window(context, number, counters, memories, shapes, dtype, owner)
 

@@ -1,7 +1,14 @@
-"""What the two backends have in common: the words that the rest of mpishare says to either."""
+"""The backend interface: memory, streams and events of one kind of machine.
+
+To add a backend: derive from `Backend`; implement ``allocate``, ``publish``, ``open`` and
+``retract``, and a `Memory`; with streams, override everything below them as well; let
+`mpishare.setup` choose it.
+"""
+# ruff: noqa: ARG002, B027  defaults ignore their arguments, and some do nothing
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,11 +26,11 @@ class Device:
     Attributes
     ----------
     ordinal : int
-        Its number in this process; another process may call the same GPU by another number.
+        Its number in this process; another process may number the same GPU differently.
     uuid : str
-        Its name everywhere, e.g. ``GPU-1f3c...``.
+        Its name in all processes, e.g. ``GPU-1f3c...``.
     pci_id : str
-        Where it sits, e.g. ``0000:18:00.0``.
+        Its PCI address, e.g. ``0000:18:00.0``.
     name : str
         Its model.
     mps : bool
@@ -42,125 +49,129 @@ class Memory(Protocol):
 
     nbytes: int
     address: int
-    """Where this process sees it."""
+    """Where it is mapped in this process."""
 
     @property
     def is_held(self) -> bool:
-        """Whether arrays of it are alive."""
+        """Whether arrays on it are alive."""
         ...
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the first bytes as an array; it keeps the mapping alive."""
+        """Return the first bytes as an array, which keeps the mapping alive."""
         ...
 
     def close(self) -> bool:
-        """Unmap or free; False, and nothing done, where arrays of it forbid that."""
+        """Unmap or free; return False, with nothing done, where live arrays forbid that."""
         ...
 
 
-class Backend(Protocol):
-    """Memory, streams and order on one kind of machine. All methods are local."""
-
-    name: str
-    has_streams: bool
-
-    @property
-    def xp(self) -> ModuleType:
-        """The array library."""
-        ...
-
-    @property
-    def device(self) -> Device | None:
-        """The GPU of this rank."""
-        ...
-
-    def allocate(self, nbytes: int) -> Memory:
-        """Allocate memory to share."""
-        ...
-
-    def publish(self, memory: Memory) -> str:
-        """Return the token by which others `open` memory that this rank allocated."""
-        ...
-
-    def open(self, token: str, nbytes: int, uuid: str) -> Memory:
-        """Map what another rank allocated."""
-        ...
-
-    def settle(self, token: str) -> None:
-        """Take the token back, once every rank has opened it or failed to."""
-        ...
-
-    def register(self, memory: SharedMemory) -> int:
-        """Let the GPU see host memory; return its address there, 0 without a GPU."""
-        ...
-
-    def unregister(self, memory: SharedMemory) -> None:
-        """Undo `register`."""
-        ...
-
-    def stream(self, stream: Any) -> tuple[int, Any]:
-        """Return the number of a stream given in any accepted form, and what keeps it alive."""
-        ...
-
-    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any, bool]:
-        """As `stream`, for a call on a named object, and whether the stream is sure to live.
-
-        Raises `UnsupportedError` if the stream is being captured.
-        """
-        ...
-
-    def is_current(self, stream: int) -> bool:
-        """Whether a call without a stream goes to this one, and may."""
-        ...
-
-    def local_event(self) -> Any:
-        """Make an event for this process alone."""
-        ...
-
-    def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
-        """Prepare operations on counters: ``("write" | "wait", address)``, in this order."""
-        ...
-
-    def events(self, count: int) -> tuple[list[Any], list[str]]:
-        """Make events to share; return them with their tokens."""
-        ...
-
-    def open_events(self, tokens: Sequence[str]) -> list[Any]:
-        """Open another rank's events."""
-        ...
-
-    def close_events(self, events: Sequence[Any]) -> None:
-        """Destroy events."""
-        ...
-
-    def record(self, event: Any, stream: int) -> None:
-        """Record an event on a stream."""
-        ...
-
-    def wait_event(self, event: Any, stream: int) -> None:
-        """Let a stream wait for the latest record of an event."""
-        ...
-
-    def is_capturing(self, stream: int) -> bool:
-        """Whether the stream is being captured into a graph."""
-        ...
-
-    def is_event_done(self, event: Any) -> bool:
-        """Whether what an event recorded last is over."""
-        ...
-
-    def is_done(self, stream: int) -> bool:
-        """Whether all that was put on the stream is over."""
-        ...
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait for all streams of this process; False where that takes longer."""
-        ...
+StreamInfo = tuple[int, Any, bool, bool]
+"""The stream of a call: its handle; what keeps it alive; whether that is certain until the next
+call; whether it is being captured into a graph. A plain tuple, as calls make one each time."""
 
 
 class Signals(Protocol):
-    """Prepared counter operations, put on a stream as one batch."""
+    """Prepared counter operations, enqueued as one batch."""
 
     def enqueue(self, stream: int, values: Sequence[int]) -> None:
-        """Put them on a stream with these values, in the order in which they were given."""
+        """Enqueue them with these values, in the order in which they were given."""
         ...
+
+
+class Backend(ABC):
+    """Memory, streams and events on one kind of machine. All methods are local.
+
+    The defaults are those of a backend without streams, whose calls block.
+
+    Attributes
+    ----------
+    name : str
+        As in ``Node.backend``.
+    has_streams : bool
+        Whether calls are ordered on streams.
+    xp : module
+        The array library.
+    device : Device or None
+        The GPU of this rank.
+    """
+
+    name: str
+    has_streams = False
+    xp: ModuleType
+    device: Device | None = None
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Memory:
+        """Allocate memory that can be shared."""
+
+    @abstractmethod
+    def publish(self, memory: Memory) -> str:
+        """Return the token with which other ranks `open` memory of this rank."""
+
+    @abstractmethod
+    def open(self, token: str, nbytes: int, uuid: str) -> Memory:
+        """Map memory that another rank published."""
+
+    @abstractmethod
+    def retract(self, token: str) -> None:
+        """Take a token back, once every rank has opened it or failed to."""
+
+    def register(self, memory: SharedMemory) -> int:
+        """Make host memory accessible to the GPU; return its device address, 0 without a GPU."""
+        return 0
+
+    def unregister(self, memory: SharedMemory) -> None:
+        """Undo `register`."""
+
+    def stream(self, stream: Any) -> tuple[int, Any]:
+        """Return the handle of a stream given in any accepted form, and what keeps it alive."""
+        return 0, None
+
+    def enter(self, stream: Any) -> StreamInfo:
+        """Return the stream of a call, given in any accepted form; None: the current one."""
+        return 0, None, True, False
+
+    def is_current(self, stream: int) -> bool:
+        """Whether a call without ``stream=`` would be enqueued on this stream now."""
+        return True
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream is being captured into a graph."""
+        return False
+
+    def is_done(self, stream: int) -> bool:
+        """Whether everything enqueued on the stream is done."""
+        return True
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for all streams of this process; return False on a timeout."""
+        return True
+
+    def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
+        """Prepare counter operations, ``("write" | "wait", address)``, to be enqueued in order."""
+        raise NotImplementedError(f"the {self.name} backend has no streams")
+
+    def local_event(self) -> Any:
+        """Create an event for this process alone."""
+        return None
+
+    def events(self, count: int) -> tuple[list[Any], list[str]]:
+        """Create events that other ranks can open; return them with their tokens."""
+        return [None] * count, [""] * count
+
+    def open_events(self, tokens: Sequence[str]) -> list[Any]:
+        """Open events of another rank."""
+        return [None] * len(tokens)
+
+    def close_events(self, events: Sequence[Any]) -> None:
+        """Destroy events."""
+
+    def record(self, event: Any, stream: int) -> None:
+        """Record an event on a stream."""
+
+    def wait_event(self, event: Any, stream: int) -> None:
+        """Let a stream wait for the latest record of an event."""
+
+    def is_event_done(self, event: Any) -> bool:
+        """Whether the latest record of an event is done; True if it was never recorded."""
+        return True

@@ -1,6 +1,6 @@
-"""The CUDA backend: plain device memory by legacy IPC handles, order by stream memory operations.
+"""The CUDA backend: legacy IPC handles for memory, stream memory operations for counters.
 
-Nothing here is imported before a GPU was seen.
+Imported only where a GPU was found.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Signals, driver
-from mpishare.errors import UnsupportedError
+from mpishare.backends import Backend, driver
+from mpishare.backends.driver import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from mpishare.backends import Memory
+    from mpishare.backends import Device, Memory, Signals, StreamInfo
     from mpishare.memory.shared import SharedMemory
 
-SLAB = 2 << 20
-"""Allocations are multiples of this, so that a handle never opens a neighbor's bytes with ours:
-the driver places smaller ones several to a block, and a handle opens the whole block (CUDA
-Programming Guide, interprocess communication)."""
+GRANULARITY = 2 << 20
+"""Allocations are multiples of this: the driver places smaller ones several to a block, and an IPC
+handle opens the whole block (CUDA Programming Guide, interprocess communication)."""
 
-DEFAULTS = 2
-"""Up to this number a stream is a default one, of which every GPU has its own."""
+LAST_DEFAULT = 2
+"""Stream handles up to this are default streams (null, legacy, per thread): one set per GPU."""
 
 _current_stream = cupy.cuda.get_current_stream
 _current_device = cupy.cuda.runtime.getDevice
 _Stream = cupy.cuda.Stream
+_is_capturing = cupy.cuda.runtime.streamIsCapturing
+_RuntimeError = cupy.cuda.runtime.CUDARuntimeError
 _IPC_LAZY_PEER_ACCESS = 1
 _STREAM_NON_BLOCKING = 1
 _LOCAL_EVENT_FLAGS = 2  # no timing
@@ -52,7 +53,7 @@ class CudaMemory:
 
     @property
     def is_held(self) -> bool:
-        """Whether arrays of it are alive."""
+        """Whether arrays on it are alive."""
         return self._anchor() is not None
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -62,14 +63,14 @@ class CudaMemory:
         if anchor is None:
             anchor = _Anchor()
             self._anchor = weakref.ref(anchor)
-        # The device is named, since a mapping of another GPU's memory is used from mine.
+        # This rank's device, even for memory of another GPU: kernels use it from here.
         memory = xp.cuda.UnownedMemory(
             self.address, self.nbytes, anchor, self._backend.device.ordinal
         )
         return xp.ndarray(shape, dtype=dtype, memptr=xp.cuda.MemoryPointer(memory, 0))
 
     def close(self) -> bool:
-        """Unmap or free; False, and nothing done, where arrays of it are still alive."""
+        """Unmap or free; return False, with nothing done, while arrays on it are alive."""
         if self.is_held:
             return False
         if self._is_mine:
@@ -80,27 +81,28 @@ class CudaMemory:
 
 
 class _Anchor:
-    """Alive as long as an array of one memory is."""
+    """Alive as long as an array on one memory is."""
 
     __slots__ = ("__weakref__",)
 
 
-class CudaBackend:
-    """Memory, streams and order on the GPU of this rank.
+class CudaBackend(Backend):
+    """Memory, streams and events on the GPU of this rank.
 
     Parameters
     ----------
     ordinal : int
-        The GPU's number in this process; it is made the current one.
+        The GPU's number in this process; the GPU becomes the current one.
     where : str
         Names this rank in errors, e.g. ``rank 3 of 4``.
     """
 
     name = "cuda"
     has_streams = True
+    xp = cupy
+    device: Device
 
     def __init__(self, ordinal: int, where: str) -> None:
-        self.xp = cupy
         cupy.cuda.Device(ordinal).use()
         cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
         self.device = driver.device_of(ordinal)
@@ -108,17 +110,17 @@ class CudaBackend:
         self._where = f"{where}, {self.device.uuid[:12]}"
         self._wait_flags = driver.wait_flags(ordinal)
 
-    def call(self, name: str, *arguments: Any, todo: str = "") -> Any:
+    def call(self, name: str, *arguments: Any, remedy: str = "") -> Any:
         """Call a driver function; return what it returns, or raise `CudaError`."""
-        return driver.call(name, *arguments, where=self._where, todo=todo)
+        return driver.call(name, *arguments, where=self._where, remedy=remedy)
 
     def allocate(self, nbytes: int) -> CudaMemory:
-        """Allocate a slab of plain device memory."""
-        asked, nbytes = nbytes, -(-max(nbytes, 1) // SLAB) * SLAB
+        """Allocate plain device memory, outside of any pool."""
+        asked, nbytes = nbytes, -(-max(nbytes, 1) // GRANULARITY) * GRANULARITY
         address = self.call(
             "cuMemAlloc",
             nbytes,
-            todo=f"{asked} bytes of GPU memory were asked for, {self._free()} are free: ask for "
+            remedy=f"{asked} bytes of GPU memory were asked for, {self._free()} are free: ask for "
             "less, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())",
         )
         return CudaMemory(self, int(address), nbytes, is_mine=True)
@@ -126,26 +128,26 @@ class CudaBackend:
     def publish(self, memory: Memory) -> str:
         """Return the legacy IPC handle."""
         if not isinstance(memory, CudaMemory):
-            raise TypeError(f"{memory!r} is no memory of this backend")
+            raise TypeError(f"{memory!r} is not memory of the CUDA backend")
         return driver.handle_bytes(self.call("cuIpcGetMemHandle", memory.address)).hex()
 
     def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
-        """Map another rank's slab."""
+        """Map another rank's allocation."""
         address = self.call(
             "cuIpcOpenMemHandle",
             driver.memory_handle(bytes.fromhex(token)),
             _IPC_LAZY_PEER_ACCESS,
-            todo=f"This rank cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
+            remedy=f"This rank cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
             "ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of --gpus-per-task; "
             "in a container give it all GPUs. `python -m mpishare.info` shows every pair",
         )
         return CudaMemory(self, int(address), nbytes, is_mine=False)
 
-    def settle(self, token: str) -> None:
-        """Nothing to take back: a handle is only a number."""
+    def retract(self, token: str) -> None:
+        """Do nothing: a handle holds no resources."""
 
     def register(self, memory: SharedMemory) -> int:
-        """Pin host memory and return where the GPU sees it."""
+        """Pin host memory and return its device address."""
         self.call("cuMemHostRegister", memory.address, memory.nbytes, _HOST_REGISTER_FLAGS)
         return int(self.call("cuMemHostGetDevicePointer", memory.address, 0))
 
@@ -153,44 +155,36 @@ class CudaBackend:
         """Unpin it."""
         self.call("cuMemHostUnregister", memory.address)
 
-    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any, bool]:
-        """Return a stream's number, what keeps it alive, and whether that is sure to.
+    def enter(self, stream: Any) -> StreamInfo:
+        """Return the stream of a call.
 
-        Only a stream of CuPy's own is: behind a number, or behind another library's object, it may
-        be destroyed at any time. Refuses a stream that is being captured.
+        Only CuPy's own stream objects certainly keep their stream alive: a stream behind a number,
+        or behind another library's object, may be destroyed at any time.
         """
-        number, owner, is_kept, is_captured = self.enter_any(stream)
-        if is_captured:
-            raise UnsupportedError(
-                f"{name}: {call} failed: the stream is being captured into a graph. The value that "
-                "is waited for would be baked in, and the second replay would pass early. Call it "
-                "outside of the capture."
-            )
-        return number, owner, is_kept
-
-    def enter_any(self, stream: Any) -> tuple[int, Any, bool, bool]:
-        """As `enter`, and whether the stream is being captured into a graph."""
         if stream is None:
-            owner = _current_stream(self.device.ordinal)
-            number = owner.ptr
+            owner = _current_stream(self._ordinal)
+            handle = owner.ptr
         else:
-            number, owner = self.stream(stream)
-        if number <= DEFAULTS and (current := _current_device()) != self.device.ordinal:
+            handle, owner = self.stream(stream)
+        if handle <= LAST_DEFAULT and (current := _current_device()) != self._ordinal:
             raise ValueError(
                 f"the default stream is that of the current GPU, which is {current}: the node of "
-                f"this rank uses GPU {self.device.ordinal}. Make that the current one"
+                f"this rank uses GPU {self._ordinal}. Make that the current one"
             )
-        return number, owner, isinstance(owner, _Stream), driver.is_capturing(number)
+        return handle, owner, isinstance(owner, _Stream), is_capturing(handle)
 
     def is_current(self, stream: int) -> bool:
-        """Whether CuPy's current stream is this one, of this GPU, and is not being captured."""
+        """Whether this is CuPy's current stream, on the node's GPU, and is not being captured."""
         ordinal = self._ordinal
-        if _current_stream(ordinal).ptr != stream or driver.is_capturing(stream):
-            return False
-        return stream > DEFAULTS or _current_device() == ordinal
+        try:  # as `is_capturing`, without a call: this is a part of every exchange and fence
+            if _current_stream(ordinal).ptr != stream or _is_capturing(stream):
+                return False
+        except _RuntimeError:
+            return False  # `enter` tells why
+        return stream > LAST_DEFAULT or _current_device() == ordinal
 
     def new_stream(self) -> Any:
-        """Make a stream that is served before others, and waits for none."""
+        """Create a non-blocking stream of the highest priority."""
         _, highest = self.call("cuCtxGetStreamPriorityRange")
         return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, highest)
 
@@ -199,7 +193,7 @@ class CudaBackend:
         self.call("cuStreamDestroy", stream)
 
     def stream(self, stream: Any) -> tuple[int, Any]:
-        """Return a stream's number, and what keeps it alive.
+        """Return a stream's handle, and what keeps it alive.
 
         Takes CuPy's and PyTorch's streams, any `__cuda_stream__`, an int, or None.
         """
@@ -209,9 +203,9 @@ class CudaBackend:
         if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
             return stream, None
         for name in ("ptr", "cuda_stream"):
-            number = getattr(stream, name, None)
-            if isinstance(number, int):
-                return number, stream
+            handle = getattr(stream, name, None)
+            if isinstance(handle, int):
+                return handle, stream
         protocol = getattr(stream, "__cuda_stream__", None)
         if protocol is None:
             raise TypeError(
@@ -221,7 +215,7 @@ class CudaBackend:
         return int((protocol() if callable(protocol) else protocol)[1]), stream
 
     def local_event(self) -> Any:
-        """Make an event for this process alone."""
+        """Create an event for this process alone."""
         return self.call("cuEventCreate", _LOCAL_EVENT_FLAGS)
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
@@ -229,7 +223,7 @@ class CudaBackend:
         return driver.CudaSignals(operations, self._wait_flags, self._where)
 
     def events(self, count: int) -> tuple[list[Any], list[str]]:
-        """Make interprocess events."""
+        """Create interprocess events."""
         with self._all_or_none() as events:
             for _ in range(count):
                 events.append(self.call("cuEventCreate", _EVENT_FLAGS))
@@ -237,12 +231,12 @@ class CudaBackend:
         return events, [driver.handle_bytes(handle).hex() for handle in handles]
 
     def open_events(self, tokens: Sequence[str]) -> list[Any]:
-        """Open another rank's events."""
-        todo = "Interprocess events need one /dev/shm: start containers with --ipc=host"
+        """Open events of another rank."""
+        remedy = "Interprocess events need one /dev/shm: start containers with --ipc=host"
         with self._all_or_none() as events:
             for token in tokens:
                 handle = driver.event_handle(bytes.fromhex(token))
-                events.append(self.call("cuIpcOpenEventHandle", handle, todo=todo))
+                events.append(self.call("cuIpcOpenEventHandle", handle, remedy=remedy))
         return events
 
     @contextlib.contextmanager
@@ -269,18 +263,18 @@ class CudaBackend:
 
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream is being captured into a graph."""
-        return driver.is_capturing(stream)
+        return is_capturing(stream)
 
     def is_event_done(self, event: Any) -> bool:
-        """Whether what an event recorded last is over; True for one that recorded nothing."""
+        """Whether the latest record of an event is done; True if it was never recorded."""
         return driver.is_event_done(event, self._where)
 
     def is_done(self, stream: int) -> bool:
-        """Whether all that was put on the stream is over."""
+        """Whether everything enqueued on the stream is done."""
         return driver.is_done(stream, self._where)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for all streams of this process; False where that takes longer."""
+        """Wait for all streams of this process; return False on a timeout."""
         failures: list[BaseException] = []
 
         def synchronize() -> None:
@@ -290,7 +284,7 @@ class CudaBackend:
             except BaseException as error:
                 failures.append(error)
 
-        # In a thread of its own, since the driver's wait has no deadline.
+        # In a thread, since the driver's wait has no deadline.
         thread = threading.Thread(target=synchronize, name="mpishare-drain", daemon=True)
         thread.start()
         thread.join(min(timeout_s, threading.TIMEOUT_MAX))
@@ -303,6 +297,6 @@ class CudaBackend:
 
 
 def store(target: Any, value: int) -> None:
-    """Store an 8-byte value by a kernel on the current stream, compiled at the first call."""
+    """Store 8 bytes with a kernel on the current stream; the first call compiles it."""
     source = Path(__file__).with_name("store.cu").read_text()
     cupy.RawKernel(source, "store")((1,), (1,), (target, cupy.uint64(value)))

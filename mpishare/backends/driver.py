@@ -1,6 +1,6 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-The only file that touches cuda.bindings. Nothing here is imported before a GPU was seen.
+The only module that uses cuda.bindings. Imported only where a GPU was found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NOT_READY = 600
 _CAPTURE_IMPLICIT = 906
-# CuPy's own, which take a third of the time of cuda.bindings or ctypes.
+# CuPy's functions take a third of the time of cuda.bindings or ctypes.
 _is_capturing = cupy.cuda.runtime.streamIsCapturing
 _launch_graph = cupy.cuda.runtime.graphLaunch
 _launch_kernel = cupy.cuda.driver.launchKernel
@@ -31,28 +31,30 @@ _BATCH = 255  # operations a call: "must be less than 256" (CUDA driver API, cuS
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
 
 
-def call(name: str, *arguments: Any, where: str = "", todo: str = "") -> Any:
+def call(name: str, *arguments: Any, where: str = "", remedy: str = "") -> Any:
     """Call a driver function; return what it returns, or raise `CudaError`. Local.
 
     Parameters
     ----------
     name : str
         The function, e.g. ``cuMemAlloc``.
-    where, todo : str
-        For the error: who asked, and what the user can do.
+    where, remedy : str
+        For the error: the rank that called, and what the user can do.
     """
     code, *values = getattr(driver, name)(*arguments)
     if int(code):
-        raise error(name, int(code), where, todo)
+        raise error(name, int(code), where, remedy)
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def error(name: str, code: int, where: str, todo: str = "") -> CudaError:
+def error(name: str, code: int, where: str, remedy: str = "") -> CudaError:
     """Return the error for a result of a driver function."""
     result = driver.CUresult(code)
-    found, text = driver.cuGetErrorString(result)
-    told = "no words" if int(found) else text.decode()
-    message = f"{name} failed: {result.name}: {told} ({where})." + (f" {todo}." if todo else "")
+    code_of_text, text = driver.cuGetErrorString(result)
+    description = "no description" if int(code_of_text) else text.decode()
+    message = f"{name} failed: {result.name}: {description} ({where})." + (
+        f" {remedy}." if remedy else ""
+    )
     return CudaError(message, call=name, code=code, name=result.name)
 
 
@@ -78,13 +80,13 @@ def _filled(handle: Any, data: bytes) -> Any:
 
 
 def wait_flags(ordinal: int) -> int:
-    """Return the flags of a wait: flush remote writes where the GPU can and must be told to."""
+    """Return the flags of a stream's wait: flush remote writes, on GPUs that need to be told."""
     can_flush = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
     return _FLUSH if call("cuDeviceGetAttribute", can_flush, ordinal) else 0
 
 
 def is_done(stream: int, where: str) -> bool:
-    """Whether all that was put on the stream is over."""
+    """Whether everything enqueued on the stream is done."""
     (code,) = driver.cuStreamQuery(stream)
     if int(code) not in (0, _NOT_READY):
         raise error("cuStreamQuery", int(code), where)
@@ -92,7 +94,7 @@ def is_done(stream: int, where: str) -> bool:
 
 
 def is_event_done(event: Any, where: str) -> bool:
-    """Whether what an event recorded last is over; True for one that recorded nothing."""
+    """Whether the latest record of an event is done; True if it was never recorded."""
     (code,) = driver.cuEventQuery(event)
     if int(code) not in (0, _NOT_READY):
         raise error("cuEventQuery", int(code), where)
@@ -100,20 +102,20 @@ def is_event_done(event: Any, where: str) -> bool:
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether the stream is being captured, or another capture forbids its use."""
+    """Whether the stream is being captured, or cannot be used because another one is."""
     try:
         return _is_capturing(stream)  # type: ignore[no-any-return]
     except cupy.cuda.runtime.CUDARuntimeError as failure:
         if failure.status != _CAPTURE_IMPLICIT:
             raise
-        return True  # the legacy stream, while another stream of this process is captured
+        return True  # the legacy default stream during any capture in this process
 
 
 class CudaSignals:
     """Prepared stream memory operations, in order: ``("write" | "wait", device address)``.
 
-    Through ctypes and in place: the parameter objects of cuda.bindings cost more to fill than the
-    driver's call itself, and a signal is put on a stream at every step of an application.
+    By ctypes and in place: to fill the parameter objects of cuda.bindings takes longer than the
+    driver's call, which applications make at every step.
     """
 
     def __init__(self, operations: Sequence[tuple[str, int]], flags: int, where: str) -> None:
@@ -126,15 +128,15 @@ class CudaSignals:
             self._params[_PARAM_WORDS * index + 1] = address
             self._params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
         self._rest = CudaSignals(rest, flags, where) if rest else None
-        # Without argtypes, whose conversions cost more than what is converted.
+        # No argtypes: their conversions take longer than the call's own.
         self._call = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
-        self._number = 0
+        self._handle = 0
         self._stream = ctypes.c_void_p(0)
 
     def enqueue(self, stream: int, values: Sequence[int]) -> None:
-        """Put them on a stream, in as few batches as the driver takes."""
-        if stream != self._number:
-            self._number, self._stream = stream, ctypes.c_void_p(stream)
+        """Enqueue them on a stream, in as few batches as the driver takes."""
+        if stream != self._handle:
+            self._handle, self._stream = stream, ctypes.c_void_p(stream)
         params, place = self._params, 2
         for value in values if self._rest is None else values[:_BATCH]:
             params[place] = value
@@ -177,12 +179,12 @@ def choose_device(wanted: Any, rank: int) -> int:
 
 
 def device_of(ordinal: int) -> Device:
-    """Describe the GPU of that ordinal. Local, makes no context."""
+    """Describe a GPU, without making a context on it. Local."""
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
     raw = bytes(call("cuDeviceGetUuid", ordinal).bytes)[:16]
     text = raw.hex()
     parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
-    # Drivers before CUDA 12 do not know the attribute: then the processes are taken as not shared.
+    # Drivers before CUDA 12 lack the attribute: then no MPS is assumed.
     mps = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
     return Device(
         ordinal=ordinal,
@@ -194,7 +196,7 @@ def device_of(ordinal: int) -> Device:
 
 
 def link(ordinal: int, uuid: str) -> str:
-    """Say how this rank's GPU reaches another: ``same GPU``, ``NVLink``, ``PCIe`` or ``peer``."""
+    """Return how this rank's GPU reaches another: ``same GPU``, ``NVLink``, ``PCIe``, ``peer``."""
     for other in range(cupy.cuda.runtime.getDeviceCount()):
         if device_of(other).uuid == uuid:
             if other == ordinal:
@@ -203,7 +205,7 @@ def link(ordinal: int, uuid: str) -> str:
             native = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
             atomics = call("cuDeviceGetP2PAttribute", native, ordinal, other)
             return "NVLink" if atomics else "PCIe"
-    return "peer"  # not among the GPUs that this process may see
+    return "peer"  # this process cannot see that GPU
 
 
 class Launch:
@@ -216,7 +218,7 @@ class Launch:
     grid, block : int
         Blocks, and threads in each.
     arguments : sequence of ctypes objects
-        Read at each launch: what is written into them before is what the kernel gets.
+        Read at each launch, so their values may be changed between launches.
     where : str
         For errors.
     """
@@ -231,7 +233,7 @@ class Launch:
         self._after = ctypes.addressof(self._places), 0
 
     def enqueue(self, stream: int) -> None:
-        """Put it on a stream."""
+        """Enqueue it on a stream."""
         try:
             _launch_kernel(*self._before, stream, *self._after)
         except _DriverError as failure:
@@ -239,14 +241,14 @@ class Launch:
 
 
 class Replay:
-    """A launch as a graph of one node, which the driver takes in a third of the time. Local.
+    """A kernel launch as a graph of one node, enqueued in a third of the time. Local.
 
     Parameters
     ----------
     launch : Launch
-        What is launched; its arguments as they are now are what every replay gets.
+        The launch; every replay gets its arguments as they are now.
     stream : int
-        A stream on which the launch is captured; what is on it already is not looked at.
+        A stream on which the launch is captured.
     where : str
         For errors.
 
@@ -268,18 +270,18 @@ class Replay:
         self.handle = int(self._graph)
 
     def enqueue(self, stream: int) -> None:
-        """Put it on a stream."""
+        """Enqueue it on a stream."""
         launch_graph(self.handle, stream, self._where)
 
     def close(self) -> None:
-        """Destroy the graph; what was launched of it goes on."""
+        """Destroy the graph; replays that were enqueued still run."""
         call("cuGraphExecDestroy", self._graph, where=self._where)
 
 
 def launch_graph(graph: int, stream: int, where: str) -> None:
-    """Put a graph on a stream."""
+    """Enqueue a graph on a stream."""
     try:
         _launch_graph(graph, stream)
     except cupy.cuda.runtime.CUDARuntimeError as failure:
-        # The codes are those of the driver.
+        # The runtime's error codes equal the driver's.
         raise error("cudaGraphLaunch", failure.status, where) from None

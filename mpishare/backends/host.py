@@ -1,4 +1,4 @@
-"""The host backend: NumPy on shared memory. Calls block, so there is nothing for a stream to do."""
+"""The host backend: NumPy arrays in shared memory. Calls block, so there are no streams."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.backends import Backend
 from mpishare.memory import shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from mpishare.backends import Device, Memory, Signals
+    from mpishare.backends import Memory
     from mpishare.memory.shared import SharedMemory
 
 
@@ -27,15 +28,15 @@ class HostMemory:
 
     @property
     def is_held(self) -> bool:
-        """Whether arrays of it are alive."""
+        """Whether arrays on it are alive."""
         return self._whole() is not None
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """Return the first bytes as an array; it keeps the mapping alive."""
+        """Return the first bytes as an array, which keeps the mapping alive."""
         if self._memory is None:
             raise ValueError("the memory is closed")
-        # Not on the mapping itself: an array made on that does not keep it from being unmapped
-        # under it. One made by frombuffer does, and is the base of all that are made on it.
+        # An array made on the mapping itself does not keep it from being unmapped; one made by
+        # frombuffer does, and it is the base of all others.
         whole = self._whole()
         if whole is None:
             whole = np.frombuffer(self._memory.buffer, dtype=np.uint8)
@@ -47,11 +48,11 @@ class HostMemory:
         if self._memory is None:
             raise ValueError("the memory is closed")
         name = shared.publish(self._memory)
-        self._memory.close_file()  # one descriptor a window is enough: the mapping has its own
+        self._memory.close_file()  # the mapping does not need it
         return name
 
     def close(self) -> bool:
-        """Unmap; where arrays are alive the memory goes with the last of them."""
+        """Unmap; where arrays are alive, the memory is unmapped with the last of them."""
         if self._memory is not None:
             self._memory.close_file()
             if not self.is_held:
@@ -60,90 +61,28 @@ class HostMemory:
         return True
 
 
-class HostBackend:
-    """Memory in /dev/shm; order by the counters of the control block, looked at by the host."""
+class HostBackend(Backend):
+    """Memory in /dev/shm. Calls block until the host has seen the counters: no streams."""
 
     name = "host"
-    has_streams = False
     xp = np
-    device: Device | None = None
 
     def allocate(self, nbytes: int) -> HostMemory:
         """Reserve shared memory."""
         return HostMemory(shared.create(nbytes))
 
     def publish(self, memory: Memory) -> str:
-        """Give it a name."""
+        """Give the memory a name."""
         if not isinstance(memory, HostMemory):
-            raise TypeError(f"{memory!r} is no memory of this backend")
+            raise TypeError(f"{memory!r} is not memory of the host backend")
         return memory.publish()
 
     def open(self, token: str, nbytes: int, uuid: str) -> HostMemory:  # noqa: ARG002  no GPU
-        """Map what another rank reserved."""
+        """Map memory that another rank reserved."""
         memory = shared.attach(token, nbytes)
         memory.close_file()
         return HostMemory(memory)
 
-    def settle(self, token: str) -> None:
-        """Take the name away."""
+    def retract(self, token: str) -> None:
+        """Remove the name."""
         shared.forget(token)
-
-    def register(self, memory: SharedMemory) -> int:  # noqa: ARG002  no GPU
-        """Return 0: there is no GPU that could see it."""
-        return 0
-
-    def unregister(self, memory: SharedMemory) -> None:
-        """Nothing to undo."""
-
-    def stream(self, stream: Any) -> tuple[int, Any]:  # noqa: ARG002  no streams
-        """Return stream 0: streams are ignored here."""
-        return 0, None
-
-    def enter(self, stream: Any, name: str, call: str) -> tuple[int, Any, bool]:  # noqa: ARG002
-        """Return stream 0: there is nothing to order, since calls block."""
-        return 0, None, True
-
-    def is_current(self, stream: int) -> bool:  # noqa: ARG002  no streams
-        """Return True: there is no other."""
-        return True
-
-    def local_event(self) -> Any:
-        """Return a place without an event."""
-        return None
-
-    def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
-        """Refuse: the host looks at counters itself."""
-        raise NotImplementedError
-
-    def events(self, count: int) -> tuple[list[Any], list[str]]:
-        """Return places without events: the counts alone order calls that block."""
-        return [None] * count, [""] * count
-
-    def open_events(self, tokens: Sequence[str]) -> list[Any]:
-        """Return as many places."""
-        return [None] * len(tokens)
-
-    def close_events(self, events: Sequence[Any]) -> None:
-        """Nothing to destroy."""
-
-    def record(self, event: Any, stream: int) -> None:
-        """Nothing to record: the count that the owner raises next is the record."""
-
-    def wait_event(self, event: Any, stream: int) -> None:
-        """Nothing to wait for: the count was seen."""
-
-    def is_capturing(self, stream: int) -> bool:  # noqa: ARG002  no streams
-        """Return False."""
-        return False
-
-    def is_event_done(self, event: Any) -> bool:  # noqa: ARG002  calls block
-        """Return True."""
-        return True
-
-    def is_done(self, stream: int) -> bool:  # noqa: ARG002  calls block
-        """Return True."""
-        return True
-
-    def drain(self, timeout_s: float) -> bool:  # noqa: ARG002  calls block
-        """Return True."""
-        return True

@@ -1,8 +1,8 @@
-"""Small pieces of device memory, cut from chunks that other ranks open once.
+"""Suballocator of device memory: small blocks are parts of chunks that other ranks open once.
 
-To open a rank's memory takes a fraction of a millisecond, and of the first that is open between two
-GPUs several. So what is small is cut from a chunk, and chunks stay, opened too, until the node
-closes. What is larger is an allocation of its own, which goes when it is closed.
+To open a rank's memory takes a fraction of a millisecond, and several for the first between two
+GPUs. So small blocks are parts of chunks, which stay allocated and open until the node closes. A
+large block is an allocation of its own, freed when it is closed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mpishare.backends import Backend, Memory
     from mpishare.memory.handle import Handle
 
-    Sign = Callable[[str, int, int, int], str]
-    """Returns the packed handle of a token, an offset, bytes and the bytes of all."""
+    PackHandle = Callable[[str, int, int, int], str]
+    """Returns the packed handle of (token, offset, nbytes, bytes of the whole allocation)."""
 
 CHUNK_NBYTES = 2 << 20
 SMALL_NBYTES = CHUNK_NBYTES // 4
@@ -27,16 +27,17 @@ ALIGN = 256
 
 @dataclass(frozen=True)
 class Suballocation:
-    """Some bytes of an allocation.
+    """A block of an allocation.
 
     Attributes
     ----------
     memory : Memory
         The allocation.
     offset, nbytes : int, bytes
-        Where the piece begins in it, and its own.
+        The block's offset in it, and its size.
     close : callable
-        Gives it back, or unmaps it. Once; a chunk may be written by others until all have let go.
+        Frees or unmaps the block. Call it once; the block may be reused at once, so no other rank
+        may use it any more.
     """
 
     memory: Memory
@@ -46,7 +47,7 @@ class Suballocation:
 
     @property
     def address(self) -> int:
-        """Where this process sees it."""
+        """Where the block is mapped in this process."""
         return self.memory.address + self.offset
 
     def zero(self) -> None:
@@ -55,21 +56,21 @@ class Suballocation:
 
 
 class FreeList:
-    """Which bytes of a chunk are free. Pure integers."""
+    """The free spans of a chunk, allocated first-fit and merged when freed. Pure integers."""
 
     def __init__(self, nbytes: int) -> None:
         self._free = [(0, nbytes)]
 
-    def take(self, nbytes: int) -> int | None:
-        """Return where so many bytes are free, the first such place; they are taken."""
+    def allocate(self, nbytes: int) -> int | None:
+        """Return the offset of the first free span that is large enough, which is now in use."""
         for index, (begin, end) in enumerate(self._free):
             if end - begin >= nbytes:
                 self._free[index : index + 1] = [(begin + nbytes, end)] * (end - begin > nbytes)
                 return begin
         return None
 
-    def give(self, begin: int, nbytes: int) -> None:
-        """Take bytes back that were taken."""
+    def free(self, begin: int, nbytes: int) -> None:
+        """Free a span that was allocated."""
         free: list[tuple[int, int]] = []
         for span in sorted([*self._free, (begin, begin + nbytes)]):
             if free and free[-1][1] == span[0]:
@@ -79,32 +80,41 @@ class FreeList:
         self._free = free
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    memory: Memory
+    token: str
+    spans: FreeList
+
+
 class Suballocator:
-    """The chunks of this rank, and those of others that it has opened. All methods are local."""
+    """The chunks of this rank, and those of other ranks that it has opened. Methods are local."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._chunks: list[tuple[Memory, str, FreeList]] = []
+        self._chunks: list[_Chunk] = []
         self._opened: dict[str, Memory] = {}
 
-    def cut(self, nbytes: int, sign: Sign) -> tuple[Suballocation, str]:
-        """Return bytes that nobody uses, and their packed handle."""
+    def allocate(self, nbytes: int, pack: PackHandle) -> tuple[Suballocation, str]:
+        """Return a block and its packed handle."""
         if nbytes > SMALL_NBYTES:
             memory = self._backend.allocate(nbytes)
-            piece = Suballocation(memory, 0, nbytes, memory.close)
-            return piece, sign(self._backend.publish(memory), 0, nbytes, memory.nbytes)
-        taken = -(-nbytes // ALIGN) * ALIGN
+            block = Suballocation(memory, 0, nbytes, memory.close)
+            return block, pack(self._backend.publish(memory), 0, nbytes, memory.nbytes)
+        rounded = -(-nbytes // ALIGN) * ALIGN
         while True:
-            for memory, token, room in self._chunks:
-                begin = room.take(taken)
+            for chunk in self._chunks:
+                begin = chunk.spans.allocate(rounded)
                 if begin is not None:
-                    piece = Suballocation(memory, begin, nbytes, partial(room.give, begin, taken))
-                    return piece, sign(token, begin, nbytes, memory.nbytes)
+                    free = partial(chunk.spans.free, begin, rounded)
+                    block = Suballocation(chunk.memory, begin, nbytes, free)
+                    return block, pack(chunk.token, begin, nbytes, chunk.memory.nbytes)
             memory = self._backend.allocate(CHUNK_NBYTES)
-            self._chunks.append((memory, self._backend.publish(memory), FreeList(memory.nbytes)))
+            chunk = _Chunk(memory, self._backend.publish(memory), FreeList(memory.nbytes))
+            self._chunks.append(chunk)
 
     def open(self, handle: Handle) -> Suballocation:
-        """Return what another rank has cut."""
+        """Map a block of another rank."""
         token, capacity = handle.token, handle.capacity
         if handle.nbytes > SMALL_NBYTES:
             memory = self._backend.open(token, capacity, handle.uuid)
@@ -114,11 +124,11 @@ class Suballocator:
         return Suballocation(self._opened[token], handle.offset, handle.nbytes, lambda: None)
 
     def release(self) -> None:
-        """Unmap what others own."""
+        """Unmap what other ranks own."""
         while self._opened:
             self._opened.popitem()[1].close()
 
     def close(self) -> None:
-        """Free the chunks, once all others have released."""
+        """Free the chunks, once all other ranks have released them."""
         while self._chunks:
-            self._chunks.pop()[0].close()
+            self._chunks.pop().memory.close()

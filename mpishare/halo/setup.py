@@ -233,9 +233,9 @@ def _addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> Sequence[int
     if layouts[0].device is None:
         arrays = [as_numpy(field, "a field") for field in fields]
         return [array.__array_interface__["data"][0] for array in arrays]
-    from mpishare.halo.cuda.fields import addresses
+    from mpishare.halo.cuda.fields import addresses_of
 
-    return addresses(fields, layouts)
+    return addresses_of(fields, layouts)
 
 
 class _View:

@@ -101,7 +101,7 @@ class CounterOrdered:
             if step.signals is None:
                 step.signals = self._prepare([(step.kind, slot) for slot in step.slots])
             step.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
-        if not chain.is_kept:
+        if not chain.stays_alive:
             chain.leave()
         # Last: a call that was cut off before may be made again, and does the same then.
         for rank in ranks:

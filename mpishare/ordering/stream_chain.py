@@ -1,4 +1,4 @@
-"""The chain of one object: what is called on it comes in order, on whatever streams."""
+"""Program order of the calls on one object, on whatever streams they are made."""
 
 from __future__ import annotations
 
@@ -11,104 +11,111 @@ if TYPE_CHECKING:
 
 
 class StreamChain:
-    """Puts the calls on one object in order where the stream changes between them.
+    """Orders the calls on one object: when the stream changes, the new one waits for the last.
 
     Parameters
     ----------
     backend : Backend
-        Whose streams they are.
+        The backend of the streams.
     name : str
-        The object's, for errors.
+        The object's name, for errors.
 
     Attributes
     ----------
-    number : int or None
+    is_current : callable
+        The backend's.
+    handle : int or None
         The stream of the last call.
-    is_kept : bool
-        Whether it is sure to live until the next one.
+    stays_alive : bool
+        Whether that stream is certain to exist at the next call.
     """
 
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend = backend
-        self._enter = backend.enter
-        self._is_current = backend.is_current
-        self._name = name
-        self.number: int | None = None
+        self.is_current = backend.is_current
+        self.name = name
+        self.handle: int | None = None
         self._owner: Any = None
-        self.is_kept = True
+        self.stays_alive = True
         self._event: Any = None
 
     def enter(self, call: str, stream: Any) -> int:
-        """Return the stream's number, after what was put on the object's last stream.
+        """Return the handle of a call's stream, which now waits for the object's last stream.
 
         Raises
         ------
         UnsupportedError
             If the stream is being captured.
         TypeError
-            If it is no stream.
+            If `stream` is not a stream.
         """
-        number = self.number
-        if stream is None and number is not None and self.is_kept and self._is_current(number):
-            return number  # as most calls: there is nothing to follow
-        number, owner, is_kept = self._enter(stream, self._name, call)
-        self.follow(number, owner, is_kept=is_kept)
-        return number
+        handle = self.handle
+        if stream is None and handle is not None and self.stays_alive and self.is_current(handle):
+            return handle  # most calls: the stream has not changed
+        handle, owner, stays_alive, is_captured = self._backend.enter(stream)
+        if is_captured:
+            raise UnsupportedError(
+                f"{self.name}: {call} failed: the stream is being captured into a graph. The "
+                "value that is waited for would be baked in, and the second replay would pass "
+                "early. Call it outside of the capture."
+            )
+        self.follow(handle, owner, stays_alive=stays_alive)
+        return handle
 
-    def follow(self, number: int, owner: Any, *, is_kept: bool) -> None:
-        """Put a stream after the object's last one, and remember it as that.
+    def follow(self, handle: int, owner: Any, *, stays_alive: bool) -> None:
+        """Let a stream wait for the object's last one, and remember it as the last.
 
         Parameters
         ----------
-        number : int
+        handle : int
             The stream.
         owner : object
             What keeps it alive.
-        is_kept : bool
-            Whether that is sure to.
+        stays_alive : bool
+            Whether it is certain to exist at the next call.
         """
-        if number != self.number or not self.is_kept:
-            self._follow(number)
-            self.number = number
-        # Held, so that the stream is not destroyed before the next one has followed it.
-        self._owner, self.is_kept = owner, is_kept
+        if handle != self.handle or not self.stays_alive:
+            self._follow(handle)
+            self.handle = handle
+        # Held, so that the stream is not destroyed before the next one waits for it.
+        self._owner, self.stays_alive = owner, stays_alive
 
     def leave(self) -> None:
-        """Remember what was put on the stream, where it may be destroyed before the next call."""
-        if not self.is_kept and self.number is not None:
-            self._record(self.number)
+        """Record the end of a call, if its stream may be destroyed before the next call."""
+        if not self.stays_alive and self.handle is not None:
+            self._record(self.handle)
 
     def is_over(self) -> bool:
-        """Whether all that was put on streams is over. Local."""
-        if self.number is None:
+        """Whether everything enqueued by the object's calls is done. Local."""
+        if self.handle is None:
             return True
-        if self.is_kept:
-            return self._backend.is_done(self.number)
+        if self.stays_alive:
+            return self._backend.is_done(self.handle)
         return self._event is None or self._backend.is_event_done(self._event)
 
     def end(self) -> None:
         """Let go of the stream and of the event."""
-        self._owner = self.number = None
+        self._owner = self.handle = None
         if self._event is not None:
             self._backend.close_events([self._event])
             self._event = None
 
-    def _follow(self, number: int) -> None:
-        if self.number is None:
+    def _follow(self, handle: int) -> None:
+        if self.handle is None:
             return
-        if self.is_kept:
-            self._record(self.number)
-        # None where the one call that there was raised before it had put anything on the stream.
+        if self.stays_alive:
+            self._record(self.handle)
+        # None where the only call so far raised before it had enqueued anything.
         if self._event is not None:
-            self._backend.wait_event(self._event, number)
+            self._backend.wait_event(self._event, handle)
 
-    def _record(self, number: int) -> None:
-        if self._backend.is_capturing(number):
+    def _record(self, handle: int) -> None:
+        if self._backend.is_capturing(handle):
             raise UnsupportedError(
-                f"{self._name}: it was used on a stream that is being captured into a graph now, "
-                "and is called on another stream: what is there cannot be waited for. Call it on "
-                "the stream of the capture, or after its end."
+                f"{self.name}: its last call was on a stream that is being captured into a graph, "
+                "which another stream cannot wait for. Call it on the stream of the capture, or "
+                "after the capture has ended."
             )
         if self._event is None:
             self._event = self._backend.local_event()
-        self._backend.record(self._event, number)
+        self._backend.record(self._event, handle)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mpishare.halo.cuda.work_items import RECORD_OPTIONS
 from tests.helpers.launch import ROOT
 
 SOURCES = sorted((ROOT / "mpishare").rglob("*.cu"))
@@ -27,13 +28,14 @@ def nvrtc() -> ctypes.CDLL:
     pytest.fail("no libnvrtc.so.13: install the dependency group nvrtc")
 
 
-def compile_cuda(source: str, architecture: str) -> tuple[bytes, str]:
+def compile_cuda(source: str, architecture: str, *more: str) -> tuple[bytes, str]:
     """The machine code, empty where it does not compile, and what the compiler said."""
     library, program = nvrtc(), ctypes.c_void_p()
     text = source.encode()
     made = library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None)
     assert made == 0
-    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *more]
+    options = [option.encode() for option in options]
     array = (ctypes.c_char_p * len(options))(*options)
     status = library.nvrtcCompileProgram(program, len(options), array)
     nbytes = ctypes.c_size_t()
@@ -62,7 +64,7 @@ def test_there_are_kernels():
     assert SOURCES
 
 
-# What is built upon cells.cuh in both forms in which it is used.
+# What includes work_items.cuh is compiled in both forms in which it is used.
 FORMS = [
     (path, depth) for path in SOURCES for depth in ((1, 4) if "DEPTH" in whole(path) else (1,))
 ]
@@ -73,7 +75,7 @@ FORMS = [
     ("path", "depth"), FORMS, ids=[f"{path.name}-{depth}" for path, depth in FORMS]
 )
 def test_compiles(path, depth, architecture):
-    code, log = compile_cuda(f"#define DEPTH {depth}\n{whole(path)}", architecture)
+    code, log = compile_cuda(whole(path), architecture, f"-DDEPTH={depth}", *RECORD_OPTIONS)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""  # no warning either
 
@@ -83,3 +85,23 @@ def test_a_broken_source_does_not(architecture):
     code, log = compile_cuda('extern "C" __global__ void f(int *p) { *p = missing; }', architecture)
     assert code == b""
     assert "missing" in log
+
+
+WITH_RECORDS = [path for path in SOURCES if "Item_nbytes" in whole(path)]
+
+
+@pytest.mark.parametrize("path", WITH_RECORDS, ids=lambda path: path.name)
+@pytest.mark.parametrize("option", range(len(RECORD_OPTIONS)))
+def test_a_record_of_another_layout_does_not_compile(path, option):
+    """The NumPy records tell the compiler their sizes and offsets: each wrong one is refused."""
+    name, _, value = RECORD_OPTIONS[option].partition("=")
+    options = list(RECORD_OPTIONS)
+    options[option] = f"{name}={int(value) + 8}"
+    code, log = compile_cuda(whole(path), "sm_90", *options)
+    record, field = name.removeprefix("-D").split("_", 1)
+    assert code == b""
+    assert (f"size of {record}" if field == "nbytes" else f"{record}.{field}") in log
+
+
+def test_every_kernel_of_the_halo_asserts_its_records():
+    assert {path.name for path in WITH_RECORDS} == {"fused.cu", "streamed.cu"}

@@ -96,7 +96,7 @@ def test_an_array_keeps_its_memory(part):
     before = held()
     backend = HostBackend()
     memory = backend.allocate(4 * PAGE)
-    backend.settle(backend.publish(memory))
+    backend.retract(backend.publish(memory))
     assert not memory.is_held
     array = memory.array((8,), "i8")[part]
     array[...] = 5
@@ -209,7 +209,7 @@ def test_array_of_a_dtype_and_shape():
     backend = HostBackend()
     memory = backend.allocate(100)
     token = backend.publish(memory)
-    backend.settle(token)
+    backend.retract(token)
     array = memory.array((2, 3), np.dtype("f4"))
     assert (array.shape, array.dtype, array.sum()) == ((2, 3), np.dtype("f4"), 0)
     assert memory.array((), "i8").shape == ()

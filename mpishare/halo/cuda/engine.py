@@ -4,41 +4,61 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
-from mpishare.halo.cuda.fast_path import quick_of
-from mpishare.halo.cuda.fields import addresses, current_stream
-from mpishare.halo.cuda.fused import Fused, GraphCache, LaunchOrder
-from mpishare.halo.cuda.resources import PlanResources
+from mpishare.halo.cuda.buffers import Buffers
+from mpishare.halo.cuda.direction import Direction
+from mpishare.halo.cuda.fast_path import FastPath
+from mpishare.halo.cuda.fields import addresses_of, current_stream
+from mpishare.halo.cuda.fused import Fused
+from mpishare.halo.cuda.kernels import Launcher
+from mpishare.halo.cuda.launch_order import LaunchOrder
 from mpishare.halo.cuda.streamed import StreamedRoutes
-from mpishare.halo.cuda.work_items import natural
+from mpishare.halo.cuda.work_items import alignment_of
 from mpishare.halo.layout import require_number
+from mpishare.halo.message import ALIGN
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from mpishare.backends import StreamInfo
+    from mpishare.halo.cuda.graphs import GraphCache
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.message import Message
 
-_WIDEST = 15
+
+class Launches(NamedTuple):
+    """What one exchange enqueues, for fields of some alignment; None where nothing is needed."""
+
+    streamed: StreamedRoutes | None
+    fused: Fused | None
 
 
-def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001  as `quick_of`
-    """Take no call."""
+Call = tuple[Sequence[Any], tuple[int, ...], Launches]
+"""A checked call: its fields, their addresses, and the launches for these. A plain tuple, as each
+call makes one."""
+
+
+def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001  as `FastPath.bind`
     return False
 
 
 class CudaEngine:
-    """One direction of one plan on CUDA. Collective, host-blocking.
+    """One direction of one plan on CUDA. Collective to make, host-blocking.
 
     Parameters
     ----------
-    setup, sends, recvs, is_reverse
-        As `HostEngine`.
+    setup : PlanSetup
+        What the ranks of the plan agreed on.
+    sends, recvs : sequence of Message
+        What this rank sends and receives in this direction.
+    is_reverse : bool
+        Whether ghosts are added to the cells that they shadow, and zeroed.
     """
 
     def __init__(
@@ -49,192 +69,199 @@ class CudaEngine:
         *,
         is_reverse: bool,
     ) -> None:
-        ranks, name = setup.comm, setup.name
-        self._context = ranks.context
-        self._agreement = ranks.context.agreement
+        comm, name = setup.comm, setup.name
+        self._context = comm.context
         self._name = name
-        backend: Any = ranks.context.backend
+        backend: Any = comm.context.backend
         self._backend = backend
-        self._layouts = setup.mine
         self._device = backend.device.ordinal
-        self._resources = resources = PlanResources(setup, sends, recvs, is_reverse=is_reverse)
-        self._words = resources.words
-        self._naturals = [natural(each) for each in self._layouts]
-        # For fields of which all begin at a multiple of the widest unit, and for others.
-        self._relays: list[StreamedRoutes] = []
-        self._fuseds: list[Fused] = []
+        self._layouts = setup.mine
+        self._alignments = [alignment_of(layout) for layout in self._layouts]
+        direction = Direction(setup, sends, recvs, is_reverse=is_reverse)
+        self._buffers = Buffers(direction, comm, name)
+        self._flags = self._buffers.flags
+        where = f"{name}, rank {comm.rank} of {comm.size}"
+        self._launcher = Launcher(direction, backend, where)
+        self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-
-        def build() -> None:
-            resources.prepare()
-            self._stream = int(backend.new_stream())
-            self._events += [backend.local_event(), backend.local_event()]
-            resources.warm()
-            for most in ([_WIDEST + 1] * len(self._layouts), self._naturals):
-                if resources.is_relayed:
-                    self._relays.append(StreamedRoutes(resources, most))
-                if resources.has_fused:
-                    self._fuseds.append(Fused(resources, most, self._stream))
-            resources.load()
-
+        handles: dict[Any, int] = {}
         try:
-            ranks.step(name, build)
+            self._buffers.share()
+            comm.step(name, lambda: self._build(direction, handles))
         except BaseException:
             self._close_launches()
-            resources.undo(name)
+            self._buffers.undo()
             raise
+        self.staging_nbytes = self._buffers.nbytes
         self._forked, self._joined = self._events
-        self.staging_nbytes = resources.staging_nbytes
-        # One for both directions of the plan.
+        # Shared by both directions of the plan.
         setup.chain = self._chain = setup.chain or StreamChain(backend, name)
-        self._turns = LaunchOrder.on(backend) if resources.has_fused else None
-        # Of all ranks, so that all refuse a capture or none.
-        used = {route for each in setup.routes for route in each.values()}
+        self._order = LaunchOrder.join(backend) if direction.has_fused else None
+        # The routes of all ranks, so that all refuse a capture or none does.
+        used = {route for routes in setup.routes for route in routes.values()}
         self._on_host = sorted(used & {"pinned", "mpi"})
-        # Where the whole exchange is one graph, those that there are.
-        self._graphs: dict[Any, int] = {}
-        self.try_fast: Callable[[Sequence[Any], Any], bool] = _never
-        if self._turns is not None and not resources.is_relayed:
-            for fused in self._fuseds:
-                fused.alone.told = self._graphs
-            known = self._layouts, self._graphs, self._agreement, self._chain, self._turns
-            self.try_fast = quick_of(*known, self._words, backend, name)
+        self._replay: Callable[[Sequence[Any], Any], bool] = _never
+        if self._order is not None and not direction.is_streamed:
+            fast_path = FastPath(self._layouts, handles, self._chain, self._order)
+            self._replay = fast_path.bind(self._context.agreement, self._flags)
 
-    def prepare(self, fields: Sequence[Any]) -> list[Any]:
-        """Return the fields of a call, once they are known to fit; they are held by that."""
+    def _build(self, direction: Direction, handles: dict[Any, int]) -> None:
+        """Create streams, events and launches. Local."""
+        buffers, launcher, backend = self._buffers, self._launcher, self._backend
+        buffers.make_mpi()
+        self._stream = int(backend.new_stream())
+        self._events += [backend.local_event(), backend.local_event()]
+        launcher.warm_up(direction)
+        # For fields that all begin at a multiple of the widest unit, and for any others.
+        for alignments in ([ALIGN] * len(self._layouts), self._alignments):
+            parts = direction, buffers, launcher, alignments
+            streamed = StreamedRoutes(self._context, *parts) if direction.is_streamed else None
+            fused = Fused(*parts, self._stream, handles) if direction.has_fused else None
+            self._launches.append(Launches(streamed, fused))
+        # Until all uploads have arrived and all kernels are loaded.
+        self._context.drain(self._name)
+
+    def prepare(self, fields: Sequence[Any]) -> Call:
+        """Check the fields of a call, and choose its launches."""
         require_number(fields, len(self._layouts))
-        places = addresses(fields, self._layouts)
-        way = 0
-        if functools.reduce(operator.or_, places) & _WIDEST:
-            way = 1
-            for place, unit in zip(places, self._naturals, strict=True):
-                if place % unit:
-                    raise ValueError(f"a field begins at {place:#x}, no multiple of {unit} bytes")
-        return [fields, places, way]
+        addresses = addresses_of(fields, self._layouts)
+        aligned, unaligned = self._launches
+        if not functools.reduce(operator.or_, addresses) % ALIGN:
+            return fields, addresses, aligned
+        for address, alignment in zip(addresses, self._alignments, strict=True):
+            if address % alignment:
+                raise ValueError(
+                    f"a field begins at {address:#x}, which is not a multiple of {alignment} bytes"
+                )
+        return fields, addresses, unaligned
 
-    def start(self, arrays: list[Any], stream: Any) -> None:
-        """Let my cells go; fused neighbors are served beside the user's stream, ghosts and all."""
-        number, _, is_kept, is_captured = self._begin("start", arrays, stream)
-        _, places, way = arrays
-        if self._fuseds:
-            # Not on the user's stream, whose work on the interior would wait for the neighbors.
-            self._backend.record(self._forked, number)
+    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Replay the graph of fields seen before; return False, with nothing done, else."""
+        return self._replay(fields, stream)
+
+    def start(self, call: Call, stream: Any) -> None:
+        """Send my cells. Fused neighbors run on the plan's own stream, up to their ghosts."""
+        handle, _, stays_alive, is_captured = self._enter("start", call, stream)
+        _, addresses, (streamed, fused) = call
+        if streamed is not None:
+            streamed.start(handle, addresses)
+        if fused is not None:
+            # On the user's stream the kernel would hold up the work on the interior.
+            self._backend.record(self._forked, handle)
             self._backend.wait_event(self._forked, self._stream)
-            ways = self._fuseds[way].beside
-            # It lives as long as the plan, and a plan that is closed leaves nothing under way.
-            entered = self._stream, self, True, is_captured
-            self._enqueue(ways, entered, places)
-        self._words.calls[0] += 1
-        if not is_kept:
+            # The stream lives as long as the plan, which waits for it before it closes.
+            self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
+        self._flags.calls[0] += 1
+        if not (stays_alive or is_captured):
             self._chain.leave()
 
-    def wait(self, arrays: list[Any], stream: Any) -> None:
-        """Take what came, and let the user's stream go on after the plan's."""
-        number, _, is_kept, _ = self._enter("wait", arrays, stream)
-        if self._fuseds:
+    def wait(self, call: Call, stream: Any) -> None:
+        """Receive into the ghosts, and let the user's stream wait for the plan's own."""
+        handle, _, stays_alive, is_captured = self._enter("wait", call, stream)
+        _, addresses, (streamed, fused) = call
+        if fused is not None:
             self._backend.record(self._joined, self._stream)
-            self._backend.wait_event(self._joined, number)
-        self._end(arrays, number, is_kept=is_kept)
+            self._backend.wait_event(self._joined, handle)
+        if streamed is not None:
+            streamed.wait(handle, addresses)
+        if not (stays_alive or is_captured):
+            self._chain.leave()
 
-    def exchange(self, arrays: list[Any], stream: Any) -> None:
+    def exchange(self, call: Call, stream: Any) -> None:
         """Do both on the user's stream."""
-        entered = self._begin("exchange", arrays, stream)
-        _, places, way = arrays
-        if self._fuseds:
-            self._enqueue(self._fuseds[way].alone, entered, places)
-        self._words.calls[0] += 1
-        self._end(arrays, entered[0], is_kept=entered[2])
+        entered = self._enter("exchange", call, stream)
+        handle, _, stays_alive, is_captured = entered
+        _, addresses, (streamed, fused) = call
+        if streamed is not None:
+            streamed.start(handle, addresses)
+        if fused is not None:
+            self._launch_fused(fused.alone, entered, addresses)
+        self._flags.calls[0] += 1
+        if streamed is not None:
+            streamed.wait(handle, addresses)
+        if not (stays_alive or is_captured):
+            self._chain.leave()
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph. Local."""
         stream = current_stream(fields, self._device) if stream is None else stream
-        return bool(self._backend.enter_any(stream)[3])
+        return bool(self._backend.enter(stream)[3])
 
     def pending(self) -> list[int]:
-        """Ranks of the node that have called less often than this one. Local."""
-        return self._words.pending()
+        """Ranks of the node that this rank's GPU waits for, or that have called less often."""
+        return self._flags.pending()
 
-    def leave(self, until: float) -> None:
-        """Wait until then for what was begun, which neighbors are owed, and tell them. Local.
+    def leave(self, deadline: float) -> None:
+        """Tell the other ranks if all exchanges that were called end by then. Local.
 
-        What replays of a user's graph have begun is not seen. By polling, since a process that ends
-        can start no thread.
+        Replays of a user's graph are not seen. By polling, since a process that ends cannot start
+        a thread.
         """
+        is_over = False
+
+        def is_done() -> bool:
+            nonlocal is_over
+            is_over = self._chain.is_over() and self._backend.is_done(self._stream)
+            return is_over or self._context.agreement.failure is not None
+
         try:
-            while not (self._chain.is_over() and self._backend.is_done(self._stream)):
-                if self._agreement.failure is not None or time.monotonic() > until:
-                    return
-                os.sched_yield()
+            poll(is_done, deadline - time.monotonic())
         except CudaError:
-            return  # a GPU that failed brings nothing to its end
-        self._words.finish()
+            return  # what is enqueued on a failed GPU never ends
+        if is_over:
+            self._flags.mark_finished()
 
     def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the deadline."""
+        """Wait until nothing is under way on this rank, with the node's deadline."""
         self._context.drain(f"{self._name}: close")
 
     def release(self) -> None:
-        """Let go of what this rank imported. Local."""
-        self._resources.release()
+        """Unmap what other ranks own. Local."""
+        self._buffers.release()
 
     def close(self) -> None:
-        """Free what this rank owns. Local, once all have released."""
-        self._graphs.clear()
+        """Free what this rank owns. Local, once all ranks have released."""
         self._close_launches()
-        self._resources.close()
+        self._buffers.close()
+        self._launcher.close()
         self._chain.end()
-        if self._turns is not None:
-            self._turns.leave()
+        if self._order is not None:
+            self._order.leave()
 
     def _close_launches(self) -> None:
-        for fused in self._fuseds:
-            fused.close()
+        for launches in self._launches:
+            if launches.fused is not None:
+                launches.fused.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
 
-    def _begin(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, Any, bool, bool]:
-        """Enter, and let go what is relayed."""
-        entered = self._enter(call, arrays, stream)
-        _, places, way = arrays
-        if self._relays:
-            self._relays[way].start(entered[0], places)
-        return entered
-
-    def _end(self, arrays: list[Any], number: int, *, is_kept: bool) -> None:
-        """Take what is relayed, and leave."""
-        _, places, way = arrays
-        if self._relays:
-            self._relays[way].wait(number, places)
-        if not is_kept:
-            self._chain.leave()
-
-    def _enqueue(
-        self, ways: GraphCache, entered: tuple[int, Any, bool, bool], places: tuple[int, ...]
+    def _launch_fused(
+        self, graphs: GraphCache, stream: StreamInfo, addresses: tuple[int, ...]
     ) -> None:
-        number, owner, is_kept, is_captured = entered
-        turns = self._turns
-        if is_captured or turns is None or turns.plans == 1:
-            ways.enqueue(number, places, is_captured=is_captured)
+        order = self._order
+        handle, owner, stays_alive, is_captured = stream
+        if is_captured or order is None or order.plans == 1:
+            graphs.enqueue(handle, addresses, is_captured=is_captured)
         else:
-            turns.chain.follow(number, owner, is_kept=is_kept)
-            ways.enqueue(number, places, is_captured=False)
-            if not is_kept:
-                turns.chain.leave()
+            order.chain.follow(handle, owner, stays_alive=stays_alive)
+            graphs.enqueue(handle, addresses, is_captured=False)
+            if not stays_alive:
+                order.chain.leave()
 
-    def _enter(self, call: str, arrays: list[Any], stream: Any) -> tuple[int, Any, bool, bool]:
-        """Return the stream, its owner, whether it need not be remembered, and is captured."""
-        backend = self._backend
+    def _enter(self, name: str, call: Call, stream: Any) -> StreamInfo:
+        """Return the stream of a call, which now waits for the plan's last call."""
         if stream is None:
-            stream = current_stream(arrays[0], self._device)
-        number, owner, is_kept, is_captured = backend.enter_any(stream)
+            stream = current_stream(call[0], self._device)
+        entered: StreamInfo = self._backend.enter(stream)
+        handle, owner, stays_alive, is_captured = entered
         if not is_captured:
-            self._chain.follow(number, owner, is_kept=is_kept)
+            self._chain.follow(handle, owner, stays_alive=stays_alive)
         elif self._on_host:
             raise UnsupportedError(
-                f"{self._name}: {call} failed: the stream is being captured into a graph, and "
-                f"neighbors by the routes {self._on_host} are served by the host. "
+                f"{self._name}: {name} failed: the stream is being captured into a graph, and the "
+                f"routes {self._on_host} need the host at every exchange. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
-        return number, owner, is_kept or is_captured, is_captured
+        return entered

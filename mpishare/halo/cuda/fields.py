@@ -1,4 +1,4 @@
-"""Fields in GPU memory: their layouts, their addresses, and the stream that is current for them."""
+"""Fields in GPU memory: their layouts, their addresses, and their library's current stream."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _Array = cupy.ndarray
 
 
 def cuda_layout(field: Any, name: str) -> Layout:
-    """Return the layout of an array in GPU memory, or raise where no ghosts can be written."""
+    """Return the layout of an array in GPU memory; raise where its ghosts cannot be written."""
     if isinstance(field, _Array):
         found = Layout(field.shape, field.strides, field.dtype, field.data.device_id)
     else:
-        found = _seen(field, name)[1]
+        found = _inspect(field, name)[1]
     return check_layout(found, name)
 
 
-def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ...]:
-    """Return where the fields of a call are; `ValueError` if a layout is another. Local."""
+def addresses_of(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ...]:
+    """Return the addresses of a call's fields; `ValueError` if a layout differs. Local."""
     found = []
     for field, expected in zip(fields, layouts, strict=True):
         if isinstance(field, _Array):
@@ -39,7 +39,7 @@ def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ..
                 expected.require(cuda_layout(field, "a field"))
             found.append(field.data.ptr)
         else:
-            address, seen = _seen(field, "a field")
+            address, seen = _inspect(field, "a field")
             if seen != expected:
                 expected.require(seen)
             found.append(address)
@@ -49,7 +49,7 @@ def addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ..
 def current_stream(fields: Sequence[Any], device: int) -> Any:
     """Return the current stream of the library that the fields come from. Local."""
     if "torch" not in sys.modules:
-        return None  # CuPy's
+        return None  # CuPy's current stream
     are_tensors = {_is_tensor(field) for field in fields}
     if are_tensors == {True}:
         return sys.modules["torch"].cuda.current_stream(device)
@@ -63,8 +63,8 @@ def _is_tensor(field: Any) -> bool:
     return torch is not None and isinstance(field, torch.Tensor)
 
 
-def _seen(field: Any, name: str) -> tuple[int, Layout]:
-    """Return the address and the layout that an array of another library tells."""
+def _inspect(field: Any, name: str) -> tuple[int, Layout]:
+    """Return the address and the layout of an array of another library."""
     if getattr(field, "requires_grad", False):
         raise ValueError(f"{name} requires a gradient, which a halo exchange does not have")
     if _is_tensor(field):
@@ -73,10 +73,10 @@ def _seen(field: Any, name: str) -> tuple[int, Layout]:
         strides = tuple(step * kind.itemsize for step in field.stride())
         return field.data_ptr(), Layout(shape, strides, kind, device)
     try:
-        told = field.__cuda_array_interface__
+        interface = field.__cuda_array_interface__
     except (AttributeError, RuntimeError, TypeError) as error:
-        raise TypeError(f"{name} is no array in GPU memory: {error}") from error
-    address, is_read_only = told["data"]
+        raise TypeError(f"{name} is not an array in GPU memory: {error}") from error
+    address, is_read_only = interface["data"]
     if is_read_only:
         raise ValueError(f"{name} is read-only")
     array = cupy.asarray(field)
@@ -86,7 +86,7 @@ def _seen(field: Any, name: str) -> tuple[int, Layout]:
 def _tensor_dtype(field: Any, name: str) -> np.dtype[Any]:
     text = str(field.dtype).removeprefix("torch.")
     if text == "bfloat16":
-        return np.dtype("V2")  # travels as bytes; NumPy has no such number
+        return np.dtype("V2")  # travels as bytes: NumPy has no such dtype
     try:
         return np.dtype(text)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The words that the ranks of a plan have in common on CUDA, and host memory behind them."""
+"""Flags in pinned host memory that all ranks of a plan on this node see, and their GPUs."""
 
 from __future__ import annotations
 
@@ -9,119 +9,131 @@ from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.memory.shared import SharedAllocation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from mpishare.halo.plan_comm import PlanComm
 
-_CALLED, _STARTED, _FINISHED, _ENDED, _FLAGS = (SLOT_WORDS * place for place in range(5))
+# The words of one rank: four slots, then three rows with a word for each rank.
+_CALLS, _STARTED, _FINISHED, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in range(5))
 
 
 class PinnedFlags:
-    """Words of host memory that every rank here and its GPU sees.
+    """The flags of a plan, and pinned host memory behind them for packed cells.
 
     Parameters
     ----------
-    ranks : PlanComm
-        The plan's.
+    comm : PlanComm
+        The ranks of the plan.
     nbytes : int, bytes
-        Of host memory behind the words, for packed cells.
-    relayed : set of int
-        Those neighbors that streams wait for, not kernels.
+        Size of the memory for packed cells.
+    streamed : collection of int
+        Neighbors for which streams wait, not kernels.
 
     Attributes
     ----------
-    common : SharedAllocation
-        The memory; all steps are done before `attach`, which does the last of them.
-    behind : int
-        Where the GPU sees the memory behind the words.
+    allocation : SharedAllocation
+        The memory. `attach` is its last step.
+    staging_address : int
+        Device address of the memory for packed cells.
+    nbytes : int, bytes
+        Size of the whole.
     calls : memoryview
-        One word: how often this rank has called.
+        One word: how many exchanges this rank has called.
     """
 
-    def __init__(self, ranks: PlanComm, nbytes: int, relayed: set[int]) -> None:
-        self._context = ranks.context
-        self._relayed = relayed
-        self._team = list(ranks.ranks_here)
-        self._places = ranks.ranks_here
-        self._rank = ranks.rank
-        self._row = -(-len(self._team) // SLOT_WORDS) * SLOT_WORDS
-        self._stride = _FLAGS + 3 * self._row
-        self._count = self._stride * len(self._team)
-        nbytes += 8 * self._count
-        self.common = SharedAllocation(nbytes, is_maker=self._team[0] == self._rank)
-        self._registered: list[int] = []
+    def __init__(self, comm: PlanComm, nbytes: int, streamed: Collection[int]) -> None:
+        self._context = comm.context
+        self._streamed = streamed
+        self._ranks = list(comm.ranks_here)
+        self._ranks_in_node = comm.ranks_here
+        self._rank = comm.rank
+        self._row = -(-len(self._ranks) // SLOT_WORDS) * SLOT_WORDS
+        self._stride = _ROWS + 3 * self._row
+        self._count = self._stride * len(self._ranks)
+        self.nbytes = nbytes + 8 * self._count
+        self.allocation = SharedAllocation(self.nbytes, is_maker=self._ranks[0] == self._rank)
+        self._address = self.staging_address = 0
+        self._is_registered = False
         self._view = self.calls = memoryview(b"").cast("Q")
 
-    def attach(self, told: Sequence[str]) -> None:
-        """Map it and let the GPU see it, given what `SharedAllocation.publish` returned. Local."""
-        self.common.attach(told[rank] for rank in self._team)
-        memory = self.common.memory
+    def attach(self, names: Sequence[str]) -> None:
+        """Map the memory, given every rank's published name, and pin it. Local."""
+        self.allocation.attach(names[rank] for rank in self._ranks)
+        memory = self.allocation.memory
         memory.close_file()
         self.nbytes = memory.nbytes
-        self._registered.append(self._context.backend.register(memory))
-        self._address = self._registered[0]
-        self.behind = self._address + 8 * self._count
+        self._address = self._context.backend.register(memory)
+        self._is_registered = True
+        self.staging_address = self._address + 8 * self._count
         self._view = memoryview(memory.buffer)[: 8 * self._count].cast("Q")
-        # A watchdog that sees a death lets go what waits for these words too.
+        # The watchdog releases these words, too, when it sees a rank die.
         self._context.counter_pool.watch(self._view)
-        self._called = self._stride * self._team.index(self._rank) + _CALLED
-        self.calls = self._view[self._called : self._called + 1]
+        mine = self._index(self._rank, _CALLS)
+        self.calls = self._view[mine : mine + 1]
 
-    def data(self, sender: int, receiver: int) -> int:
-        """Return the address of the word that says: the cells are there."""
-        return self._of(sender, _FLAGS + self._team.index(receiver))
+    def ready(self, sender: int, receiver: int) -> int:
+        """Return the address of the flag by which a sender says that its cells are packed."""
+        return self._address_of(sender, self._in_row(0, receiver))
 
-    def taken(self, receiver: int, sender: int) -> int:
-        """Return the address of the word that says: the cells were taken."""
-        return self._of(receiver, _FLAGS + self._row + self._team.index(sender))
+    def consumed(self, receiver: int, sender: int) -> int:
+        """Return the address of the flag by which a receiver says that it has unpacked them."""
+        return self._address_of(receiver, self._in_row(1, sender))
 
-    def late(self, peer: int) -> int:
-        """Return the address of the word that is not 0 while my GPU waits long for a peer."""
-        return self._of(self._rank, _FLAGS + 2 * self._row + self._team.index(peer))
+    def stalled_on(self, peer: int) -> int:
+        """Return the address of the word that is not 0 during this GPU's long wait for a peer."""
+        return self._address_of(self._rank, self._in_row(2, peer))
 
     @property
     def started(self) -> int:
-        """The address of the word in which my GPU says how many exchanges it has begun to relay."""
-        return self._of(self._rank, _STARTED)
+        """The address of this GPU's count of streamed exchanges that it has begun."""
+        return self._address_of(self._rank, _STARTED)
 
     @property
-    def ended(self) -> int:
-        """The address of the word that is 0 until the node has been given up."""
-        return self._of(self._rank, _ENDED)
+    def abort(self) -> int:
+        """The address of the word that is not 0 once the watchdog has released all waits."""
+        return self._address_of(self._rank, _ABORT)
 
-    def finish(self) -> None:
-        """Say that all that my GPU has begun is over."""
-        started = self._called - _CALLED + _STARTED
-        self._view[started - _STARTED + _FINISHED] = self._view[started]
+    def mark_finished(self) -> None:
+        """Tell the other ranks that all streamed exchanges that this GPU has begun are done."""
+        started = self._view[self._index(self._rank, _STARTED)]
+        self._view[self._index(self._rank, _FINISHED)] = started
 
     def pending(self) -> list[int]:
-        """Ranks of the node that have called less often, or that my GPU waits for. Local.
+        """Ranks of the node that this rank's GPU waits for, or that have called less often. Local.
 
-        It says so itself where a kernel waits. Where a stream does, those count that have begun
-        less often, or have left before what this rank has begun was over on theirs.
+        A kernel publishes its long waits. Where a stream waits, a rank counts as pending that has
+        begun fewer exchanges, or that has left the node before these were done on its GPU.
         """
-        view, stride, mine = self._view, self._stride, self._called
-        late = mine - _CALLED + _FLAGS + 2 * self._row
-        state = self._context.agreement.state
+        view, state = self._view, self._context.agreement.state  # `close` may replace it
+        mine = self._index(self._rank, 0)
+        stalled_on = self._index(self._rank, _ROWS + 2 * self._row)
 
-        def lags(place: int, peer: int) -> bool:
-            at = stride * place
-            if view[late + place] or view[at + _CALLED] < view[mine + _CALLED]:
+        def is_pending(index: int, peer: int) -> bool:
+            theirs = self._stride * index
+            if view[stalled_on + index] or view[theirs + _CALLS] < view[mine + _CALLS]:
                 return True
-            word = _STARTED if state(self._places[peer]) == State.PRESENT else _FINISHED
-            return peer in self._relayed and view[at + word] < view[mine + _STARTED]
+            is_present = state(self._ranks_in_node[peer]) == State.PRESENT
+            done = view[theirs + (_STARTED if is_present else _FINISHED)]
+            return peer in self._streamed and done < view[mine + _STARTED]
 
-        return [self._places[peer] for place, peer in enumerate(self._team) if lags(place, peer)]
+        ranks = [peer for index, peer in enumerate(self._ranks) if is_pending(index, peer)]
+        return [self._ranks_in_node[peer] for peer in ranks]
 
     def close(self) -> None:
-        """Unmap. Local, once nothing is under way."""
-        if self._registered:
+        """Unmap. Local, once nothing uses the flags."""
+        if self._is_registered:
             self._context.counter_pool.unwatch(self._view)
-            # Not released: a watchdog may look at it just now. The mapping goes with the last look.
+            # Not released here: the watchdog may be reading it. The mapping goes with that view.
             self._view = self.calls = memoryview(b"").cast("Q")
-            self._context.backend.unregister(self.common.memory)
-            self._registered = []
-        self.common.close()
+            self._context.backend.unregister(self.allocation.memory)
+            self._is_registered = False
+        self.allocation.close()
 
-    def _of(self, rank: int, word: int) -> int:
-        return self._address + 8 * (self._stride * self._team.index(rank) + word)
+    def _in_row(self, row: int, rank: int) -> int:
+        return _ROWS + row * self._row + self._ranks.index(rank)
+
+    def _index(self, rank: int, word: int) -> int:
+        return self._stride * self._ranks.index(rank) + word
+
+    def _address_of(self, rank: int, word: int) -> int:
+        return self._address + 8 * self._index(rank, word)

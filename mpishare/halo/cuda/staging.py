@@ -1,15 +1,12 @@
-"""Where packed cells lie between two ranks of a node: one decision, the same at both ends.
-
-Pure integers: every rank works it out for every rank, from what all were told.
-"""
+"""Staging buffers between the GPUs of a node, and their layout, which both ends compute alike."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpishare.halo.cuda.work_items import are_words, chunks
-from mpishare.halo.message import PartKey, padded
+from mpishare.halo.cuda.work_items import chunks, uses_ll
+from mpishare.halo.message import MessageInfo, PartKey, padded, parts_sent
 from mpishare.memory.handle import Handle
 
 if TYPE_CHECKING:
@@ -18,181 +15,179 @@ if TYPE_CHECKING:
     from mpishare.backends.suballocator import Suballocation
     from mpishare.halo.plan_comm import PlanComm
 
-_FLAG_NBYTES = 32
-_SLAB_ALIGN = 128
+    Messages = Sequence[Sequence[MessageInfo]]
 
-Key = tuple[int, int, int]
-"""A part of a message to some rank: its sender, the message's tag, the field."""
+_FLAG_NBYTES = 32
+_ALIGN = 128
 
 
 @dataclass
 class StagingLayout:
-    """What one rank receives in its own GPU memory.
+    """The staging buffer into which one rank receives, in its own GPU memory.
 
     Attributes
     ----------
-    flags : dict of (sender, tag, field) to list of int, bytes
-        Where the flags of the items of a fused part are, unless it travels as words. A sender
-        without parts has one flag, at (sender, -1, -1).
-    fused, copied : dict of (sender, tag, field) to int, bytes
-        Where the packed cells or words are; of fused ones the first of two copies.
-    turn : int, bytes
-        From the first copy to the second.
+    flags : dict of PartKey to list of int, bytes
+        For each fused part that does not travel by LL, the offsets of its chunks' flags; for each
+        fused neighbor without parts its one flag, at `silent_key`.
+    fused, copied : dict of PartKey to int, bytes
+        The offsets of the packed parts; for fused ones, in the first of two buffers.
+    flags_nbytes : int, bytes
+        Size of the flags, which come first.
+    parity_offset : int, bytes
+        From the first buffer to the second.
     nbytes : int, bytes
-        Of the whole; the flags come first.
+        Size of the whole.
     """
 
-    flags: dict[Key, list[int]] = field(default_factory=dict)
-    fused: dict[Key, int] = field(default_factory=dict)
-    copied: dict[Key, int] = field(default_factory=dict)
+    flags: dict[PartKey, list[int]] = field(default_factory=dict)
+    fused: dict[PartKey, int] = field(default_factory=dict)
+    copied: dict[PartKey, int] = field(default_factory=dict)
     flags_nbytes: int = 0
-    turn: int = 0
+    parity_offset: int = 0
     nbytes: int = 0
 
 
-def slab_of(
-    told: Sequence[Any],
-    routes: Sequence[dict[int, str]],
+def silent_key(sender: int, receiver: int) -> PartKey:
+    """Return the key of the flag of a fused neighbor that sends no part."""
+    return PartKey(sender, receiver, -1, -1)
+
+
+def staging_layout(
+    messages: Messages,
+    routes: Sequence[Mapping[int, str]],
     units: Mapping[PartKey, int],
-    ranks_here: Iterable[int],
+    ranks_here: Sequence[int],
     rank: int,
-    crowded: Container[int] = (),
+    sharing: Container[int] = (),
 ) -> StagingLayout:
-    """Return how the slab of a rank is laid out.
+    """Return the layout of a rank's staging buffer. Pure integers.
 
     Parameters
     ----------
-    told : sequence
-        For each rank of the plan, `Message.as_data` of what it sends, and the route.
-    routes : sequence of dict of int to str
+    messages : sequence of sequence of MessageInfo
+        For each rank of the plan, what it sends.
+    routes : sequence of mapping of int to str
         For each rank, its route to each peer.
-    units : mapping of (sender, receiver, tag, field) to int, bytes
-        For each fused part what both of its ends can move at once.
-    ranks_here : iterable of int
+    units : mapping of PartKey to int, bytes
+        For each fused part the widest unit that both ends can move.
+    ranks_here : sequence of int
         The ranks of the node.
-    crowded : container of int
-        Those that share a GPU.
+    rank : int
+        The receiver.
+    sharing : container of int
+        The ranks that share a GPU.
     """
-    slab = StagingLayout()
-    incoming = [
-        ((sender, tag, number), nbytes, route)
-        for sender in ranks_here
-        for peer, tag, parts, route in told[sender]
-        if peer == rank
-        for number, nbytes, _ in parts
-    ]
-    words = {
-        (sender, tag, number)
-        for (sender, tag, number), nbytes, route in incoming
-        if route == "fused" and are_words(nbytes, units[PartKey(sender, rank, tag, number)])
+    incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
+    fused = {key: part.nbytes for key, part, route in incoming if route == "fused"}
+    copied = {key: part.nbytes for key, part, route in incoming if route == "copy"}
+    by_ll = {key for key, nbytes in fused.items() if uses_ll(nbytes, units[key])}
+    layout = StagingLayout()
+    counts = {
+        key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
+        for key, nbytes in fused.items()
+        if key not in by_ll
     }
-    flags = 0
-    for key, nbytes, route in incoming:
-        if route == "fused" and key not in words:
-            shares_gpu = rank in crowded or key[0] in crowded
-            count = len(list(chunks(nbytes, shares_gpu=shares_gpu)))
-            slab.flags[key] = [_FLAG_NBYTES * (flags + index) for index in range(count)]
-            flags += count
-    heard = {sender for (sender, _, _), _, route in incoming if route == "fused"}
+    senders = {key.sender for key in fused}
     for sender in ranks_here:
-        if routes[rank].get(sender) == "fused" and sender not in heard:
-            slab.flags[sender, -1, -1] = [_FLAG_NBYTES * flags]
-            flags += 1
-    at = slab.flags_nbytes = -(-_FLAG_NBYTES * flags // _SLAB_ALIGN) * _SLAB_ALIGN
-    begin = at
-    for key, nbytes, route in incoming:
-        if route == "fused":
-            slab.fused[key] = at
-            at += padded(2 * nbytes if key in words else nbytes)
-    slab.turn = -(-(at - begin) // _SLAB_ALIGN) * _SLAB_ALIGN
-    at = begin + 2 * slab.turn
-    for key, nbytes, route in incoming:
-        if route == "copy":
-            slab.copied[key] = at
-            at += padded(nbytes)
-    slab.nbytes = at
-    return slab
-
-
-def pinned_of(
-    told: Sequence[Any], ranks_here: Iterable[int]
-) -> tuple[dict[tuple[int, Key], int], int]:
-    """Return where packed cells lie in host memory, by receiver and part, and the bytes of all."""
-    found: dict[tuple[int, Key], int] = {}
+        if routes[rank].get(sender) == "fused" and sender not in senders:
+            counts[silent_key(sender, rank)] = 1
     at = 0
-    for sender in ranks_here:
-        for peer, tag, parts, route in told[sender]:
-            for number, nbytes, _ in parts if route == "pinned" else ():
-                found[peer, (sender, tag, number)] = at
-                at += padded(nbytes)
-    return found, at
+    for key, count in counts.items():
+        layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
+        at += _FLAG_NBYTES * count
+    begin = layout.flags_nbytes = _aligned(at)
+    # An LL word is half data, half flag.
+    sizes = {key: 2 * nbytes if key in by_ll else nbytes for key, nbytes in fused.items()}
+    layout.fused, end = _consecutive(sizes, begin)
+    layout.parity_offset = _aligned(end - begin)
+    layout.copied, layout.nbytes = _consecutive(copied, begin + 2 * layout.parity_offset)
+    return layout
+
+
+def pinned_layout(messages: Messages, ranks_here: Iterable[int]) -> tuple[dict[PartKey, int], int]:
+    """Return the offsets of parts in the node's pinned host memory, and its size."""
+    parts = parts_sent(messages, ranks_here, "pinned")
+    return _consecutive({key: part.nbytes for key, part, _ in parts}, 0)
+
+
+def _consecutive(sizes: Mapping[PartKey, int], at: int) -> tuple[dict[PartKey, int], int]:
+    """Return an offset for each part, one after the other, and the end of the last."""
+    offsets = {}
+    for key, nbytes in sizes.items():
+        offsets[key] = at
+        at += padded(nbytes)
+    return offsets, at
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
 
 
 class DeviceStaging:
-    """A slab of this rank and those of its neighbors, made in two steps.
+    """The staging buffer of this rank, and those of its neighbors, mapped.
 
     Parameters
     ----------
-    ranks : PlanComm
-        The plan's.
-    call : str
-        For errors.
+    comm : PlanComm
+        The ranks of the plan.
+    name : str
+        The plan's name, for errors.
     nbytes : dict of int to int, bytes
-        For this rank and each neighbor on the node whose memory is stored to, its slab.
-    neighbors : iterable of int
-        Those neighbors.
+        The sizes of the buffers, of this rank and of `neighbors`.
+    neighbors : sequence of int
+        Ranks of the node into whose buffers this rank stores.
     """
 
     def __init__(
-        self, ranks: PlanComm, call: str, nbytes: dict[int, int], neighbors: Iterable[int]
+        self, comm: PlanComm, name: str, nbytes: dict[int, int], neighbors: Sequence[int]
     ) -> None:
-        self._ranks = ranks
-        self._call = call
+        self._comm = comm
+        self._name = name
         self._nbytes = nbytes
         self._neighbors = neighbors
-        self._pieces: dict[int, Suballocation] = {}
+        self._blocks: dict[int, Suballocation] = {}
 
     def create(self) -> str:
-        """Make this rank's slab, zeroed, and return its handle. Local."""
-        rank, context = self._ranks.rank, self._ranks.context
-        mine = self._nbytes[rank]
-        if not mine:
+        """Allocate this rank's buffer, zeroed, and return its handle. Local."""
+        rank, context = self._comm.rank, self._comm.context
+        if not self._nbytes[rank]:
             return ""
-        piece, handle = context.suballocator.cut(mine, context.handle)
-        self._pieces[rank] = piece
-        piece.zero()
-        context.synchronize(None, self._call)
+        block, handle = context.suballocator.allocate(self._nbytes[rank], context.handle)
+        self._blocks[rank] = block
+        block.zero()
+        context.synchronize(None, self._name)
         return handle
 
-    def open(self, told: Sequence[str]) -> None:
-        """Map the neighbors' slabs, given every rank's handle. Local."""
-        context, ranks_here = self._ranks.context, self._ranks.ranks_here
+    def open(self, handles: Sequence[str]) -> None:
+        """Map the neighbors' buffers, given every rank's handle. Local."""
+        context, ranks_here = self._comm.context, self._comm.ranks_here
         for rank in self._neighbors:
             if self._nbytes[rank]:
                 handle = Handle.unpack(
-                    told[rank],
+                    handles[rank],
                     backend=context.backend.name,
                     nonce=context.nonces[ranks_here[rank]],
                     nbytes=self._nbytes[rank],
                 )
-                self._pieces[rank] = context.suballocator.open(handle)
+                self._blocks[rank] = context.suballocator.open(handle)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this rank's slab."""
-        mine = self._pieces.get(self._ranks.rank)
+        """Size of this rank's buffer."""
+        mine = self._blocks.get(self._comm.rank)
         return 0 if mine is None else mine.nbytes
 
     def address_of(self, rank: int) -> int:
-        """Return where the slab of a rank is mapped here."""
-        return self._pieces[rank].address
+        """Return where the buffer of a rank is mapped here."""
+        return self._blocks[rank].address
 
     def release(self) -> None:
-        """Unmap what others own. Local."""
-        for rank in [rank for rank in self._pieces if rank != self._ranks.rank]:
-            self._pieces.pop(rank).close()
+        """Unmap the neighbors' buffers. Local."""
+        for rank in [rank for rank in self._blocks if rank != self._comm.rank]:
+            self._blocks.pop(rank).close()
 
     def close(self) -> None:
-        """Free what this rank owns. Local, once all others have released."""
-        if self._ranks.rank in self._pieces:
-            self._pieces.pop(self._ranks.rank).close()
+        """Free this rank's buffer. Local, once all ranks have released it."""
+        if self._comm.rank in self._blocks:
+            self._blocks.pop(self._comm.rank).close()

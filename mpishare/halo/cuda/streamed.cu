@@ -1,13 +1,14 @@
-// Routes copy, pinned and mpi: the streams wait for other ranks, so these kernels never do.
+// Routes copy, pinned and mpi: streams and the host wait for other ranks, these kernels never do.
 #include "work_items.cuh"
 
-extern "C" __global__ void relay(
+// Packs or unpacks. A pack also counts the exchanges that this rank's GPU has begun.
+extern "C" __global__ void streamed(
     const __grid_constant__ Fields fields, const Item* items, unsigned count,
     unsigned long long* launches, volatile unsigned long long* started
 ) {
     if (started && blockIdx.x == 0 && threadIdx.x == 0) *started = ++*launches;
     for (unsigned i = blockIdx.x; i < count; i += gridDim.x)
-        carry(items[i], fields, items[i].packed);
+        copy_item(items[i], fields, items[i].packed);
 }
 
 enum Element { INT1, INT2, INT4, INT8, HALF, FLOAT, DOUBLE };
@@ -15,10 +16,10 @@ enum Element { INT1, INT2, INT4, INT8, HALF, FLOAT, DOUBLE };
 template <class Number>
 __device__ void sum(const Item& item, const Fields& fields) {
     char* field = fields.at[item.part.field];
-    for (unsigned i = threadIdx.x; i < item.count; i += blockDim.x) {
+    for (unsigned i = threadIdx.x; i < item.nunits; i += blockDim.x) {
         unsigned unit = item.first + i;
-        *reinterpret_cast<Number*>(field + place_of(item.part, unit)) +=
-            *reinterpret_cast<const Number*>(item.packed + place_of(*item.target, unit));
+        *reinterpret_cast<Number*>(field + offset_of(item.part, unit)) +=
+            *reinterpret_cast<const Number*>(item.packed + offset_of(*item.target, unit));
     }
 }
 
@@ -29,14 +30,15 @@ struct Half {
         asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
         return wide;
     }
-    // Rounded once: a sum of two halves is exact in a float.
+    // Rounded once: the sum of two halves is exact in a float.
     __device__ void operator+=(const Half& other) {
         float wide = value() + other.value();
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(wide));
     }
 };
 
-// StridedCells of one message, none named twice: one launch a message keeps the order of the sums.
+// Adds packed cells to a field. No cell is named twice in a launch, and messages have launches of
+// their own: so the order of the sums is fixed.
 extern "C" __global__ void add(
     const __grid_constant__ Fields fields, const Item* items, unsigned count
 ) {

@@ -1,175 +1,201 @@
-"""Routes ``copy``, ``pinned`` and ``mpi``: pack, let streams or messages wait, unpack.
+"""Routes ``copy``, ``pinned`` and ``mpi``: pack, let streams or the host wait, unpack.
 
-A word of the plan says to each neighbor that cells are there, and another to each sender that they
-were taken. Whoever waits for a word sets it back to 0: so nothing is counted, and the same
-operations are right when a captured graph replays them.
+Two binary flags per pair of ranks: the sender sets `ready`, the receiver `consumed`. The rank that
+waits for a flag resets it to 0. Nothing is counted, so that a captured graph can replay the same
+operations.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.halo.cuda.work_items import LOCAL, PACK, PACK_AND_ZERO, UNPACK, WorkList
+from mpishare.halo.cuda.work_items import PACK, PACK_AND_ZERO, UNPACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.backends import driver
-    from mpishare.halo.cuda.resources import PlanResources
+    from mpishare.backends import Backend, driver
+    from mpishare.context import NodeContext
+    from mpishare.halo.cuda.buffers import Buffers
+    from mpishare.halo.cuda.direction import Direction
+    from mpishare.halo.cuda.kernels import Launcher
     from mpishare.halo.message import Message, Part
 
-_RELAYED = ("copy", "pinned", "mpi")
+_ROUTES = ("copy", "pinned", "mpi")
 
 
 class StreamedRoutes:
-    """The launches and signals of one plan for all neighbors that are not fused. Local.
+    """The launches and signals between this rank and its neighbors that are not fused. Local.
 
     Parameters
     ----------
-    resources : PlanResources
-        The plan's.
-    most : sequence of int, bytes
+    context : NodeContext
+        The node's.
+    direction, buffers, launcher
+        Of one direction of a plan.
+    alignments : sequence of int, bytes
         For each field, what its address is a multiple of.
     """
 
-    def __init__(self, resources: PlanResources, most: Sequence[int]) -> None:
-        self._resources = resources
-        self._most = most
-        mine, rank = resources.mine, resources.rank
-        self._pack = self._make_pack()
-        self._takes = list(self._make_adds() if resources.is_reverse else self._make_unpack())
-        words, signals = resources.words, resources.backend.signals
-        by_words = [p for p, r in mine.items() if r in ("copy", "pinned") and p != rank]
-        to = [p for p in by_words if any(message.peer == p for message in resources.sends)]
-        of = [p for p in by_words if any(message.peer == p for message in resources.recvs)]
-        self._say = _Batch(signals, [("write", words.data(rank, p), 1) for p in to])
-        hear = [each for p in of for each in _await(words.data(p, rank))]
-        self._hear = _Batch(signals, hear)
-        thank = [("write", words.taken(rank, p), 1) for p in of]
-        heard = [each for p in to for each in _await(words.taken(p, rank))]
-        self._thank = _Batch(signals, [*thank, *heard])
-        self._mail = resources.mail
+    def __init__(
+        self,
+        context: NodeContext,
+        direction: Direction,
+        buffers: Buffers,
+        launcher: Launcher,
+        alignments: Sequence[int],
+    ) -> None:
+        self._context = context
+        self._backend = backend = context.backend
+        self._where = launcher.where
+        self._pointers = launcher.pointers
+        self._mpi = buffers.mpi
+        self._pack = _pack(direction, buffers, launcher, alignments)
+        make = _adds if direction.is_reverse else _unpack
+        self._unpacks = list(make(direction, buffers, launcher, alignments))
+        flags, rank = buffers.flags, direction.rank
+        peers = direction.peers("copy", "pinned")
+        targets = [p for p in peers if any(message.peer == p for message in direction.sends)]
+        sources = [p for p in peers if any(message.peer == p for message in direction.recvs)]
+        self._set_ready = _Signals(
+            backend, [_Op("write", flags.ready(rank, p), 1) for p in targets]
+        )
+        self._wait_ready = _Signals(
+            backend, [each for p in sources for each in _wait_and_reset(flags.ready(p, rank))]
+        )
+        self._exchange_consumed = _Signals(
+            backend,
+            [
+                *[_Op("write", flags.consumed(rank, p), 1) for p in sources],
+                *[each for p in targets for each in _wait_and_reset(flags.consumed(p, rank))],
+            ],
+        )
 
-    def start(self, number: int, places: Sequence[int]) -> None:
-        """Pack everything that is not fused, and say so: the fields are at `places`."""
-        self._resources.pointers[:] = [*places]
-        if self._mail is not None:
-            # What came last may still be read out of the buffers.
-            self._until_done(self._resources.taken)
-            self._mail.receive()
-        self._pack.enqueue(number)
-        if self._mail is not None:
-            self._resources.backend.record(self._resources.packed, number)
-        self._say.enqueue(number)
+    def start(self, stream: int, addresses: Sequence[int]) -> None:
+        """Pack the fields at these addresses and signal that they are ready."""
+        self._pointers[:] = [*addresses]
+        mpi = self._mpi
+        if mpi is not None:
+            # The last exchange's unpack may still read the receive buffers.
+            self._wait_on_host(mpi.unpacked)
+            mpi.messages.receive()
+        self._pack.enqueue(stream)
+        if mpi is not None:
+            self._backend.record(mpi.packed, stream)
+        self._set_ready.enqueue(stream)
 
-    def wait(self, number: int, places: Sequence[int]) -> None:
-        """Unpack everything that is not fused once it is there."""
-        self._resources.pointers[:] = [*places]
-        if self._mail is not None:
-            self._until_done(self._resources.packed)
-            self._mail.send()
-            self._mail.wait()
-        self._hear.enqueue(number)
-        for launch in self._takes:
-            launch.enqueue(number)
-        self._thank.enqueue(number)
-        if self._mail is not None:
-            self._resources.backend.record(self._resources.taken, number)
+    def wait(self, stream: int, addresses: Sequence[int]) -> None:
+        """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
+        self._pointers[:] = [*addresses]
+        mpi = self._mpi
+        if mpi is not None:
+            self._wait_on_host(mpi.packed)
+            mpi.messages.send()
+            mpi.messages.wait()
+        self._wait_ready.enqueue(stream)
+        for launch in self._unpacks:
+            launch.enqueue(stream)
+        self._exchange_consumed.enqueue(stream)
+        if mpi is not None:
+            self._backend.record(mpi.unpacked, stream)
 
-    def _until_done(self, event: Any) -> None:
-        """Wait on the host for an event, with the deadline."""
-        resources = self._resources
-        is_done = resources.backend.is_event_done
-        resources.ranks.context.wait_until(lambda: is_done(event), resources.where)
-
-    def _make_pack(self) -> driver.Launch:
-        resources = self._resources
-        table = WorkList(resources.layouts, self._most, resources.upload)
-        kind = PACK_AND_ZERO if resources.is_reverse else PACK
-        for message in resources.sends:
-            if resources.mine[message.peer] in _RELAYED:
-                for part in message.parts:
-                    table.move(kind, part, resources.outgoing(message, part))
-        if not resources.has_fused:
-            for message, target in resources.local():
-                for part, other in zip(message.parts, target.parts, strict=True):
-                    table.move(LOCAL, part, 0, target=other)
-        # Without anything to pack the kernel still says that this exchange has begun.
-        return self._launch("relay", table, resources.state("relay"), resources.words.started)
-
-    def _make_unpack(self) -> Iterator[driver.Launch]:
-        resources = self._resources
-        table = WorkList(resources.layouts, self._most, resources.upload)
-        for message in resources.recvs:
-            if resources.mine[message.peer] in _RELAYED:
-                for part in message.parts:
-                    table.move(UNPACK, part, resources.incoming(message, part))
-        if len(table):
-            yield self._launch("relay", table, 0, 0)
-
-    def _make_adds(self) -> Iterator[driver.Launch]:
-        """One launch a message, and one more each time that it names a cell again."""
-        resources = self._resources
-        for message in resources.recvs:
-            packed = {part.field: resources.incoming(message, part) for part in message.parts}
-            for parts in _passes(message):
-                table = WorkList(resources.layouts, self._most, resources.upload)
-                for part, row in parts:
-                    table.add(part, packed[part.field], row)
-                yield self._launch("add", table)
-
-    def _launch(self, name: str, table: WorkList, *rest: int) -> driver.Launch:
-        return self._resources.launch(name, table.load(), *rest)
+    def _wait_on_host(self, event: Any) -> None:
+        """Wait on the host for an event, with the node's deadline."""
+        is_done = self._backend.is_event_done
+        self._context.wait_until(lambda: is_done(event), self._where)
 
 
-class _Batch:
-    """Counter operations with values that are always the same."""
+def _pack(
+    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+) -> driver.Launch:
+    work = launcher.work_list(alignments)
+    kind = PACK_AND_ZERO if direction.is_reverse else PACK
+    for message, part in direction.outgoing(*_ROUTES):
+        work.add_copy(kind, part, buffers.outgoing(message, part))
+    if not direction.has_fused:
+        for part, target in direction.local():
+            work.add_local(part, target)
+    # Launched with no items, too: it counts the exchanges that have begun.
+    pointers = launcher.state("streamed"), buffers.flags.started
+    return launcher.prepare("streamed", work.load(), *pointers)
 
-    def __init__(self, signals: Any, operations: Sequence[tuple[str, int, int]]) -> None:
-        self._values = [value for _, _, value in operations]
-        self._signals = signals([(kind, at) for kind, at, _ in operations])
 
-    def enqueue(self, number: int) -> None:
-        """Put them on a stream."""
+def _unpack(
+    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+) -> Iterator[driver.Launch]:
+    work = launcher.work_list(alignments)
+    for message, part in direction.incoming(*_ROUTES):
+        work.add_copy(UNPACK, part, buffers.incoming(message, part))
+    if len(work):
+        yield launcher.prepare("streamed", work.load(), 0, 0)
+
+
+def _adds(
+    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+) -> Iterator[driver.Launch]:
+    """Yield a launch per pass of each message."""
+    for message in direction.recvs:
+        packed = {part.field: buffers.incoming(message, part) for part in message.parts}
+        for parts in _passes(message):
+            work = launcher.work_list(alignments)
+            for part, rows in parts:
+                work.add_sum(part, packed[part.field].address, rows)
+            yield launcher.prepare("add", work.load())
+
+
+class _Op(NamedTuple):
+    kind: str
+    address: int
+    value: int
+
+
+class _Signals:
+    """Counter operations whose values never change."""
+
+    def __init__(self, backend: Backend, operations: Sequence[_Op]) -> None:
+        self._values = [each.value for each in operations]
+        self._signals = backend.signals([(each.kind, each.address) for each in operations])
+
+    def enqueue(self, stream: int) -> None:
+        """Enqueue them on a stream."""
         if self._values:
-            self._signals.enqueue(number, self._values)
+            self._signals.enqueue(stream, self._values)
 
 
-def _await(address: int) -> list[tuple[str, int, int]]:
-    return [("wait", address, 1), ("write", address, 0)]
+def _wait_and_reset(address: int) -> tuple[_Op, _Op]:
+    return _Op("wait", address, 1), _Op("write", address, 0)
 
 
 def _passes(message: Message) -> Iterator[list[tuple[Part, Any]]]:
-    """Cut a message so that no cell is named twice in one pass; with each part, which of its rows.
+    """Split a message so that no pass names a cell twice; yield (part, rows), None for all rows.
 
-    The k-th pass has the k-th time that each place is named: sums keep the order of the message.
+    Pass k has the k-th occurrence of each index, so that sums keep the order of the message.
     """
-    rows: list[tuple[Part, Any]] = []
-    last = 0
-    for part in message.parts:
-        turns = None if part.indices is None else _times_before(part.indices)
-        rows.append((part, turns))
-        if turns is not None and len(turns):
-            last = max(last, int(turns.max()))
-    for turn in range(last + 1):
+    occurrences = [
+        None if part.indices is None else _occurrence(part.indices) for part in message.parts
+    ]
+    last = max(
+        (int(each.max()) for each in occurrences if each is not None and len(each)), default=0
+    )
+    for number in range(last + 1):
         found: list[tuple[Part, Any]] = []
-        for part, turns in rows:
-            if turns is None:
-                if turn == 0:
+        for part, occurrence in zip(message.parts, occurrences, strict=True):
+            if occurrence is None:
+                if number == 0:
                     found.append((part, None))
-            elif (turns == turn).any():
-                found.append((part, np.flatnonzero(turns == turn)))
+            elif (occurrence == number).any():
+                found.append((part, np.flatnonzero(occurrence == number)))
         yield found
 
 
-def _times_before(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return how often each place was named before."""
-    order = np.argsort(places, kind="stable")
-    ordered = places[order]
+def _occurrence(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return for each index how often it occurred before."""
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])
-    found = np.empty(len(places), np.int64)
+    found = np.empty(len(indices), np.int64)
     begin = np.repeat(starts, np.diff(np.r_[starts, len(ordered)]).astype(int))
     found[order] = np.arange(len(ordered)) - begin
     return found

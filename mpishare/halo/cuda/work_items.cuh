@@ -1,19 +1,19 @@
-// StridedCells of fields, and what is done with them. Every table is written by work_items.py.
+// Work items: which cells of a field are copied, and to where. work_items.py writes the records.
 #ifndef NFIELDS
 #define NFIELDS 1
 #endif
-// Units that a thread has on their way at once. More than one pays where ranks share a GPU and each
-// has few blocks; many blocks keep memory busy by themselves.
+// Units that a thread has in flight. More than one pays where ranks share a GPU, since each then has
+// few blocks; many blocks keep memory busy by themselves.
 #ifndef DEPTH
 #define DEPTH 1
 #endif
 
-// The cells of one field that go with one message, in the order in which they travel: units of
-// `unit` bytes, the last axis fastest.
+// The cells of one field in one message, in the order in which they travel: units of `unit` bytes,
+// last axis fastest.
 struct Part {
-    long long first;         // bytes from the field's first element
+    long long first;         // byte offset from the field's first element
     long long step[8];       // bytes along each axis
-    const long long* places; // which steps along the axis `along`, if that is not -1
+    const long long* places; // the indices along the axis `along`; unused where that is -1
     unsigned extent[8];
     int axes;
     int along;
@@ -23,28 +23,54 @@ struct Part {
 
 enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL };
 
-// Some units of a part, and where they lie packed. The part stands in it, so that one look at
+// A chunk of a part, and where it lies packed. The part is embedded, so that one read of global
 // memory brings all of it.
 struct __align__(16) Item {
     Part part;
-    char* packed;             // of the first unit of the part, at even epochs
-    long long turn;           // from there to where they lie at odd epochs
-    unsigned long long* flag; // PACK, UNPACK: raised to the epoch once the units are there
-    unsigned long long* late; // UNPACK, GET_LL: the host's word for who is waited for
-    const Part* target;       // LOCAL: what they go to; where they are summed: the packed cells
+    char* packed;                   // first unit of the part in the buffer of even epochs
+    long long parity_offset;        // from there to the buffer of odd epochs
+    unsigned long long* flag;       // PACK, UNPACK: holds the epoch once the chunk is there
+    unsigned long long* stalled_on; // UNPACK, GET_LL: tells the host which peer is waited for
+    const Part* target;             // LOCAL: the destination; in sums: the packed cells
     unsigned first;
-    unsigned count;
+    unsigned nunits;
     int kind;
-    int element;              // how the units are summed
-    long long unused;         // whole 16 bytes
+    int element;                    // the type in which units are summed
+    long long unused;               // pads to 16 bytes
 };
+
+// Size and offsets of the NumPy records come with the compiler options.
+#define SAME_OFFSET(Record, field) \
+    static_assert(__builtin_offsetof(Record, field) == Record##_##field, #Record "." #field)
+static_assert(sizeof(Part) == Part_nbytes, "size of Part");
+static_assert(sizeof(Item) == Item_nbytes, "size of Item");
+SAME_OFFSET(Part, first);
+SAME_OFFSET(Part, step);
+SAME_OFFSET(Part, places);
+SAME_OFFSET(Part, extent);
+SAME_OFFSET(Part, axes);
+SAME_OFFSET(Part, along);
+SAME_OFFSET(Part, field);
+SAME_OFFSET(Part, unit);
+SAME_OFFSET(Item, part);
+SAME_OFFSET(Item, packed);
+SAME_OFFSET(Item, parity_offset);
+SAME_OFFSET(Item, flag);
+SAME_OFFSET(Item, stalled_on);
+SAME_OFFSET(Item, target);
+SAME_OFFSET(Item, first);
+SAME_OFFSET(Item, nunits);
+SAME_OFFSET(Item, kind);
+SAME_OFFSET(Item, element);
+SAME_OFFSET(Item, unused);
 
 struct Fields {
     char* at[NFIELDS];
 };
 
-// Not unrolled, which would make the kernels six times as large and no faster.
-__device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
+// Byte offset of a unit in its field. Not unrolled: that makes the kernels six times as large and
+// no faster.
+__device__ __forceinline__ long long offset_of(const Part& part, unsigned unit) {
     long long at = part.first;
 #pragma unroll 1
     for (int axis = part.axes - 1; axis >= 0; --axis) {
@@ -57,7 +83,7 @@ __device__ __forceinline__ long long place_of(const Part& part, unsigned unit) {
 }
 
 template <class Unit, int COUNT>
-__device__ __forceinline__ void move_units(char* const* from, char* const* to, bool zeroes) {
+__device__ __forceinline__ void copy_units(char* const* from, char* const* to, bool zeroes) {
     Unit unit[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) unit[k] = *reinterpret_cast<Unit*>(from[k]);
@@ -68,35 +94,37 @@ __device__ __forceinline__ void move_units(char* const* from, char* const* to, b
     }
 }
 
-// One thread's units i, i + blockDim.x, ... of an item.
+// Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread.
 template <int COUNT>
-__device__ __forceinline__ void move(const Item& item, char* field, char* packed, unsigned i) {
+__device__ __forceinline__ void copy_units_of(
+    const Item& item, char* field, char* packed, unsigned i
+) {
     char* from[COUNT];
     char* to[COUNT];
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
         unsigned unit = item.first + i + k * blockDim.x;
-        char* cell = field + place_of(item.part, unit);
-        char* other = item.kind == LOCAL ? field + place_of(*item.target, unit)
+        char* cell = field + offset_of(item.part, unit);
+        char* other = item.kind == LOCAL ? field + offset_of(*item.target, unit)
                                          : packed + static_cast<long long>(unit) * item.part.unit;
         from[k] = item.kind == UNPACK ? other : cell;
         to[k] = item.kind == UNPACK ? cell : other;
     }
     const bool zeroes = item.kind == PACK_AND_ZERO;
     switch (item.part.unit) {
-        case 16: move_units<uint4, COUNT>(from, to, zeroes); break;
-        case 8: move_units<unsigned long long, COUNT>(from, to, zeroes); break;
-        case 4: move_units<unsigned, COUNT>(from, to, zeroes); break;
-        case 2: move_units<unsigned short, COUNT>(from, to, zeroes); break;
-        default: move_units<unsigned char, COUNT>(from, to, zeroes);
+        case 16: copy_units<uint4, COUNT>(from, to, zeroes); break;
+        case 8: copy_units<unsigned long long, COUNT>(from, to, zeroes); break;
+        case 4: copy_units<unsigned, COUNT>(from, to, zeroes); break;
+        case 2: copy_units<unsigned short, COUNT>(from, to, zeroes); break;
+        default: copy_units<unsigned char, COUNT>(from, to, zeroes);
     }
 }
 
-__device__ void carry(const Item& item, const Fields& fields, char* packed) {
+__device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
     char* field = fields.at[item.part.field];
     unsigned i = threadIdx.x;
     if (DEPTH > 1)
-        for (; i + (DEPTH - 1) * blockDim.x < item.count; i += DEPTH * blockDim.x)
-            move<DEPTH>(item, field, packed, i);
-    for (; i < item.count; i += blockDim.x) move<1>(item, field, packed, i);
+        for (; i + (DEPTH - 1) * blockDim.x < item.nunits; i += DEPTH * blockDim.x)
+            copy_units_of<DEPTH>(item, field, packed, i);
+    for (; i < item.nunits; i += blockDim.x) copy_units_of<1>(item, field, packed, i);
 }

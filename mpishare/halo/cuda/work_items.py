@@ -1,6 +1,7 @@
-"""The tables that the kernels read: cells of fields, and what is done with them.
+"""Work items: what a kernel copies, and between which addresses.
 
-The records are those of cells.cuh, field by field.
+`PART_RECORD` and `ITEM_RECORD` are the structs of work_items.cuh; `RECORD_OPTIONS` lets the
+compiler assert that they are.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
-from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from mpishare.errors import UnsupportedError
 from mpishare.halo.geometry import Box
@@ -19,73 +21,110 @@ from mpishare.halo.message import ALIGN, Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-
 AXES = 8
 PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL = range(6)
 
-# first, step[8], places, extent[8], axes, along, field, unit
-_PART = Struct("<q8qQ8I4i")
-# The part; packed, turn, flag, late, target, first, count, kind, element, unused
-ITEM = Struct(f"<{_PART.size}sQqQQQIIiiQ")
+PART_RECORD = np.dtype(
+    [
+        ("first", "<i8"),
+        ("step", "<i8", AXES),
+        ("places", "<u8"),
+        ("extent", "<u4", AXES),
+        ("axes", "<i4"),
+        ("along", "<i4"),
+        ("field", "<i4"),
+        ("unit", "<i4"),
+    ]
+)
+ITEM_RECORD = np.dtype(
+    [
+        ("part", PART_RECORD),
+        ("packed", "<u8"),
+        ("parity_offset", "<i8"),
+        ("flag", "<u8"),
+        ("stalled_on", "<u8"),
+        ("target", "<u8"),
+        ("first", "<u4"),
+        ("nunits", "<u4"),
+        ("kind", "<i4"),
+        ("element", "<i4"),
+        ("unused", "<u8"),
+    ]
+)
+
+
+def record_options(name: str, record: np.dtype[Any]) -> tuple[str, ...]:
+    """Return compiler options that define the size of a record and the offset of each field."""
+    offsets = {field: at for field, (_, at, *_) in (record.fields or {}).items()}
+    values = {"nbytes": record.itemsize, **offsets}
+    return tuple(f"-D{name}_{key}={value}" for key, value in values.items())
+
+
+RECORD_OPTIONS = (*record_options("Part", PART_RECORD), *record_options("Item", ITEM_RECORD))
 
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
-# The least bytes of an item, by the bytes of the part: one pass of a block's threads over words;
-# few passes; and more where there are many items, so that taking one costs little beside it.
+# (part bytes up to, chunk bytes): small parts take one pass of a block's threads; large ones take
+# larger chunks, so that fetching an item costs little next to copying it.
 _CHUNKS = ((128 << 10, 4 << 10), (4 << 20, 16 << 10), (32 << 20, 32 << 10), (1 << 62, 64 << 10))
-# The same where ranks share a GPU: each has few blocks, which take many items one after the other.
-_CROWDED = ((128 << 10, 4 << 10), (512 << 10, 32 << 10), (4 << 20, 64 << 10), (1 << 62, 128 << 10))
-_MOST_CHUNKS = 1024
-# So many items of a part are pushed before the first is waited for: enough to fill the links.
+# Ranks that share a GPU have few blocks each, which run many items one after the other.
+_CHUNKS_OF_SHARED_GPU = (
+    (128 << 10, 4 << 10),
+    (512 << 10, 32 << 10),
+    (4 << 20, 64 << 10),
+    (1 << 62, 128 << 10),
+)
+_MAX_CHUNKS = 1024
+# Chunks of a part that are packed before the first one is waited for: enough to fill the links.
 _AHEAD = 64
-# What words can be made of, and up to where they are faster than cells and a flag.
-_WORD_UNITS, _MOST_WORDS_NBYTES = (4, 8), 128 << 10
+# LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
+_LL_UNITS, _LL_MAX_NBYTES = (4, 8), 128 << 10
 
 
 def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
-    """Cut the bytes of a part into items: where each begins, and its bytes. Same at both ends.
+    """Yield (begin, nbytes) of the chunks of a part, one work item each. Same at both ends.
 
     Parameters
     ----------
     nbytes : int, bytes
-        Of the part.
+        Size of the part.
     shares_gpu : bool
         Whether its sender or its receiver shares a GPU with other ranks.
     """
-    steps = _CROWDED if shares_gpu else _CHUNKS
-    step = next(step for most, step in steps if nbytes <= most)
-    step = max(step, -(-nbytes // _MOST_CHUNKS))
+    sizes = _CHUNKS_OF_SHARED_GPU if shares_gpu else _CHUNKS
+    step = next(step for largest, step in sizes if nbytes <= largest)
+    step = max(step, -(-nbytes // _MAX_CHUNKS))
     step = -(-step // ALIGN) * ALIGN
     for begin in range(0, nbytes, step):
         yield begin, min(step, nbytes - begin)
 
 
-def are_words(nbytes: int, unit: int) -> bool:
-    """Whether a fused part travels as words: half data, half the epoch. Same at both ends.
+def uses_ll(nbytes: int, unit: int) -> bool:
+    """Whether a fused part travels by LL, with the flag in the data. Same at both ends.
 
     Parameters
     ----------
     nbytes : int, bytes
-        Of the part.
+        Size of the part.
     unit : int, bytes
-        What both ends can move at once, whatever arrays the calls give.
+        The widest unit that both ends can move, whatever arrays the calls pass.
     """
-    return nbytes <= _MOST_WORDS_NBYTES and unit >= _WORD_UNITS[0]
+    return nbytes <= _LL_MAX_NBYTES and unit >= _LL_UNITS[0]
 
 
-def natural(layout: Layout) -> int:
-    """Return what the address of every array of a dtype is a multiple of, 16 at most."""
+def alignment_of(layout: Layout) -> int:
+    """Return the alignment that every array of the dtype has, in bytes: 16 at most."""
     size = layout.dtype.itemsize
     return min(size & -size, ALIGN)
 
 
 def unit_of(part: Part, layout: Layout) -> int:
-    """Return the widest unit of a part in any array of the layout, in bytes."""
-    return StridedCells.of(part, layout, natural(layout)).unit
+    """Return the widest unit in which a part can be moved in any array of the layout, in bytes."""
+    return StridedCells.of(part, layout, alignment_of(layout)).unit
 
 
 @dataclass(frozen=True)
 class StridedCells:
-    """The cells of a part as axes of units."""
+    """The cells of a part as strided axes of units."""
 
     first: int
     extents: list[int]
@@ -94,37 +133,38 @@ class StridedCells:
     unit: int
 
     @classmethod
-    def of(cls, part: Part, layout: Layout, most: int) -> StridedCells:
-        """Return them in units of at most that many bytes, which every step is a multiple of."""
+    def of(cls, part: Part, layout: Layout, alignment: int) -> StridedCells:
+        """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
         start = part.box.start if part.box is not None else (0,) * len(part.shape)
         along = -1 if part.box is not None else part.axis
-        return _cells(start, part.shape, along, layout.strides, layout.dtype.itemsize, most)
+        itemsize = layout.dtype.itemsize
+        return _strided_cells(start, part.shape, along, layout.strides, itemsize, alignment)
 
 
 # Many fields of one layout have the same cells.
 @lru_cache(maxsize=256)
-def _cells(
+def _strided_cells(
     start: tuple[int, ...],
     shape: tuple[int, ...],
     along: int,
     strides: tuple[int, ...],
     itemsize: int,
-    most: int,
+    alignment: int,
 ) -> StridedCells:
     first = sum(at * step for at, step in zip(start, strides, strict=True))
-    axes: list[tuple[int, int, bool]] = []  # extent, step, whether it is counted by places
+    axes: list[tuple[int, int, bool]] = []  # extent, step, whether `places` index it
     for axis, (extent, step) in enumerate(zip(shape, strides, strict=True)):
         if extent != 1 or axis == along:
-            _join(axes, extent, step, is_along=axis == along)
-    _join(axes, itemsize, 1, is_along=False)
+            _append_axis(axes, extent, step, is_along=axis == along)
+    _append_axis(axes, itemsize, 1, is_along=False)
     run = axes[-1][0] if axes[-1][1] == 1 else 1
     unit = gcd(first, run, ALIGN, *(step for _, step, _ in axes[:-1]))
-    unit = min(unit & -unit, most)
+    unit = min(unit & -unit, alignment)
     extents = [extent for extent, _, _ in axes]
     steps = [step for _, step, _ in axes]
     extents[-1] //= unit
     steps[-1] = unit
-    where = [is_along for _, _, is_along in axes]
+    indexed = [is_along for _, _, is_along in axes]
     if len(extents) > AXES:
         raise UnsupportedError(
             f"cells of shape {shape} in a field of strides {strides} need {len(extents)} axes: "
@@ -132,11 +172,13 @@ def _cells(
         )
     if prod(extents) >= 1 << 31:
         raise UnsupportedError(f"{prod(extents)} units in one part of a message: too many")
-    return StridedCells(first, extents, steps, where.index(True) if True in where else -1, unit)
+    return StridedCells(first, extents, steps, indexed.index(True) if True in indexed else -1, unit)
 
 
-def _join(axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along: bool) -> None:
-    """Append an axis, as a part of the one before where both are one run."""
+def _append_axis(
+    axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along: bool
+) -> None:
+    """Append an axis, merged with the one before where both are one contiguous run."""
     if axes:
         before, before_step, before_along = axes[-1]
         if not is_along and not before_along and before_step == extent * step:
@@ -145,72 +187,115 @@ def _join(axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along
     axes.append((extent, step, is_along))
 
 
+class Slot(NamedTuple):
+    """Where a part lies packed: in a send, receive or staging buffer.
+
+    Attributes
+    ----------
+    address : int
+        As this rank's GPU sees it; of the first of two buffers where there are two.
+    parity_offset : int, bytes
+        From the first buffer to the second, which odd epochs use. 0 where there is one buffer.
+    flags : sequence of int
+        The address of each chunk's flag; empty where no kernel waits for it, or by LL.
+    """
+
+    address: int
+    parity_offset: int = 0
+    flags: Sequence[int] = ()
+
+
+class Item(NamedTuple):
+    """One work item: the fields of `ITEM_RECORD`, with the bytes of its part."""
+
+    part: bytes
+    packed: int = 0
+    parity_offset: int = 0
+    flag: int = 0
+    stalled_on: int = 0
+    target: int = 0
+    first: int = 0
+    nunits: int = 0
+    kind: int = 0
+    element: int = 0
+    unused: int = 0
+
+
+class ItemArray(NamedTuple):
+    """Work items in GPU memory."""
+
+    address: int
+    length: int
+
+
 class WorkList:
-    """Items for one kernel, in order. Local.
+    """Collects the work items of one launch. Local.
 
     Parameters
     ----------
     layouts : sequence of Layout
-        This rank's fields'.
-    most : sequence of int, bytes
-        For each field, the widest unit: what its address is a multiple of.
+        This rank's fields.
+    alignments : sequence of int, bytes
+        For each field, what its address is a multiple of.
     upload : callable
         Copies an array to the GPU and returns its address there.
     """
 
     def __init__(
-        self, layouts: Sequence[Layout], most: Sequence[int], upload: Callable[[Any], int]
+        self,
+        layouts: Sequence[Layout],
+        alignments: Sequence[int],
+        upload: Callable[[np.ndarray[Any, Any]], int],
     ) -> None:
         self._layouts = layouts
-        self._most = most
+        self._alignments = alignments
         self._upload = upload
-        self._items: list[tuple[int, bytes]] = []
+        self._items: list[tuple[int, Item]] = []  # with the position in the launch
 
     def __len__(self) -> int:
-        """How many items it has."""
+        """How many items there are."""
         return len(self._items)
 
-    def move(
-        self,
-        kind: int,
-        part: Part,
-        packed: int,
-        turn: int = 0,
-        flags: Sequence[int] | None = None,
-        target: Part | None = None,
-        late: int = 0,
-        *,
-        shares_gpu: bool = False,
+    def add_copy(
+        self, kind: int, part: Part, slot: Slot, stalled_on: int = 0, *, shares_gpu: bool = False
     ) -> None:
-        """Add the items of a part: to or from `packed`, or to `target`; `late` as in the kernel.
+        """Copy a part to or from its packed form, chunk by chunk.
 
-        `shares_gpu` as of `chunks`.
+        Parameters
+        ----------
+        kind : int
+            ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``.
+        stalled_on : int
+            The address of the word that says that this rank waits for the sender.
+        shares_gpu : bool
+            As for `chunks`.
         """
-        cells, to = self._cells(part, _WORD_UNITS[-1] if kind in (PUT_LL, GET_LL) else ALIGN), 0
-        if target is not None:
-            # Both in the units that both can.
-            other = self._cells(target, cells.unit)
-            cells = self._cells(part, other.unit)
-            to = self._upload(self._record(target, other))
-        self._add(
-            kind,
-            part,
-            cells,
-            packed,
-            turn=turn,
-            flags=flags,
-            target=to,
-            late=late,
-            shares_gpu=shares_gpu,
+        unit = _LL_UNITS[-1] if kind in (PUT_LL, GET_LL) else ALIGN
+        cells = self._cells(part, unit)
+        item = Item(
+            self._record(part, cells).tobytes(),
+            slot.address,
+            slot.parity_offset,
+            stalled_on=stalled_on,
+            kind=kind,
         )
+        self._add_chunks(item, part, cells, slot.flags, shares_gpu=shares_gpu)
 
-    def add(self, part: Part, packed: int, rows: Any = None) -> None:
-        """Add the items that sum what lies at `packed` to a part, whose cells are all different.
+    def add_local(self, part: Part, target: Part) -> None:
+        """Copy a part to another part of this rank's fields, in units that both allow."""
+        other = self._cells(target, self._cells(part, ALIGN).unit)
+        cells = self._cells(part, other.unit)
+        address = self._upload(self._record(target, other))
+        item = Item(self._record(part, cells).tobytes(), target=address, kind=LOCAL)
+        self._add_chunks(item, part, cells)
 
-        Of a part of places, `rows` says which of them are meant; default: all.
+    def add_sum(self, part: Part, packed: int, rows: Any = None) -> None:
+        """Add what lies packed to a part, which must not name a cell twice.
+
+        `rows` selects some of the indices of a part; default: all of them.
         """
         dtype = self._layouts[part.field].dtype
-        # A complex number is two that are added by themselves.
+        # A complex number is two reals, which are added separately.
         size = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         steps = [prod(part.shape[axis + 1 :]) * dtype.itemsize for axis in range(len(part.shape))]
         whole = Layout(part.shape, tuple(steps), dtype, None)
@@ -222,63 +307,69 @@ class WorkList:
         cells, there = self._cells(part, size), StridedCells.of(source, whole, size)
         if not cells.unit == there.unit == size:
             raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
-        element = _ELEMENTS[f"{'f' if dtype.kind in 'fc' else 'i'}{size}"]
-        target = self._upload(self._record(source, there))
-        self._add(UNPACK, part, cells, packed, target=target, element=element)
+        address = self._upload(self._record(source, there))
+        item = Item(
+            self._record(part, cells).tobytes(),
+            packed,
+            target=address,
+            kind=UNPACK,
+            element=_ELEMENTS[f"{'f' if dtype.kind in 'fc' else 'i'}{size}"],
+        )
+        self._add_chunks(item, part, cells)
 
-    def signal(self, kind: int, flag: int, late: int = 0) -> None:
-        """Add an item without units: a flag alone."""
-        part = _PART.pack(*[0] * (5 + 2 * AXES), 1)
-        self._append(0, kind, ITEM.pack(part, 0, 0, flag, late, 0, 0, 0, kind, 0, 0))
+    def add_signal(self, kind: int, flag: int, stalled_on: int = 0) -> None:
+        """Store a flag (``PACK``), or wait for one (``UNPACK``), and copy nothing."""
+        part = np.zeros(1, PART_RECORD)
+        part["unit"] = 1
+        self._append(0, Item(part.tobytes(), flag=flag, stalled_on=stalled_on, kind=kind))
 
-    def load(self) -> tuple[int, int]:
-        """Copy it to the GPU; return where the items are, and how many.
+    def load(self) -> ItemArray:
+        """Copy the items to the GPU.
 
-        Each item that waits comes after the one that it waits for, in the order of all ranks: the
-        k-th item of a part is pushed at the time k, and waited for later.
+        An item that waits comes after the item of another rank that it waits for, in the order of
+        all ranks: chunk k of a part is packed at position k, and waited for at a later one.
         """
         items = [item for _, item in sorted(self._items, key=lambda each: each[0])]
-        return self._upload(b"".join(items) or bytes(ITEM.size)), len(items)
+        records = np.zeros(max(1, len(items)), ITEM_RECORD)
+        for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
+            is_part = name == "part"
+            records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
+        return ItemArray(self._upload(records), len(items))
 
-    def _append(self, index: int, kind: int, item: bytes) -> None:
-        self._items.append((2 * index + (2 * _AHEAD + 1 if kind in (UNPACK, GET_LL) else 0), item))
+    def _append(self, index: int, item: Item) -> None:
+        waits = item.kind in (UNPACK, GET_LL)
+        self._items.append((2 * index + (2 * _AHEAD + 1 if waits else 0), item))
 
-    def _cells(self, part: Part, most: int) -> StridedCells:
-        return StridedCells.of(part, self._layouts[part.field], min(most, self._most[part.field]))
+    def _cells(self, part: Part, widest: int) -> StridedCells:
+        alignment = min(widest, self._alignments[part.field])
+        return StridedCells.of(part, self._layouts[part.field], alignment)
 
-    def _record(self, part: Part, cells: StridedCells) -> bytes:
-        rest = [0] * (AXES - len(cells.steps))
-        return _PART.pack(
+    def _record(self, part: Part, cells: StridedCells) -> np.ndarray[Any, Any]:
+        rest = (0,) * (AXES - len(cells.steps))
+        record = (
             cells.first,
-            *cells.steps,
-            *rest,
+            (*cells.steps, *rest),
             0 if part.indices is None else self._upload(part.indices),
-            *cells.extents,
-            *rest,
+            (*cells.extents, *rest),
             len(cells.extents),
             cells.along,
             part.field,
             cells.unit,
         )
+        return np.array([record], PART_RECORD)
 
-    def _add(
+    def _add_chunks(
         self,
-        kind: int,
+        item: Item,
         part: Part,
         cells: StridedCells,
-        packed: int,
+        flags: Sequence[int] = (),
         *,
-        turn: int = 0,
-        flags: Sequence[int] | None = None,
-        target: int = 0,
-        element: int = 0,
-        late: int = 0,
         shares_gpu: bool = False,
     ) -> None:
-        record = self._record(part, cells)
-        pieces = chunks(part.nbytes, shares_gpu=shares_gpu)
-        for index, (begin, nbytes) in enumerate(pieces):
+        part_record, packed, parity_offset, _, stalled_on, target, _, _, kind, element, _ = item
+        for index, (begin, nbytes) in enumerate(chunks(part.nbytes, shares_gpu=shares_gpu)):
             flag = flags[index] if flags else 0
-            first, count = begin // cells.unit, nbytes // cells.unit
-            where = packed, turn, flag, late, target
-            self._append(index, kind, ITEM.pack(record, *where, first, count, kind, element, 0))
+            first, nunits = begin // cells.unit, nbytes // cells.unit
+            addresses = packed, parity_offset, flag, stalled_on, target
+            self._append(index, Item(part_record, *addresses, first, nunits, kind, element))

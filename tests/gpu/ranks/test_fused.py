@@ -1,4 +1,4 @@
-"""The route of GPUs that see each other: faces of every size, and words that say who waits."""
+"""Route fused: faces of every size, by LL and by flags; what is pending; streams and captures."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from mpishare import UnsupportedError
 
 TWO = pytest.mark.ranks(min=2)
 KIB, MIB = 1 << 10, 1 << 20
-# As words; the most words, and the first part with flags; many chunks; more chunks than are pushed
-# ahead; chunks of every size.
+# By LL; the largest part by LL, and the smallest with flags; many chunks; more chunks than are
+# packed ahead; chunks of every size.
 SIZES = (8, 4 * KIB, 128 * KIB, 128 * KIB + 16, MIB, 3 * MIB, 24 * MIB, 40 * MIB)
 
 
@@ -90,7 +90,7 @@ def test_strided_faces_of_bytes_and_large_ones_in_one_plan(node):
 
 @TWO
 def test_a_rank_without_neighbors_lags_for_nobody(node):
-    """Two exchange by kernels, which say nothing to the host; others have nothing to exchange."""
+    """Two exchange by kernels, which tell the host nothing; others have nothing to exchange."""
     xp = node.xp
     pairs = {}
     if node.size >= 3 and node.rank < 2:
@@ -110,7 +110,7 @@ def test_a_rank_without_neighbors_lags_for_nobody(node):
 
 
 def test_the_default_stream_of_another_gpu_is_refused(node):
-    """It would be in no order with the fields; a stream of the node's GPU is right everywhere."""
+    """It is not ordered with the fields; a stream of the node's GPU is right on any current GPU."""
     xp, cart = node.xp, ring(node)
     others = [at for at in range(xp.cuda.runtime.getDeviceCount()) if at != node.device.ordinal]
     if node.comm.allreduce(len(others)) < node.size:
@@ -133,7 +133,7 @@ def test_the_default_stream_of_another_gpu_is_refused(node):
 
 
 def test_a_call_on_another_stream_during_a_capture(node):
-    """What was put on a stream that is being captured now cannot be waited for: refused."""
+    """No stream can wait for one that is being captured: refused."""
     xp, cart = node.xp, ring(node)
     field = xp.zeros((4, 8))
     one, other = (xp.cuda.Stream(non_blocking=True) for _ in range(2))
@@ -162,7 +162,7 @@ def test_a_call_on_another_stream_during_a_capture(node):
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("corners", [False, True], ids=["faces", "corners"])
 def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
-    """What an exchange puts on a stream is one kernel, up to 26 neighbors and 16 fields."""
+    """An exchange enqueues one kernel, for up to 26 neighbors and 16 fields."""
     from cuda.bindings import driver
 
     xp = node.xp

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpishare import UnsupportedError, chain
+from mpishare import UnsupportedError
+from mpishare.ordering import stream_chain
 from tests.helpers.latch import Latch, check_order, within
 
 TWO = pytest.mark.ranks(min=2)
@@ -137,7 +138,7 @@ def test_a_new_stream_waits_for_the_last_one(node, monkeypatch, streams, what, c
     """The first call's stream is held: the second one's must not come to its end."""
     first, second = streams
     if control:
-        monkeypatch.setattr(chain.StreamChain, "_follow", lambda self, number: None)
+        monkeypatch.setattr(stream_chain.StreamChain, "_follow", lambda self, handle: None)
     win, event = node.allocate(2), node.event(owner=node.size - 1, waiters=[])
     if what == "window":
         calls = [lambda stream: win.post([], stream), lambda stream: win.start([], stream)]

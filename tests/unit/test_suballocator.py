@@ -1,4 +1,4 @@
-"""Pieces of chunks: what is cut never overlaps, what is given back is cut again."""
+"""The suballocator: blocks never overlap, and what is freed is allocated again."""
 
 import itertools
 
@@ -11,11 +11,11 @@ from mpishare.memory.handle import Handle
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
-def test_room_is_taken_once_and_found_again(calls):
-    room, taken = FreeList(100), {}
-    for is_taking, nbytes in calls:
-        if is_taking or not taken:
-            begin = room.take(nbytes)
+def test_spans_are_allocated_once_and_found_again_once_freed(calls):
+    free_list, taken = FreeList(100), {}
+    for is_allocating, nbytes in calls:
+        if is_allocating or not taken:
+            begin = free_list.allocate(nbytes)
             free = sorted(set(range(100)).difference(*(range(b, b + n) for b, n in taken.items())))
             fits = any(set(range(at, at + nbytes)) <= set(free) for at in free)
             assert (begin is not None) == fits
@@ -24,10 +24,10 @@ def test_room_is_taken_once_and_found_again(calls):
                 taken[begin] = nbytes
         else:
             begin = sorted(taken)[nbytes % len(taken)]
-            room.give(begin, taken.pop(begin))
+            free_list.free(begin, taken.pop(begin))
     for begin, nbytes in taken.items():
-        room.give(begin, nbytes)
-    assert room.take(100) == 0
+        free_list.free(begin, nbytes)
+    assert free_list.allocate(100) == 0
 
 
 class Allocations:
@@ -63,26 +63,26 @@ class Allocation:
         return True
 
 
-def sign(token, offset, nbytes, capacity):
+def pack(token, offset, nbytes, capacity):
     return Handle("cuda", token, offset, nbytes, capacity, "GPU-0", "nonce", "boot")
 
 
-def test_small_pieces_share_a_chunk_that_is_opened_once_and_stays():
+def test_small_blocks_share_a_chunk_that_is_opened_once_and_stays():
     mine, theirs = Allocations(), Allocations()
     owner, opener = Suballocator(mine), Suballocator(theirs)
-    made = [owner.cut(1000, sign) for _ in range(3)]
+    made = [owner.allocate(1000, pack) for _ in range(3)]
     assert len(mine.alive) == 1
-    assert len({piece.address for piece, _ in made}) == 3
+    assert len({block.address for block, _ in made}) == 3
     opened = [opener.open(handle) for _, handle in made]
     assert [each.what for each in theirs.alive] == ["token of 2097152"]
-    assert [piece.offset for piece in opened] == [piece.offset for piece, _ in made]
-    for piece in opened:
-        piece.close()
+    assert [block.offset for block in opened] == [block.offset for block, _ in made]
+    for block in opened:
+        block.close()
     first = made[0][0]
-    for piece, _ in made:
-        piece.close()
+    for block, _ in made:
+        block.close()
     assert len(mine.alive) == len(theirs.alive) == 1
-    assert owner.cut(1000, sign)[0].address == first.address
+    assert owner.allocate(1000, pack)[0].address == first.address
     opener.release()
     owner.close()
     assert mine.alive == theirs.alive == []
@@ -90,19 +90,19 @@ def test_small_pieces_share_a_chunk_that_is_opened_once_and_stays():
 
 def test_what_is_large_is_allocated_alone_and_goes_when_it_is_closed():
     mine, theirs = Allocations(), Allocations()
-    piece, handle = Suballocator(mine).cut(SMALL_NBYTES + 1, sign)
+    block, handle = Suballocator(mine).allocate(SMALL_NBYTES + 1, pack)
     opened = Suballocator(theirs).open(handle)
-    assert (piece.offset, opened.nbytes) == (0, SMALL_NBYTES + 1)
+    assert (block.offset, opened.nbytes) == (0, SMALL_NBYTES + 1)
     opened.close()
-    piece.close()
+    block.close()
     assert mine.alive == theirs.alive == []
 
 
 def test_a_full_chunk_is_followed_by_another():
     mine = Allocations()
     owner = Suballocator(mine)
-    made = [owner.cut(SMALL_NBYTES, sign)[0] for _ in range(5)]
+    made = [owner.allocate(SMALL_NBYTES, pack)[0] for _ in range(5)]
     assert len(mine.alive) == 2
-    spans = sorted((piece.address, piece.address + piece.nbytes) for piece in made)
+    spans = sorted((block.address, block.address + block.nbytes) for block in made)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
-    assert all(piece.address % suballocator.ALIGN == 0 for piece in made)
+    assert all(block.address % suballocator.ALIGN == 0 for block in made)

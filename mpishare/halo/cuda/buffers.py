@@ -1,0 +1,202 @@
+"""The buffers of one direction of a plan on CUDA, and where in them each part lies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from mpishare.halo.cuda.flags import PinnedFlags
+from mpishare.halo.cuda.staging import DeviceStaging, pinned_layout, silent_key, staging_layout
+from mpishare.halo.cuda.work_items import Slot
+from mpishare.halo.message import PartKey
+from mpishare.halo.mpi_route import MpiMessages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.cuda.direction import Direction
+    from mpishare.halo.message import Message, Part
+    from mpishare.halo.plan_comm import PlanComm
+
+
+class Buffers:
+    """Flags, staging and MPI buffers. `share` is collective; the other methods are local.
+
+    Parameters
+    ----------
+    direction : Direction
+        What is sent and received.
+    comm : PlanComm
+        The ranks of the plan.
+    name : str
+        The plan's name, for errors.
+
+    Attributes
+    ----------
+    flags : PinnedFlags
+        The flags in host memory.
+    mpi : MpiBuffers or None
+        The messages of route ``mpi``, once `make_mpi` has made them; None without any.
+    """
+
+    def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
+        self._direction, self._comm, self._name = direction, comm, name
+        each = direction
+        neighbors = each.peers("fused", "copy")
+        self._layouts = {
+            rank: staging_layout(
+                each.messages, each.routes, each.units, each.ranks_here, rank, each.sharing
+            )
+            for rank in (each.rank, *neighbors)
+        }
+        self._pinned, pinned_nbytes = pinned_layout(each.messages, each.ranks_here)
+        nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
+        self._staging = DeviceStaging(comm, name, nbytes, neighbors)
+        self.flags = PinnedFlags(comm, pinned_nbytes, each.peers("copy", "pinned"))
+        self.mpi: MpiBuffers | None = None
+
+    def share(self) -> None:
+        """Allocate what other ranks use, and map theirs. Collective."""
+        step, flags, staging = self._comm.step, self.flags, self._staging
+
+        def create() -> str:
+            flags.allocation.create()
+            return staging.create()
+
+        def attach() -> None:
+            flags.attach(names)
+            staging.open(handles)
+
+        try:
+            handles: list[str] = step(self._name, create)
+            names: list[str] = step(self._name, flags.allocation.publish)
+            step(self._name, attach)
+        finally:
+            flags.allocation.forget()
+
+    def make_mpi(self) -> None:
+        """Make the messages to ranks of other nodes, if there are any."""
+        sends = [m for m in self._direction.sends if self._direction.mine[m.peer] == "mpi"]
+        recvs = [m for m in self._direction.recvs if self._direction.mine[m.peer] == "mpi"]
+        if sends or recvs:
+            self.mpi = MpiBuffers(self._comm, self._name, sends, recvs)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
+        mpi = 0 if self.mpi is None else self.mpi.nbytes
+        return self._staging.nbytes + mpi + self.flags.nbytes
+
+    def outgoing(self, message: Message, part: Part) -> Slot:
+        """Return where a part of a message to a peer is packed."""
+        route = self._direction.mine[message.peer]
+        if route == "mpi" and self.mpi is not None:
+            return Slot(self.mpi.outgoing(message, part))
+        return self._slot(route, PartKey(self._comm.rank, message.peer, message.tag, part.field))
+
+    def incoming(self, message: Message, part: Part) -> Slot:
+        """Return where a part of a message from a peer arrives packed."""
+        route = self._direction.mine[message.peer]
+        if route == "mpi" and self.mpi is not None:
+            return Slot(self.mpi.incoming(message, part))
+        return self._slot(route, PartKey(message.peer, self._comm.rank, message.tag, part.field))
+
+    def silent_flag(self, sender: int, receiver: int) -> int | None:
+        """Return the flag that a fused neighbor without parts stores; None where it has parts."""
+        flags = self._addresses_of_flags(silent_key(sender, receiver))
+        return flags[0] if flags else None
+
+    def _slot(self, route: str, key: PartKey) -> Slot:
+        if route == "pinned":
+            return Slot(self.flags.staging_address + self._pinned[key])
+        layout = self._layouts[key.receiver]
+        base = self._staging.address_of(key.receiver)
+        if route == "copy":
+            return Slot(base + layout.copied[key])
+        flags = self._addresses_of_flags(key)
+        return Slot(base + layout.fused[key], layout.parity_offset, flags)
+
+    def _addresses_of_flags(self, key: PartKey) -> Sequence[int]:
+        offsets = self._layouts[key.receiver].flags.get(key, ())
+        return [self._staging.address_of(key.receiver) + offset for offset in offsets]
+
+    def release(self) -> None:
+        """Unmap what other ranks own."""
+        self._staging.release()
+
+    def close(self) -> None:
+        """Free what this rank owns, once all ranks have released."""
+        self._staging.close()
+        self.flags.close()
+        self._close_mpi()
+
+    def undo(self) -> None:
+        """Free everything after a failure that all ranks know of. Collective."""
+        self._close_mpi()
+        self._comm.step(self._name, self.release)
+        self.close()
+
+    def _close_mpi(self) -> None:
+        if self.mpi is not None:
+            self.mpi.close()
+            self.mpi = None
+
+
+class MpiBuffers:
+    """Messages of route ``mpi``, in pinned host memory that kernels pack to and unpack from. Local.
+
+    All launches share them, whichever fields they are for.
+
+    Parameters
+    ----------
+    comm, name
+        As for `Buffers`.
+    sends, recvs : sequence of Message
+        What goes by MPI.
+
+    Attributes
+    ----------
+    messages : MpiMessages
+        The persistent requests.
+    packed, unpacked : events
+        Recorded when the outgoing buffers are full, and when the incoming ones are free again.
+    nbytes : int, bytes
+        Size of all messages.
+    """
+
+    def __init__(
+        self, comm: PlanComm, name: str, sends: Sequence[Message], recvs: Sequence[Message]
+    ) -> None:
+        self._backend = comm.context.backend
+        self._memory: list[Any] = []
+        self._outgoing: dict[tuple[int, int], int] = {}
+        self._incoming: dict[tuple[int, int], int] = {}
+        outgoing = [self._allocate(self._outgoing, message) for message in sends]
+        incoming = [self._allocate(self._incoming, message) for message in recvs]
+        self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
+        self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
+        self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
+
+    def outgoing(self, message: Message, part: Part) -> int:
+        """Return where a part is packed."""
+        return self._outgoing[message.peer, message.tag] + message.offset_of(part)
+
+    def incoming(self, message: Message, part: Part) -> int:
+        """Return where a part arrives."""
+        return self._incoming[message.peer, message.tag] + message.offset_of(part)
+
+    def close(self) -> None:
+        """Free the requests, the events and the memory."""
+        self.messages.close()
+        self._backend.close_events([self.packed, self.unpacked])
+        self._memory = []
+
+    def _allocate(
+        self, addresses: dict[tuple[int, int], int], message: Message
+    ) -> np.ndarray[Any, Any]:
+        pinned = cupy.cuda.alloc_pinned_memory(max(message.nbytes, 1))
+        self._memory.append(pinned)
+        addresses[message.peer, message.tag] = int(pinned.ptr)
+        return np.frombuffer(pinned, np.uint8, message.nbytes)

@@ -1,0 +1,98 @@
+"""One direction of a plan on CUDA: routes, messages and who shares a GPU, without a GPU."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpishare.halo.cuda.direction import Direction
+from mpishare.halo.layout import Layout
+from mpishare.halo.message import Message, Part
+
+LAYOUT = Layout((4,), (8,), np.dtype("f8"), 0)
+
+
+def message(peer, tag):
+    return Message(peer, tag, (Part.of_indices(0, LAYOUT, 0, np.array([tag])),))
+
+
+def direction(rank, routes, uuids, *, is_reverse=False):
+    """Ranks 0 and 1 send to each other, to themselves, and to rank 2, which sends nothing."""
+    size = len(routes)
+    sends = [[message(peer, 10 * me + peer) for peer in routes[me] if me < 2] for me in range(size)]
+    recvs = [
+        [message(me, each.tag) for me in range(2) for each in sends[me] if each.peer == peer]
+        for peer in range(size)
+    ]
+    told = {
+        kind: [[each.info(routes[me][each.peer]) for each in found[me]] for me in range(size)]
+        for kind, found in (("sends", sends), ("recvs", recvs))
+    }
+    setup = SimpleNamespace(
+        comm=SimpleNamespace(rank=rank, ranks_here={r: size - 1 - r for r in range(size)}),
+        context=SimpleNamespace(uuids=uuids[::-1], rank=size - 1 - rank),
+        mine=[LAYOUT],
+        units={},
+        routes=routes,
+        messages_by_rank=lambda *, is_reverse: told["recvs" if is_reverse else "sends"],
+    )
+    ends = (recvs[rank], sends[rank]) if is_reverse else (sends[rank], recvs[rank])
+    return Direction(setup, *ends, is_reverse=is_reverse)
+
+
+ALL_FUSED = [
+    {0: "copy", 1: "fused", 2: "fused"},
+    {0: "fused", 1: "copy", 2: "fused"},
+    {0: "fused", 1: "fused"},
+]
+APART = ["GPU-a", "GPU-b", "GPU-c"]
+
+
+def test_a_forward_direction_copies_a_ranks_own_cells_in_its_fused_kernel():
+    found = direction(0, ALL_FUSED, APART)
+    assert found.mine == {0: "local", 1: "fused", 2: "fused"}
+    assert (found.has_fused, found.is_streamed) == (True, False)
+    assert found.peers("fused") == [1, 2]
+    assert [message.peer for message, _ in found.outgoing("fused")] == [1, 2]
+    assert [message.peer for message, _ in found.incoming("fused")] == [1]
+    assert [(a.indices.tolist(), b.indices.tolist()) for a, b in found.local()] == [([0], [0])]
+    assert [[each.route for each in sent] for sent in found.messages] == [
+        ["local", "fused", "fused"],
+        ["fused", "local", "fused"],
+        [],
+    ]
+
+
+def test_the_reverse_never_uses_a_kernel_that_waits():
+    found = direction(0, ALL_FUSED, APART, is_reverse=True)
+    assert found.mine == {0: "copy", 1: "copy", 2: "copy"}
+    assert (found.has_fused, found.is_streamed) == (False, True)
+    assert list(found.local()) == []
+    assert found.peers("copy", "pinned") == [1, 2]
+    assert [message.peer for message, _ in found.outgoing("copy")] == [0, 1]
+    assert [len(sent) for sent in found.messages] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mine", "has_fused", "is_streamed"),
+    [
+        ({}, False, True),
+        ({1: "fused"}, True, False),
+        ({1: "fused", 2: "pinned"}, True, True),
+        ({1: "mpi"}, False, True),
+    ],
+)
+def test_what_an_exchange_launches(mine, has_fused, is_streamed):
+    routes = [mine, *({0: mine[peer]} if peer in mine else {} for peer in (1, 2))]
+    found = direction(0, routes, APART)
+    assert (found.has_fused, found.is_streamed) == (has_fused, is_streamed)
+
+
+def test_ranks_that_share_a_gpu():
+    uuids = ["GPU-a", "GPU-b", "GPU-b"]
+    found = [direction(rank, ALL_FUSED, uuids) for rank in range(3)]
+    assert [each.ranks_per_gpu for each in found] == [1, 2, 2]
+    assert all(each.sharing == {1, 2} for each in found)
+    assert not found[0].shares_gpu(0)
+    assert found[0].shares_gpu(1)
+    assert found[1].shares_gpu(0)
