@@ -48,7 +48,7 @@ class NodeObject(NotPicklable):
     """
 
     name: str
-    number: int = 0
+    _number: int = 0  # of a window
     _context: NodeContext
     _is_closed = False
     _closes_first = False  # a plan: its fields may lie in windows
@@ -176,7 +176,7 @@ class NodeContext:
         """Add an object that is whole: from now on it is watched, and closed with the node."""
         self._children.append(child)
         if child._memories:
-            self._segments[child.number] = child._memories
+            self._segments[child._number] = child._memories
             self.windows_version += 1
         self.watchdog.add(child)
 
@@ -185,7 +185,7 @@ class NodeContext:
         self.watchdog.remove(child)
         self._children.remove(child)
         if child._memories:
-            del self._segments[child.number]
+            del self._segments[child._number]
             self.windows_version += 1
 
     @property

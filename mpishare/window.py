@@ -23,17 +23,15 @@ log = logging.getLogger("mpishare.window")
 Shape = tuple[int, ...]
 
 
-class Window(NodeObject, Epochs):
+class Window(Epochs, NodeObject):
     """A shared allocation, with the epochs that order access to it.
 
     Made by `Node.allocate`, `Node.allocate_each` and `Node.share`.
 
     Attributes
     ----------
-    number : int
-        The same on every rank, never used again.
     name : str
-        ``window 3``.
+        ``window 3``: the number is the same on every rank, and never used again.
     shape : tuple of int
         Of `array`.
     dtype : numpy.dtype
@@ -55,7 +53,7 @@ class Window(NodeObject, Epochs):
         owner: int | None,
     ) -> None:
         super().__init__(context, counters, f"window {number}")
-        self.number = number
+        self._number = number
         self._context = context
         self._memories: list[Memory | None] = memories
         self._shapes = shapes

@@ -15,6 +15,7 @@ import cupy
 
 from mpishare.backends import Backend, driver
 from mpishare.backends.driver import is_capturing
+from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -120,8 +121,9 @@ class CudaBackend(Backend):
         address = self.call(
             "cuMemAlloc",
             nbytes,
-            remedy=f"{asked} bytes of GPU memory were asked for, {self._free()} are free: ask for "
-            "less, or free CuPy's pool (cupy.get_default_memory_pool().free_all_blocks())",
+            remedy=f"{format_nbytes(asked)} of GPU memory were asked for, "
+            f"{format_nbytes(self._free())} are free: ask for less, or free CuPy's pool "
+            "(cupy.get_default_memory_pool().free_all_blocks())",
         )
         return CudaMemory(self, int(address), nbytes, is_mine=True)
 

@@ -280,3 +280,14 @@ def test_counters_that_are_used_again_start_from_zero(node):
         for _ in range(3):
             (event.record if node.is_leader else event.wait)()
         event.close()
+
+
+def test_an_event_closes_at_the_end_of_its_block(node):
+    with node.event() as event:
+        if node.is_leader:
+            event.record()
+        else:
+            event.wait()
+    assert event.is_closed
+    with pytest.raises(ClosedError, match=event.name), event:
+        pass

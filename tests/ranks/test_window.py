@@ -726,3 +726,41 @@ def test_pickling_of_a_closed_window_is_refused_too(node):
     win.close()
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(win)
+
+
+# --- as a context, and in augmented assignment
+
+
+def test_a_window_closes_at_the_end_of_its_block(node):
+    with node.allocate(3, fill=1) as win:
+        assert not win.is_closed
+    assert win.is_closed
+    with pytest.raises(ClosedError, match=win.name), win:
+        pass
+    win.close()  # once more
+
+
+def test_an_exception_leaves_a_window_to_its_node(node):
+    """No barrier with ranks that may be gone, and the exception is not masked."""
+    with pytest.raises(KeyError), node.allocate(3) as win:
+        raise KeyError
+    assert not win.is_closed
+    win.close()
+
+
+def test_augmented_assignment_writes_into_the_window(node):
+    win = node.allocate_each(4, "i8", fill=3)
+    win.array += 1
+    win.array *= 2
+    assert values_of(win.array).tolist() == [8] * 4
+    win.fence()
+    for rank in range(node.size):
+        assert values_of(win.segment(rank)).tolist() == [8] * 4
+    win.fence()
+
+
+def test_another_array_does_not_replace_the_window(node):
+    win = node.allocate(2, fill=5)
+    with pytest.raises(AttributeError, match=r"window.array\[...\] = values"):
+        win.array = np.zeros(2)
+    assert values_of(win.array).tolist() == [5, 5]

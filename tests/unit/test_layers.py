@@ -121,7 +121,8 @@ def flaws(package: Path) -> list[str]:
             if name.partition(".")[0] != "mpishare":
                 continue
             other = name.partition(".")[2] or "__init__"
-            edges.setdefault(module, set()).add(other)
+            if room_of(module) != "bench":  # whose types name each other as they like
+                edges.setdefault(module, set()).add(other)
             if room_of(other) not in LAYER_OF or not may_import(module, other):
                 found.append(f"{module} imports {other}, which is not below it")
     if circle := cycle(edges):

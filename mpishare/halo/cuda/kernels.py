@@ -12,7 +12,7 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.work_items import RECORD_OPTIONS, WorkList
+from mpishare.halo.cuda.work_items import SIZE_OPTIONS, WorkList
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def kernel(name: str, nfields: int, depth: int, device: int) -> int:
 
 @functools.cache
 def _module(file: str, nfields: int, depth: int) -> cupy.RawModule:
-    options = f"-DNFIELDS={nfields}", f"-DDEPTH={depth}", *RECORD_OPTIONS
+    options = f"-DNFIELDS={nfields}", f"-DDEPTH={depth}", *SIZE_OPTIONS
     return cupy.RawModule(code=source(file), options=options)
 
 

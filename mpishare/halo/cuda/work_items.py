@@ -1,7 +1,7 @@
 """Work items: what a kernel copies, and between which addresses.
 
-`PART_RECORD` and `ITEM_RECORD` are the structs of work_items.cuh; `RECORD_OPTIONS` lets the
-compiler assert that they are.
+`PART_RECORD` and `ITEM_RECORD` are the structs of work_items.cuh. The compiler asserts that their
+sizes agree (`SIZE_OPTIONS`), and in the tests their offsets too (`RECORD_OPTIONS`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def record_options(name: str, record: np.dtype[Any]) -> tuple[str, ...]:
 
 
 RECORD_OPTIONS = (*record_options("Part", PART_RECORD), *record_options("Item", ITEM_RECORD))
+SIZE_OPTIONS = tuple(option for option in RECORD_OPTIONS if "_nbytes=" in option)
 
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
 # (part bytes up to, chunk bytes): small parts take one pass of a block's threads; large ones take

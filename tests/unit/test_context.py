@@ -1,0 +1,43 @@
+"""What the context of a node asks of the objects that it watches and closes."""
+
+import pytest
+
+import mpishare
+from mpishare.context import NodeObject
+
+PLANS = [mpishare.HaloExchange, mpishare.NeighborExchange]
+
+
+@pytest.mark.parametrize("kind", [mpishare.Window, *PLANS])
+def test_an_object_that_waits_on_streams_says_for_which_ranks(kind):
+    """A base class that answers in its place would hide every rank that is late on a stream."""
+    assert kind._pending is not NodeObject._pending
+
+
+@pytest.mark.parametrize("kind", [mpishare.Window, mpishare.Event, *PLANS])
+def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
+    assert kind.close is not NodeObject.close
+    assert kind._abandon is not NodeObject._abandon
+    assert kind.__exit__.__qualname__.split(".")[0] in ("NodeObject", "Plan")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (
+            mpishare.Node,
+            "allocate allocate_each backend barrier close device event is_closed is_leader leader "
+            "rank report share size synchronize xp",
+        ),
+        (mpishare.Window, "array close complete fence is_closed post segment start wait"),
+        (mpishare.Event, "close is_closed record wait"),
+        (
+            mpishare.HaloExchange,
+            "accumulate close exchange interior is_closed owned routes shell staging_nbytes start "
+            "wait",
+        ),
+    ],
+)
+def test_only_what_is_api_is_public(kind, names):
+    """The rest begins with an underscore, out of `dir` and `help`."""
+    assert " ".join(name for name in dir(kind) if not name.startswith("_")) == names
