@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import struct
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.abort import abort_unless_over
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare")
 
-_LENGTH_NBYTES, _SHORT_NBYTES = 8, 248
+_ROW_NBYTES = 256
+_LENGTH = struct.Struct("q")
+_SHORT_NBYTES = _ROW_NBYTES - _LENGTH.size
 
 
 def allgather(
@@ -44,29 +48,25 @@ def allgather(
     PeerTimeout
         If it is not complete in time. Which ranks are missing cannot be known.
     """
-    import numpy as np
+    from mpi4py import MPI
 
     data = json.dumps(value).encode()
     # Most values are short: those that fit go along with their lengths, in one collective.
-    mine = np.zeros(_LENGTH_NBYTES + _SHORT_NBYTES, dtype=np.uint8)
-    mine[:_LENGTH_NBYTES].view("i8")[:] = len(data)
-    rows = np.empty((comm.size, mine.size), dtype=np.uint8)
+    mine = bytearray(_ROW_NBYTES)
+    _LENGTH.pack_into(mine, 0, len(data))
     if len(data) <= _SHORT_NBYTES:
-        mine[_LENGTH_NBYTES : _LENGTH_NBYTES + len(data)] = np.frombuffer(data, np.uint8)
+        mine[_LENGTH.size : _LENGTH.size + len(data)] = data
+    rows = bytearray(_ROW_NBYTES * comm.size)
     wait_request(comm.Iallgather(mine, rows), call, timeout_s, mine, rows, monitor=monitor)
-    lengths = rows[:, :_LENGTH_NBYTES].copy().view("i8").reshape(-1)
-    if lengths.max() <= _SHORT_NBYTES:
-        pairs = zip(rows[:, _LENGTH_NBYTES:], lengths, strict=True)
-        return [json.loads(row[:length].tobytes()) for row, length in pairs]
-    own = np.frombuffer(data, dtype=np.uint8)
-    whole = np.empty(int(lengths.sum()), dtype=np.uint8)
-    request = comm.Iallgatherv(own, [whole, lengths])
-    wait_request(request, call, timeout_s, own, whole, lengths, monitor=monitor)
-    ends = np.cumsum(lengths)
-    return [
-        json.loads(whole[end - length : end].tobytes())
-        for end, length in zip(ends, lengths, strict=True)
-    ]
+    lengths = [_LENGTH.unpack_from(rows, at)[0] for at in range(0, len(rows), _ROW_NBYTES)]
+    if max(lengths) <= _SHORT_NBYTES:
+        texts, begins = rows, [*range(_LENGTH.size, len(rows), _ROW_NBYTES)]
+    else:
+        texts, begins = bytearray(sum(lengths)), [0, *accumulate(lengths[:-1])]
+        request = comm.Iallgatherv(data, [texts, lengths, MPI.BYTE])
+        wait_request(request, call, timeout_s, data, texts, lengths, monitor=monitor)
+    pairs = zip(begins, lengths, strict=True)
+    return [json.loads(texts[begin : begin + length].decode()) for begin, length in pairs]
 
 
 def never_free(*held: Any) -> None:

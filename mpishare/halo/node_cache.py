@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
 from mpishare.halo.plan_comm import MissingRanks
 from mpishare.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mpi4py import MPI
 
@@ -50,8 +49,24 @@ class NodeCache:
             node.close()
 
 
+class NodeChoice(NamedTuple):
+    """Whether a rank was given a node for its plan, and whether it has one cached that works."""
+
+    is_given: bool
+    is_cached: bool
+
+
+def look_for_node(given: MPI.Intracomm, call: str, node: Any, backend: str) -> NodeChoice:
+    """Return what this rank says of the node; raises if ``node=`` cannot be used. Local."""
+    if node is not None and not isinstance(node, Node):
+        raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
+    if node is not None:
+        context_of(node).agreement.check()
+    return NodeChoice(node is not None, _is_usable(_cache_of(given).nodes.get(backend)))
+
+
 def find_node(
-    given: MPI.Intracomm, comm: MPI.Intracomm, call: str, node: Any, backend: str
+    given: MPI.Intracomm, call: str, node: Any, backend: str, choices: Sequence[NodeChoice]
 ) -> tuple[Node, NodeCache | None]:
     """Return the node of a plan, and the cache that keeps it. Collective, host-blocking.
 
@@ -59,33 +74,24 @@ def find_node(
     ----------
     given : mpi4py.MPI.Intracomm
         The user's, on which a node is kept for the next plan.
-    comm : mpi4py.MPI.Intracomm
-        The plan's own, of the same ranks.
     node : Node or None
-        Given on all ranks, or on none.
+        As the user gave it.
     backend : str
         The backend of the fields: ``"cuda"`` fields need a node of that backend, ``"host"`` fields
         take any.
+    choices : sequence of NodeChoice
+        What each rank says.
     """
-    cache = _cache_of(given)
-
-    def look() -> list[bool]:
-        if node is not None and not isinstance(node, Node):
-            raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
-        if node is not None:
-            context_of(node).agreement.check()
-        return [node is not None, _is_usable(cache.nodes.get(backend))]
-
-    with setup_deadline(node, given, call) as (timeout_s, monitor):
-        replies = agree(comm, call, look, timeout_s, monitor)
-    if len({is_given for is_given, _ in replies}) > 1:
+    if len({choice.is_given for choice in choices}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
     used_cache = None
     if node is None:
-        if not all(is_cached for _, is_cached in replies):
+        used_cache = _cache_of(given)
+        if not all(choice.is_cached for choice in choices):
             # NumPy fields need no GPU, and a node without one is made in no time.
-            cache.nodes[backend] = Node(given, backend="host" if backend == "host" else "auto")
-        node, used_cache = cache.nodes[backend], cache
+            backend_asked = "host" if backend == "host" else "auto"
+            used_cache.nodes[backend] = Node(given, backend=backend_asked)
+        node = used_cache.nodes[backend]
     if backend == "cuda" and node.backend != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"

@@ -16,7 +16,13 @@ from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import Layout, as_list, as_numpy
 from mpishare.halo.message import MessageInfo, PartKey
-from mpishare.halo.node_cache import context_of, find_node, setup_deadline
+from mpishare.halo.node_cache import (
+    NodeChoice,
+    context_of,
+    find_node,
+    look_for_node,
+    setup_deadline,
+)
 from mpishare.halo.plan_comm import PlanComm
 
 if TYPE_CHECKING:
@@ -84,6 +90,7 @@ def agree_on_fields(
     list
         Each rank's part of the geometry.
     """
+    given, call = setup.given_node, setup.call
     arrays: list[Any] = []
     layouts: list[Layout] = []
 
@@ -103,17 +110,16 @@ def agree_on_fields(
             },
             "layouts": [[each.shape, each.strides] for each in layouts],
             "geometry": geometry,
+            "node": look_for_node(setup.given_comm, call, given, "cuda" if on_gpu else "host"),
         }
 
-    given, call = setup.given_node, setup.call
     with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
         replies = agree(setup.mpi_comm, call, look, timeout_s, monitor)
     require_same(call, [each["same"] for each in replies], setup.mpi_comm.rank)
     setup.fields, setup.on_gpu = arrays, layout.is_on_gpu(arrays[0])
     setup.same = replies[0]["same"]
-    setup.node, setup.cache = find_node(
-        setup.given_comm, setup.mpi_comm, call, given, setup.backend
-    )
+    choices = [NodeChoice(*each["node"]) for each in replies]
+    setup.node, setup.cache = find_node(setup.given_comm, call, given, setup.backend, choices)
     setup.context = context_of(setup.node)
     setup.name = f"{call} {setup.context.next_number(call)}"
     setup.comm = PlanComm(setup.mpi_comm, setup.context, call)

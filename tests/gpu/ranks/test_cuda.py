@@ -1,12 +1,14 @@
 """The CUDA backend: real CuPy arrays on the rank's own GPU, whoever's memory they are."""
 
 import gc
+import re
 import subprocess
 
 import numpy as np
 import pytest
 
 from mpishare import CudaError, Node, PeerError, UnsupportedError
+from mpishare.errors import format_nbytes
 from tests.helpers.held import gpu_free
 
 MIB = 1 << 20
@@ -177,9 +179,10 @@ def test_dtype_that_cupy_has_not(node, dtype):
 def test_more_memory_than_the_gpu_has(node):
     """Somewhat more than there is, not absurdly more; and the message says how much there is."""
     asked = node.comm.bcast(2 * gpu_free())
+    text = re.escape(format_nbytes(asked))
     node.barrier()
     if node.is_leader:
-        with pytest.raises(CudaError, match=f"{asked} bytes of GPU memory were asked for") as own:
+        with pytest.raises(CudaError, match=f"{text} of GPU memory were asked for") as own:
             node.allocate(asked, "u1")
         assert (own.value.call, own.value.name) == ("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
         assert own.value.code == 2

@@ -103,7 +103,7 @@ def test_a_rank_without_neighbors_lags_for_nobody(node):
             halo.exchange(field)
         node.synchronize()
         node.barrier()
-        assert halo.pending() == []
+        assert halo._pending() == []
         if pairs:
             assert int(field[1]) == 10 * (1 - node.rank) + 4
         node.barrier()
