@@ -94,11 +94,11 @@ def _around(
 def _wanted() -> Library | None:
     """Return the functions that push and pop, if objects made now are to have ranges."""
     is_on = any(map(os.environ.get, TOOLS)) if _choice is None else _choice
-    return _told_library() if is_on else None
+    return _library_or_warning() if is_on else None
 
 
 @functools.cache
-def _told_library() -> Library | None:
+def _library_or_warning() -> Library | None:
     found = _library()
     if found is None:
         log.warning("a tool listens to NVTX ranges, but %s: there are none", _MISSING)

@@ -7,7 +7,7 @@ import json
 import logging
 import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination.abort import abort_unless_over
 from mpishare.coordination.poll import poll
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.coordination.waits import WaitMonitor
+    class Monitor(Protocol):
+        """Watches a wait, as `WaitMonitor` does."""
 
-    Monitor = WaitMonitor | None
+        def look(self) -> None:
+            """Raise where there is no point in waiting on."""
+
+        def warn(self, waited_s: float) -> None:
+            """Warn of stragglers."""
+
 
 log = logging.getLogger("mpishare")
 
@@ -30,7 +36,7 @@ _SHORT_NBYTES = _ROW_NBYTES - _LENGTH.size
 
 
 def allgather(
-    comm: MPI.Comm, call: str, value: Any, timeout_s: float, monitor: Monitor = None
+    comm: MPI.Comm, call: str, value: Any, timeout_s: float, monitor: Monitor | None = None
 ) -> list[Any]:
     """Return every rank's value, by messages with a deadline.
 
@@ -40,7 +46,7 @@ def allgather(
     ----------
     value : object
         What JSON can hold.
-    monitor : WaitMonitor, optional
+    monitor : Monitor, optional
         Watches the wait where there is a node; raises where there is no point in waiting on.
 
     Raises
@@ -78,7 +84,7 @@ def never_free(*held: Any) -> None:
 
 
 def wait_request(
-    request: MPI.Request, call: str, timeout_s: float, *memory: Any, monitor: Monitor = None
+    request: MPI.Request, call: str, timeout_s: float, *memory: Any, monitor: Monitor | None = None
 ) -> None:
     """Wait for a request with a deadline; a collective that is late cannot be cancelled.
 
@@ -114,7 +120,11 @@ def wait_request(
 
 
 def agree(
-    comm: MPI.Comm, call: str, work: Callable[[], Any], timeout_s: float, monitor: Monitor = None
+    comm: MPI.Comm,
+    call: str,
+    work: Callable[[], Any],
+    timeout_s: float,
+    monitor: Monitor | None = None,
 ) -> list[Any]:
     """Do `work`, and learn by messages how it went on every rank; as `Agreement.step`."""
     error: BaseException | None = None

@@ -294,6 +294,10 @@ class WaitMonitor:
 
     def __exit__(self, *_: Any) -> None:
         """Publish that this rank goes on."""
+        self.end()
+
+    def end(self) -> None:
+        """Publish that this rank goes on."""
         if self._published is not None:
             self._waits.block.end_wait()
 

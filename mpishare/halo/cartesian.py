@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.geometry import Transfer
     from mpishare.halo.layout import Layout
     from mpishare.node import Node
@@ -102,13 +101,16 @@ class HaloExchange(Plan):
             geometry.check(grid, blocks, corners=corners)
             self.grid, self.block = grid, blocks[cart.rank]
             self._axes: list[tuple[int, ...]] = [tuple(each) for each in setup.same["axes"]]
-            self._shapes = [each.shape for each in setup.mine]
+            layouts = setup.mine
+            self._shapes = [each.shape for each in layouts]
             sends, recvs = geometry.transfers(grid, cart.rank, blocks, corners=corners)
             self._transfers = sends, recvs
+            # Over all directions, so that a tag does not depend on `corners`.
+            self._tags = {each: tag for tag, each in enumerate(grid.directions(corners=True))}
             super().__init__(
                 setup,
-                [self._message(setup, each, each.receiver, each.source) for each in sends],
-                [self._message(setup, each, each.sender, each.target) for each in recvs],
+                [self._message(layouts, each, each.receiver, each.source) for each in sends],
+                [self._message(layouts, each, each.sender, each.target) for each in recvs],
             )
 
     @property
@@ -133,15 +135,16 @@ class HaloExchange(Plan):
     def _interior(self) -> Box:
         return geometry.interior(self.block, *self._transfers)
 
-    def _message(self, setup: PlanSetup, transfer: Transfer, peer: int, box: Box) -> Message:
+    def _message(
+        self, layouts: Sequence[Layout], transfer: Transfer, peer: int, box: Box
+    ) -> Message:
         """Return a transfer as a message with a part for each field."""
         parts = [
             Part.of_box(field, each, box.along(axes, each.shape))
-            for field, (each, axes) in enumerate(zip(setup.mine, self._axes, strict=True))
+            for field, (each, axes) in enumerate(zip(layouts, self._axes, strict=True))
         ]
-        # Counted over all directions, so that the tag does not depend on `corners`.
-        tag = self.grid.directions(corners=True).index(transfer.direction)
-        return Message(peer, tag, tuple(part for part in parts if part.nbytes))
+        kept = tuple(part for part in parts if part.nbytes)
+        return Message(peer, self._tags[transfer.direction], kept)
 
     def _index(self, box: Box) -> Index:
         """Return the index of a box of the grid's axes that fits every field."""

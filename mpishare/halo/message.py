@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mpishare.halo.geometry import Box
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -102,11 +102,6 @@ class Message:
         """Return where a part begins in the packed message."""
         return self.offsets()[self.parts.index(part)]
 
-    def info(self, route: str) -> MessageInfo:
-        """Return what other ranks need to know of it."""
-        parts = (PartInfo(part.field, part.nbytes, part.box) for part in self.parts)
-        return MessageInfo(self.peer, self.tag, tuple(parts), route)
-
 
 class PartInfo(NamedTuple):
     """What other ranks know of a part: its field, its size, and its box where it is one."""
@@ -124,20 +119,34 @@ class MessageInfo(NamedTuple):
     parts: tuple[PartInfo, ...]
     route: str
 
-    def pack(self) -> list[Any]:
-        """Return it as JSON can hold it."""
-        parts = [[p.field, p.nbytes, p.box and [p.box.start, p.box.stop]] for p in self.parts]
-        return [self.peer, self.tag, parts, self.route]
 
-    @classmethod
-    def unpack(cls, data: Sequence[Any]) -> MessageInfo:
-        """Return what another rank has packed."""
-        peer, tag, rows, route = data
-        parts = (
-            PartInfo(field, nbytes, box and Box(tuple(box[0]), tuple(box[1])))
-            for field, nbytes, box in rows
+def pack_messages(messages: Sequence[Message], routes: Mapping[int, str]) -> list[Any]:
+    """Return what other ranks need to know of messages, as JSON can hold it."""
+    return [
+        [
+            message.peer,
+            message.tag,
+            [[p.field, p.nbytes, p.box and [p.box.start, p.box.stop]] for p in message.parts],
+            routes[message.peer],
+        ]
+        for message in messages
+    ]
+
+
+def unpack_messages(packed: Sequence[Any]) -> list[MessageInfo]:
+    """Return the messages that another rank has packed."""
+    return [
+        MessageInfo(
+            peer,
+            tag,
+            tuple(
+                PartInfo(field, nbytes, box and Box(tuple(box[0]), tuple(box[1])))
+                for field, nbytes, box in parts
+            ),
+            route,
         )
-        return cls(peer, tag, tuple(parts), route)
+        for peer, tag, parts, route in packed
+    ]
 
 
 class PartKey(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.coordination.poll import poll
@@ -23,7 +23,7 @@ _STATUS_S = 4 * PUBLISH_S
 """By then a rank that waits has published it."""
 
 
-class MissingRanks(WaitMonitor):
+class MissingRanks:
     """Watches a wait by MPI messages, and names the ranks of this node that have not come.
 
     Parameters
@@ -37,27 +37,19 @@ class MissingRanks(WaitMonitor):
     """
 
     def __init__(self, agreement: Agreement, ranks: Collection[int], call: str) -> None:
-        super().__init__(agreement, call, self.absent)
         self._agreement = agreement
         self._awaited = [rank for rank in ranks if rank != agreement.rank]
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Publish that this rank goes on; give a `PeerTimeout` the missing ranks of the node.
-
-        The node is broken then: a collective that is late cannot be cancelled.
-        """
-        super().__exit__(kind, error, trace)
-        agreement = self._agreement
-        if isinstance(error, PeerTimeout) and agreement.failure is None:
-            missing = self.missing()
-            if not missing:
-                raise agreement.fail_and_tell(lambda: error, fatal=True) from None
-            raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
+        self._call = call
+        self._monitor: WaitMonitor | None = None  # most messages are there before it is needed
 
     def look(self) -> None:
         """Raise if the node is broken, or if ranks wait for each other."""
         self._agreement.check()
-        super().look()
+        self._watch().look()
+
+    def warn(self, waited_s: float) -> None:
+        """Name the stragglers in a warning; for `poll`."""
+        self._watch().warn(waited_s)
 
     def absent(self) -> list[int]:
         """Return the ranks that do not wait in this call now."""
@@ -68,6 +60,29 @@ class MissingRanks(WaitMonitor):
         """Return the absent ranks, once those that have just come had time to publish it."""
         poll(lambda: not self.absent(), _STATUS_S)
         return self.absent()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Publish that this rank goes on; give a `PeerTimeout` the missing ranks of the node.
+
+        The node is broken then: a collective that is late cannot be cancelled.
+        """
+        if self._monitor is not None:
+            self._monitor.end()
+        agreement = self._agreement
+        if isinstance(error, PeerTimeout) and agreement.failure is None:
+            missing = self.missing()
+            if not missing:
+                raise agreement.fail_and_tell(lambda: error, fatal=True) from None
+            raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
+
+    def _watch(self) -> WaitMonitor:
+        if self._monitor is None:
+            self._monitor = WaitMonitor(self._agreement, self._call, self.absent)
+        return self._monitor
 
 
 class PlanComm:

@@ -15,7 +15,7 @@ from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import Layout, as_list, as_numpy
-from mpishare.halo.message import MessageInfo, PartKey
+from mpishare.halo.message import PartKey, pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
     NodeChoice,
     context_of,
@@ -144,14 +144,14 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
-            "sends": [message.info(found[message.peer]).pack() for message in sends],
-            "recvs": [message.info(found[message.peer]).pack() for message in recvs],
+            "sends": pack_messages(sends, found),
+            "recvs": pack_messages(recvs, found),
             "units": _units(setup, sends, recvs) if setup.on_gpu else [],
         }
 
     replies = setup.comm.step(setup.call, choose)
-    setup.sends = [[MessageInfo.unpack(row) for row in reply["sends"]] for reply in replies]
-    setup.recvs = [[MessageInfo.unpack(row) for row in reply["recvs"]] for reply in replies]
+    setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
+    setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
     for *key, unit in (row for reply in replies for row in reply["units"]):
         part = PartKey(*key)

@@ -42,7 +42,7 @@ class NodeParts:
     shutdown: Shutdown
     report: Report
     comms: tuple[MPI.Comm, ...] = ()
-    """The user's communicator of the node first, then those that mpishare needs itself."""
+    """The node's communicator for the user first, then the two that mpishare itself needs."""
 
 
 def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:

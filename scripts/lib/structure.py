@@ -140,8 +140,8 @@ def floors(rooms: set[str], pairs: set[tuple[str, str]]) -> tuple[int, list[str]
     reached = {a: reach(a) for a in rooms}
     circle = {a: frozenset({a, *(b for b in reached[a] if a in reached[b])}) for a in rooms}
     height: dict[frozenset[str], int] = {}
-    # A room reaches all that those below it reach, and those too.
-    for a in sorted(rooms, key=lambda a: len(reached[a])):
+    # With itself, a room reaches more than any room below it, and as much as those of its circle.
+    for a in sorted(rooms, key=lambda a: len(reached[a] | {a})):
         under = {circle[b] for b in reached[a]} - {circle[a]}
         height[circle[a]] = 1 + max((height[other] for other in under), default=0)
     circles = sorted(" - ".join(sorted(each)) for each in set(circle.values()) if len(each) > 1)

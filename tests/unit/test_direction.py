@@ -7,7 +7,7 @@ import pytest
 
 from mpishare.halo.cuda.direction import Direction
 from mpishare.halo.layout import Layout
-from mpishare.halo.message import Message, Part
+from mpishare.halo.message import Message, Part, pack_messages, unpack_messages
 
 LAYOUT = Layout((4,), (8,), np.dtype("f8"), 0)
 
@@ -25,7 +25,7 @@ def direction(rank, routes, uuids, *, is_reverse=False):
         for peer in range(size)
     ]
     told = {
-        kind: [[each.info(routes[me][each.peer]) for each in found[me]] for me in range(size)]
+        kind: [unpack_messages(pack_messages(found[me], routes[me])) for me in range(size)]
         for kind, found in (("sends", sends), ("recvs", recvs))
     }
     setup = SimpleNamespace(

@@ -43,9 +43,9 @@ def silent(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ranges, "_choice", None)
     installed(monkeypatch)
-    ranges._told_library.cache_clear()
+    ranges._library_or_warning.cache_clear()
     yield
-    ranges._told_library.cache_clear()
+    ranges._library_or_warning.cache_clear()
 
 
 @pytest.fixture

@@ -99,8 +99,8 @@ def _legend(environment: dict[str, Any]) -> str:
     return (
         "us, maximum over the ranks; latency: a synchronize after each, back to back: one after a "
         f"batch; {checked}.\n"
-        "ratio: of an arm of mpishare its time over that of the fastest rival; of a rival that of "
-        "the fastest arm of mpishare over its own. Below 1 mpishare is faster."
+        "ratio: time / time of the fastest baseline (of a baseline: time of the fastest variant of "
+        "mpishare / its time); below 1 mpishare is faster."
     )
 
 
