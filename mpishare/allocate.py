@@ -11,7 +11,7 @@ import numpy as np
 
 from mpishare import ranges
 from mpishare.coordination.agreement import require_same
-from mpishare.errors import MpiShareError, UnsupportedError
+from mpishare.errors import MpiShareError, UnsupportedError, format_nbytes
 from mpishare.ordering.epochs import epoch_counters
 from mpishare.window import Window
 
@@ -203,8 +203,9 @@ def _layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> tuple[Sh
             f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )
     if _nbytes(sizes, found) >= 1 << 62:
+        size = format_nbytes(_nbytes(sizes, found))
         raise ValueError(
-            f"{call} failed: shape {sizes} of {found} is {_nbytes(sizes, found)} bytes"
+            f"{call} failed: shape {sizes} of {found} needs {size}, more than can be addressed"
         )
     return sizes, found
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpishare.errors import MpiShareError
     from mpishare.memory.shared import SharedMemory
 
-_LEAVE_S = 5.0
+_FINISH_S = 5.0
 _CHUNK_WORDS = 1 << 16
 _SPINS = 16
 
@@ -71,8 +71,8 @@ class NodeObject(NotPicklable):
         """Return the ranks whose signal the work enqueued by this rank waits for."""
         return []
 
-    def _leave(self, deadline: float) -> None:
-        """Tell the other ranks if all that was begun is over by then: this process ends."""
+    def _finish_at_exit(self, deadline: float) -> None:
+        """At process exit: publish whether all work that began is over by the deadline."""
 
     def __enter__(self) -> Self:
         """Return the object; raises if it is closed."""
@@ -317,11 +317,11 @@ class NodeContext:
 
     # --- closing
 
-    def leave(self) -> None:
-        """Let what was begun come to its end, if it does soon: this process ends."""
-        deadline = time.monotonic() + _LEAVE_S
+    def finish_at_exit(self) -> None:
+        """At process exit: let the work that began come to its end, if it does soon."""
+        deadline = time.monotonic() + _FINISH_S
         for child in self.children:
-            child._leave(deadline)
+            child._finish_at_exit(deadline)
 
     def begin_close(self, call: str) -> None:
         """Agree that an object is closed, once all streams have come to their end. Collective."""

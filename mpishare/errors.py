@@ -115,7 +115,7 @@ def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: i
 
 def format_nbytes(nbytes: int) -> str:
     """Return a size in the largest unit that it reaches: ``8 B``, ``64 KiB``, ``1.5 MiB``."""
-    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, power in (("EiB", 60), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.4g} {unit}"
     return f"{nbytes} B"

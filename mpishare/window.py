@@ -10,7 +10,7 @@ import numpy as np
 
 from mpishare import ranges
 from mpishare.context import NodeObject
-from mpishare.errors import ClosedError
+from mpishare.errors import ClosedError, format_nbytes
 from mpishare.ordering.epochs import Epochs
 
 if TYPE_CHECKING:
@@ -66,19 +66,19 @@ class Window(Epochs, NodeObject):
         context.register(self)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
         log.info(
-            "%s made: shape %s, dtype %s, %d bytes, %s",
+            "%s made: shape %s, dtype %s, %s, %s",
             self.name,
             self.shape,
             dtype,
-            self.nbytes,
-            "a segment of each rank" if owner is None else f"of rank {owner}",
+            format_nbytes(self.nbytes),
+            "one segment per rank" if owner is None else f"of rank {owner}",
         )
 
     @property
     def array(self) -> Any:
         """The whole window, or this rank's own segment where each rank has one. Local.
 
-        It may be assigned its own value alone, as ``window.array += 1`` does.
+        Only in-place assignment is allowed: ``window.array += 1``.
         """
         return self.segment(self._home)
 
@@ -182,7 +182,7 @@ class Window(Epochs, NodeObject):
         """Name the window, its shape and its owner."""
         state = ", closed" if self._is_closed else ""
         return (
-            f"<mpishare.Window {self.name}: shape={self.shape}, dtype={self.dtype}, "
+            f"<mpishare.{self.name.capitalize()}: shape={self.shape}, dtype={self.dtype}, "
             f"owner={self.owner}{state}>"
         )
 

@@ -127,12 +127,12 @@ def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
     """Return what a reader must know about the GPUs, as in the report, to trust the numbers."""
-    crowded = [gpu for gpu in gpus if len(gpu["ranks"]) > 1 and not gpu["mps"]]
-    if not crowded:
+    shared = [gpu for gpu in gpus if len(gpu["ranks"]) > 1 and not gpu["mps"]]
+    if not shared:
         return []
-    most = max(len(gpu["ranks"]) for gpu in crowded)
+    most = max(len(gpu["ranks"]) for gpu in shared)
     return [
-        f"{most} ranks share {crowded[0]['uuid']} without MPS: they take turns on it, and every "
+        f"{most} ranks share {shared[0]['uuid']} without MPS: they take turns on it, and every "
         "step that touches its compute engine (a kernel, a copy on the device) costs a turn of "
         "about a millisecond. Start the Multi-Process Service before the ranks: "
         "nvidia-cuda-mps-control -d"

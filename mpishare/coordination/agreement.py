@@ -69,7 +69,7 @@ class Agreement(Waits):
         finally:
             self._inside = ""
         try:
-            letters = self._exchange(call, json.dumps(reply).encode())
+            messages = self._exchange(call, json.dumps(reply).encode())
         except MpiShareError:
             if mine is None:
                 raise
@@ -81,7 +81,7 @@ class Agreement(Waits):
             raise
         if mine is not None:
             raise mine
-        replies = [json.loads(letter) for letter in letters]
+        replies = [json.loads(message) for message in messages]
         self._same_call(replies)
         failures = {rank: reply[2] for rank, reply in enumerate(replies) if reply[2] is not None}
         if failures:

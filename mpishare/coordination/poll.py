@@ -1,4 +1,4 @@
-"""The one loop in which the host waits: ask, give the core away, ask again, until a deadline."""
+"""The one loop in which the host waits: check, yield the core, check again, until a deadline."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def poll(
     timeout_s : float, seconds
         The deadline, counted from now.
     look : callable, optional
-        Called between two questions: it checks that the others live and lets MPI progress. What it
+        Called between two checks: it looks whether the others live, and lets MPI progress. What it
         raises ends the wait.
     warn : callable, optional
         Called once, with the seconds waited, where that is longer than `STRAGGLER_S`.
     pause_s : float, seconds
-        How long to sleep between two questions where nobody is in a hurry. Default: only the core
+        How long to sleep between two checks, where latency does not matter. Default: only the core
         is given away.
     """
     begin = time.monotonic()
@@ -48,7 +48,7 @@ def poll(
         if look is not None:
             look()
         waited_s = time.monotonic() - begin
-        # Both ask once more: this process may have been stopped since it asked last.
+        # Checked once more: this process may have been suspended since the last check.
         if waited_s > timeout_s and not is_done():
             return False
         if warn is not None and waited_s > STRAGGLER_S and not is_done():

@@ -27,16 +27,18 @@ class Shutdown:
         The node's.
     watchdog : Watchdog
         The node's, stopped before the memory that it looks at goes.
-    leave : callable
+    finish : callable
         Called before this rank publishes that it ends.
     """
 
-    def __init__(self, agreement: Agreement, watchdog: Watchdog, leave: Callable[[], None]) -> None:
+    def __init__(
+        self, agreement: Agreement, watchdog: Watchdog, finish: Callable[[], None]
+    ) -> None:
         from mpi4py import MPI
 
         self._agreement = agreement
         self._watcher = watchdog
-        self._leave = leave
+        self._finish = finish
         self._pid = os.getpid()
         self._mpi: Any = MPI
         # MPI calls this first of all in Finalize, while its calls still work (MPI 4.1, 11.2.4).
@@ -56,7 +58,7 @@ class Shutdown:
             self._mpi.Comm.Free_keyval(keyval)
 
     def _depart(self) -> None:
-        self._leave()
+        self._finish()
         failure = self._agreement.failure
         if failure is None:
             self._agreement.block.depart(State.EXITED)

@@ -94,7 +94,7 @@ class PlanSetup:
         return self.routes[self.comm.rank]
 
     def messages_by_rank(self, *, is_reverse: bool) -> list[list[MessageInfo]]:
-        """Return for each rank what it sends: in the reverse exchange, what it receives else."""
+        """Return for each rank what it sends; in the reverse exchange, what it else receives."""
         return self.recvs if is_reverse else self.sends
 
 
@@ -124,7 +124,7 @@ class Engine(Protocol):
         ...
 
     def exchange(self, call: Any, stream: Any) -> None:
-        """Do both."""
+        """Start and wait in one call."""
         ...
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
@@ -135,8 +135,8 @@ class Engine(Protocol):
         """Ranks of the node whose call this rank's stream waits for."""
         ...
 
-    def leave(self, deadline: float) -> None:
-        """Tell the other ranks if all that was begun is over by then: this process ends."""
+    def finish_at_exit(self, deadline: float) -> None:
+        """At process exit: publish whether all exchanges that began are over by the deadline."""
         ...
 
     def drain(self) -> None:

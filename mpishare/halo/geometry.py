@@ -162,8 +162,8 @@ def normalize_widths(width: Any, naxes: int) -> Widths:
         widths = ()
     if len(widths) != naxes or any(min(pair) < 0 for pair in widths):
         raise ValueError(
-            f"width is an int, or for each of the {naxes} axes of the cart an int or a (low, high) "
-            f"pair, none of them negative; not {width!r}"
+            "width must be a non-negative int, or one int or (low, high) pair for each axis of the "
+            f"cart ({naxes} here), not {width!r}"
         )
     return widths
 
@@ -295,15 +295,15 @@ def _transfer(
         extent, first = theirs.extents[axis], theirs.widths[axis][0]
         if step and cells > extent:
             raise ValueError(
-                f"rank {receiver} asks rank {sender} for a halo {cells} wide along axis {axis} "
-                f"of the cart, where rank {sender} owns {extent} (a field's extent less its ghosts)"
+                f"width {cells} along axis {axis} of the cart is too large: rank {receiver} needs "
+                f"{cells} cells of rank {sender}, which owns {extent} (its extent without ghosts)"
             )
         if not step and cells != extent:
             (one, ours), (other, others) = sorted([(sender, extent), (receiver, cells)])
             raise ValueError(
                 f"the faces of rank {one} and of its neighbor, rank {other}, do not match: along "
-                f"axis {axis} of the cart they own {ours} and {others} cells (their fields' less "
-                "their ghosts)"
+                f"axis {axis} of the cart they own {ours} and {others} cells (without "
+                "ghosts)"
             )
         first += extent - cells if step < 0 else 0
         spans.append((first, first + cells))

@@ -138,9 +138,7 @@ def require_number(fields: Sequence[Any], wanted: int) -> None:
         hint = ""
         if len(fields) == 1 and isinstance(fields[0], list | tuple):
             hint = ": pass the arrays one by one, exchange(*fields)"
-        raise ValueError(
-            f"{len(fields)} given where the plan has {wanted} field{'s' * (wanted > 1)}{hint}"
-        )
+        raise ValueError(f"{len(fields)} fields given, the plan was made for {wanted}{hint}")
 
 
 def as_list(fields: Any) -> list[Any]:

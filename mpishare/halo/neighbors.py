@@ -116,7 +116,9 @@ def _require_distinct(sends: Places, recvs: Places) -> None:
         raise ValueError(f"recvs names place {values[counts > 1][0]} twice")
     both = np.intersect1d(received, np.concatenate([*sends.values(), np.empty(0, np.int64)]))
     if len(both):
-        raise ValueError(f"place {both[0]} is sent and received: it must be one or the other")
+        raise ValueError(
+            f"place {both[0]} is in sends and in recvs: a place may be in one of them only"
+        )
 
 
 def _messages(setup: PlanSetup, places: Places) -> list[Message]:

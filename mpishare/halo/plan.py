@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare import ranges
 from mpishare.context import NodeObject
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import ClosedError, EpochError, UnsupportedError
+from mpishare.errors import ClosedError, EpochError, UnsupportedError, format_nbytes
 from mpishare.halo.setup import agree_on_routes, make_engine
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class Plan(NodeObject):
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         took_ms = 1e3 * (perf_counter() - setup.begin)
         log.info(
-            "%s made in %.1f ms, %d bytes of staging: %s",
+            "%s made in %.1f ms, %s of staging: %s",
             self.name,
             took_ms,
-            self.staging_nbytes,
+            format_nbytes(self.staging_nbytes),
             setup.node.report().describe_routes(
                 setup.comm.ranks_here, setup.comm.rank, self.routes
             ),
@@ -89,8 +89,12 @@ class Plan(NodeObject):
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         ClosedError
-            If the plan is closed. An interrupt that comes out of an exchange of the host leaves the
-            node by that exception: neighbors may be reading.
+            If the plan is closed.
+
+        Notes
+        -----
+        If an exchange on the host is interrupted (Ctrl-C), this rank leaves the node, since
+        neighbors may still be reading its fields.
         """
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_fast(fields or self._fields, stream):
@@ -142,13 +146,13 @@ class Plan(NodeObject):
             raise TypeError(f"{self.name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._reverse is None:
             self._setup.comm.step(
-                f"{self.name}: accumulate", lambda: self._first_accumulate(fields, stream)
+                f"{self.name}: accumulate", lambda: self._check_first_accumulate(fields, stream)
             )
             self._reverse = make_engine(self._setup, self._recvs, self._sends, is_reverse=True)
         call = self._begin("accumulate", self._reverse, fields)
         self._reverse.exchange(call, stream)
 
-    def _first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
+    def _check_first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
         """Raise where the call would fail on this rank, before all ranks begin to allocate."""
         self._begin("accumulate", self._forward, fields)
         if self._forward.is_captured(fields or self._fields, stream):
@@ -197,10 +201,12 @@ class Plan(NodeObject):
         never_free(self._forward, self._reverse, self._open, self._fields)
         self._forget()
 
-    def _leave(self, deadline: float) -> None:
+    def _finish_at_exit(self, deadline: float) -> None:
         never_free(self)  # what is under way ends after the interpreter does
-        for engine in self._engines if self._open is None else ():
-            engine.leave(deadline)
+        if self._open is not None:
+            return
+        for engine in self._engines:
+            engine.finish_at_exit(deadline)
 
     def _pending(self) -> list[int]:
         return sorted({rank for engine in self._engines for rank in engine.pending()})

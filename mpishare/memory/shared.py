@@ -169,7 +169,7 @@ def _check_room(nbytes: int) -> None:
     available = _available()
     if nbytes > available:
         raise UnsupportedError(
-            f"{format_nbytes(nbytes)} of shared memory failed: this machine has "
+            f"cannot reserve {format_nbytes(nbytes)} of shared memory: this machine has "
             f"{format_nbytes(available)} of memory left. Ask for less, or run on more nodes."
         )
 
@@ -181,7 +181,8 @@ def _free() -> int:
 
 def _no_room(nbytes: int, free: int) -> UnsupportedError:
     return UnsupportedError(
-        f"{format_nbytes(nbytes)} of shared memory failed: {FOLDER} has {format_nbytes(free)} "
+        f"cannot reserve {format_nbytes(nbytes)} of shared memory: {FOLDER} has "
+        f"{format_nbytes(free)} "
         "left. In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or "
         f"--ipc=host; else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
     )

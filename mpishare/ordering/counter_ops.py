@@ -90,39 +90,39 @@ class CounterOrdered:
         self._write: Callable[[CounterOp, Any], None] = (
             self._enqueue if has_streams else self._store
         )
-        """Raises the counters of a step to one more than was counted so far."""
+        """Raises the counters of an operation to one more than was counted so far."""
         self._await: Callable[[CounterOp, Any], None] = self._enqueue if has_streams else self._look
-        """Waits until the counters of a step are raised once more than was counted so far."""
+        """Waits until the counters of an operation are raised once more than was counted so far."""
 
-    def _enqueue(self, step: CounterOp, stream: Any) -> None:
-        chain, counts, ranks = self._chain, step.counts, step.ranks
-        number = chain.enter(step.call, stream)
+    def _enqueue(self, op: CounterOp, stream: Any) -> None:
+        chain, counts, ranks = self._chain, op.counts, op.ranks
+        number = chain.enter(op.call, stream)
         if ranks:
-            if step.signals is None:
-                step.signals = self._prepare([(step.kind, slot) for slot in step.slots])
-            step.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
+            if op.signals is None:
+                op.signals = self._prepare([(op.kind, slot) for slot in op.slots])
+            op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
         if not chain.stays_alive:
             chain.leave()
         # Last: a call that was cut off before may be made again, and does the same then.
         for rank in ranks:
             counts[rank] += 1
 
-    def _store(self, step: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
-        view, counts = self._view, step.counts
+    def _store(self, op: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
+        view, counts = self._view, op.counts
         self._memory_barrier()
-        for slot, rank in zip(step.slots, step.ranks, strict=True):
+        for slot, rank in zip(op.slots, op.ranks, strict=True):
             view[slot] = counts[rank] + 1
-        for rank in step.ranks:
+        for rank in op.ranks:
             counts[rank] += 1
 
-    def _look(self, step: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
-        view, counts = self._view, step.counts
-        waits = [(r, slot, counts[r] + 1) for r, slot in zip(step.ranks, step.slots, strict=True)]
+    def _look(self, op: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
+        view, counts = self._view, op.counts
+        waits = [(r, slot, counts[r] + 1) for r, slot in zip(op.ranks, op.slots, strict=True)]
         for _, slot, value in waits:
             if view[slot] < value and not spin_until(view, slot, value, self._spins_per_yield):
-                self._wait(step.call, lambda: [r for r, s, v in waits if view[s] < v])
+                self._wait(op.call, lambda: [r for r, s, v in waits if view[s] < v])
         self._memory_barrier()
-        for rank in step.ranks:
+        for rank in op.ranks:
             counts[rank] += 1
 
     def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:

@@ -182,7 +182,7 @@ def _build(
             backend.unregister(block.memory)
         block.close()
         raise
-    return NodeParts(context, Shutdown(agreement, watchdog, context.leave), report)
+    return NodeParts(context, Shutdown(agreement, watchdog, context.finish_at_exit), report)
 
 
 def _make_context(

@@ -26,12 +26,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 FROM_THE_WRONG_SIDE = """
-mover = cuda_mpi.CudaMpi.mover
+bind = cuda_mpi.CudaMpi.bind
 def mutant(self, transfers, *, early):
     out = transfers[0].out
     transfers = [library.Transfer(each.to, each.source, out, each.into) for each in transfers]
-    return mover(self, transfers, early=early)
-cuda_mpi.CudaMpi.mover = mutant
+    return bind(self, transfers, early=early)
+cuda_mpi.CudaMpi.bind = mutant
 """
 
 NO_TRIAL_PASSED = """

@@ -8,6 +8,7 @@ import pytest
 
 import mpishare
 from mpishare import ranges
+from mpishare.errors import format_nbytes
 from mpishare.halo.plan import Plan
 
 
@@ -34,10 +35,10 @@ def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, line, caplog):
         halo.close()
         window.close()
     assert [name for name, _ in made] == ["mpishare.window", "mpishare.halo"]
-    assert "shape (3, 5), dtype float32, 60 bytes, of rank 0" in made[0][1]
+    assert "shape (3, 5), dtype float32, 60 B, of rank 0" in made[0][1]
     for peer, route in halo.routes.items():
         assert f"rank {peer} by {route}" in made[1][1]
-    assert f"{nbytes} bytes of staging" in made[1][1]
+    assert f"{format_nbytes(nbytes)} of staging" in made[1][1]
     assert " ms" in made[1][1]
     closed = [record.getMessage() for record in caplog.records]
     assert closed == [f"{halo.name} closed", f"{window.name} closed"]

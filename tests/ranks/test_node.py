@@ -181,7 +181,7 @@ def test_repr_in_every_state(node):
     assert "owner=None" in repr(each)
     assert f"owner=0, waiters={tuple(range(1, node.size))}" in repr(event)
     for item in (win, each, event):
-        assert item.name in repr(item)
+        assert repr(item).startswith(f"<mpishare.{item.name.capitalize()}: ")
         assert "closed" not in repr(item)
         item.close()
         assert repr(item).endswith(", closed>")

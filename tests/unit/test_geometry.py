@@ -396,7 +396,7 @@ def test_widths(width, naxes, found):
     ],
 )
 def test_wrong_widths_are_refused(width, naxes):
-    with pytest.raises(ValueError, match=rf"^width is .* {naxes} axes .* not .*"):
+    with pytest.raises(ValueError, match=rf"^width must be .* \({naxes} here\), not .*"):
         geometry.normalize_widths(width, naxes)
 
 
@@ -465,15 +465,15 @@ def test_a_halo_wider_than_the_neighbors_block_is_refused_at_both_ends():
     assert set(texts) == {1, 2}
     assert set(texts.values()) == {text}
     assert text == (
-        "rank 2 asks rank 1 for a halo 3 wide along axis 1 of the cart, where rank 1 owns 2 "
-        "(a field's extent less its ghosts)"
+        "width 3 along axis 1 of the cart is too large: rank 2 needs 3 cells of rank 1, which owns "
+        "2 (its extent without ghosts)"
     )
 
 
 def test_a_halo_wider_than_ones_own_block_is_refused():
     texts, text = told(layout((1,), (True,), [(2,)], (0, 3)))
     assert texts == {0: text}
-    assert "rank 0 asks rank 0 for a halo 3 wide along axis 0" in text
+    assert "rank 0 needs 3 cells of rank 0, which owns 2" in text
 
 
 @pytest.mark.parametrize("extent", [0, 7])
@@ -485,7 +485,7 @@ def test_faces_that_do_not_match_are_refused_at_both_ends(extent):
     assert text == texts[1]
     assert text == (
         "the faces of rank 1 and of its neighbor, rank 3, do not match: along axis 1 of the cart "
-        f"they own 6 and {extent} cells (their fields' less their ghosts)"
+        f"they own 6 and {extent} cells (without ghosts)"
     )
 
 

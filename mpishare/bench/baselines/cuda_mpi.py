@@ -97,7 +97,7 @@ class CudaMpi(Library):
                 f"MPI: not CUDA-aware: a trial with device pointers failed: {failure}"
             )
 
-    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return Irecv, Isend and Waitall. Host-blocking: MPI is not ordered on streams."""
         comm, synchronize = self.session.comm, self.session.synchronize
         waitall = MPI.Request.Waitall

@@ -77,7 +77,7 @@ class Library:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
         return self.session.node.xp.zeros(words, "u8")
 
-    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return the call that moves the words of all `transfers`, stream-ordered or host-blocking.
 
         Collective. Work that is enqueued after the call finds the words where they land. `early`:
@@ -165,7 +165,7 @@ class LibraryExchange(Exchange[Problem]):
                 per_field = [side for side in sides for _ in fields]
                 flat = [[each.view("u8").ravel() for each in views] for views in (out, into)]
                 transfers = _transfers(per_field, *flat)
-                self._moves = [library.mover(transfers, early=False)]
+                self._moves = [library.bind(transfers, early=False)]
                 return
         sizes = side_sizes(problem, fields)
         if not problem.has_buffers:
@@ -173,7 +173,7 @@ class LibraryExchange(Exchange[Problem]):
         self._memory = [library.empty(sum(sizes)) for _ in range(1 + library.halves)]
         packed, *landed = self._memory
         self._moves = [
-            library.mover(_transfers(sides, split(packed, sizes), split(half, sizes)), early=True)
+            library.bind(_transfers(sides, split(packed, sizes), split(half, sizes)), early=True)
             for half in landed
         ]
 

@@ -39,7 +39,7 @@ class Nccl(Library):
         if not nccl.available:
             raise UnsupportedError("NCCL: not installed, or not where CuPy looks for it")
 
-    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return one group of all sends and receives. Stream-ordered."""
         stream = int(self.session.stream.ptr)
         kind = nccl.NCCL_UINT64

@@ -74,7 +74,7 @@ class Nvshmem(Library):
         self.session.synchronize()
         self._core.free_array(memory)
 
-    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return one put with a signal and one wait per transfer. Stream-ordered."""
         stream = int(self.session.stream.ptr)
         put = self._bindings.putmem_signal_on_stream

@@ -94,7 +94,7 @@ class TorchSymmetric(Library):
         self.session.synchronize()
         del self._tensors[int(memory.data.ptr)]
 
-    def mover(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return a copy, a signal and a wait per transfer. Stream-ordered."""
         # What `empty` wrote is there on all ranks before any rank copies.
         self.session.synchronize()

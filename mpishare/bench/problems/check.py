@@ -110,10 +110,10 @@ _PLACE = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True)
-class _Slab:
+class _Band:
     """The ghosts at one side of an axis and as many owned cells: all that an exchange touches."""
 
-    cells: Slices  # in a field: the whole slab, the cells to fill, the cells to poison
+    cells: Slices  # in a field: the whole band, the cells to fill, the cells to poison
     owned: Slices
     ghosts: Slices
     words: Any  # what the cells hold in step 0 of field 0
@@ -130,8 +130,8 @@ class HaloCheck(_WrongWords):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.session.node.xp)
-        self._slabs = [_slab(grid, axis, high=high) for axis in grid.axes for high in (False, True)]
-        shapes = {slab.words.shape for slab in self._slabs}
+        self._bands = [_band(grid, axis, high=high) for axis in grid.axes for high in (False, True)]
+        shapes = {band.words.shape for band in self._bands}
         self._expected = {shape: self._xp.empty(shape, "u8") for shape in shapes}
         self._differs = {shape: self._xp.empty(shape, bool) for shape in shapes}
         # Load all kernels now: loading one later waits for whatever the stream waits for.
@@ -144,29 +144,29 @@ class HaloCheck(_WrongWords):
         """Write what this rank sends in step `token`."""
         for number, field in enumerate(fields):
             step = self._xp.uint64(word(0, number, token))
-            for slab in self._slabs:
-                self._xp.add(slab.fresh, step, out=field.view("u8")[slab.owned])
+            for band in self._bands:
+                self._xp.add(band.fresh, step, out=field.view("u8")[band.owned])
 
     def poison(self, fields: Sequence[Any]) -> None:
         """Overwrite all ghosts, including those that no exchange may write."""
         for field in fields:
-            for slab in self._slabs:
-                field.view("u8")[slab.ghosts].fill(self._xp.uint64(POISON))
+            for band in self._bands:
+                field.view("u8")[band.ghosts].fill(self._xp.uint64(POISON))
 
     def verify(self, fields: Sequence[Any], token: int) -> None:
         """Add to `wrong` how many ghosts and cells beside them are not those of step `token`."""
         xp = self._xp
         for number, field in enumerate(fields):
             step = xp.uint64(word(0, number, token))
-            for slab in self._slabs:
-                shape = slab.words.shape
+            for band in self._bands:
+                shape = band.words.shape
                 expected, differs = self._expected[shape], self._differs[shape]
-                xp.multiply(slab.moves, step, out=expected)
-                xp.add(expected, slab.words, out=expected)
-                self._compare(field.view("u8")[slab.cells], expected, differs)
+                xp.multiply(band.moves, step, out=expected)
+                xp.add(expected, band.words, out=expected)
+                self._compare(field.view("u8")[band.cells], expected, differs)
 
 
-def _slab(grid: Grid, axis: int, *, high: bool) -> _Slab:
+def _band(grid: Grid, axis: int, *, high: bool) -> _Band:
     xp = grid.session.node.xp
     n, w = grid.n, grid.width
     rest = [slice(None)] * (len(grid.shape) - grid.naxes)
@@ -196,7 +196,7 @@ def _slab(grid: Grid, axis: int, *, high: bool) -> _Slab:
         words[key] = _places(grid, spans) + xp.uint64(word(grid.rank_at(direction), 0, 0))
         moves[key] = 1
     own = at(inner, 0 if high else w, w)
-    return _Slab(
+    return _Band(
         cells=at(outer, first, 2 * w),
         owned=at(inner, n if high else w, w),
         ghosts=at(outer, n + w if high else 0, w),

@@ -100,7 +100,7 @@ class CudaEngine:
         self._order = LaunchOrder.join(backend) if direction.has_fused else None
         # The routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
-        self._on_host = sorted(used & {"pinned", "mpi"})
+        self._host_routes = sorted(used & {"pinned", "mpi"})
         self._replay: Callable[[Sequence[Any], Any], bool] = _never
         if self._order is not None and not direction.is_streamed:
             fast_path = FastPath(self._layouts, handles, self._chain, self._order)
@@ -115,9 +115,9 @@ class CudaEngine:
         launcher.warm_up(direction)
         # For fields that all begin at a multiple of the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
-            parts = direction, buffers, launcher, alignments
-            streamed = StreamedRoutes(self._context, *parts) if direction.is_streamed else None
-            fused = Fused(*parts, self._stream, handles) if direction.has_fused else None
+            arguments = direction, buffers, launcher, alignments
+            streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
+            fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             self._launches.append(Launches(streamed, fused))
         # Until all uploads have arrived and all kernels are loaded.
         self._context.drain(self._name)
@@ -192,7 +192,7 @@ class CudaEngine:
         """Ranks of the node that this rank's GPU waits for, or that have called less often."""
         return self._flags.pending()
 
-    def leave(self, deadline: float) -> None:
+    def finish_at_exit(self, deadline: float) -> None:
         """Tell the other ranks if all exchanges that were called end by then. Local.
 
         Replays of a user's graph are not seen. By polling, since a process that ends cannot start
@@ -258,10 +258,10 @@ class CudaEngine:
         handle, owner, stays_alive, is_captured = entered
         if not is_captured:
             self._chain.follow(handle, owner, stays_alive=stays_alive)
-        elif self._on_host:
+        elif self._host_routes:
             raise UnsupportedError(
                 f"{self._name}: {name} failed: the stream is being captured into a graph, and the "
-                f"routes {self._on_host} need the host at every exchange. "
+                f"routes {self._host_routes} need the host at every exchange. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
         return entered

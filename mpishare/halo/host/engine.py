@@ -93,6 +93,8 @@ class HostEngine:
             setup.comm.step(setup.name, make_mpi_route)
         except BaseException:
             self._host.close()
+            if hasattr(self, "_mpi"):  # another rank failed
+                self._mpi.close()
             raise
         self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
         self._has_fast_path = not self._uses_mpi and not is_reverse
@@ -202,7 +204,7 @@ class HostEngine:
         """Return no ranks: waits on the host report their own stragglers."""
         return []
 
-    def leave(self, deadline: float) -> None:
+    def finish_at_exit(self, deadline: float) -> None:
         """Do nothing: all that was begun is over, since calls block."""
 
     def drain(self) -> None:
