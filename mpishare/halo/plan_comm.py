@@ -70,14 +70,17 @@ class MissingRanks:
 
         The node is broken then: a collective that is late cannot be cancelled.
         """
-        if self._monitor is not None:
-            self._monitor.end()
-        agreement = self._agreement
-        if isinstance(error, PeerTimeout) and agreement.failure is None:
-            missing = self.missing()
-            if not missing:
-                raise agreement.fail_and_tell(lambda: error, fatal=True) from None
-            raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
+        # Only at the end: the others must not miss this rank before it has left.
+        try:
+            agreement = self._agreement
+            if isinstance(error, PeerTimeout) and agreement.failure is None:
+                missing = self.missing()
+                if not missing:
+                    raise agreement.fail_and_tell(lambda: error, fatal=True) from None
+                raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
+        finally:
+            if self._monitor is not None:
+                self._monitor.end()
 
     def _watch(self) -> WaitMonitor:
         if self._monitor is None:

@@ -5,7 +5,9 @@ import os
 import re
 import signal
 import time
+from functools import partial
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -53,6 +55,27 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
     assert "rank 2 did not arrive within 2 s" in " ".join(late.failures.values())
     played.worked(range(3), "second node")
     assert played.result.returncode != 0, played.describe()
+
+
+def no_plan(stage: Stage, what: str) -> None:
+    node = stage.node(timeout_s=TIMEOUT_S)
+    field = np.zeros(6)
+    plan = mpishare.NeighborExchange(stage.world, {}, {}, field, node=node)
+    stage.world.Barrier()
+    time.sleep(0.03 * stage.rank)
+    if stage.rank < stage.size - 1:
+        make = partial(mpishare.NeighborExchange, stage.world, {}, {}, field, node=node)
+        stage.attempt("call", plan.close if what == "close" else make)
+    else:
+        time.sleep(TIMEOUT_S + 2)
+
+
+@pytest.mark.parametrize("what", ["make", "close"])
+def test_a_rank_that_never_makes_or_closes_a_plan_is_named_alone(what):
+    """The ranks wait by messages: one that gives up must not miss another that does so as well."""
+    played = play(4, no_plan, what)
+    for rank in range(3):
+        assert played.raised(rank, "call", "PeerTimeout").ranks == [3], played.describe()
 
 
 def no_node(stage: Stage) -> None:
