@@ -5,9 +5,7 @@ import os
 import re
 import signal
 import time
-from functools import partial
 
-import numpy as np
 import pytest
 
 import mpishare
@@ -57,23 +55,27 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(place, backend):
     assert played.result.returncode != 0, played.describe()
 
 
-def no_plan(stage: Stage, what: str) -> None:
-    node = stage.node(timeout_s=TIMEOUT_S)
-    field = np.zeros(6)
-    plan = mpishare.NeighborExchange(stage.world, {}, {}, field, node=node)
+def one_stays_away(stage: Stage, what: str, timeout_s: float) -> None:
+    import numpy as np
+
+    node, field = stage.node(timeout_s=timeout_s), np.zeros(6)
+
+    def make() -> mpishare.NeighborExchange:
+        return mpishare.NeighborExchange(stage.world, {}, {}, field, node=node)
+
+    plan = make()
     stage.world.Barrier()
     time.sleep(0.03 * stage.rank)
     if stage.rank < stage.size - 1:
-        make = partial(mpishare.NeighborExchange, stage.world, {}, {}, field, node=node)
         stage.attempt("call", plan.close if what == "close" else make)
     else:
-        time.sleep(TIMEOUT_S + 2)
+        time.sleep(timeout_s + 2)
 
 
 @pytest.mark.parametrize("what", ["make", "close"])
 def test_a_rank_that_never_makes_or_closes_a_plan_is_named_alone(what):
     """The ranks wait by messages: one that gives up must not miss another that does so as well."""
-    played = play(4, no_plan, what)
+    played = play(4, one_stays_away, what, TIMEOUT_S)
     for rank in range(3):
         assert played.raised(rank, "call", "PeerTimeout").ranks == [3], played.describe()
 
