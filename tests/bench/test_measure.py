@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mpishare.bench.cases import CASES, DEFAULT_CASES
+from mpishare.bench.comparison import Variant, Wrapper
 from mpishare.bench.environment import command, notes
 from mpishare.bench.measure import BLOCK_S, block_size, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
@@ -282,3 +283,23 @@ def test_last_line_tells_of_a_gpu_shared_without_mps() -> None:
     assert "nvidia-cuda-mps-control -d" in note
     text = render("table", {**HEADER, "notes": [note]}, a_run(), is_color=False)
     assert text.splitlines()[-1] == note
+
+
+def test_a_wrapped_variant_is_checked_as_the_innermost_one() -> None:
+    """An upper bound that moves nothing has a check of its own, however it is wrapped."""
+    checked = []
+
+    class Empty(Variant):
+        def check_around(self, step, token) -> None:
+            step()
+            checked.append(token)
+
+        def step(self) -> None:
+            checked.append("step of the innermost")
+
+    class Other(Wrapper):
+        def step(self) -> None:
+            checked.append(type(self.inner).__name__)
+
+    Other(Other(Empty())).checked_step(7)
+    assert checked == ["Other", 7]
