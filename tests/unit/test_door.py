@@ -1,0 +1,143 @@
+"""The door: descriptors go to processes of this user, leases end with those who held them."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
+from mpishare.memory.door import Door, Visit
+from tests.helpers.launch import ROOT
+
+
+@pytest.fixture
+def name():
+    return f"test-{os.getpid()}"
+
+
+@pytest.fixture
+def door():
+    door = Door()
+    yield door
+    door.close()
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def wait_for(is_true, timeout_s=5.0):
+    """Poll what another thread brings about."""
+    event = threading.Event()
+    for _ in range(int(timeout_s / 0.005)):
+        if is_true():
+            return True
+        event.wait(0.005)
+    return is_true()
+
+
+def test_a_descriptor_travels(door, name, tmp_path):
+    path = Path(tmp_path, "file")
+    path.write_text("the same file")
+    with path.open() as file:
+        door.open(name, lambda request: ({"echo": request["word"]}, [file.fileno()]))
+        with Visit(name, 5.0) as visit:
+            reply, fds = visit.ask({"word": "hello"})
+            assert reply == {"echo": "hello"}
+            assert os.pread(fds[0], 100, 0) == b"the same file"
+            assert not os.get_inheritable(fds[0])
+            os.close(fds[0])
+
+
+def test_a_lease_ends_with_its_process(door, name):
+    door.open(name, lambda request: ({}, []))
+    source = (
+        "import sys; from mpishare.memory.door import Visit\n"
+        f"visit = Visit({name!r}, 5.0); visit.ask({{}}); print('in', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"in\n"
+        assert door.leases(name) == [process.pid]
+        process.kill()
+        process.wait()
+        assert wait_for(lambda: not door.leases(name))
+
+
+def test_a_taken_name_and_a_name_that_nobody_has(door, name):
+    with pytest.raises(HandleError, match="nobody answers"):
+        Visit(name, 5.0)
+    door.open(name, lambda request: ({}, []))
+    other = Door()
+    with pytest.raises(HandleError, match="is taken"):
+        other.open(name, lambda request: ({}, []))
+    other.close()
+    door.shut(name)
+    with pytest.raises(HandleError, match="nobody answers"):
+        Visit(name, 5.0)
+    with pytest.raises(ValueError, match="too long by"):
+        door.open("x" * 120, lambda request: ({}, []))
+
+
+def test_what_an_answer_raises_is_told_and_the_door_goes_on(door, name):
+    def answer(request):
+        if request:
+            raise KeyError("nonsense")
+        return {"fine": True}, []
+
+    door.open(name, answer)
+    with Visit(name, 5.0) as visit:
+        with pytest.raises(UnsupportedError, match="KeyError: 'nonsense'"):
+            visit.ask({"a": 1})
+        assert visit.ask({}) == ({"fine": True}, [])
+
+
+def test_a_slow_visitor_stops_nobody(door, name):
+    door.open(name, lambda request: ({}, []))
+    with Visit(name, 5.0), Visit(name, 5.0) as other:  # the first never asks
+        assert other.ask({}) == ({}, [])
+
+
+def test_a_door_that_does_not_answer_is_a_timeout(door, name):
+    held = threading.Event()
+
+    def answer(request):
+        held.wait(10)
+        return {}, []
+
+    door.open(name, answer)
+    try:
+        with Visit(name, 0.2) as visit, pytest.raises(PeerTimeout, match=r"within 0\.2 s"):
+            visit.ask({})
+    finally:
+        held.set()
+
+
+def test_a_shut_name_ends_its_leases(door, name):
+    door.open(name, lambda request: ({}, []))
+    with Visit(name, 5.0) as visit:
+        visit.ask({})
+        door.shut(name)
+        with pytest.raises(HandleError, match="is gone"):
+            visit.ask({})
+
+
+def test_no_descriptor_is_left(name):
+    def once():
+        door = Door()
+        door.open(name, lambda request: ({}, [0]))
+        with Visit(name, 5.0) as visit:
+            _, fds = visit.ask({})
+            os.close(fds[0])
+        door.close()
+
+    once()
+    before = descriptors()
+    for _ in range(100):
+        once()
+    assert descriptors() == before
+    assert threading.active_count() == 1
