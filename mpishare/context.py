@@ -12,6 +12,7 @@ from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError
+from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.shared import map_on_all_ranks
 
@@ -136,6 +137,8 @@ class NodeContext:
         self.windows_version = 0
         """Raised whenever a window opens or closes."""
         self.suballocator = Suballocator(backend)
+        self.descriptors = Descriptors(nonces, agreement.rank)
+        """Files that this rank lends to the others, and its door."""
         self.retained: list[Callable[[], bool]] = []
         """For each closed window whose memory the user's arrays hold: tries again to release it.
         Collective."""
