@@ -102,7 +102,11 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Memory:
-        """Allocate memory that can be shared."""
+        """Allocate memory that can be shared.
+
+        What a platform does to memory when it is first shared is over by then: what is written
+        from now on is kept.
+        """
 
     @abstractmethod
     def publish(self, memory: Memory) -> str:

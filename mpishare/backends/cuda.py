@@ -43,11 +43,18 @@ _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
 
 
 class CudaMemory:
-    """Device memory that this rank allocated or mapped."""
+    """Device memory that this rank allocated or mapped.
+
+    Attributes
+    ----------
+    token : str
+        The IPC handle of memory of this rank, once it is taken.
+    """
 
     def __init__(self, backend: CudaBackend, address: int, nbytes: int, *, is_mine: bool) -> None:
         self.nbytes = nbytes
         self.address = address
+        self.token = ""
         self._backend = backend
         self._is_mine = is_mine
         self._anchor: Callable[[], _Anchor | None] = lambda: None
@@ -116,7 +123,21 @@ class CudaBackend(Backend):
         return driver.call(name, *arguments, where=self._where, remedy=remedy)
 
     def allocate(self, nbytes: int) -> CudaMemory:
-        """Allocate plain device memory, outside of any pool."""
+        """Allocate plain device memory, outside of any pool, and take its IPC handle.
+
+        Before anything is written: some platforms empty the memory when its handle is taken, as
+        was seen on WSL2. The probe looks for it (`mpishare.setup.probe`).
+        """
+        memory = self.reserve(nbytes)
+        try:
+            self.take_handle(memory)
+        except BaseException:
+            memory.close()
+            raise
+        return memory
+
+    def reserve(self, nbytes: int) -> CudaMemory:
+        """Allocate as `allocate`, without the handle."""
         asked, nbytes = nbytes, -(-max(nbytes, 1) // GRANULARITY) * GRANULARITY
         address = self.call(
             "cuMemAlloc",
@@ -127,11 +148,15 @@ class CudaBackend(Backend):
         )
         return CudaMemory(self, int(address), nbytes, is_mine=True)
 
+    def take_handle(self, memory: CudaMemory) -> None:
+        """Take the legacy IPC handle of memory that `reserve` returned."""
+        memory.token = driver.handle_bytes(self.call("cuIpcGetMemHandle", memory.address)).hex()
+
     def publish(self, memory: Memory) -> str:
-        """Return the legacy IPC handle."""
+        """Return the legacy IPC handle, which was taken when the memory was allocated."""
         if not isinstance(memory, CudaMemory):
             raise TypeError(f"{memory!r} is not memory of the CUDA backend")
-        return driver.handle_bytes(self.call("cuIpcGetMemHandle", memory.address)).hex()
+        return memory.token
 
     def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
         """Map another rank's allocation."""

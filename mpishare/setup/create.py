@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,7 +238,11 @@ def _report(
         and not all(m.device.mps for m in members if m.device and m.device.uuid == uuid)
     )
     if context.backend.name == "cuda":
-        pairs = probe_cuda(context, is_time_sliced=bool(is_time_sliced))
+        pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(is_time_sliced))
+        members = tuple(
+            replace(member, keeps_values=kept)
+            for member, kept in zip(members, keeps_values, strict=True)
+        )
     else:
         pairs = probe_host(context.size)
     for uuid in is_time_sliced:

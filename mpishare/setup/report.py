@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mpishare.errors import name_ranks
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -56,13 +58,21 @@ class Pair:
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a node: its rank there and in the given communicator, its process, its GPU."""
+    """One rank of a node: its rank there and in the given communicator, its process, its GPU.
+
+    Attributes
+    ----------
+    keeps_values : bool
+        Whether memory keeps what was written before its handle is taken. It did not under WSL2.
+        mpishare takes handles before it writes: this concerns memory of other libraries.
+    """
 
     rank: int
     given_rank: int
     host: str
     pid: int
     device: Device | None
+    keeps_values: bool = True
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,12 @@ class Report:
             if pair.reason
         }
         lines += sorted(reasons)
+        losing = [member.rank for member in self.members if not member.keeps_values]
+        if losing:
+            lines.append(
+                f"  {name_ranks(losing)}: GPU memory is emptied when its handle is taken, so that "
+                "an array that another library has filled cannot be shared in place"
+            )
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
