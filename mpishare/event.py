@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from mpishare.context import NodeContext
 
 RING = 16
-"""Events of one owner: a record waits only for a waiter that is this far behind."""
+"""A record waits only for a waiter that is this far behind."""
+
+_EVENTS = RING + 1
+"""Events of one owner: one more, so that the record that a waiter took last stays in place."""
 
 
 class Event(NodeObject):
@@ -119,6 +122,30 @@ class Event(NodeObject):
         self._context.check_released()
         self._take(self._context.backend.wait_event, count, number)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the work of the newest record is done. Local; does not block.
+
+        On the owner the newest record is that of its last `record`, on a waiter the one that its
+        last `wait` took: the owner may have called later ones. True before the first `record` or
+        `wait`, as CUDA has it for an event that was never recorded. On the host backend a record is
+        done when it is called, so this is always True.
+
+        Raises
+        ------
+        ValueError
+            On a rank that neither records nor waits.
+        PeerError, PeerTimeout
+            If a rank is gone: then nothing is known of its work.
+        """
+        self._check("is_done")
+        if not self._events:
+            raise ValueError(
+                f"{self.name}: is_done failed: rank {self._context.rank} is neither the owner "
+                f"{self.owner} nor one of the waiters {list(self.waiters)}"
+            )
+        return self._context.backend.is_event_done(self._events[self._count % _EVENTS])
+
     def close(self) -> None:
         """Close the event on all ranks.
 
@@ -157,7 +184,7 @@ class Event(NodeObject):
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""
-        use(self._events[count % RING], number)
+        use(self._events[count % _EVENTS], number)
         self._chain.leave()
         self._memory_barrier()
         self._counters.view[SLOT_WORDS * self._context.rank] = count
@@ -178,6 +205,11 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
     def check() -> list[Any]:
         own = context.rank_of(call, owner)
         named = [r for r in range(size) if r != own] if waiters is None else waiters
+        if not hasattr(named, "__iter__"):
+            raise TypeError(
+                f"{call} failed: waiters must be a list of ranks, not {waiters!r}. Give "
+                f"waiters=[{waiters!r}]"
+            )
         ranks = [context.rank_of(call, rank) for rank in named]
         if own in ranks or len(set(ranks)) != len(ranks):
             raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
@@ -192,7 +224,7 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
     try:
 
         def create() -> list[str]:
-            made, tokens = backend.events(RING) if is_owner else ([], [])
+            made, tokens = backend.events(_EVENTS) if is_owner else ([], [])
             events.extend(made)
             return tokens
 

@@ -30,7 +30,7 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
             "rank report share size synchronize xp",
         ),
         (mpishare.Window, "array close complete fence is_closed post segment start wait"),
-        (mpishare.Event, "close is_closed record wait"),
+        (mpishare.Event, "close is_closed is_done record wait"),
         (
             mpishare.HaloExchange,
             "accumulate close exchange interior is_closed owned routes shell staging_nbytes start "
