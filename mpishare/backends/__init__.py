@@ -35,6 +35,14 @@ class Device:
         Its model.
     mps : bool
         Whether processes share it through the Multi-Process Service.
+    compute_capability : str
+        E.g. ``9.0``.
+    driver : str
+        The driver's version and its CUDA version, e.g. ``580.159 (CUDA 13.0)``; ``CUDA 13.0`` where
+        the kernel does not tell.
+    exports_pools : bool
+        Whether a memory pool of it could be exported as a file descriptor. Tried when the node is
+        made, since the driver's word for it is not true everywhere.
     """
 
     ordinal: int
@@ -42,6 +50,9 @@ class Device:
     pci_id: str
     name: str
     mps: bool
+    compute_capability: str
+    driver: str
+    exports_pools: bool
 
 
 class Memory(Protocol):

@@ -6,6 +6,8 @@ The only module that uses cuda.bindings. Imported only where a GPU was found.
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -28,6 +30,7 @@ _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 _CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _BATCH = 255  # operations a call: "must be less than 256" (CUDA driver API, cuStreamBatchMemOp)
+_MODULE_VERSION = Path("/sys/module/nvidia/version")
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
 
 
@@ -165,7 +168,7 @@ def choose_device(wanted: Any, rank: int) -> int:
             raise ValueError(f"device={wanted}: this rank sees GPUs 0 to {count - 1}")
         return wanted
     if isinstance(wanted, str):
-        names = [device_of(ordinal).uuid for ordinal in range(count)]
+        names = [uuid_of(ordinal) for ordinal in range(count)]
         found = [ordinal for ordinal, name in enumerate(names) if name.startswith(wanted)]
         if len(found) != 1:
             raise ValueError(f"device={wanted!r} names {len(found)} of this rank's GPUs: {names}")
@@ -178,27 +181,64 @@ def choose_device(wanted: Any, rank: int) -> int:
     return int(cupy.cuda.runtime.getDevice()) if active else rank % count
 
 
+def uuid_of(ordinal: int) -> str:
+    """Return the name of a GPU in all processes, without making a context on it. Local."""
+    text = bytes(call("cuDeviceGetUuid", ordinal).bytes)[:16].hex()
+    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
 def device_of(ordinal: int) -> Device:
-    """Describe a GPU, without making a context on it. Local."""
+    """Describe the GPU of the current context. Local."""
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
-    raw = bytes(call("cuDeviceGetUuid", ordinal).bytes)[:16]
-    text = raw.hex()
-    parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
     # Drivers before CUDA 12 lack the attribute: then no MPS is assumed.
     mps = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
     return Device(
         ordinal=ordinal,
-        uuid="GPU-" + "-".join(parts),
+        uuid=uuid_of(ordinal),
         pci_id=cupy.cuda.runtime.deviceGetPCIBusId(ordinal).lower(),
         name=properties["name"].decode(),
         mps=bool(mps and call("cuDeviceGetAttribute", mps, ordinal)),
+        compute_capability=f"{properties['major']}.{properties['minor']}",
+        driver=_driver_version(),
+        exports_pools=_exports_pools(ordinal),
     )
+
+
+def _driver_version() -> str:
+    number = int(call("cuDriverGetVersion"))
+    version = f"CUDA {number // 1000}.{number % 1000 // 10}"
+    try:
+        return f"{_MODULE_VERSION.read_text().strip()} ({version})"
+    except OSError:
+        return version  # WSL2 has no such module
+
+
+def _exports_pools(ordinal: int) -> bool:
+    """Make a memory pool, export it, and drop both."""
+    kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.handleTypes = kind
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = ordinal
+    try:
+        pool = call("cuMemPoolCreate", properties)
+    except CudaError:
+        return False
+    try:
+        descriptor = int(call("cuMemPoolExportToShareableHandle", pool, kind, 0))
+    except CudaError:
+        return False
+    finally:
+        call("cuMemPoolDestroy", pool)
+    os.close(descriptor)
+    return True
 
 
 def link(ordinal: int, uuid: str) -> str:
     """Return how this rank's GPU reaches another: ``same GPU``, ``NVLink``, ``PCIe``, ``peer``."""
     for other in range(cupy.cuda.runtime.getDeviceCount()):
-        if device_of(other).uuid == uuid:
+        if uuid_of(other) == uuid:
             if other == ordinal:
                 return "same GPU"
             # Only NVLink carries native atomics between two discrete GPUs.

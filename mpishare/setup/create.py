@@ -21,7 +21,7 @@ from mpishare.errors import PeerTimeout, describe
 from mpishare.memory import shared
 from mpishare.memory.handle import boot_id
 from mpishare.memory.shared import map_on_all_ranks
-from mpishare.setup.preflight import check_singleton, choose_backend, is_duration
+from mpishare.setup.preflight import check_singleton, choose_backend, is_duration, is_wsl2
 from mpishare.setup.probe import probe_cuda, probe_host
 from mpishare.setup.report import Member, Report
 
@@ -263,7 +263,8 @@ def _report(
             blocked[0].target,
             blocked[0].reason,
         )
-    return Report(context.backend.name, why_host, 0, members, pairs, tuple(notes))
+    name = context.backend.name
+    return Report(name, why_host, 0, members, pairs, tuple(notes), is_wsl2())
 
 
 def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:

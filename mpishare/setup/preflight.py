@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.agreement import require_same
@@ -84,6 +85,11 @@ def _why_no_gpu(wanted: str) -> str | None:
         forced = " (MPISHARE_BACKEND)" if os.environ.get("MPISHARE_BACKEND") else ""
         raise UnsupportedError(f"backend='cuda'{forced} failed: {why}")
     return why
+
+
+def is_wsl2(root: Path = Path("/")) -> bool:
+    """Whether this machine is a Windows Subsystem for Linux, of the second kind. Local."""
+    return (root / "dev/dxg").exists() or "WSL2" in (root / "proc/version").read_text()
 
 
 _NO_DEVICE = 100
