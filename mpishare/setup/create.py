@@ -16,6 +16,7 @@ from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.mpi_agreement import agree, allgather, wait_request
 from mpishare.coordination.shutdown import Shutdown
+from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
 from mpishare.memory import shared
@@ -52,6 +53,7 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
+    install()
     library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
