@@ -99,6 +99,8 @@ def _has_interface(field: Any) -> bool:
 
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
+    if isinstance(field, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask cannot travel: give its .data")
     if isinstance(field, np.ndarray):
         return np.asarray(field)  # a subclass may keep cells from being written
     if getattr(field, "requires_grad", False):

@@ -11,6 +11,7 @@ import numpy as np
 from mpishare import ranges
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree, wait_request
+from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
@@ -21,6 +22,7 @@ from mpishare.halo.node_cache import (
     context_of,
     find_node,
     look_for_node,
+    ranks_left_out,
     setup_deadline,
 )
 from mpishare.halo.plan_comm import PlanComm
@@ -94,6 +96,7 @@ def agree_on_fields(
     arrays: list[Any] = []
     layouts: list[Layout] = []
 
+    @_named(call)
     def look() -> dict[str, Any]:
         arrays.extend(layout.as_list(fields))
         on_gpu = layout.is_on_gpu(arrays[0])
@@ -139,6 +142,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
     peers = [message.peer for message in (*sends, *recvs)]
     forced = setup.same["MPISHARE_ROUTE"]
 
+    @_named(setup.call)
     def choose() -> dict[str, Any]:
         _require_device(setup.mine, setup.node)
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
@@ -147,9 +151,18 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
             "units": _units(setup, sends, recvs) if setup.on_gpu else [],
+            "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
     replies = setup.comm.step(setup.call, choose)
+    left_out = {rank: reply["left out"] for rank, reply in enumerate(replies) if reply["left out"]}
+    if left_out:
+        rank, others = next(iter(left_out.items()))
+        raise ValueError(
+            f"{setup.call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
+            "of the same machine, so that cells would travel by MPI messages. Make it on a "
+            "communicator that has all of them, such as that of the plan"
+        )
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
@@ -177,6 +190,17 @@ def make_engine(
     from mpishare.halo.host.engine import HostEngine
 
     return HostEngine(setup, sends, recvs, is_reverse=is_reverse)
+
+
+@contextmanager
+def _named(call: str) -> Iterator[None]:
+    """Put the name of the call before the words of a wrong argument, where it is not there yet."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not str(error).startswith(call):
+            error.args = (f"{call} failed: {error}",)
+        raise
 
 
 def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
+from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file
 
 if TYPE_CHECKING:
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
 _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
+
+
+def place() -> list[Any] | None:
+    """Return what tells machines and containers apart; None without a /dev/shm. Local.
+
+    Processes of one place can map the same host memory.
+    """
+    try:
+        return [boot_id(), Path(FOLDER).stat().st_dev]
+    except OSError:
+        return None
 
 
 class SharedMemory:

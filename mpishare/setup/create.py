@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import Backend, Device
@@ -19,9 +18,7 @@ from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
-from mpishare.memory import shared
-from mpishare.memory.handle import boot_id
-from mpishare.memory.shared import map_on_all_ranks
+from mpishare.memory.shared import map_on_all_ranks, place
 from mpishare.setup.preflight import check_singleton, choose_backend, is_duration, is_wsl2
 from mpishare.setup.probe import probe_cuda, probe_host
 from mpishare.setup.report import Member, Report
@@ -129,23 +126,18 @@ def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
     shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
     first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
     shared_comm.Free()
-    try:
-        place = [boot_id(), Path(shared.FOLDER).stat().st_dev]
-    except OSError:
-        place = [
-            "",
-            all_comm.rank,
-        ]  # alone; where the shared memory is made, an error says that there is none
-    replies = allgather(all_comm, CALL, [first, place], deadline_s)
-    mates = [rank for rank, each in enumerate(replies) if each == [first, place]]
+    # A rank without shared memory is alone; where it is made, an error says that there is none.
+    mine = place() or ["", all_comm.rank]
+    replies = allgather(all_comm, CALL, [first, mine], deadline_s)
+    mates = [rank for rank, each in enumerate(replies) if each == [first, mine]]
     notes = []
-    apart = [r for r, (group, where) in enumerate(replies) if group == first and where != place]
+    apart = [r for r, (group, where) in enumerate(replies) if group == first and where != mine]
     if apart:
         notes.append(
             f"MPI says that ranks {apart} of the given communicator share memory with rank "
             f"{mates[0]}, but their /dev/shm is another: start the containers with --ipc=host"
         )
-    beside = [r for r, (group, where) in enumerate(replies) if group != first and where == place]
+    beside = [r for r, (group, where) in enumerate(replies) if group != first and where == mine]
     if beside:
         notes.append(
             f"ranks {beside} of the given communicator have the same /dev/shm as rank {mates[0]}, "
