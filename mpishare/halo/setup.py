@@ -66,11 +66,13 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
             yield setup
     except TimeoutError:
         raise  # ranks are missing, and to free a communicator is collective
-    except Exception:
+    except Exception as error:
         # Every rank comes here, since every step is agreed on.
         comm.Free()
         if setup.cache is not None:
             setup.cache.close_unused(setup.backend, setup.node)
+        if type(error) in (TypeError, ValueError) and not str(error).startswith(call):
+            error.args = (f"{call} failed: {error}",)
         raise
 
 
@@ -96,7 +98,6 @@ def agree_on_fields(
     arrays: list[Any] = []
     layouts: list[Layout] = []
 
-    @_named(call)
     def look() -> dict[str, Any]:
         arrays.extend(layout.as_list(fields))
         on_gpu = layout.is_on_gpu(arrays[0])
@@ -142,7 +143,6 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
     peers = [message.peer for message in (*sends, *recvs)]
     forced = setup.same["MPISHARE_ROUTE"]
 
-    @_named(setup.call)
     def choose() -> dict[str, Any]:
         _require_device(setup.mine, setup.node)
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
@@ -190,17 +190,6 @@ def make_engine(
     from mpishare.halo.host.engine import HostEngine
 
     return HostEngine(setup, sends, recvs, is_reverse=is_reverse)
-
-
-@contextmanager
-def _named(call: str) -> Iterator[None]:
-    """Put the name of the call before the words of a wrong argument, where it is not there yet."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if not str(error).startswith(call):
-            error.args = (f"{call} failed: {error}",)
-        raise
 
 
 def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
