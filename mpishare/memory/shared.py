@@ -24,12 +24,21 @@ from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     Steps = Callable[[Callable[[], Any]], list[Any]]
     """Does some work and returns the results of all ranks, or raises on every rank."""
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
+_NOT_USABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EOPNOTSUPP,  # a file system without files that have no name, which says so,
+    errno.EISDIR,  # or one that does not know of them
+)
 _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
 
 
@@ -110,11 +119,13 @@ def create(nbytes: int) -> SharedMemory:
     Raises
     ------
     UnsupportedError
-        If /dev/shm or the machine has not that much left. Nothing has been touched by then.
+        If /dev/shm or the machine has not that much left, or if no file can be made there. Nothing
+        has been touched by then.
     """
     nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    _check_room(nbytes)
-    fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with _usable_folder():
+        _check_room(nbytes)
+        fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, nbytes)
     except BaseException:
@@ -141,11 +152,12 @@ def publish(memory: SharedMemory) -> str:
     """
     name = f"mpishare-{os.getpid()}-{secrets.token_hex(16)}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
-    folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
+    with _usable_folder():
+        folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
     return name
 
 
@@ -172,6 +184,22 @@ def attach(name: str, nbytes: int) -> SharedMemory:
 def forget(name: str) -> None:
     """Remove the name; the memory lives on as long as it is mapped. May be repeated."""
     Path(FOLDER, name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _usable_folder() -> Iterator[None]:
+    """Say what to do where the folder is not there, is read-only, or belongs to somebody else."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_USABLE:
+            raise
+        raise UnsupportedError(
+            f"cannot make shared memory in {FOLDER}: {error.strerror}. The ranks of a machine "
+            "share host memory there, on a tmpfs in which this user may write. Mount one with "
+            f"`mount -t tmpfs -o mode=1777 tmpfs {FOLDER}`; start a container with --shm-size=SIZE "
+            "or --ipc=host."
+        ) from error
 
 
 def _check_room(nbytes: int) -> None:

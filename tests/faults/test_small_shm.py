@@ -1,4 +1,4 @@
-"""/dev/shm of 64 MiB, Docker's default: an error that says what to do, and no SIGBUS."""
+"""/dev/shm of 64 MiB, or read-only: an error that says what to do, and no SIGBUS."""
 
 import os
 import subprocess
@@ -101,3 +101,58 @@ def test_no_room_for_the_node_itself():
     played.worked(range(3), "second node")
     assert all(played.rank(rank)["leftovers"] == [] for rank in range(3))
     played.ended_well()
+
+
+def read_only(stage: Stage) -> None:
+    import subprocess
+
+    def change(*command: str) -> None:
+        stage.world.Barrier()
+        if stage.rank == 0:
+            subprocess.run(command, check=True)
+        stage.world.Barrier()
+
+    change("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/dev/shm")  # MPI itself has what it needs
+    stage.attempt("node", stage.node)
+    change("umount", "/dev/shm")
+    stage.second_node(stage.world)
+    report({"leftovers": leftovers()})
+
+
+def test_read_only():
+    played = play(3, read_only)
+    told = played.raised(0, "node", "UnsupportedError")
+    assert "Read-only file system" in told.text
+    assert "mount -t tmpfs" in told.text
+    for rank in (1, 2):
+        assert list(played.raised(rank, "node", "PeerError").failures) == [0]
+    played.worked(range(3), "second node")
+    assert all(played.rank(rank)["leftovers"] == [] for rank in range(3))
+    played.ended_well()
+
+
+INFO = """
+import subprocess, sys
+from mpi4py import MPI
+from mpishare.info import main
+
+if MPI.COMM_WORLD.rank == 0:
+    subprocess.run("mount -t tmpfs -o ro tmpfs /dev/shm".split(), check=True)
+MPI.COMM_WORLD.Barrier()
+status = main([])
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0:
+    subprocess.run(["umount", "/dev/shm"], check=True)
+sys.exit(status)
+"""
+
+
+def test_info_says_in_one_line_that_it_is_read_only():
+    result = launch.run_ranks(2, INFO)
+    assert result.returncode == 1, result.describe()
+    assert result.stdout == "", result.describe()
+    (line,) = [line for line in result.stderr.splitlines() if "mpishare" in line]
+    assert line.startswith("python -m mpishare.info: "), result.describe()
+    assert "Read-only file system" in line
+    assert "Traceback" not in result.stderr, result.describe()
+    assert "Abort(" not in result.stderr, result.describe()
