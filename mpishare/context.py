@@ -75,6 +75,12 @@ class NodeObject(NotPicklable):
     def _finish_at_exit(self, deadline: float) -> None:
         """At process exit: publish whether all work that began is over by the deadline."""
 
+    def _state(self) -> str:
+        """Return what `repr` says of an object that cannot be used."""
+        if self._is_closed:
+            return ", closed"
+        return "" if self._context.agreement.failure is None else ", of a broken node"
+
     def __enter__(self) -> Self:
         """Return the object; raises if it is closed."""
         self._context.agreement.check()

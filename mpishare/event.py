@@ -178,9 +178,8 @@ class Event(NodeObject):
 
     def __repr__(self) -> str:
         """Name the event and its ranks."""
-        state = ", closed" if self._is_closed else ""
         ranks = f"owner={self.owner}, waiters={self.waiters}"
-        return f"<mpishare.{self.name.capitalize()}: {ranks}{state}>"
+        return f"<mpishare.{self.name.capitalize()}: {ranks}{self._state()}>"
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""

@@ -37,7 +37,8 @@ class Node(NotPicklable):
         The environment variable ``MPISHARE_BACKEND`` comes before it.
     device : int, str or cupy.cuda.Device, optional
         This rank's GPU: its ordinal here, or its UUID. Default: the one whose primary context is
-        active already, else round robin over the ranks of the node. It is made the current one.
+        active already, else round robin over the ranks of the node. It is made the current one. On
+        the host backend it is ignored, and a warning says so.
     timeout_s : float, seconds
         After this, a wait of the host for another rank raises `PeerTimeout`.
 
@@ -52,7 +53,7 @@ class Node(NotPicklable):
     ------
     UnsupportedError
         If a launcher started several ranks that do not know of each other, if there is a GPU but
-        not the packages to use it, or if /dev/shm is full.
+        not the packages to use it, if /dev/shm is full or cannot be used, or in a forked process.
     PeerError
         If another rank failed.
     PeerTimeout
@@ -314,7 +315,10 @@ class Node(NotPicklable):
 
     def __repr__(self) -> str:
         """Name the node, this rank and the backend."""
+        failure = self._context.agreement.failure
         state = ", closed" if self._is_closed else ""
+        if not state and failure is not None:
+            state = f", broken by {type(failure()).__name__}"
         return (
             f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
             f"device={self.device}{state}>"

@@ -58,6 +58,7 @@ class Window(Epochs, NodeObject):
         self._memories: list[Memory | None] = memories
         self._shapes = shapes
         self._arrays: dict[int, Any] = {}
+        self._lent: Any = None
         self._home = context.rank if owner is None else owner
         self.owner = owner
         self.dtype = dtype
@@ -124,6 +125,35 @@ class Window(Epochs, NodeObject):
             self._arrays[rank] = memory.array(shape, self.dtype)
         return self._arrays[rank]
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return `array` for NumPy: the same memory. `TypeError` where it is on a GPU."""
+        if self._context.backend.has_streams:
+            raise TypeError(
+                f"{self.name} is in GPU memory, which NumPy cannot read. Copy it to the host: "
+                "window.array.get()"
+            )
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return `array` for any library that knows DLPack: the same memory."""
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        """Return the device of `array`, as DLPack has it."""
+        return self.array.__dlpack_device__()  # type: ignore[no-any-return]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """That of `array`; there is none on the host backend.
+
+        From now on the window's memory stays mapped as long as the window object is held.
+        """
+        if not self._context.backend.has_streams:
+            raise AttributeError(f"{self.name} is not in GPU memory")
+        # What is made of the interface holds this object, not the array.
+        self._lent = self.array
+        return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
+
     def close(self) -> None:
         """Unmap the window on all ranks, then free it.
 
@@ -180,10 +210,9 @@ class Window(Epochs, NodeObject):
 
     def __repr__(self) -> str:
         """Name the window, its shape and its owner."""
-        state = ", closed" if self._is_closed else ""
         return (
             f"<mpishare.{self.name.capitalize()}: shape={self.shape}, dtype={self.dtype}, "
-            f"owner={self.owner}{state}>"
+            f"owner={self.owner}{self._state()}>"
         )
 
     def _unmap(self, rank: int) -> bool:

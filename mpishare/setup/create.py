@@ -19,7 +19,13 @@ from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
 from mpishare.memory.shared import map_on_all_ranks, place
-from mpishare.setup.preflight import check_singleton, choose_backend, is_duration, is_wsl2
+from mpishare.setup.preflight import (
+    check_fork,
+    check_singleton,
+    choose_backend,
+    is_duration,
+    is_wsl2,
+)
 from mpishare.setup.probe import probe_cuda, probe_host
 from mpishare.setup.report import Member, Report
 
@@ -47,6 +53,7 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     """Make the nodes of a communicator. Collective over it; see `Node`."""
     from mpi4py import MPI
 
+    check_fork()
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
@@ -272,6 +279,8 @@ def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
 
 def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
     if chosen == "host":
+        if device is not None and rank == 0:
+            log.warning("device=%r is ignored: the node is on the host backend", device)
         from mpishare.backends.host import HostBackend
 
         return HostBackend()
