@@ -1,8 +1,6 @@
 """/dev/shm of 64 MiB, or read-only: an error that says what to do, and no SIGBUS."""
 
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -10,28 +8,14 @@ import mpishare
 from tests.faults.scenes import play
 from tests.faults.stage import Stage, leftovers
 from tests.helpers import launch
+from tests.helpers.mounts import SMALL, mount_before_jobs
 from tests.helpers.reporting import report
-
-MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
 @pytest.fixture(autouse=True)
 def in_small_shm(monkeypatch, tmp_path):
     """Jobs of this test start in a mount namespace with a /dev/shm of 64 MiB."""
-    way = ["unshare", "-m" if os.geteuid() == 0 else "-Urm", "sh", "-c", MOUNT, "sh"]
-    tried = subprocess.run([*way, "true"], capture_output=True, text=True, check=False)
-    if any(word in tried.stderr for word in ("denied", "not permitted")):
-        pytest.skip(f"no mount namespace here: {tried.stderr.strip()}")
-    assert tried.returncode == 0, tried.stderr
-    # What is to run out of room is mpishare and not Open MPI.
-    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
-    mpirun, kind = launch.launcher()
-    wrapper = Path(tmp_path, "mpirun")
-    unshare, option, *rest = way
-    words = " ".join(f"'{word}'" for word in (option, *rest))
-    wrapper.write_text(f'#!/bin/sh\nexec {unshare} {words} "{mpirun}" "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setattr(launch, "launcher", lambda: (str(wrapper), kind))
+    mount_before_jobs(monkeypatch, tmp_path, SMALL)
 
 
 def too_large(stage: Stage, unchecked: bool) -> None:
