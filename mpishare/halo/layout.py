@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.window import Window
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -144,8 +146,8 @@ def require_number(fields: Sequence[Any], wanted: int) -> None:
 
 
 def as_list(fields: Any) -> list[Any]:
-    """Return one array, or a list or tuple of them, as a list."""
+    """Return one array, or a list or tuple of them, as a list. A window stands for its array."""
     found: Sequence[Any] = fields if isinstance(fields, list | tuple) else [fields]
     if not found:
         raise ValueError("fields is empty: a plan is made for one array at least")
-    return list(found)
+    return [field.array if isinstance(field, Window) else field for field in found]

@@ -819,6 +819,7 @@ def test_a_window_as_a_field_of_a_halo(node):
     win.array[1:-1] = node.rank
     halo = HaloExchange(cart, win, 1, node=node)
     halo.exchange()
+    halo.exchange(win)
     node.synchronize()
     left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
     assert win.array.tolist() == [left, *[node.rank] * 4, right]
