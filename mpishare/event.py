@@ -13,6 +13,7 @@ from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.errors import ClosedError
+from mpishare.ordering.counter_ops import spin_until
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ class Event(NodeObject):
         self._context = context
         self._counters = counters
         self._events = events
+        self._rank = context.rank
+        self._view = counters.view
+        self._waiter_slots = [SLOT_WORDS * rank for rank in waiters]
         self._memory_barrier = context.memory_barrier
+        self._has_streams = context.backend.has_streams
         self._count = 0  # records called by the owner, or taken by this waiter
         self._chain = StreamChain(context.backend, name)
 
@@ -74,19 +79,20 @@ class Event(NodeObject):
             On a rank that is not the owner.
         """
         self._check("record")
-        rank = self._context.rank
-        if rank != self.owner:
+        if self._rank != self.owner:
             raise ValueError(
-                f"{self.name}: record failed: rank {self.owner} is the owner, not rank {rank}"
+                f"{self.name}: record failed: rank {self.owner} is the owner, not rank {self._rank}"
             )
-        number = self._chain.enter("record", stream)
-        count, view = self._count + 1, self._counters.view
+        number = self._chain.enter("record", stream) if self._has_streams else 0
+        count, view = self._count + 1, self._view
         oldest = count - RING
         if oldest > 0:
-            self._context.agreement.wait(
-                f"{self.name}: record",
-                lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
-            )
+            for slot in self._waiter_slots:
+                if view[slot] < oldest:
+                    self._context.agreement.wait(
+                        f"{self.name}: record",
+                        lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
+                    )
             self._context.check_released()
         self._take(self._context.backend.record, count, number)
 
@@ -106,17 +112,17 @@ class Event(NodeObject):
             On a rank that is not a waiter.
         """
         self._check("wait")
-        rank = self._context.rank
-        if rank not in self.waiters:
+        if self._rank not in self.waiters:
             raise ValueError(
-                f"{self.name}: wait failed: rank {rank} is not one of the waiters "
+                f"{self.name}: wait failed: rank {self._rank} is not one of the waiters "
                 f"{list(self.waiters)}"
             )
-        number = self._chain.enter("wait", stream)
-        count, view, owner = self._count + 1, self._counters.view, self.owner
-        if view[SLOT_WORDS * owner] < count:
+        number = self._chain.enter("wait", stream) if self._has_streams else 0
+        count, view, owner = self._count + 1, self._view, self.owner
+        slot = SLOT_WORDS * owner
+        if view[slot] < count and not spin_until(view, slot, count, self._context.spins_per_yield):
             self._context.agreement.wait(
-                f"{self.name}: wait", lambda: [owner] if view[SLOT_WORDS * owner] < count else []
+                f"{self.name}: wait", lambda: [owner] if view[slot] < count else []
             )
         self._memory_barrier()
         self._context.check_released()
@@ -141,7 +147,7 @@ class Event(NodeObject):
         self._check("is_done")
         if not self._events:
             raise ValueError(
-                f"{self.name}: is_done failed: rank {self._context.rank} is neither the owner "
+                f"{self.name}: is_done failed: rank {self._rank} is neither the owner "
                 f"{self.owner} nor one of the waiters {list(self.waiters)}"
             )
         return self._context.backend.is_event_done(self._events[self._count % _EVENTS])
@@ -173,6 +179,7 @@ class Event(NodeObject):
     def _abandon(self) -> None:
         self._is_closed = True
         self._counters = NO_COUNTERS
+        self._view = NO_COUNTERS.view
         self._chain.end()
         self._context.unregister(self)
 
@@ -183,10 +190,11 @@ class Event(NodeObject):
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""
-        use(self._events[count % _EVENTS], number)
-        self._chain.leave()
+        if self._has_streams:
+            use(self._events[count % _EVENTS], number)
+            self._chain.leave()
         self._memory_barrier()
-        self._counters.view[SLOT_WORDS * self._context.rank] = count
+        self._view[SLOT_WORDS * self._rank] = count
         self._count = count
 
     def _check(self, call: str) -> None:
