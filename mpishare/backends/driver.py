@@ -1,6 +1,6 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-The only module that uses cuda.bindings. Imported only where a GPU was found.
+It and `cuda_pools` alone use cuda.bindings. Imported only where a GPU was found.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ def memory_handle(data: bytes) -> Any:
 def event_handle(data: bytes) -> Any:
     """Return an IPC event handle of these 64 bytes."""
     return _filled(driver.CUipcEventHandle(), data)
+
+
+def exported_pointer(data: bytes) -> Any:
+    """Return what stands for a pointer of a memory pool, of these 64 bytes."""
+    return _filled(driver.CUmemPoolPtrExportData(), data)
 
 
 def _filled(handle: Any, data: bytes) -> Any:
