@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare import allocate
+from mpishare import allocate, share
 from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
@@ -216,26 +216,73 @@ class Node(NotPicklable):
         """
         return allocate.allocate_each(self._context, shape, dtype, fill)
 
-    def share(self, source: Any, *, owner: int | None = None) -> Window:
-        """Share what one rank has, or computes, as a window of its shape and dtype.
+    def share(self, source: Any, *, owner: int | None = None, copy: bool | None = True) -> Window:
+        """Share what one rank has, or computes, as a window of its shape, dtype and memory order.
 
-        Collective, host-blocking.
+        Collective, host-blocking: also waits for all streams of the owner where nothing is copied.
 
         Parameters
         ----------
         source : array, or callable without arguments that returns one
-            Read, or called, on the owner alone; the others' is ignored. The array is copied.
+            Read, or called, on the owner alone; the others' is ignored.
         owner : int, optional
             A rank in `comm`, the same on all ranks. Default: the leader.
+        copy : {True, False, None}
+            The same on all ranks. True: new memory is allocated, and the array copied into it.
+            False: the window is the array's own memory, strides and all, and nothing is allocated;
+            see Notes. None: as False where that works, else as True, with a warning on the logger
+            ``mpishare.window``.
 
         Raises
         ------
+        UnsupportedError
+            On the owner, if the array's memory was freed, or cannot be shared in place: which kind
+            of memory it is, and what to do instead.
+        TypeError
+            On the owner, if the source is None, an int, or holds Python objects.
         Exception
             On the owner, whatever the callable raised.
         PeerError
             On the others, with the text of that exception.
+        MismatchError
+            If `owner` or `copy` differs.
+
+        Notes
+        -----
+        In place (``copy=False``) works for any part of an open window of this node, also of another
+        rank's segment; and on CUDA for memory on this rank's GPU: of ``cuMemAlloc`` (CuPy's and
+        PyTorch's default allocators), of pools made for POSIX file descriptors (RMM, cuda.core) and
+        of PyTorch's expandable segments. The window holds the array until it is closed. A handle of
+        ``cuMemAlloc`` opens the allocator's whole block to the other ranks, not only the array.
+        Negative strides are refused. Closing the window leaves the array as it is.
         """
-        return allocate.share(self._context, source, owner)
+        return share.share(self._context, source, owner, copy)
+
+    def share_each(self, source: Any, *, copy: bool | None = True) -> Window:
+        """Share every rank's own array as its segment of one window.
+
+        Collective, host-blocking, as `share`. The dtype is the same on all ranks; shapes, strides
+        and kinds of memory may differ.
+
+        Parameters
+        ----------
+        source : array, or callable without arguments that returns one
+            Of this rank.
+        copy : {True, False, None}
+            As for `share`; None decides for each rank.
+
+        Returns
+        -------
+        Window
+            Its `array` is this rank's segment, ``segment(rank)`` another's. A halo field in it is
+            treated as one of `allocate_each`.
+
+        Raises
+        ------
+        UnsupportedError, TypeError, PeerError, MismatchError
+            As `share`.
+        """
+        return share.share_each(self._context, source, copy)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.

@@ -12,10 +12,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mpishare.errors import HandleError
+from mpishare.memory.kinds import PRIVATE
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from mpishare.memory.descriptors import Descriptors
+    from mpishare.memory.handle import Handle
+    from mpishare.memory.kinds import Kind, Refusal
     from mpishare.memory.shared import SharedMemory
 
 
@@ -56,13 +62,74 @@ class Memory(Protocol):
         """Whether arrays on it are alive."""
         ...
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the first bytes as an array, which keeps the mapping alive."""
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> Any:
+        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
         ...
 
     def close(self) -> bool:
         """Unmap or free; return False, with nothing done, where live arrays forbid that."""
         ...
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Memory that exists already, as its rank gives it to the others.
+
+    Attributes
+    ----------
+    memory : Memory
+        Of the array alone, not of the allocation that it lies in.
+    kind, token : Kind, str
+        What travels; see `Handle`.
+    offset, capacity : int, bytes
+        Where the memory is in the allocation that the token stands for, and the bytes of that.
+    retract : callable
+        To be called once every rank has opened it or failed to; may be repeated.
+    """
+
+    memory: Memory
+    kind: Kind
+    token: str
+    offset: int
+    capacity: int
+    retract: Callable[[], None] = lambda: None
+
+
+class InPlace:
+    """Memory that exists already: given to other ranks, and mapped where they gave it.
+
+    These are the defaults of a backend whose arrays are private to their process. Local.
+    """
+
+    def is_alive(self, address: int) -> bool:
+        """Whether there is memory at the address of an array."""
+        return True
+
+    def export(
+        self, source: Any, address: int, nbytes: int, *, is_host: bool
+    ) -> Exported | Refusal:
+        """Return memory as others can map it, or why that cannot be.
+
+        Parameters
+        ----------
+        source : array
+            Keeps the memory alive; held until the memory is closed.
+        address, nbytes : int, bytes
+            Where it is in this process.
+        is_host : bool
+            Whether it is a NumPy array.
+        """
+        return PRIVATE
+
+    def open(self, handle: Handle, rank: int) -> Memory:
+        """Map memory that another rank gave."""
+        raise HandleError(f"a handle of kind {handle.kind!r} was received, which is unknown here")
 
 
 StreamInfo = tuple[int, Any, bool, bool]
@@ -115,6 +182,18 @@ class Backend(ABC):
     @abstractmethod
     def retract(self, token: str) -> None:
         """Take a token back, once every rank has opened it or failed to."""
+
+    def in_place(self, descriptors: Descriptors, timeout_s: float) -> InPlace:
+        """Return how memory that exists already is shared.
+
+        Parameters
+        ----------
+        descriptors : Descriptors
+            The way of file descriptors from rank to rank.
+        timeout_s : float, s
+            For each of them.
+        """
+        return InPlace()
 
     def register(self, memory: SharedMemory) -> int:
         """Make host memory accessible to the GPU; return its device address, 0 without a GPU."""

@@ -31,17 +31,23 @@ class HostMemory:
         """Whether arrays on it are alive."""
         return self._whole() is not None
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """Return the first bytes as an array, which keeps the mapping alive."""
-        if self._memory is None:
-            raise ValueError("the memory is closed")
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
         # An array made on the mapping itself does not keep it from being unmapped; one made by
         # frombuffer does, and it is the base of all others.
         whole = self._whole()
         if whole is None:
+            if self._memory is None:
+                raise ValueError("the memory is closed")
             whole = np.frombuffer(self._memory.buffer, dtype=np.uint8)
             self._whole = weakref.ref(whole)
-        return np.ndarray(shape, dtype=dtype, buffer=whole)
+        return np.ndarray(shape, dtype, buffer=whole, offset=offset, strides=strides)
 
     def publish(self) -> str:
         """Give the memory a name."""

@@ -24,12 +24,13 @@ LAYERS = (
     "ordering",
     "window event",
     "allocate setup",
+    "share",
     "node",
     "halo",
     "__init__ cli",
     "info bench",
 )
-DRIVERS = ("backends.driver", "backends.cuda_pools")
+DRIVERS = ("backends.driver", "backends.cuda_pools", "backends.cuda_chunks")
 # The rooms of the halo: what all engines use, the two engines, and the plans on top.
 PLANS = ("setup", "plan", "cartesian", "neighbors")
 LAYER_OF = {room: number for number, row in enumerate(LAYERS) for room in row.split()}
