@@ -132,18 +132,19 @@ class Mappings:
     """Where memory of other processes is mapped in this one. Methods are local."""
 
     def __init__(self) -> None:
-        self._nbytes: dict[int, int] = {}
+        self._ranges: list[tuple[int, int]] = []
 
     def add(self, address: int, nbytes: int, close: Callable[[], Any]) -> Callable[[], None]:
         """Note a mapping; return what undoes it."""
-        self._nbytes[address] = nbytes
+        mapped = address, nbytes
+        self._ranges.append(mapped)
 
         def unmap() -> None:
-            self._nbytes.pop(address, None)
+            self._ranges.remove(mapped)
             close()
 
         return unmap
 
     def has(self, address: int) -> bool:
         """Whether an address is in one."""
-        return any(start <= address < start + n for start, n in self._nbytes.items())
+        return any(start <= address < start + n for start, n in self._ranges)

@@ -324,6 +324,22 @@ def test_the_same_block_twice_and_closed_once(node, make):
     again.close()
 
 
+@pytest.mark.parametrize("make", SHARED, ids=name_of)
+def test_two_nodes_share_the_same_array(node, make):
+    """What one node closes stays mapped for the other."""
+    source = make()
+    mine = as_cupy(source)
+    with mpishare.Node() as other:
+        windows = [each.share_each(source, copy=False) for each in (node, other)]
+        mine[...] = node.rank
+        windows[0].fence()
+        windows[1].close()
+        right = (node.rank + 1) % node.size
+        assert bool((as_floats(windows[0].segment(right)) == right).all())
+        windows[0].fence()
+        windows[0].close()
+
+
 def test_two_small_allocations_that_the_driver_puts_into_one_block(node):
     import cupy
 
