@@ -212,12 +212,10 @@ def _export(context: NodeContext, array: Any, nbytes: int) -> Exported | Refusal
     address = _address(array)
     span = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
     location = context.locate(address, span)
-    if location is None:
+    whole = location and context.segment_memory(location.window, location.rank)
+    if location is None or whole is None or whole.is_given:  # which outlives that window
         is_host = isinstance(array, np.ndarray)
         return context.in_place.export(array, address, span, is_host=is_host)
-    whole = context.segment_memory(location.window, location.rank)
-    if whole is None:
-        raise LookupError(f"window {location.window} has no segment of rank {location.rank}")
     token = f"{location.window}:{location.rank}"
     part = WindowPart(whole, location.offset, span)
     return Exported(part, Kind.WINDOW, token, location.offset, whole.nbytes)

@@ -56,6 +56,8 @@ class Memory(Protocol):
     nbytes: int
     address: int
     """Where it is mapped in this process."""
+    is_given: bool
+    """Whether it is the user's own, shared in place."""
 
     @property
     def is_held(self) -> bool:

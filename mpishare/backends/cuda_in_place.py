@@ -123,12 +123,16 @@ class CudaInPlace(InPlace):
     def _give_pool(
         self, found: PointerAttributes, source: Any, address: int, nbytes: int
     ) -> Exported:
-        data = cuda_pools.export_pointer(found.start, self._where)
         pool = self._given_pools.get(found.pool)
-        if pool is None:
+        if pool is None:  # the driver exports no pointer of a pool that was not exported
             pool = self._given_pools[found.pool] = self._lend_pool(found.pool)
         pool.users += 1
         free = partial(_leave, self._given_pools, found.pool)
+        try:
+            data = cuda_pools.export_pointer(found.start, self._where)
+        except BaseException:
+            free()
+            raise
         memory = GivenMemory(self._ordinal, address, nbytes, free, source)
         token = f"{pool.token}:{data.hex()}"
         return Exported(memory, Kind.POOL, token, address - found.start, found.nbytes)

@@ -56,6 +56,8 @@ class CudaMemory:
         Frees or unmaps it.
     """
 
+    is_given = False
+
     def __init__(self, ordinal: int, address: int, nbytes: int, free: Callable[[], Any]) -> None:
         self.nbytes = nbytes
         self.address = address
@@ -106,6 +108,8 @@ class GivenMemory(CudaMemory):
     source : array
         Keeps the memory alive.
     """
+
+    is_given = True
 
     def __init__(
         self, ordinal: int, address: int, nbytes: int, free: Callable[[], Any], source: Any

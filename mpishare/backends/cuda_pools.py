@@ -20,6 +20,10 @@ _ON_DEVICE = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
 _READ_WRITE = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
+_imported: dict[int, ImportedPool] = {}
+"""By the driver's handle: a pool imported twice is one pool, and one destroy would end both."""
+
+
 def create_pool(ordinal: int, where: str, *, max_nbytes: int = 0) -> Any:
     """Create a pool on a GPU that can be exported as a file descriptor. Local.
 
@@ -65,7 +69,7 @@ def export_pointer(address: int, where: str) -> bytes:
 
 
 def import_pool(fd: int, ordinal: int, where: str) -> ImportedPool:
-    """Import a pool of another process. Local.
+    """Import a pool of another process; once however often it is called. Local.
 
     Parameters
     ----------
@@ -77,6 +81,10 @@ def import_pool(fd: int, ordinal: int, where: str) -> ImportedPool:
         Names this rank in errors.
     """
     pool = driver.call("cuMemPoolImportFromShareableHandle", fd, _POSIX_FD, 0, where=where)
+    known = _imported.get(int(pool))
+    if known is not None:
+        known.users += 1
+        return known
     try:
         location = _location(ordinal)
         if driver.call("cuMemPoolGetAccess", pool, location, where=where) != _READ_WRITE:
@@ -87,7 +95,8 @@ def import_pool(fd: int, ordinal: int, where: str) -> ImportedPool:
     except BaseException:
         driver.call("cuMemPoolDestroy", pool, where=where)
         raise
-    return ImportedPool(pool, where)
+    _imported[int(pool)] = ImportedPool(pool, where)
+    return _imported[int(pool)]
 
 
 class ImportedPool:
@@ -101,6 +110,7 @@ class ImportedPool:
         self._pool = pool
         self._where = where
         self._opens: dict[int, int] = {}
+        self.users = 1
 
     def open(self, data: bytes) -> int:
         """Return the address here of an allocation, given its 64 bytes of `export_pointer`."""
@@ -122,8 +132,11 @@ class ImportedPool:
             driver.call("cuMemFree", address, where=self._where)
 
     def destroy(self) -> None:
-        """Let the pool go, once all that was opened is closed."""
-        driver.call("cuMemPoolDestroy", self._pool, where=self._where)
+        """Undo one `import_pool`, once all that was opened by it is closed."""
+        self.users -= 1
+        if not self.users:
+            del _imported[int(self._pool)]
+            driver.call("cuMemPoolDestroy", self._pool, where=self._where)
 
 
 def _location(ordinal: int) -> Any:

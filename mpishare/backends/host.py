@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class HostMemory:
     """Shared host memory as one rank maps it."""
 
+    is_given = False
+
     def __init__(self, memory: SharedMemory) -> None:
         self._memory: SharedMemory | None = memory
         self._whole: Callable[[], np.ndarray[Any, Any] | None] = lambda: None

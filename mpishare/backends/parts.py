@@ -23,6 +23,7 @@ class WindowPart:
         The part.
     """
 
+    is_given = False
     is_held = False  # its arrays keep the segment mapped
 
     def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
@@ -59,6 +60,7 @@ class EmptyMemory:
         The array library.
     """
 
+    is_given = False
     is_held = False
     nbytes = 0
     address = 0

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError, MismatchError, PeerError
+from mpishare import ClosedError, HandleError, MismatchError, PeerError
+from mpishare.allocate import open_memory
 from tests.helpers.held import held
 from tests.ranks.test_window import nothing_leaked, on_every_rank, put, some, values_of
 
@@ -306,6 +307,13 @@ def test_a_callable_that_raises_on_one_rank(node):
         if node.rank != odd:
             assert isinstance(error, PeerError)
         del error
+
+
+def test_a_handle_of_an_unknown_kind(node):
+    context = node._context
+    packed = context.handle("token", 0, 8, 8, "carrier pigeon")
+    with pytest.raises(HandleError, match="'carrier pigeon'"):
+        open_memory(context, packed, node.rank, 8)
 
 
 # --- halo fields
