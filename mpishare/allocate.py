@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import pickle
 import traceback
@@ -32,7 +33,7 @@ def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any
     call = "Node.allocate"
 
     def check() -> dict[str, Any]:
-        layout = _layout(context, call, shape, dtype)
+        layout = check_layout(context, call, shape, dtype)
         return {
             "shape": list(layout[0]),
             "dtype": str(layout[1]),
@@ -53,7 +54,7 @@ def allocate_each(context: NodeContext, shape: Any, dtype: Any, fill: Any) -> Wi
     call = "Node.allocate_each"
 
     def check() -> tuple[list[int], str]:
-        layout = _layout(context, call, shape, dtype)
+        layout = check_layout(context, call, shape, dtype)
         _describe_fill(call, fill, layout[1])
         return list(layout[0]), str(layout[1])
 
@@ -76,7 +77,7 @@ def share(context: NodeContext, source: Any, owner: Any) -> Window:
         if not isinstance(getattr(array, "dtype", None), np.dtype):
             is_on_gpu = hasattr(array, "__cuda_array_interface__")
             array = (context.backend.xp if is_on_gpu else np).asarray(array)  # a tensor, a list
-        shape, dtype = _layout(context, call, tuple(array.shape), np.dtype(array.dtype))
+        shape, dtype = check_layout(context, call, tuple(array.shape), np.dtype(array.dtype))
         sources.append(array)
         return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
 
@@ -180,7 +181,9 @@ def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> Non
         mine.close()
 
 
-def _layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> tuple[Shape, np.dtype[Any]]:
+def check_layout(
+    context: NodeContext, call: str, shape: Any, dtype: Any
+) -> tuple[Shape, np.dtype[Any]]:
     """Return shape and dtype as they are used, or raise what the user must change."""
     extents = shape if isinstance(shape, tuple | list) else (shape,)
     try:
@@ -211,7 +214,7 @@ def _layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> tuple[Sh
 
 
 def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
-    return int(np.prod(shape, dtype=object)) * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize
 
 
 def _owner(context: NodeContext, call: str, owner: Any) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.backends import Backend, driver
+from mpishare.backends.cuda_pools import CudaPool
 from mpishare.backends.driver import is_capturing
 from mpishare.errors import format_nbytes
 
@@ -147,6 +148,14 @@ class CudaBackend(Backend):
 
     def retract(self, token: str) -> None:
         """Do nothing: a handle holds no resources."""
+
+    def create_pool(self, max_nbytes: int) -> tuple[CudaPool, int]:
+        """Make a memory pool on this rank's GPU that can be exported."""
+        return CudaPool.create(self.device, self._where, max_nbytes)
+
+    def import_pool(self, fd: int) -> CudaPool:
+        """Import another rank's memory pool."""
+        return CudaPool.import_(fd, self.device, self._where)
 
     def register(self, memory: SharedMemory) -> int:
         """Pin host memory and return its device address."""
