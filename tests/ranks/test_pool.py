@@ -265,12 +265,13 @@ def test_the_handle_of_a_dropped_array_is_refused(node, pool):
             pool.open(handle)
     flush(node, pool)
     # Its place is taken by another one: another generation.
-    array, other = own_and_opened(node, pool, 10, value=2)
+    kept, other = own_and_opened(node, pool, 10, value=2)
     if not is_owner:
         with pytest.raises(HandleError, match="dropped"):
             pool.open(handle)
         assert (values_of(pool.open(other)) == 2).all()
     node.barrier()
+    del kept
 
 
 @TWO
@@ -411,7 +412,7 @@ def test_bad_shapes(node, pool, bad):
     ids=str,
 )
 def test_bad_arguments(node, arguments, kind):
-    with pytest.raises(kind, match="Node.pool failed"):
+    with pytest.raises(kind, match=r"Node\.pool failed"):
         node.pool(**arguments)
     assert node.pool().name.startswith("pool ")
 
