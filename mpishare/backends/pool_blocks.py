@@ -215,11 +215,12 @@ class OpenBlocks:
 
     def open(self, block: Block, layout: BlockLayout, stream: int, keeper: Any) -> Any:
         """Return an array on a block of the owner; `HandleError` if that has dropped it."""
-        with self._lock:
-            self._let_go()
-            array = self._open(block, layout, stream, keeper)
-        self.settle()
-        return array
+        try:
+            with self._lock:
+                self._let_go()
+                return self._open(block, layout, stream, keeper)
+        finally:
+            self.settle()  # what was dropped meanwhile
 
     def settle(self) -> None:
         """Let go of what was dropped here and is no longer used by any stream."""
