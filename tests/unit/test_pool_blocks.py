@@ -136,6 +136,15 @@ def test_a_block_in_limbo_is_freed_when_the_last_rank_lets_go():
     ranks.allocate(512)
 
 
+def test_where_there_is_no_room_all_of_limbo_is_looked_at():
+    ranks = Ranks(1 << 16)
+    arrays = [ranks.allocate(512) for _ in range(16)]
+    opened = [ranks.open(0, ranks.handle(array)) for array in arrays]
+    arrays.clear()
+    del opened[10]
+    assert ranks.allocate(512).size == 512
+
+
 def test_a_rank_that_died_has_let_go():
     ranks = Ranks(4096)
     array = ranks.allocate(512)
