@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -209,7 +210,7 @@ def check_layout(
 
 def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
     """Return the bytes of all elements."""
-    return int(np.prod(shape, dtype=object)) * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize
 
 
 def owner_rank(context: NodeContext, call: str, owner: Any) -> int:

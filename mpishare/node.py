@@ -8,6 +8,7 @@ from mpishare import allocate, share
 from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
+from mpishare.pool import Pool, make_pool
 from mpishare.setup.create import create_node, destroy_node
 
 if TYPE_CHECKING:
@@ -297,6 +298,31 @@ class Node(NotPicklable):
             The ranks that wait. Default: all others.
         """
         return make_event(self._context, self.leader if owner is None else owner, waiters)
+
+    def pool(self, *, owner: int | None = None, max_nbytes: int | None = None) -> Pool:
+        """Make a pool of memory that one rank allocates array by array, and others open.
+
+        Collective once, host-blocking: some milliseconds. All arguments are the same on all ranks.
+        After that the owner allocates, and the others open, without each other: for sizes that
+        nobody else knows, and for many arrays.
+
+        Parameters
+        ----------
+        owner : int, optional
+            The rank in `comm` that allocates, on its GPU. Default: the leader.
+        max_nbytes : int, bytes, optional
+            The most that the pool may hold. Default: what the GPU has; on the host backend what is
+            free in /dev/shm now. Memory is taken when it is allocated; what is given back is reused
+            by the pool, and returns to the machine when the pool is closed.
+
+        Raises
+        ------
+        UnsupportedError
+            If memory pools cannot be shared between processes here, as on WSL2.
+        PeerError, MismatchError
+            As `allocate`.
+        """
+        return make_pool(self._context, self.leader if owner is None else owner, max_nbytes)
 
     def close(self) -> None:
         """Close the node and the objects made from it, newest first.

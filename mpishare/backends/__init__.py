@@ -1,8 +1,7 @@
 """The backend interface: memory, streams and events of one kind of machine.
 
-To add a backend: derive from `Backend`; implement ``allocate``, ``publish``, ``open`` and
-``retract``, and a `Memory`; with streams, override everything below them as well; let
-`mpishare.setup` choose it.
+To add a backend: derive from `Backend`; implement the abstract methods, a `Memory` and a
+`PoolMemory`; with streams, override everything below them as well; let `mpishare.setup` choose it.
 """
 # ruff: noqa: ARG002, B027  defaults ignore their arguments, and some do nothing
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpishare.errors import HandleError
 from mpishare.memory.kinds import PRIVATE
@@ -134,6 +133,66 @@ class InPlace:
         raise HandleError(f"a handle of kind {handle.kind!r} was received, which is unknown here")
 
 
+class BlockLayout(NamedTuple):
+    """An array in a block of a pool.
+
+    Attributes
+    ----------
+    offset : int, bytes
+        From the block's first byte to the array's first element.
+    shape : tuple of int
+        Of the array.
+    strides : tuple of int, bytes
+        Any that stay inside the block.
+    dtype : numpy.dtype
+        Of the elements.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+
+class PoolMemory(Protocol):
+    """The memory of a pool as one rank holds it: the owner's, or that of a rank that imported it.
+
+    Blocks are named by their address in this process.
+    """
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Return a block, ordered on a stream. Owner only."""
+        ...
+
+    def free(self, address: int, nbytes: int, stream: int) -> None:
+        """Free a block, ordered on a stream; no other rank holds it any more. Owner only."""
+        ...
+
+    def publish(self, address: int) -> bytes:
+        """Return the bytes with which the other ranks `open` a block. Owner only."""
+        ...
+
+    def open(self, token: bytes) -> int:
+        """Return another rank's block, mapped. Not on the owner."""
+        ...
+
+    def let_go(self, address: int) -> None:
+        """Undo one `open`, once no work that uses the block is left."""
+        ...
+
+    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
+        """Return an array in a block, and what is alive as long as it or a view of it is."""
+        ...
+
+    def find(self, array: Any) -> tuple[int, int] | None:
+        """Return the block that an array lies in, and the array's offset; None if in none."""
+        ...
+
+    def close(self) -> None:
+        """Free or unmap all of it, once nobody holds a block."""
+        ...
+
+
 StreamInfo = tuple[int, Any, bool, bool]
 """The stream of a call: its handle; what keeps it alive; whether that is certain until the next
 call; whether it is being captured into a graph. A plain tuple, as calls make one each time."""
@@ -196,6 +255,17 @@ class Backend(ABC):
             For each of them.
         """
         return InPlace()
+
+    @abstractmethod
+    def create_pool(self, max_nbytes: int) -> tuple[PoolMemory, int]:
+        """Make the memory of a pool; return it with a file descriptor, which the caller closes.
+
+        A size of 0 is what the machine has.
+        """
+
+    @abstractmethod
+    def import_pool(self, fd: int) -> PoolMemory:
+        """Map the memory of another rank's pool, given its descriptor as it arrived here."""
 
     def register(self, memory: SharedMemory) -> int:
         """Make host memory accessible to the GPU; return its device address, 0 without a GPU."""

@@ -103,7 +103,7 @@ class CudaInPlace(InPlace):
         found = driver.pointer_attributes(address)
         if found is None:
             return HOST_ON_CUDA if is_host else FREED
-        if self._mappings.has(address):
+        if self._mappings.has(address) or cuda_pools.is_imported(found.start):
             return MAPPED
         kind = classify(found, self._ordinal)
         if isinstance(kind, Refusal):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends import Backend
+from mpishare.backends.host_pool import HostPool
 from mpishare.memory import shared
 
 if TYPE_CHECKING:
@@ -94,3 +95,11 @@ class HostBackend(Backend):
     def retract(self, token: str) -> None:
         """Remove the name."""
         shared.forget(token)
+
+    def create_pool(self, max_nbytes: int) -> tuple[HostPool, int]:
+        """Make a sparse memory file."""
+        return HostPool.create(max_nbytes)
+
+    def import_pool(self, fd: int) -> HostPool:
+        """Map another rank's."""
+        return HostPool.import_(fd)

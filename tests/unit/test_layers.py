@@ -24,7 +24,7 @@ LAYERS = (
     "ordering",
     "window event",
     "allocate setup",
-    "share",
+    "share pool",
     "node",
     "halo",
     "__init__ cli",

@@ -260,6 +260,26 @@ def test_a_mapping_of_another_ranks_memory(node):
     assert node.share_each(theirs).array.tolist() == [(node.rank + 1) % node.size] * 3
 
 
+@TWO
+def test_an_array_of_a_pool_of_the_node(node):
+    """By its owner it is shared in place; opened by another rank it is not that rank's to give."""
+    pool = node.pool()
+    array = pool.allocate(N, "f4") if node.is_leader else None
+    if node.is_leader:
+        array[...] = 3
+    win = node.share(array, copy=False)
+    assert bool((win.array == 3).all())
+    win.fence()
+    win.close()
+    handle = node.comm.bcast(pool.handle(array) if node.is_leader else None)
+    if not node.is_leader:
+        array = pool.open(handle)
+    error, names = on_every_rank(node, lambda: node.share(array, owner=1, copy=False))
+    assert names[1] == "UnsupportedError", str(error)
+    assert "another rank's memory" in str(error)
+    del error, array, win
+
+
 def test_memory_of_another_gpu(node):
     import cupy
 
