@@ -274,10 +274,10 @@ def test_an_array_of_a_pool_of_the_node(node):
     handle = node.comm.bcast(pool.handle(array) if node.is_leader else None)
     if not node.is_leader:
         array = pool.open(handle)
-    error, names = on_every_rank(node, lambda: node.share(array, owner=1, copy=False))
+    error, names = on_every_rank(node, lambda array=array: node.share(array, owner=1, copy=False))
     assert names[1] == "UnsupportedError", str(error)
     assert "another rank's memory" in str(error)
-    del error, array, win
+    del error, win
 
 
 def test_memory_of_another_gpu(node):
