@@ -3,7 +3,6 @@
 import gc
 import pickle
 import random
-import time
 
 import numpy as np
 import pytest
@@ -159,12 +158,13 @@ def test_patches_of_an_adaptive_mesh(node):
         for rank in range(node.size):
             if rank != node.rank:
                 opened = [pools[rank].open(handle) for handle in handles[rank]]
-                for number, ghost in enumerate(opened):
-                    assert (values_of(ghost) == 1000 * rank + number + step).all()
-                del ghost, opened
+                found = [values_of(patch) - 1000 * rank - step for patch in opened]
+                assert all((each == number).all() for number, each in enumerate(found))
+                del opened
         node.synchronize()
         node.barrier()
-    del patches, patch
+    patches.clear()
+    patch = None
 
 
 @TWO
@@ -291,7 +291,6 @@ def test_a_hundred_thousand_arrays_in_random_order(node):
     """The pool has room for a few of its rounds: what leaks is missed soon."""
     rounds, count = (100, 1000) if node.backend == "host" and node.size == 2 else (10, 500)
     pool, rng = node.pool(owner=0, max_nbytes=64 * MIB), random.Random(3)
-    begin = time.monotonic()
     for number in range(rounds):
         sizes = [rng.randrange(1, 1000) for _ in range(count)]
         order = rng.sample(range(count), count)
@@ -322,12 +321,10 @@ def test_a_hundred_thousand_arrays_in_random_order(node):
             node.barrier()
             for index in order:
                 del arrays[index]
-    took = node.comm.allreduce(time.monotonic() - begin) / node.size
     flush(node, pool)
     if node.rank == 0:
         pool._blocks.give_back()
         assert pool._blocks.is_empty
-    assert took < 60
 
 
 # --- errors
