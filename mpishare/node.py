@@ -312,8 +312,9 @@ class Node(NotPicklable):
             The rank in `comm` that allocates, on its GPU. Default: the leader.
         max_nbytes : int, bytes, optional
             The most that the pool may hold. Default: what the GPU has; on the host backend what is
-            free in /dev/shm now. Memory is taken when it is allocated; what is given back is reused
-            by the pool, and returns to the machine when the pool is closed.
+            free in /dev/shm now. Memory is taken when it is allocated, on CUDA in chunks of 8 MiB
+            for arrays up to 512 KiB; what is given back is reused by the pool, and returns to the
+            machine when the pool is closed.
 
         Raises
         ------

@@ -35,7 +35,6 @@ from mpishare.memory.shared import map_on_all_ranks
 from mpishare.setup.pool_memory import share_pool_memory
 
 if TYPE_CHECKING:
-    from mpishare.backends import PoolMemory
     from mpishare.context import NodeContext
 
 log = logging.getLogger("mpishare.pool")
@@ -61,27 +60,14 @@ class Pool(NodeObject):
         number: int,
         owner: int,
         key: bytes,
-        memory: PoolMemory,
-        table: BlockTable,
+        blocks: OwnBlocks | OpenBlocks,
     ) -> None:
         self.name = f"pool {number}"
         self.owner = owner
         self._context = context
         self._key = key
-        self._memory = memory
-        self._table = table
+        self._blocks = blocks
         self._is_unmapped = False
-        backend, block = context.backend, context.agreement.block
-
-        def is_dead(rank: int) -> bool:
-            # Only once the watchdog has seen a death: to look takes a system call.
-            return context.agreement.failure is not None and not block.is_running(rank)
-
-        self._blocks: OwnBlocks | OpenBlocks
-        if context.rank == owner:
-            self._blocks = OwnBlocks(backend, memory, table, is_dead)
-        else:
-            self._blocks = OpenBlocks(backend, memory, table)
         context.register(self)
         log.info("%s made, of rank %d", self.name, owner)
 
@@ -280,8 +266,7 @@ class Pool(NodeObject):
     def _unmap(self) -> bool:
         if not self._is_unmapped:
             self._is_unmapped = True
-            self._memory.close()
-            self._table.close()
+            self._blocks.close()
         return True
 
     def _abandon(self) -> None:
@@ -336,12 +321,23 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
             words.close_file()  # its owner reserves the pages
         try:
             key = step(lambda: secrets.token_hex(8))[own]
-            memory = share_pool_memory(context, call, own, nbytes)
+            mine, imported = share_pool_memory(context, call, own, nbytes)
         except BaseException:
             words.close()
             raise
     table = BlockTable(words, context.rank, context.size, context.memory_barrier)
-    return Pool(context, context.next_number("pool"), own, bytes.fromhex(key), memory, table)
+    blocks: OwnBlocks | OpenBlocks
+    if mine is not None:
+        blocks = OwnBlocks(context.backend, mine, table, partial(_is_dead, context))
+    elif imported is not None:
+        blocks = OpenBlocks(context.backend, imported, table)
+    return Pool(context, context.next_number("pool"), own, bytes.fromhex(key), blocks)
+
+
+def _is_dead(context: NodeContext, rank: int) -> bool:
+    # Only once the watchdog has seen a death: to look takes a system call.
+    agreement = context.agreement
+    return agreement.failure is not None and not agreement.block.is_running(rank)
 
 
 def _size(call: str, max_nbytes: Any) -> int:

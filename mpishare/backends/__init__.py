@@ -1,7 +1,8 @@
 """The backend interface: memory, streams and events of one kind of machine.
 
-To add a backend: derive from `Backend`; implement the abstract methods, a `Memory` and a
-`PoolMemory`; with streams, override everything below them as well; let `mpishare.setup` choose it.
+To add a backend: derive from `Backend`; implement the abstract methods, a `Memory`, an `OwnMemory`
+and a `PeerMemory`; with streams, override everything below them as well; let `mpishare.setup`
+choose it.
 """
 # ruff: noqa: ARG002, B027  defaults ignore their arguments, and some do nothing
 
@@ -155,41 +156,50 @@ class BlockLayout(NamedTuple):
 
 
 class PoolMemory(Protocol):
-    """The memory of a pool as one rank holds it: the owner's, or that of a rank that imported it.
-
-    Blocks are named by their address in this process.
-    """
-
-    def allocate(self, nbytes: int, stream: int) -> int:
-        """Return a block, ordered on a stream. Owner only."""
-        ...
-
-    def free(self, address: int, nbytes: int, stream: int) -> None:
-        """Free a block, ordered on a stream; no other rank holds it any more. Owner only."""
-        ...
-
-    def publish(self, address: int) -> bytes:
-        """Return the bytes with which the other ranks `open` a block. Owner only."""
-        ...
-
-    def open(self, token: bytes) -> int:
-        """Return another rank's block, mapped. Not on the owner."""
-        ...
-
-    def let_go(self, address: int) -> None:
-        """Undo one `open`, once no work that uses the block is left."""
-        ...
+    """The memory of a pool as one rank holds it. Blocks are named by their address there."""
 
     def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
         """Return an array in a block, and what is alive as long as it or a view of it is."""
+        ...
+
+    def close(self) -> None:
+        """Free or unmap all of it, once nobody holds a block."""
+        ...
+
+
+class OwnMemory(PoolMemory, Protocol):
+    """The memory of a pool on its owner."""
+
+    def export(self) -> int:
+        """Return a file descriptor for `Backend.import_pool`, which the caller closes."""
+        ...
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Return a block, ordered on a stream."""
+        ...
+
+    def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+        """Free blocks (address, nbytes, stream) that no other rank holds, ordered on streams."""
+        ...
+
+    def publish(self, address: int) -> bytes:
+        """Return the token with which the other ranks `open` a block."""
         ...
 
     def find(self, array: Any) -> tuple[int, int] | None:
         """Return the block that an array lies in, and the array's offset; None if in none."""
         ...
 
-    def close(self) -> None:
-        """Free or unmap all of it, once nobody holds a block."""
+
+class PeerMemory(PoolMemory, Protocol):
+    """The memory of another rank's pool."""
+
+    def open(self, token: bytes) -> int:
+        """Return a block, mapped."""
+        ...
+
+    def let_go(self, address: int) -> None:
+        """Undo one `open`, once no work that uses the block is left."""
         ...
 
 
@@ -257,14 +267,11 @@ class Backend(ABC):
         return InPlace()
 
     @abstractmethod
-    def create_pool(self, max_nbytes: int) -> tuple[PoolMemory, int]:
-        """Make the memory of a pool; return it with a file descriptor, which the caller closes.
-
-        A size of 0 is what the machine has.
-        """
+    def create_pool(self, max_nbytes: int) -> OwnMemory:
+        """Make the memory of a pool; a size of 0 is what the machine has."""
 
     @abstractmethod
-    def import_pool(self, fd: int) -> PoolMemory:
+    def import_pool(self, fd: int) -> PeerMemory:
         """Map the memory of another rank's pool, given its descriptor as it arrived here."""
 
     def register(self, memory: SharedMemory) -> int:

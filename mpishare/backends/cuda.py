@@ -16,7 +16,7 @@ import cupy
 from mpishare.backends import Backend, driver
 from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
-from mpishare.backends.cuda_pools import CudaPool
+from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
 from mpishare.backends.driver import is_capturing
 from mpishare.errors import format_nbytes
 
@@ -107,13 +107,13 @@ class CudaBackend(Backend):
     def retract(self, token: str) -> None:
         """Do nothing: a handle holds no resources."""
 
-    def create_pool(self, max_nbytes: int) -> tuple[CudaPool, int]:
+    def create_pool(self, max_nbytes: int) -> OwnCudaPool:
         """Make a memory pool on this rank's GPU that can be exported."""
-        return CudaPool.create(self.device, self._where, max_nbytes)
+        return OwnCudaPool(self.device, self._where, max_nbytes)
 
-    def import_pool(self, fd: int) -> CudaPool:
+    def import_pool(self, fd: int) -> PeerCudaPool:
         """Import another rank's memory pool."""
-        return CudaPool.import_(fd, self.device, self._where)
+        return PeerCudaPool(fd, self.device, self._where)
 
     def register(self, memory: SharedMemory) -> int:
         """Pin host memory and return its device address."""

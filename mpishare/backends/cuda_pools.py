@@ -8,17 +8,11 @@ Imported only where a GPU was found.
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import cupy
 from cuda.bindings import driver as cuda
 
 from mpishare.backends import driver
-from mpishare.errors import format_nbytes
-
-if TYPE_CHECKING:
-    from mpishare.backends import BlockLayout, Device
 
 _POSIX_FD = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _PINNED = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -132,6 +126,10 @@ class ImportedPool:
         self._opens[address] = self._opens.get(address, 0) + 1
         return address
 
+    def is_open(self, address: int) -> bool:
+        """Whether this is the address of an allocation that is open."""
+        return address in self._opens
+
     def close(self, address: int) -> None:
         """Undo one `open`; the last one unmaps, before the exporter may free the allocation.
 
@@ -148,114 +146,6 @@ class ImportedPool:
         if not self.users:
             del _imported[int(self._pool)]
             driver.call("cuMemPoolDestroy", self._pool, where=self._where)
-
-
-class CudaPool:
-    """The memory of a pool as one rank holds it; see `PoolMemory`.
-
-    Parameters
-    ----------
-    device : Device
-        The GPU of this rank.
-    where : str
-        Names this rank in errors.
-    own : CUmemoryPool, optional
-        The pool, where this rank is the owner.
-    imported : ImportedPool, optional
-        The pool, where it is not.
-    """
-
-    def __init__(self, device: Device, where: str, own: Any, imported: ImportedPool | None) -> None:
-        self._device = device
-        self._where = where
-        self._own = own
-        self._imported = imported
-
-    @classmethod
-    def create(cls, device: Device, where: str, max_nbytes: int) -> tuple[CudaPool, int]:
-        """Make one; see `Backend.create_pool`."""
-        pool = create_pool(device.ordinal, where, max_nbytes=max_nbytes)
-        try:
-            fd = export_pool(pool, where)
-        except BaseException:
-            driver.call("cuMemPoolDestroy", pool, where=where)
-            raise
-        os.set_inheritable(fd, False)
-        return cls(device, where, pool, None), fd
-
-    @classmethod
-    def import_(cls, fd: int, device: Device, where: str) -> CudaPool:
-        """Import another rank's."""
-        return cls(device, where, None, import_pool(fd, device.ordinal, where))
-
-    def allocate(self, nbytes: int, stream: int) -> int:
-        """Return a block, ordered on a stream."""
-        remedy = (
-            f"{format_nbytes(nbytes)} were asked for: drop arrays of the pool on all ranks, make "
-            "it with a larger max_nbytes, or free CuPy's pool "
-            "(cupy.get_default_memory_pool().free_all_blocks())"
-        )
-        return int(
-            driver.call(
-                "cuMemAllocFromPoolAsync",
-                max(nbytes, 1),
-                self._own,
-                stream,
-                where=self._where,
-                remedy=remedy,
-            )
-        )
-
-    def free(self, address: int, nbytes: int, stream: int) -> None:  # noqa: ARG002
-        """Free a block, ordered on a stream."""
-        driver.call("cuMemFreeAsync", address, stream, where=self._where)
-
-    def publish(self, address: int) -> bytes:
-        """Return the 64 bytes that stand for a block."""
-        return export_pointer(address, self._where)
-
-    def open(self, token: bytes) -> int:
-        """Return another rank's block, mapped."""
-        return self._peer.open(token)
-
-    def let_go(self, address: int) -> None:
-        """Undo one `open`, once no work that uses the block is left."""
-        self._peer.close(address)
-
-    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
-        """Return an array in a block, and what is alive as long as it or a view of it is."""
-        block = _Block()
-        # This rank's device, even for memory of another GPU: kernels use it from here.
-        memory = cupy.cuda.UnownedMemory(address, max(nbytes, 1), block, self._device.ordinal)
-        pointer = cupy.cuda.MemoryPointer(memory, layout.offset)
-        array = cupy.ndarray(layout.shape, layout.dtype, memptr=pointer, strides=layout.strides)
-        return array, block
-
-    def find(self, array: Any) -> tuple[int, int] | None:
-        """Return the block that an array lies in, and the array's offset; None if in none."""
-        if not isinstance(array, cupy.ndarray):
-            return None
-        address = int(array.data.mem.ptr)
-        return address, int(array.data.ptr) - address
-
-    def close(self) -> None:
-        """Destroy the pool, or let it go, once nobody holds a block."""
-        if self._imported is not None:
-            self._imported.destroy()
-        else:
-            driver.call("cuMemPoolDestroy", self._own, where=self._where)
-
-    @property
-    def _peer(self) -> ImportedPool:
-        if self._imported is None:
-            raise TypeError("the owner of a pool has not imported it")
-        return self._imported
-
-
-class _Block:
-    """Alive as long as an array on one opening of a block is."""
-
-    __slots__ = ("__weakref__",)
 
 
 def _location(ordinal: int) -> Any:

@@ -96,7 +96,7 @@ class HostBackend(Backend):
         """Remove the name."""
         shared.forget(token)
 
-    def create_pool(self, max_nbytes: int) -> tuple[HostPool, int]:
+    def create_pool(self, max_nbytes: int) -> HostPool:
         """Make a sparse memory file."""
         return HostPool.create(max_nbytes)
 

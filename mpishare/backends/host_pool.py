@@ -13,6 +13,8 @@ from mpishare.memory import shared
 from mpishare.memory.shared import SharedMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpishare.backends import BlockLayout
 
 _STEP_NBYTES = 2 << 20
@@ -20,7 +22,7 @@ _STEP_NBYTES = 2 << 20
 
 
 class HostPool:
-    """A sparse memory file as one rank maps it; see `PoolMemory`.
+    """A sparse memory file as its owner or another rank maps it; see `OwnMemory`, `PeerMemory`.
 
     Pages are reserved when a block first needs them, so that nothing is SIGBUS. Those of freed
     blocks stay reserved, for the next blocks.
@@ -38,10 +40,9 @@ class HostPool:
         self._n_reserved = 0
 
     @classmethod
-    def create(cls, max_nbytes: int) -> tuple[HostPool, int]:
-        """Make one; see `Backend.create_pool`."""
-        memory = shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True)
-        return cls(memory), os.dup(memory.fd)
+    def create(cls, max_nbytes: int) -> HostPool:
+        """Make one, of what /dev/shm has where the size is 0."""
+        return cls(shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True))
 
     @classmethod
     def import_(cls, fd: int) -> HostPool:
@@ -49,6 +50,10 @@ class HostPool:
         memory = SharedMemory(os.dup(fd), os.fstat(fd).st_size)
         memory.close_file()
         return cls(memory)
+
+    def export(self) -> int:
+        """Return a descriptor of the file, which the caller closes."""
+        return os.dup(self._memory.fd)
 
     def allocate(self, nbytes: int, stream: int) -> int:  # noqa: ARG002  calls block
         """Return a block."""
@@ -68,9 +73,10 @@ class HostPool:
             raise
         return self._base + begin
 
-    def free(self, address: int, nbytes: int, stream: int) -> None:  # noqa: ARG002
-        """Free a block."""
-        self._spans.free(address - self._base, _rounded(nbytes))
+    def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+        """Free blocks (address, nbytes, stream)."""
+        for address, nbytes, _ in blocks:
+            self._spans.free(address - self._base, _rounded(nbytes))
 
     def publish(self, address: int) -> bytes:
         """Return where the block lies in the file."""

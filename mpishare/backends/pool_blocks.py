@@ -21,7 +21,7 @@ from mpishare.errors import HandleError, MpiShareError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, BlockLayout, PoolMemory
+    from mpishare.backends import Backend, BlockLayout, OwnMemory, PeerMemory
     from mpishare.memory.block_table import BlockTable
 
 _LOOKS = 4
@@ -77,7 +77,7 @@ class OwnBlocks:
     def __init__(
         self,
         backend: Backend,
-        memory: PoolMemory,
+        memory: OwnMemory,
         table: BlockTable,
         is_dead: Callable[[int], bool],
     ) -> None:
@@ -111,7 +111,7 @@ class OwnBlocks:
         try:
             slot, generation = self._table.begin()
         except BaseException:
-            self._memory.free(address, nbytes, stream)
+            self._memory.free([(address, nbytes, stream)])
             raise
         block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
         self._blocks[address] = block
@@ -140,20 +140,24 @@ class OwnBlocks:
         looks : int, optional
             How many to look at. Default: all.
         """
-        limbo, count = self._limbo, len(self._blocks)
+        limbo, unused = self._limbo, list[Block]()
         while self._dropped:
             limbo.append(self._dropped.popleft())
         self._table.fence()  # all of them have ended before it
         for _ in range(len(limbo) if looks is None else min(looks, len(limbo))):
-            block = limbo[0]
-            if self._is_used(block):
-                limbo.rotate(-1)
-            else:
-                self._memory.free(block.address, block.nbytes, block.stream)
-                del self._blocks[block.address]
-                self._table.give_back(block.slot)
-                limbo.popleft()
-        return len(self._blocks) < count
+            block = limbo.popleft()
+            (limbo if self._is_used(block) else unused).append(block)
+        if unused:
+            self._memory.free([(block.address, block.nbytes, block.stream) for block in unused])
+        for block in unused:
+            del self._blocks[block.address]
+            self._table.give_back(block.slot)
+        return bool(unused)
+
+    def close(self) -> None:
+        """Free the memory, once every block was given back."""
+        self._memory.close()
+        self._table.close()
 
     def _is_used(self, block: Block) -> bool:
         if self._backend.is_capturing(block.stream):
@@ -190,7 +194,7 @@ class _Held:
 class OpenBlocks:
     """The blocks of a pool that a rank which is not its owner opened. Methods are local."""
 
-    def __init__(self, backend: Backend, memory: PoolMemory, table: BlockTable) -> None:
+    def __init__(self, backend: Backend, memory: PeerMemory, table: BlockTable) -> None:
         self._backend = backend
         self._memory = memory
         self._table = table
@@ -229,6 +233,11 @@ class OpenBlocks:
                 self._let_go()
             finally:
                 self._lock.release()
+
+    def close(self) -> None:
+        """Unmap the memory, once this rank has let go of everything."""
+        self._memory.close()
+        self._table.close()
 
     def finish(self) -> None:
         """Let go of the rest, once all streams are done; destroy the events."""

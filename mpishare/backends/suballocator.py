@@ -68,7 +68,8 @@ class FreeList:
         self._begin_of: dict[int, int] = {}  # of the free span that ends here
         self._of_size: dict[int, dict[int, None]] = {}  # where the free spans of a size begin
         self._sizes: list[int] = []  # sorted
-        self._add(0, nbytes)
+        if nbytes:
+            self._add(0, nbytes)
 
     @property
     def largest(self) -> int:
@@ -89,7 +90,7 @@ class FreeList:
         return begin
 
     def free(self, begin: int, nbytes: int) -> None:
-        """Free a span that was allocated."""
+        """Free a span that was allocated, or add one."""
         end = begin + nbytes
         if end in self._end_of:
             after = self._end_of[end]

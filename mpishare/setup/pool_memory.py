@@ -10,44 +10,45 @@ from mpishare.errors import CudaError, MpiShareError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import PoolMemory
+    from mpishare.backends import OwnMemory, PeerMemory
     from mpishare.context import NodeContext
 
 
-def share_pool_memory(context: NodeContext, call: str, owner: int, nbytes: int) -> PoolMemory:
-    """Make the memory on the owner, import it on all other ranks, and try it. Collective."""
+def share_pool_memory(
+    context: NodeContext, call: str, owner: int, nbytes: int
+) -> tuple[OwnMemory | None, PeerMemory | None]:
+    """Return the memory as its owner, or as another rank has it. Collective."""
     backend, descriptors, is_owner = context.backend, context.descriptors, context.rank == owner
-    made: list[PoolMemory] = []
-    lent: list[tuple[int, str]] = []
+    own: list[OwnMemory] = []
+    imported: list[PeerMemory] = []
+    fds: list[int] = []
+    lent: list[str] = []
     tried: list[int] = []
     stream = backend.enter(None)[0]
 
     def create() -> str:
         if not is_owner:
             return ""
-        memory, fd = backend.create_pool(nbytes)
-        made.append(memory)
-        lent.append((fd, descriptors.lend(fd)))
-        return lent[0][1]
+        own.append(backend.create_pool(nbytes))
+        fds.append(own[0].export())
+        lent.append(descriptors.lend(fds[0]))
+        return lent[0]
 
     def import_it() -> str:
         if is_owner:
-            tried.append(made[0].allocate(1, stream))
-            return made[0].publish(tried[0]).hex()
-        fd = descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s)
-        try:
-            made.append(backend.import_pool(fd))
-        finally:
-            os.close(fd)
+            tried.append(own[0].allocate(1, stream))
+            return own[0].publish(tried[0]).hex()
+        fds.append(descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s))
+        imported.append(backend.import_pool(fds[0]))
         return ""
 
     def try_it() -> None:
-        if not is_owner:
-            made[0].let_go(made[0].open(bytes.fromhex(trials[owner])))
+        for memory in imported:
+            memory.let_go(memory.open(bytes.fromhex(trials[owner])))
 
     def free() -> None:
-        for address in tried:
-            made[0].free(address, 1, stream)
+        for memory in own:
+            memory.free([(address, 1, stream) for address in tried])
 
     def step(work: Callable[[], Any]) -> list[Any]:
         return context.agreement.step(call, lambda: _supported(call, work))
@@ -58,13 +59,14 @@ def share_pool_memory(context: NodeContext, call: str, owner: int, nbytes: int) 
         step(try_it)
         step(free)
     except BaseException:
-        _undo(context, call, made, is_owner=is_owner)
+        _undo(context, call, own, imported)
         raise
     finally:
-        for fd, token in lent:
+        for token in lent:
             descriptors.take_back(token)
+        for fd in fds:
             os.close(fd)
-    return made[0]
+    return (own[0], None) if is_owner else (None, imported[0])
 
 
 def _supported(call: str, work: Callable[[], Any]) -> Any:
@@ -80,18 +82,18 @@ def _supported(call: str, work: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _undo(context: NodeContext, call: str, made: list[PoolMemory], *, is_owner: bool) -> None:
+def _undo(
+    context: NodeContext, call: str, own: list[OwnMemory], imported: list[PeerMemory]
+) -> None:
     """Close the memory of a failed call: importers first, as in `close`."""
 
     def release() -> None:
-        if not is_owner:
-            for memory in made:
-                memory.close()
+        for memory in imported:
+            memory.close()
 
     try:
         context.agreement.step(call, release)
     except MpiShareError:
         return  # the node is broken: others may still map it, and the error before says more
-    if is_owner:
-        for memory in made:
-            memory.close()
+    for memory in own:
+        memory.close()

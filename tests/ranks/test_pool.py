@@ -3,7 +3,6 @@
 import gc
 import pickle
 import random
-import time
 
 import numpy as np
 import pytest
@@ -41,6 +40,13 @@ def written(node, pool, shape, dtype="f8", value=1):
     return array
 
 
+def written_soon(pool, size, value):
+    """An array of the pool that its stream fills."""
+    array = pool.allocate(size, "i8")
+    array[...] = value
+    return array
+
+
 def handed_out(node, pool, array):
     """The handle of the owner's array, on all ranks. Collective."""
     is_owner = node.rank == pool.owner
@@ -48,16 +54,13 @@ def handed_out(node, pool, array):
 
 
 def flush(node, pool):
-    """Let every rank see that its streams have done with what it dropped. Collective."""
+    """Let every rank let go of what it dropped, as its next call would. Collective."""
     gc.collect()
     node.synchronize()
-    is_owner = node.rank == pool.owner
-    array = pool.allocate(1) if is_owner else None
-    handle = handed_out(node, pool, array)
-    for _ in range(2):  # the first records what was dropped, the second sees that it is over
-        if not is_owner:
-            pool.open(handle)
-        node.synchronize()
+    if node.rank != pool.owner:
+        for _ in range(2):  # the first records what was dropped, the second sees that it is over
+            pool._blocks.finish()
+            node.synchronize()
     node.barrier()
 
 
@@ -162,12 +165,13 @@ def test_patches_of_an_adaptive_mesh(node):
         for rank in range(node.size):
             if rank != node.rank:
                 opened = [pools[rank].open(handle) for handle in handles[rank]]
-                for number, ghost in enumerate(opened):
-                    assert (values_of(ghost) == 1000 * rank + number + step).all()
-                del ghost, opened
+                found = [values_of(patch) - 1000 * rank - step for patch in opened]
+                assert all((each == number).all() for number, each in enumerate(found))
+                del opened
         node.synchronize()
         node.barrier()
-    del patches, patch
+    patches.clear()
+    patch = None
 
 
 @TWO
@@ -291,46 +295,44 @@ def test_a_rank_that_holds_it_cannot_open_what_was_dropped_again(node, pool):
 @TWO
 @pytest.mark.limit(100)
 def test_a_hundred_thousand_arrays_in_random_order(node):
-    """The pool has room for a few of its rounds: what leaks is missed soon."""
-    rounds, count = (100, 1000) if node.backend == "host" and node.size == 2 else (10, 500)
+    """The owner drops arrays, and overwrites what is free, while the others open them.
+
+    The pool has room for a few of the rounds: what leaks is missed soon.
+    """
+    rounds, count = (67, 1000) if node.backend == "host" and node.size == 2 else (10, 500)
     pool, rng = node.pool(owner=0, max_nbytes=64 * MIB), random.Random(3)
-    begin = time.monotonic()
+    own_rng, n_opened = random.Random(node.rank), 0
     for number in range(rounds):
         sizes = [rng.randrange(1, 1000) for _ in range(count)]
         order = rng.sample(range(count), count)
         if node.rank == 0:
-            arrays = [pool.allocate(size, "i8") for size in sizes]
-            for index in range(0, count, 10):
-                arrays[index][...] = number + index
+            arrays = [written_soon(pool, size, number) for size in sizes]
             node.synchronize()
             node.comm.bcast([pool.handle(array) for array in arrays], root=0)
             for index in order[: count // 2]:
                 arrays[index] = None
-            node.barrier()
-            del arrays
+                arrays[index] = written_soon(pool, sizes[index], -1)
+            node.synchronize()
         else:
             handles = node.comm.bcast(None, root=0)
-            arrays = dict.fromkeys(order)
-            for index in order[: count // 2]:
-                # The owner drops some of them in these very moments.
+            arrays = {}
+            for index in own_rng.sample(range(count), count):
                 try:
                     arrays[index] = pool.open(handles[index])
                 except HandleError:
-                    continue
-                assert arrays[index].size == sizes[index]
-            for index in order[: count // 2 : 7]:
-                if arrays[index] is not None and index % 10 == 0:
-                    assert (values_of(arrays[index]) == number + index).all()
+                    assert index in order[: count // 2]
+            n_opened += len(arrays)
+            found = [(arrays[index].size, values_of(arrays[index])) for index in arrays]
+            assert all((values == number).all() for _, values in found)
+            assert [size for size, _ in found] == [sizes[index] for index in arrays]
             node.synchronize()
-            node.barrier()
-            for index in order:
-                del arrays[index]
-    took = node.comm.allreduce(time.monotonic() - begin) / node.size
+        node.barrier()
+        arrays.clear()
+    assert node.rank == 0 or n_opened >= rounds * count // 2
     flush(node, pool)
     if node.rank == 0:
         pool._blocks.give_back()
         assert pool._blocks.is_empty
-    assert took < 60
 
 
 # --- errors
@@ -434,6 +436,7 @@ def test_a_pool_that_cannot_be_made_on_one_rank(node, monkeypatch):
         raise CudaError("no", call="cuMemPool", code=801, name="CUDA_ERROR_NOT_SUPPORTED")
 
     node.pool().close()  # the door of the owner stays open
+    gc.collect()
     before = held()
     for name, odd in (("create_pool", 0), ("import_pool", node.size - 1)):
         with monkeypatch.context() as patch:

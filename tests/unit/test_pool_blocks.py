@@ -33,7 +33,8 @@ class Ranks:
         backend = HostBackend()
         words = shared.create(BlockTable.nbytes_for(SIZE), is_sparse=True)
         self.tables = [BlockTable(words, rank, SIZE, lambda: None) for rank in range(SIZE)]
-        memory, fd = HostPool.create(max_nbytes)
+        memory = HostPool.create(max_nbytes)
+        fd = memory.export()
         self.dead = set()
         self.own = OwnBlocks(backend, memory, self.tables[0], self.dead.__contains__)
         self.others = [
@@ -229,7 +230,8 @@ def test_slots_have_an_end(monkeypatch):
 
 
 def test_pages_are_reserved_before_they_are_touched():
-    memory, fd = HostPool.create(8 << 20)
+    memory = HostPool.create(8 << 20)
+    fd = memory.export()
     try:
         assert os.fstat(fd).st_blocks == 0
         memory.allocate(100, 0)
@@ -242,8 +244,7 @@ def test_pages_are_reserved_before_they_are_touched():
 
 
 def test_a_pool_without_pages_left_gives_its_span_back(monkeypatch):
-    memory, fd = HostPool.create(8 << 20)
-    os.close(fd)
+    memory = HostPool.create(8 << 20)
     with monkeypatch.context() as patch:
         patch.setattr(shared, "free_nbytes", lambda: 1 << 20)
         with pytest.raises(UnsupportedError, match="--shm-size"):

@@ -1,12 +1,14 @@
 """Pools on GPUs: blocks are reused in the order of streams, also from one GPU to another."""
 
 import gc
+import itertools
 
 import pytest
 
 from mpishare import HandleError, UnsupportedError
 from tests.helpers.latch import Latch
 
+CHUNK_NBYTES = 8 << 20
 TWO = pytest.mark.ranks(min=2)
 MIB = 1 << 20
 
@@ -18,18 +20,19 @@ def on_cuda(node):
 
 
 @TWO
-def test_a_block_is_held_until_the_work_of_its_stream_is_done(node):
+@pytest.mark.parametrize("count", [1 << 10, 1 << 20], ids=["part of a chunk", "large"])
+def test_a_block_is_held_until_the_work_of_its_stream_is_done(node, count):
     """The importer drops its array while a stream that reads it is held back."""
     import cupy
 
-    pool, count = node.pool(), 1 << 20
+    pool = node.pool()
     if node.is_leader:
         array = pool.allocate(count, "i4")
         array[...] = 5
         node.synchronize()
-        node.comm.bcast([pool.handle(array), pool.handle(pool.allocate(1))])
-        del array
+        node.comm.bcast(pool.handle(array))
         node.barrier()
+        del array
         gc.collect()
         for _ in range(20):  # would overwrite the block, were it given back
             pool.allocate(count, "i4")[...] = -1
@@ -40,7 +43,7 @@ def test_a_block_is_held_until_the_work_of_its_stream_is_done(node):
         pool._blocks.give_back()
         assert pool._blocks.is_empty
     else:
-        handle, _ = node.comm.bcast(None)
+        handle = node.comm.bcast(None)
         stream, latch = cupy.cuda.Stream(non_blocking=True), Latch()
         copy = cupy.zeros(count, "i4")
         cupy.cuda.Device().synchronize()
@@ -66,15 +69,16 @@ def test_a_block_is_held_until_the_work_of_its_stream_is_done(node):
 
 
 @TWO
-def test_the_owner_reuses_a_block_in_the_order_of_its_stream(node):
+@pytest.mark.parametrize("count", [1 << 10, 1 << 20], ids=["part of a chunk", "large"])
+def test_the_owner_reuses_a_block_in_the_order_of_its_stream(node, count):
     """A block dropped on a held stream, reused on another, is not overwritten before its time."""
     import cupy
 
     pool = node.pool()
     if node.is_leader:
         first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-        copy = cupy.zeros(MIB, "i4")
-        array = pool.allocate(MIB, "i4", stream=first)
+        copy = cupy.zeros(count, "i4")
+        array = pool.allocate(count, "i4", stream=first)
         with first:
             array[...] = 5
         cupy.cuda.Device().synchronize()
@@ -83,7 +87,7 @@ def test_the_owner_reuses_a_block_in_the_order_of_its_stream(node):
             with first:
                 copy[...] = array
             del array
-            others = [pool.allocate(MIB, "i4", stream=second) for _ in range(5)]
+            others = [pool.allocate(count, "i4", stream=second) for _ in range(5)]
             with second:
                 for other in others:
                     other[...] = -1
@@ -127,6 +131,34 @@ def test_arrays_of_a_pool_are_of_this_ranks_gpu(node):
     node.barrier()
 
 
+def test_a_pool_smaller_than_a_chunk(node):
+    pool = node.pool(max_nbytes=2 * MIB)
+    if node.is_leader:
+        arrays = [pool.allocate(100, "u1") for _ in range(10)]
+        assert len({array.data.ptr for array in arrays}) == 10
+    node.barrier()
+
+
+def test_small_arrays_outnumber_a_chunk(node):
+    pool = node.pool()
+    count = CHUNK_NBYTES // 4096
+    if node.is_leader:
+        arrays = [pool.allocate(4096, "u1") for _ in range(3 * count)]
+        spans = sorted(array.data.ptr for array in arrays)
+        assert all(b - a >= 4096 for a, b in itertools.pairwise(spans))
+        for number, array in enumerate(arrays[::count]):
+            array[...] = number
+        node.synchronize()
+    handles = node.comm.bcast(
+        [pool.handle(array) for array in arrays[::count]] if node.is_leader else None
+    )
+    if not node.is_leader:
+        opened = [pool.open(handle) for handle in handles]
+        assert [int(array[-1]) for array in opened] == list(range(len(handles)))
+        del opened
+    node.barrier()
+
+
 @TWO
 def test_a_limited_pool_is_used_again_and_again(node):
     """Forty times its size goes through it."""
@@ -140,6 +172,7 @@ def test_a_limited_pool_is_used_again_and_again(node):
         if not node.is_leader:
             array = pool.open(handle)
         assert int(array[-1]) == number
+        node.barrier()
         del array
         if not node.is_leader:
             node.synchronize()
