@@ -14,6 +14,7 @@ from mpishare.errors import (
 from mpishare.event import Event
 from mpishare.halo import HaloExchange, NeighborExchange
 from mpishare.node import Node
+from mpishare.pool import Pool
 from mpishare.window import Window
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Node",
     "PeerError",
     "PeerTimeout",
+    "Pool",
     "UnsupportedError",
     "Window",
     "__version__",

@@ -14,6 +14,7 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
+from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class NodeContext:
         self.suballocator = Suballocator(backend)
         self.descriptors = Descriptors(nonces, agreement.rank)
         """Files that this rank lends to the others, and its door."""
+        self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
         self.retained: list[Callable[[], bool]] = []
         """For each closed window whose memory the user's arrays hold: tries again to release it.
         Collective."""
@@ -215,13 +217,19 @@ class NodeContext:
 
     def segment_address(self, window: int, rank: int) -> int | None:
         """Return where a segment is mapped here; None if its window is closed."""
-        memory = self._segments[window][rank] if window in self._segments else None
+        memory = self.segment_memory(window, rank)
         return None if memory is None else memory.address
+
+    def segment_memory(self, window: int, rank: int) -> Memory | None:
+        """Return a segment as it is mapped here; None if its window is closed."""
+        return self._segments[window][rank] if window in self._segments else None
 
     # --- memory and counters
 
-    def handle(self, token: str, offset: int, nbytes: int, capacity: int) -> str:
-        """Return the packed handle of a part of memory that this rank allocated."""
+    def handle(
+        self, token: str, offset: int, nbytes: int, capacity: int, kind: str = Kind.ALLOCATION
+    ) -> str:
+        """Return the packed handle of a part of memory that this rank allocated, or gives."""
         return Handle(
             backend=self.backend.name,
             token=token,
@@ -231,6 +239,7 @@ class NodeContext:
             uuid=self.uuids[self.rank],
             nonce=self.nonces[self.rank],
             boot=boot_id(),
+            kind=kind,
         ).pack()
 
     def open_handle(self, packed: str, rank: int, nbytes: int) -> Handle:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare import allocate
+from mpishare import allocate, share
 from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
+from mpishare.pool import Pool, make_pool
 from mpishare.setup.create import create_node, destroy_node
 
 if TYPE_CHECKING:
@@ -217,26 +218,73 @@ class Node(NotPicklable):
         """
         return allocate.allocate_each(self._context, shape, dtype, fill)
 
-    def share(self, source: Any, *, owner: int | None = None) -> Window:
-        """Share what one rank has, or computes, as a window of its shape and dtype.
+    def share(self, source: Any, *, owner: int | None = None, copy: bool | None = True) -> Window:
+        """Share what one rank has, or computes, as a window of its shape, dtype and memory order.
 
-        Collective, host-blocking.
+        Collective, host-blocking: also waits for all streams of the owner where nothing is copied.
 
         Parameters
         ----------
         source : array, or callable without arguments that returns one
-            Read, or called, on the owner alone; the others' is ignored. The array is copied.
+            Read, or called, on the owner alone; the others' is ignored.
         owner : int, optional
             A rank in `comm`, the same on all ranks. Default: the leader.
+        copy : {True, False, None}
+            The same on all ranks. True: new memory is allocated, and the array copied into it.
+            False: the window is the array's own memory, strides and all, and nothing is allocated;
+            see Notes. None: as False where that works, else as True, with a warning on the logger
+            ``mpishare.window``.
 
         Raises
         ------
+        UnsupportedError
+            On the owner, if the array's memory was freed, or cannot be shared in place: which kind
+            of memory it is, and what to do instead.
+        TypeError
+            On the owner, if the source is None, an int, or holds Python objects.
         Exception
             On the owner, whatever the callable raised.
         PeerError
             On the others, with the text of that exception.
+        MismatchError
+            If `owner` or `copy` differs.
+
+        Notes
+        -----
+        In place (``copy=False``) works for any part of an open window of this node, also of another
+        rank's segment; and on CUDA for memory on this rank's GPU: of ``cuMemAlloc`` (CuPy's and
+        PyTorch's default allocators), of pools made for POSIX file descriptors (RMM, cuda.core) and
+        of PyTorch's expandable segments. The window holds the array until it is closed. A handle of
+        ``cuMemAlloc`` opens the allocator's whole block to the other ranks, not only the array.
+        Negative strides are refused. Closing the window leaves the array as it is.
         """
-        return allocate.share(self._context, source, owner)
+        return share.share(self._context, source, owner, copy)
+
+    def share_each(self, source: Any, *, copy: bool | None = True) -> Window:
+        """Share every rank's own array as its segment of one window.
+
+        Collective, host-blocking, as `share`. The dtype is the same on all ranks; shapes, strides
+        and kinds of memory may differ.
+
+        Parameters
+        ----------
+        source : array, or callable without arguments that returns one
+            Of this rank.
+        copy : {True, False, None}
+            As for `share`; None decides for each rank.
+
+        Returns
+        -------
+        Window
+            Its `array` is this rank's segment, ``segment(rank)`` another's. A halo field in it is
+            treated as one of `allocate_each`.
+
+        Raises
+        ------
+        UnsupportedError, TypeError, PeerError, MismatchError
+            As `share`.
+        """
+        return share.share_each(self._context, source, copy)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.
@@ -251,6 +299,32 @@ class Node(NotPicklable):
             The ranks that wait. Default: all others.
         """
         return make_event(self._context, self.leader if owner is None else owner, waiters)
+
+    def pool(self, *, owner: int | None = None, max_nbytes: int | None = None) -> Pool:
+        """Make a pool of memory that one rank allocates array by array, and others open.
+
+        Collective once, host-blocking: some milliseconds. All arguments are the same on all ranks.
+        After that the owner allocates, and the others open, without each other: for sizes that
+        nobody else knows, and for many arrays.
+
+        Parameters
+        ----------
+        owner : int, optional
+            The rank in `comm` that allocates, on its GPU. Default: the leader.
+        max_nbytes : int, bytes, optional
+            The most that the pool may hold. Default: what the GPU has; on the host backend what is
+            free in /dev/shm now. Memory is taken when it is allocated, on CUDA in chunks of 8 MiB
+            for arrays up to 512 KiB; what is given back is reused by the pool, and returns to the
+            machine when the pool is closed.
+
+        Raises
+        ------
+        UnsupportedError
+            If memory pools cannot be shared between processes here, as on WSL2.
+        PeerError, MismatchError
+            As `allocate`.
+        """
+        return make_pool(self._context, self.leader if owner is None else owner, max_nbytes)
 
     def close(self) -> None:
         """Close the node and the objects made from it, newest first.

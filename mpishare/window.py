@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from mpishare.errors import ClosedError, format_nbytes
 from mpishare.ordering.epochs import Epochs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpishare.backends import Memory
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
@@ -23,10 +25,25 @@ log = logging.getLogger("mpishare.window")
 Shape = tuple[int, ...]
 
 
+class Segment(NamedTuple):
+    """How the elements of one rank's part of a window lie in memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Elements along each axis.
+    strides : tuple of int or None, bytes
+        Along each axis; None in C order.
+    """
+
+    shape: Shape
+    strides: Shape | None = None
+
+
 class Window(Epochs, NodeObject):
     """A shared allocation, with the epochs that order access to it.
 
-    Made by `Node.allocate`, `Node.allocate_each` and `Node.share`.
+    Made by `Node.allocate`, `Node.allocate_each`, `Node.share` and `Node.share_each`.
 
     Attributes
     ----------
@@ -39,7 +56,7 @@ class Window(Epochs, NodeObject):
     nbytes : int, bytes
         Of `array`.
     owner : int or None
-        The rank that allocated it, in ``node.comm``; None where each rank allocated its segment.
+        The rank that allocated or shared it, in ``node.comm``; None where each rank has a segment.
     """
 
     def __init__(
@@ -48,7 +65,7 @@ class Window(Epochs, NodeObject):
         number: int,
         counters: Counters,
         memories: list[Memory | None],
-        shapes: list[Shape | None],
+        segments: Sequence[Segment | None],
         dtype: np.dtype[Any],
         owner: int | None,
     ) -> None:
@@ -56,13 +73,14 @@ class Window(Epochs, NodeObject):
         self._number = number
         self._context = context
         self._memories: list[Memory | None] = memories
-        self._shapes = shapes
+        self._segments = segments
         self._arrays: dict[int, Any] = {}
         self._lent: Any = None
         self._home = context.rank if owner is None else owner
         self.owner = owner
         self.dtype = dtype
-        self.shape = shapes[self._home] or ()
+        home = segments[self._home]
+        self.shape = home.shape if home is not None else ()
         self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
         context.register(self)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
@@ -116,13 +134,13 @@ class Window(Epochs, NodeObject):
         if self._is_closed:
             raise ClosedError(f"{self.name} is closed")
         if rank not in self._arrays:
-            memory, shape = None, None
+            memory, segment = None, None
             if isinstance(rank, int | np.integer) and 0 <= rank < len(self._memories):
-                memory, shape = self._memories[rank], self._shapes[rank]
-            if memory is None or shape is None:
+                memory, segment = self._memories[rank], self._segments[rank]
+            if memory is None or segment is None:
                 having = [r for r, memory in enumerate(self._memories) if memory is not None]
                 raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
-            self._arrays[rank] = memory.array(shape, self.dtype)
+            self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return self._arrays[rank]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

@@ -1,12 +1,11 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-The only module that uses cuda.bindings. Imported only where a GPU was found.
+It, `cuda_pools` and `cuda_chunks` alone use cuda.bindings. Imported only where a GPU was found.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ import cupy
 from cuda.bindings import driver
 
 from mpishare.backends import Device
-from mpishare.errors import CudaError
+from mpishare.errors import CudaError, UnsupportedError
+from mpishare.memory.kinds import PointerAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,20 @@ _DriverError = cupy.cuda.driver.CUDADriverError
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 _CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+# By number, and by ctypes: not every cuda.bindings has all of them.
+_ATTRIBUTES = {
+    "memory_type": 2,
+    "buffer_id": 7,
+    "is_managed": 8,
+    "ordinal": 9,
+    "has_legacy_handle": 10,
+    "start": 11,
+    "nbytes": 12,
+    "handle_types": 14,
+    "pool": 17,
+}
+_FLAGS = ("is_managed", "has_legacy_handle")
+_MAPPING = 19, 18
 _BATCH = 255  # operations a call: "must be less than 256" (CUDA driver API, cuStreamBatchMemOp)
 _MODULE_VERSION = Path("/sys/module/nvidia/version")
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
@@ -77,9 +91,41 @@ def event_handle(data: bytes) -> Any:
     return _filled(driver.CUipcEventHandle(), data)
 
 
+def exported_pointer(data: bytes) -> Any:
+    """Return what stands for a pointer of a memory pool, of these 64 bytes."""
+    return _filled(driver.CUmemPoolPtrExportData(), data)
+
+
 def _filled(handle: Any, data: bytes) -> Any:
     ctypes.memmove(int(handle.getPtr()), data, 64)
     return handle
+
+
+def pointer_attributes(address: int) -> PointerAttributes | None:
+    """Return what the driver tells of an address; None where it knows no memory. Local."""
+    values = {name: _pointer_attribute(number, address) for name, number in _ATTRIBUTES.items()}
+    if not values["memory_type"]:
+        return None
+    known = {name: value or 0 for name, value in values.items()}
+    return PointerAttributes(
+        **{name: bool(v) if name in _FLAGS else v for name, v in known.items()}  # type: ignore[arg-type]
+    )
+
+
+def mapping(address: int) -> tuple[int, int]:
+    """Return where the chunk that is mapped at an address begins, and its bytes. Local."""
+    start, nbytes = (_pointer_attribute(number, address) for number in _MAPPING)
+    if not start or not nbytes:
+        raise UnsupportedError(f"no memory is mapped at address {address:#x}")
+    return start, nbytes
+
+
+def _pointer_attribute(number: int, address: int) -> int | None:
+    """Return an attribute, which has 4 or 8 bytes; None where the driver has none."""
+    value = ctypes.c_uint64(0)
+    get = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
+    failed = get(ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address))
+    return None if failed else value.value
 
 
 def wait_flags(ordinal: int) -> int:
@@ -200,7 +246,6 @@ def device_of(ordinal: int) -> Device:
         mps=bool(mps and call("cuDeviceGetAttribute", mps, ordinal)),
         compute_capability=f"{properties['major']}.{properties['minor']}",
         driver=_driver_version(),
-        exports_pools=_exports_pools(ordinal),
     )
 
 
@@ -211,28 +256,6 @@ def _driver_version() -> str:
         return f"{_MODULE_VERSION.read_text().strip()} ({version})"
     except OSError:
         return version  # WSL2 has no such module
-
-
-def _exports_pools(ordinal: int) -> bool:
-    """Make a memory pool, export it, and drop both."""
-    kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    properties = driver.CUmemPoolProps()
-    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.handleTypes = kind
-    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    properties.location.id = ordinal
-    try:
-        pool = call("cuMemPoolCreate", properties)
-    except CudaError:
-        return False
-    try:
-        descriptor = int(call("cuMemPoolExportToShareableHandle", pool, kind, 0))
-    except CudaError:
-        return False
-    finally:
-        call("cuMemPoolDestroy", pool)
-    os.close(descriptor)
-    return True
 
 
 def link(ordinal: int, uuid: str) -> str:

@@ -80,17 +80,6 @@ class SharedMemory:
         """Where the first byte is mapped."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
-    def reserve(self) -> None:
-        """Take the pages, so that the first touch cannot be SIGBUS: huge ones, if there are. Local.
-
-        Raises
-        ------
-        OSError
-            If there is no room.
-        """
-        make_huge(self.fd, self.buffer)
-        os.posix_fallocate(self.fd, 0, self.nbytes)
-
     def close_file(self) -> None:
         """Close the file; the mapping stays. Local, may be repeated."""
         if self.fd >= 0:
@@ -108,13 +97,15 @@ class SharedMemory:
             self._mapping.close()
 
 
-def create(nbytes: int) -> SharedMemory:
-    """Reserve zeroed shared memory without a name. Local.
+def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
+    """Make zeroed shared memory without a name, and reserve its pages. Local.
 
     Parameters
     ----------
     nbytes : int, bytes
         Rounded up to whole pages; at least one.
+    is_sparse : bool
+        No page is reserved: `reserve` each before it is touched.
 
     Raises
     ------
@@ -124,24 +115,55 @@ def create(nbytes: int) -> SharedMemory:
     """
     nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     with _usable_folder():
-        _check_room(nbytes)
+        if not is_sparse:
+            _check_room(nbytes)
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, nbytes)
     except BaseException:
         os.close(fd)
         raise
-    memory = None
-    try:
+    with _room_for(nbytes):
         memory = SharedMemory(fd, nbytes)
-        memory.reserve()
-    except OSError as error:
-        if memory is not None:
+        if is_sparse:
+            return memory
+        try:
+            make_huge(fd, memory.buffer)
+            os.posix_fallocate(fd, 0, nbytes)
+        except BaseException:
             memory.close()
-        if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise _no_room(nbytes, _free()) from error
-        raise
+            raise
     return memory
+
+
+def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
+    """Take some pages of sparse memory, so that their first touch cannot be SIGBUS. Local.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        Whose file is open.
+    start, nbytes : int, bytes
+        Whole pages.
+
+    Raises
+    ------
+    UnsupportedError
+        As `create`.
+    """
+    _check_room(nbytes)
+    with _room_for(nbytes):
+        os.posix_fallocate(memory.fd, start, nbytes)
+
+
+@contextlib.contextmanager
+def _room_for(nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise _no_room(nbytes, free_nbytes()) from error
+        raise
 
 
 def publish(memory: SharedMemory) -> str:
@@ -203,7 +225,7 @@ def _usable_folder() -> Iterator[None]:
 
 
 def _check_room(nbytes: int) -> None:
-    free = _free()
+    free = free_nbytes()
     if nbytes > free:
         raise _no_room(nbytes, free)
     available = _available()
@@ -214,7 +236,8 @@ def _check_room(nbytes: int) -> None:
         )
 
 
-def _free() -> int:
+def free_nbytes() -> int:
+    """Return how many bytes /dev/shm has left. Local."""
     room = os.statvfs(FOLDER)
     return room.f_bavail * room.f_frsize
 
@@ -257,6 +280,8 @@ class SharedAllocation:
         The size.
     is_maker : bool
         True on the one rank that allocates it.
+    is_sparse : bool
+        As in `create`.
 
     Attributes
     ----------
@@ -266,8 +291,9 @@ class SharedAllocation:
 
     memory: SharedMemory
 
-    def __init__(self, nbytes: int, *, is_maker: bool) -> None:
+    def __init__(self, nbytes: int, *, is_maker: bool, is_sparse: bool = False) -> None:
         self._nbytes = nbytes
+        self._is_sparse = is_sparse
         self._is_maker = is_maker
         self._made: list[SharedMemory] = []
         self._published: list[str] = []
@@ -275,7 +301,7 @@ class SharedAllocation:
     def create(self) -> None:
         """Make it, without a name yet. Local."""
         if self._is_maker:
-            self._made.append(create(self._nbytes))
+            self._made.append(create(self._nbytes, is_sparse=self._is_sparse))
 
     def publish(self) -> str:
         """Return the name by which the others find it, on all other ranks nothing. Local."""
@@ -300,14 +326,16 @@ class SharedAllocation:
         self._made = []
 
 
-def map_on_all_ranks(step: Steps, nbytes: int, *, is_maker: bool) -> SharedMemory:
+def map_on_all_ranks(
+    step: Steps, nbytes: int, *, is_maker: bool, is_sparse: bool = False
+) -> SharedMemory:
     """Map the same zeroed memory on every rank. Collective, host-blocking.
 
     Parameters
     ----------
     step : callable
         How the ranks agree.
-    nbytes, is_maker
+    nbytes, is_maker, is_sparse
         As `SharedAllocation`.
 
     Returns
@@ -315,7 +343,7 @@ def map_on_all_ranks(step: Steps, nbytes: int, *, is_maker: bool) -> SharedMemor
     SharedMemory
         With its file open. After an error on any rank nothing is left mapped.
     """
-    allocation = SharedAllocation(nbytes, is_maker=is_maker)
+    allocation = SharedAllocation(nbytes, is_maker=is_maker, is_sparse=is_sparse)
     try:
         step(allocation.create)
         names = step(allocation.publish)

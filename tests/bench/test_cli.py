@@ -266,16 +266,16 @@ def test_a_report_that_cannot_be_written_is_shown_and_status_1() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
-    words = ("faces", "calls", "--max", "4KiB", "--repeat", "2", "--format", "json")
+    cases = ("faces", "inplace", "calls")
+    words = (*cases, "--max", "4KiB", "--repeat", "2", "--format", "json")
     result = bench(ranks, *words)
     assert result.returncode == 0, result.describe()
     rows = json.loads(result.stdout)["rows"]
     check_rows(rows, ranks)
     assert is_all_ok(rows, ranks), result.describe()
-    arms = {
-        case: {row["arm"] for row in rows if row["case"] == case} for case in ("faces", "calls")
-    }
+    arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in cases}
     assert arms == {
         "faces": {"last axis", "first axis"},
+        "inplace": {"in place", "window fields"},
         "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
     }

@@ -59,6 +59,28 @@ def test_a_window_larger_than_shm(unchecked):
     played.ended_well()
 
 
+def pool_too_large(stage: Stage) -> None:
+    with stage.node() as node:
+        pool = node.pool(max_nbytes=1 << 40)
+        if stage.rank == 0:
+            kept = pool.allocate(20 << 20, "u1")
+            kept[...] = 1
+            stage.attempt("too large", pool.allocate, 60 << 20, "u1")
+            report({"still": int(kept.sum())})
+            del kept
+            stage.attempt("go on", lambda: pool.allocate(30 << 20, "u1").fill(2))
+        node.barrier()
+
+
+def test_an_array_of_a_pool_larger_than_shm():
+    """The pool itself takes no room: each array is refused before it is touched."""
+    played = play(2, pool_too_large)
+    assert "--shm-size" in played.raised(0, "too large", "UnsupportedError").text
+    assert played.rank(0)["still"] == 20 << 20
+    played.worked([0], "go on")
+    played.ended_well()
+
+
 def no_room(stage: Stage) -> None:
     stage.world.Barrier()
     if stage.rank == 0:

@@ -287,7 +287,7 @@ def test_share(node, kind):
     owner = node.size - 1
     win = node.share(source if node.rank == owner else None, owner=owner)
     assert (win.shape, win.dtype, win.owner) == (expected.shape, expected.dtype, owner)
-    assert win.array.flags.c_contiguous
+    assert win.array.flags.f_contiguous if kind == "fortran" else win.array.flags.c_contiguous
     assert np.array_equal(values_of(win.array), expected)
 
 

@@ -63,7 +63,16 @@ _ALL = (
     Case(
         "setup",
         "making a node, windows, an event and plans; closing them is not counted",
-        ("Node", "event", "allocate", "allocate_each", "plan", "plan, 16 fields", "second plan"),
+        (
+            "Node",
+            "event",
+            "allocate",
+            "allocate_each",
+            "share_each",
+            "plan",
+            "plan, 16 fields",
+            "second plan",
+        ),
         {"host": ("allocate_shared",), "cuda": ("handles",)},
     ),
     Case(
@@ -130,6 +139,16 @@ _ALL = (
         is_default=False,
         sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
         max_nbytes=1 << 20,
+        takes_halo=True,
+    ),
+    Case(
+        "inplace",
+        "ghosts of fields that were shared in place, beside fields of allocate_each",
+        ("in place",),
+        {"host": ("window fields",), "cuda": ("window fields",)},
+        module="halo",
+        is_sized=True,
+        is_default=False,
         takes_halo=True,
     ),
     Case(
