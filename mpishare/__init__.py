@@ -1,5 +1,6 @@
 """MPI windows for GPU memory, ordered on streams."""
 
+from mpishare.channel import Channel
 from mpishare.errors import (
     ClosedError,
     CudaError,
@@ -17,6 +18,7 @@ from mpishare.node import Node
 from mpishare.window import Window
 
 __all__ = [
+    "Channel",
     "ClosedError",
     "CudaError",
     "EpochError",

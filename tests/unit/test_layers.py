@@ -24,6 +24,7 @@ LAYERS = (
     "ordering",
     "window event",
     "allocate setup",
+    "channel",
     "node",
     "halo",
     "__init__ cli",
