@@ -136,9 +136,9 @@ def test_put_does_not_wait_on_the_host_for_its_own_gpu(node, streams):
             assert not streams[0].done
         node.synchronize(streams[0])
     else:
-        assert [int(slot[0]) for slot, _ in zip(channel, range(30), strict=False)] == list(
-            range(30)
-        )
+        for number in range(30):
+            with channel.get() as slot:
+                assert int(slot[0]) == number
     node.barrier()
 
 
