@@ -435,6 +435,17 @@ def test_a_loop_that_is_left_open_does_not_keep_the_channel_open(node):
 
 
 @TWO
+def test_a_block_that_is_held_keeps_no_memory(node):
+    channel = node.channel(1 << 20, "u1")
+    before = held().mapped
+    block = channel.put() if node.rank == channel.producer else channel.get()
+    channel.close()
+    assert held().mapped <= before - (node.backend == "host") * (4 << 20)
+    assert node._context.retained == []
+    del block
+
+
+@TWO
 def test_a_slot_that_is_held_stays_mapped(node):
     channel = node.channel(4, "i8")
     if node.rank == channel.producer:
