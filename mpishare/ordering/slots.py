@@ -81,7 +81,7 @@ class Block:
         """Return the ranks whose signal the streams of this rank wait for."""
         if self._signals is None:
             return []
-        return self._behind(self._signals.awaited)
+        return self._behind(self._places, self._signals.awaited)
 
     def close(self) -> None:
         """Let go of the slots and of the stream."""
@@ -91,15 +91,21 @@ class Block:
         if self._signals is not None:
             self._signals.close()
 
-    def _behind(self, count: int) -> list[int]:
+    def _behind(self, places: tuple[int, ...], count: int) -> list[int]:
         view = self._view
-        pairs = zip(self._ranks, self._places, strict=True)
+        pairs = zip(self._ranks, places, strict=True)
         return [rank for rank, place in pairs if view[place] < count]
 
-    def _reach(self, place: int, count: int) -> None:
-        """Wait on the host until a counter of the other end is at least `count`."""
-        if not spin_until(self._view, place, count, self._spins_per_yield):
-            self._wait_on_host(self._call, lambda: self._behind(count))
+    def _reach(self, places: tuple[int, ...], count: int) -> int:
+        """Wait on the host until these counters are all at least `count`; return the least."""
+        view = self._view
+        for place in places:
+            if not spin_until(view, place, count, self._spins_per_yield):
+                self._wait_on_host(self._call, lambda: self._behind(places, count))
+        least = min([view[place] for place in places])
+        self._memory_barrier()
+        self._check_released()
+        return least
 
 
 class Put(Block):
@@ -115,18 +121,16 @@ class Put(Block):
     ) -> None:
         awaited = {rank: _free(i) for i, rank in enumerate(consumers)}
         super().__init__(context, counters, arrays, name, "put", awaited, _FULL)
-        # Frames that the host may enqueue; without a consumer as many as it likes.
-        self._ahead = self._slots + (AHEAD if self._signals is not None else 0)
-        self._room = self._ahead if consumers else _ENDED
+        self._ahead = AHEAD if self._signals is not None else 0
+        # Frames up to this one are known to have a free slot; without a consumer all of them.
+        self._room = self._slots if consumers else _ENDED
 
     def __enter__(self) -> Any:
-        number, signals = self._count + 1, self._signals
-        if signals is not None:
-            signals.enter(self.stream)
+        number = self._count + 1
+        if self._signals is not None:
+            self._signals.enter(self.stream)
         if number > self._room:
             self._find_room(number)
-        if signals is not None:
-            signals.wait(number - self._slots)
         self.is_open = True
         return self._arrays[number % self._slots]
 
@@ -150,11 +154,11 @@ class Put(Block):
         self._view[_SENT] = self._count + _ENDED
 
     def _find_room(self, number: int) -> None:
-        for place in self._places:
-            self._reach(place, number - self._ahead)
-        self._memory_barrier()
-        self._check_released()
-        self._room = min(self._view[place] for place in self._places) + self._ahead
+        oldest = number - self._slots
+        # Given back is given back, whether the host or the stream sees it: a look is cheaper.
+        self._room = self._reach(self._places, oldest - self._ahead) + self._slots
+        if number > self._room and self._signals is not None:
+            self._signals.wait(oldest)
 
 
 class Get(Block):
@@ -207,10 +211,7 @@ class Get(Block):
             self._view[self._mine] = _ENDED
 
     def _find_sent(self, number: int) -> None:
-        self._reach(_SENT, number)
-        sent = self._view[_SENT]
-        self._memory_barrier()
-        self._check_released()
+        sent = self._reach((_SENT,), number)
         if sent >= _ENDED:
             sent -= _ENDED
             if number > sent:
