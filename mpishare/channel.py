@@ -308,8 +308,12 @@ def make_channel(
     owner = ranks[0] if len(ranks) == 1 else source
     shapes: list[Shape | None] = [None] * context.size
     shapes[owner] = (replies[0]["slots"], *replies[0]["shape"])
-    window = _make_window(context, call, shapes, np.dtype(dtype), owner, None)
     counters = context.take_counters(call, channel_counters(len(ranks)))
+    try:
+        window = _make_window(context, call, shapes, np.dtype(dtype), owner, None)
+    except BaseException:
+        context.counter_pool.give(counters)
+        raise
     return Channel(context, source, ranks, window, counters)
 
 

@@ -7,7 +7,14 @@ import time
 import numpy as np
 import pytest
 
-from mpishare import ClosedError, EpochError, MismatchError
+from mpishare import (
+    ClosedError,
+    CudaError,
+    EpochError,
+    MismatchError,
+    PeerError,
+    UnsupportedError,
+)
 from tests.helpers.held import held
 from tests.helpers.latch import check_order, waits_on_host, within
 
@@ -497,6 +504,15 @@ def test_a_thousand_channels_leave_nothing(node):
         context.counter_pool._fresh,
         len(context.children),
     )
+
+
+def test_a_channel_without_memory_leaves_nothing(node):
+    pool, states = node._context.counter_pool, []
+    for _ in range(2):
+        with pytest.raises((CudaError, UnsupportedError, PeerError)):
+            node.channel(1 << 50, "u1")
+        states.append((held(), pool._fresh, len(node._context.children)))
+    assert states[0] == states[1]
 
 
 # --- arguments
