@@ -1,5 +1,6 @@
 """MPI windows for GPU memory, ordered on streams."""
 
+from mpishare.channel import Channel
 from mpishare.errors import (
     ClosedError,
     CudaError,
@@ -18,6 +19,7 @@ from mpishare.pool import Pool
 from mpishare.window import Window
 
 __all__ = [
+    "Channel",
     "ClosedError",
     "CudaError",
     "EpochError",

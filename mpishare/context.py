@@ -345,6 +345,10 @@ class NodeContext:
         """Agree that an object is closed, once all streams have come to their end. Collective."""
         self.agreement.step(call, lambda: self.drain(call))
 
+    def release_retained(self) -> None:
+        """Try again to release the memory of closed windows that arrays held. Collective."""
+        self.retained = [release for release in self.retained if not release()]
+
     def close_in_order(
         self,
         call: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare import allocate, share
+from mpishare.channel import Channel, make_channel
 from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
@@ -326,6 +327,42 @@ class Node(NotPicklable):
         """
         return make_pool(self._context, self.leader if owner is None else owner, max_nbytes)
 
+    def channel(
+        self,
+        shape: Any,
+        dtype: Any = float,
+        *,
+        slots: int = 4,
+        producer: int | None = None,
+        consumers: Sequence[int] | None = None,
+    ) -> Channel:
+        """Make a channel: one rank streams arrays of one shape to others.
+
+        Collective, host-blocking. All arguments are the same on all ranks. Where there is one
+        consumer the slots lie in its memory, else in the producer's.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Of one frame; 0 is allowed.
+        dtype : dtype
+            Of the elements, as in `allocate`.
+        slots : int
+            How many frames the producer may be ahead of the slowest consumer; at least 1.
+        producer : int, optional
+            The rank in `comm` that puts. Default: the leader.
+        consumers : sequence of int, optional
+            The ranks that get. Default: all others. Where there are none, as on a node of one
+            rank, the producer never waits, and nobody gets the frames.
+
+        Raises
+        ------
+        CudaError, UnsupportedError, PeerError, MismatchError
+            As `allocate`.
+        """
+        source = self.leader if producer is None else producer
+        return make_channel(self._context, shape, dtype, slots, source, consumers)
+
     def close(self) -> None:
         """Close the node and the objects made from it, newest first.
 
@@ -350,8 +387,7 @@ class Node(NotPicklable):
         try:
             for child in context.children:
                 child.close()
-            for release_retained in context.retained:
-                release_retained()
+            context.release_retained()
             destroy_node(context, self._shutdown)
         except BaseException as error:
             agreement.leave("close()", error)

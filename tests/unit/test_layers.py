@@ -24,7 +24,7 @@ LAYERS = (
     "ordering",
     "window event",
     "allocate setup",
-    "share pool",
+    "share pool channel",
     "node",
     "halo",
     "__init__ cli",

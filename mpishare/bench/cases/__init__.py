@@ -96,6 +96,15 @@ _ALL = (
         {"host": ("bcast", "send"), "cuda": ("bcast", "send")},
     ),
     Case(
+        "channel",
+        "a stream of arrays from one rank to the next, written in place by a copy",
+        ("channel",),
+        {"host": ("window", "send"), "cuda": ("window", "send")},
+        is_sized=True,
+        is_default=False,
+        sizes=dict.fromkeys(("host", "cuda"), (4 << 10, 1 << 20, 64 << 20)),
+    ),
+    Case(
         "bandwidth",
         "copies into a rank's own and into its neighbor's segment",
         ("own", "neighbor"),
