@@ -149,6 +149,41 @@ class HaloExchange(Plan):
         """Slices of disjoint boxes: the owned cells outside `interior`. Local."""
         return tuple(map(self._index, geometry.shell(self.block, self._interior())))
 
+    def shifted(self, box: Index, axis: int, n: int) -> Index:
+        """Return a box of the fields that is moved by `n` cells along `axis`. Local.
+
+        So that a stencil needs no arithmetic with slices.
+
+        Parameters
+        ----------
+        box : tuple of slice
+            `owned`, `interior`, one of `shell`, or any other index of slices.
+        axis : int
+            Of the fields, not of the grid; counted from the last if negative.
+        n : int
+            How many cells; negative towards the first.
+
+        Raises
+        ------
+        ValueError
+            If a cell of the moved box is outside the fields.
+
+        Examples
+        --------
+        >>> from mpi4py import MPI
+        >>> u = numpy.arange(6.0)
+        >>> halo = HaloExchange(MPI.COMM_SELF, u, 1, dims=(1,))
+        >>> halo.owned, halo.shifted(halo.owned, 0, -1)
+        ((slice(1, 5, None),), (slice(0, 4, None),))
+        >>> u[halo.shifted(halo.owned, 0, 1)] - u[halo.shifted(halo.owned, 0, -1)]
+        array([2., 2., 2., 2.])
+        >>> halo.close()
+        """
+        try:
+            return geometry.shifted(box, axis, n, self._shapes)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.name}: shifted failed: {error}") from None
+
     def _interior(self) -> Box:
         return geometry.interior(self.block, *self._transfers)
 

@@ -33,8 +33,8 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
         (mpishare.Event, "close is_closed record wait"),
         (
             mpishare.HaloExchange,
-            "accumulate close exchange interior is_closed owned routes shell staging_nbytes start "
-            "wait",
+            "accumulate close exchange interior is_closed owned routes shell shifted "
+            "staging_nbytes start wait",
         ),
     ],
 )
