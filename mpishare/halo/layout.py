@@ -58,7 +58,8 @@ class Layout:
             other.dtype,
             other.device,
         ) and (
-            all(
+            0 in self.shape
+            or all(
                 extent < 2 or mine == theirs
                 for extent, mine, theirs in zip(
                     self.shape, self.strides, other.strides, strict=True
@@ -78,7 +79,7 @@ class Layout:
 
     def require(self, other: Layout) -> None:
         """Raise `ValueError` unless an array of the other layout can take this one's place."""
-        # An axis of one element, or none, may have any stride.
+        # An axis of one element, or none, may have any stride, and so may an array of none.
         if not self.is_like(other):
             raise ValueError(
                 "a field has another layout than the plan was made for: " + self.difference(other)
@@ -127,7 +128,8 @@ def check_layout(layout: Layout, name: str) -> Layout:
             f"{name} has elements of {layout.dtype.itemsize} bytes: 1 to 16 are allowed"
         )
     pairs = zip(layout.shape, layout.strides, strict=True)
-    if any(extent > 1 and step <= 0 for extent, step in pairs):
+    # Of an array without elements NumPy may make all strides zero.
+    if 0 not in layout.shape and any(extent > 1 and step <= 0 for extent, step in pairs):
         raise ValueError(f"{name} has strides {layout.strides}: they must be positive")
     return layout
 
