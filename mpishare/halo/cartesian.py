@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.geometry import Transfer
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
 
     Index = tuple[Any, ...]
@@ -109,7 +109,7 @@ class HaloExchange(Plan):
             raise TypeError(f"{_CALL} failed: cart must be a Cartcomm, not {kind}")
         corners = bool(corners)
 
-        def describe(layouts: Sequence[Layout]) -> tuple[dict[str, Any], Any]:
+        def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
             return _describe(grid_of(cart, dims, periods), width, axes, layouts, corners=corners)
 
         with plan_setup(_CALL, cart, node) as setup:
@@ -188,7 +188,7 @@ class HaloExchange(Plan):
         return geometry.interior(self.block, *self._transfers)
 
     def _message(
-        self, layouts: Sequence[Layout], transfer: Transfer, peer: int, box: Box
+        self, layouts: Sequence[FieldLayout], transfer: Transfer, peer: int, box: Box
     ) -> Message:
         """Return a transfer as a message with a part for each field."""
         parts = [
@@ -215,7 +215,7 @@ class HaloExchange(Plan):
 
 
 def _describe(
-    grid: Grid, width: Any, axes: Any, layouts: Sequence[Layout], *, corners: bool
+    grid: Grid, width: Any, axes: Any, layouts: Sequence[FieldLayout], *, corners: bool
 ) -> tuple[dict[str, Any], Any]:
     """Return what must be the same on all ranks, and this rank's block, packed."""
     naxes = len(grid.dims)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.context import NodeContext
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import MessageInfo, PartKey
     from mpishare.halo.node_cache import NodeCache
     from mpishare.halo.plan_comm import PlanComm
@@ -42,7 +42,7 @@ class PlanSetup:
         Those that the plan is made with.
     on_gpu : bool
         Where they are, on all ranks.
-    layouts : list of list of Layout
+    layouts : list of list of FieldLayout
         For each rank, the layouts of its fields.
     same : dict
         The arguments that are the same on all ranks.
@@ -69,7 +69,7 @@ class PlanSetup:
     comm: PlanComm = field(init=False)
     fields: list[Any] = field(default_factory=list)
     on_gpu: bool = False
-    layouts: list[list[Layout]] = field(default_factory=list)
+    layouts: list[list[FieldLayout]] = field(default_factory=list)
     same: dict[str, Any] = field(default_factory=dict)
     chain: StreamChain | None = None
     sends: list[list[MessageInfo]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class PlanSetup:
         return "cuda" if self.on_gpu else "host"
 
     @property
-    def mine(self) -> list[Layout]:
+    def mine(self) -> list[FieldLayout]:
         """The layouts of this rank's fields."""
         return self.layouts[self.comm.rank]
 

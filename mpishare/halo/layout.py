@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FieldLayout:
     """How the elements of an array lie in memory.
 
     Attributes
@@ -51,7 +51,7 @@ class Layout:
         """The dtype in which elements travel: their own, or bytes where that is compound."""
         return self.dtype if self.is_plain else np.dtype(f"V{self.dtype.itemsize}")
 
-    def is_like(self, other: Layout) -> bool:
+    def is_like(self, other: FieldLayout) -> bool:
         """Whether an array of the other layout can take this one's place."""
         return (self.shape, self.dtype, self.device) == (
             other.shape,
@@ -67,7 +67,7 @@ class Layout:
             )
         )
 
-    def difference(self, other: Layout) -> str:
+    def difference(self, other: FieldLayout) -> str:
         """Return how `other` differs from this layout, for an error."""
         names = ("shape", "strides", "dtype", "device")
         differing = [
@@ -77,7 +77,7 @@ class Layout:
         ]
         return ", ".join(differing)
 
-    def require(self, other: Layout) -> None:
+    def require(self, other: FieldLayout) -> None:
         """Raise `ValueError` unless an array of the other layout can take this one's place."""
         # An axis of one element, or none, may have any stride, and so may an array of none.
         if not self.is_like(other):
@@ -112,14 +112,14 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
         raise TypeError(f"{name} is not an array that NumPy can read: {error}") from error
 
 
-def host_layout(array: np.ndarray[Any, Any], name: str) -> Layout:
+def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
     """Return the layout of an array in host memory, or raise where no ghosts can be written."""
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    return check_layout(Layout(array.shape, array.strides, array.dtype, None), name)
+    return check_layout(FieldLayout(array.shape, array.strides, array.dtype, None), name)
 
 
-def check_layout(layout: Layout, name: str) -> Layout:
+def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
     """Return a layout in which cells can be written one by one; else raise."""
     if layout.dtype.hasobject:
         raise TypeError(f"{name} holds Python objects, which cannot travel")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
 
     Places = dict[int, np.ndarray[Any, Any]]
@@ -181,7 +181,7 @@ def _neighbor_setup(
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {comm!r}")
 
-    def look(layouts: Sequence[Layout]) -> tuple[dict[str, Any], Any]:
+    def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
         axes, other_axes, extent = _axes_of(layouts, axis)
         return {"made of": made_of, "axis": axes, "other axes": other_axes}, describe(extent)
 
@@ -189,7 +189,7 @@ def _neighbor_setup(
         yield setup, agree_on_fields(setup, fields, require, look)
 
 
-def _axes_of(layouts: Sequence[Layout], axis: Any) -> tuple[list[int], list[list[int]], int]:
+def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[list[int], list[list[int]], int]:
     """Return the axis in each field, the extents of its other axes, and that along the axis."""
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"axis must be an int, not {axis!r}")

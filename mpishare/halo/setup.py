@@ -14,7 +14,7 @@ from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
-from mpishare.halo.layout import Layout, as_list, as_numpy
+from mpishare.halo.layout import FieldLayout, as_list, as_numpy
 from mpishare.halo.message import PartKey, pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
     NodeChoice,
@@ -73,7 +73,10 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
 
 
 def agree_on_fields(
-    setup: PlanSetup, fields: Any, require: Any, describe: Callable[[list[Layout]], Description]
+    setup: PlanSetup,
+    fields: Any,
+    require: Any,
+    describe: Callable[[list[FieldLayout]], Description],
 ) -> list[Any]:
     """Agree on the fields, the arguments and the node. Collective, host-blocking.
 
@@ -92,7 +95,7 @@ def agree_on_fields(
     """
     given, call = setup.given_node, setup.call
     arrays: list[Any] = []
-    layouts: list[Layout] = []
+    layouts: list[FieldLayout] = []
 
     def look() -> dict[str, Any]:
         arrays.extend(layout.as_list(fields))
@@ -125,7 +128,7 @@ def agree_on_fields(
     setup.comm = PlanComm(setup.mpi_comm, setup.context, call)
     setup.layouts = [
         [
-            Layout(tuple(shape), tuple(strides), mine.dtype, mine.device)
+            FieldLayout(tuple(shape), tuple(strides), mine.dtype, mine.device)
             for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
         ]
         for each in replies
@@ -191,7 +194,7 @@ def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message])
     ]
 
 
-def _require_device(layouts: Sequence[Layout], node: Node) -> None:
+def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
     mine = None if node.device is None else node.device.ordinal
     for number, each in enumerate(layouts):
         if each.device is not None and each.device != mine:
@@ -200,7 +203,7 @@ def _require_device(layouts: Sequence[Layout], node: Node) -> None:
             )
 
 
-def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[Layout]:
+def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[FieldLayout]:
     if on_gpu:
         from mpishare.halo.cuda.fields import cuda_layout
 
@@ -211,7 +214,7 @@ def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[Layout]:
     ]
 
 
-def require_disjoint(fields: Any, layouts: Sequence[Layout]) -> None:
+def require_disjoint(fields: Any, layouts: Sequence[FieldLayout]) -> None:
     """Raise `ValueError` if two fields share an element: MPI may not receive into both.
 
     Interleaved components of one array are disjoint: ``q[..., 0]`` and ``q[..., 1]``.
@@ -235,7 +238,7 @@ def require_disjoint(fields: Any, layouts: Sequence[Layout]) -> None:
             )
 
 
-def _addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> Sequence[int]:
+def _addresses(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> Sequence[int]:
     if layouts[0].device is None:
         arrays = [as_numpy(field, "a field") for field in fields]
         return [array.__array_interface__["data"][0] for array in arrays]
@@ -247,7 +250,7 @@ def _addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> Sequence[int
 class _View:
     """The place of a field as NumPy sees an array; in GPU memory none of it may be read."""
 
-    def __init__(self, address: int, layout: Layout) -> None:
+    def __init__(self, address: int, layout: FieldLayout) -> None:
         self.__array_interface__ = {
             "version": 3,
             "data": (address, False),
