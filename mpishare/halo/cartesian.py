@@ -35,9 +35,10 @@ class HaloExchange(Plan):
     ----------
     cart : mpi4py.MPI.Cartcomm, or mpi4py.MPI.Intracomm with `dims`
         The grid of ranks, over any number of nodes, with 1 to 4 axes. Axes with `periods` wrap.
-    fields : array, or list or tuple of arrays
-        NumPy arrays, or CuPy arrays and PyTorch tensors on this rank's GPU, ghosts counted. All own
-        the same cells along the axes that the grid cuts; dtypes and other axes may differ.
+    fields : array or Layout, or list or tuple of them
+        NumPy arrays, or CuPy arrays and PyTorch tensors on this rank's GPU, ghosts counted; a
+        `Layout` stands for one that is not there yet. All own the same cells along the axes that
+        the grid cuts; dtypes and other axes may differ.
     width : int, or one int or (low, high) pair for each axis of the grid
         This rank's ghosts, in cells; may differ from rank to rank. I send what my neighbor's width
         asks for. With one axis, ``(1, 0)`` is its pair.

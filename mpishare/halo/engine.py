@@ -38,10 +38,13 @@ class PlanSetup:
         The plan's own communicator, and the ranks behind it.
     node, context, cache
         The plan's node, and the cache that keeps it for plans without ``node=``.
+    backend : str
+        That of the fields: ``"cuda"`` or ``"host"``; ``"auto"``, that of the node, if they are all
+        stood for by a `Layout`.
     fields : list of arrays
-        Those that the plan is made with.
+        Those that the plan is made with; empty if one of them is a `Layout`.
     on_gpu : bool
-        Where they are, on all ranks.
+        Where the fields are, on all ranks.
     layouts : list of list of FieldLayout
         For each rank, the layouts of its fields.
     same : dict
@@ -67,6 +70,7 @@ class PlanSetup:
     context: NodeContext = field(init=False)
     cache: NodeCache | None = None
     comm: PlanComm = field(init=False)
+    backend: str = "auto"
     fields: list[Any] = field(default_factory=list)
     on_gpu: bool = False
     layouts: list[list[FieldLayout]] = field(default_factory=list)
@@ -77,11 +81,6 @@ class PlanSetup:
     routes: list[dict[int, str]] = field(default_factory=list)
     units: dict[PartKey, int] = field(default_factory=dict)
     begin: float = field(default_factory=perf_counter)
-
-    @property
-    def backend(self) -> str:
-        """The backend of the fields: ``"cuda"`` or ``"host"``."""
-        return "cuda" if self.on_gpu else "host"
 
     @property
     def mine(self) -> list[FieldLayout]:

@@ -1,9 +1,13 @@
-"""The layout of a field: what a plan is made for, and what each call's arrays must have."""
+"""The layout of a field: what a plan is made for, and what each call's arrays must have.
+
+`Layout` is what users write where they have no array yet, `FieldLayout` what plans work with.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +88,65 @@ class FieldLayout:
             raise ValueError(
                 "a field has another layout than the plan was made for: " + self.difference(other)
             )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Stands for a field where a plan is made before there are arrays. Local.
+
+    Such a plan is made for the backend of its node, the GPU where there is one: for NumPy arrays on
+    a machine with GPUs give it ``node=Node(backend="host")``. Each call is given its arrays.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Of the field, ghosts counted.
+    dtype : dtype
+        As NumPy takes it.
+    order : str
+        ``"C"`` or ``"F"``: which axis is the fastest in memory, the last or the first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there can be no such array.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> node = Node(MPI.COMM_SELF, backend="host")
+    >>> halo = HaloExchange(node.comm, Layout(4), 1, dims=(1,), periods=True, node=node)
+    >>> u = numpy.array([0.0, 1.0, 2.0, 0.0])
+    >>> halo.exchange(u)
+    >>> u
+    array([2., 1., 2., 1.])
+    >>> node.close()
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = float
+    order: str = "C"
+
+    def __post_init__(self) -> None:
+        """Turn what the user gave into a tuple and a `numpy.dtype`."""
+        given: Any = self.shape
+        items = (given,) if hasattr(given, "__index__") else tuple(given)
+        shape = tuple(map(index, items))
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"shape must be ints of 0 or more, not {given!r}")
+        if self.order not in ("C", "F"):
+            raise ValueError(f"order must be 'C' or 'F', not {self.order!r}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    def of_field(self) -> FieldLayout:
+        """Return the layout of such a field in host memory."""
+        step, strides = self.dtype.itemsize, []
+        for extent in self.shape if self.order == "F" else self.shape[::-1]:
+            strides.append(step)
+            step *= extent
+        steps = strides if self.order == "F" else strides[::-1]
+        return FieldLayout(self.shape, tuple(steps), self.dtype, None)
 
 
 def is_on_gpu(field: Any) -> bool:

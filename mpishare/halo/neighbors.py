@@ -44,7 +44,7 @@ class NeighborExchange(Plan):
         For each rank that I get something from, where it goes along `axis`: the k-th of my places
         gets what the k-th place of its ``sends`` for me has. No place is named twice, and none is
         in ``sends``.
-    fields : array, or list or tuple of arrays
+    fields : array or Layout, or list or tuple of them
         As for `HaloExchange`, of any shape, with the same extent along `axis`.
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.
