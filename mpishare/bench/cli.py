@@ -112,7 +112,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
     show(heading(found, width))
     interrupted = measure_all(session, finish, write)
     status = write() if comm.rank == 0 and not interrupted else 0
-    if comm.rank == 0 and options.plot is not None:
+    if comm.rank == 0 and options.plot:
         from mpishare.bench.report.plot import draw
 
         draw(Path(options.plot), found, session.rows)

@@ -30,11 +30,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("b", help="the JSON of another one")
     try:
         names = parser.parse_args(argv)
-        text = compared(names.a, names.b)
+        sys.stdout.write(compared(names.a, names.b))
     except UsageError as exc:
         sys.stderr.write(f"{PROG}: {exc} (--help says more)\n")
         return 2
-    sys.stdout.write(text)
     return 0
 
 
