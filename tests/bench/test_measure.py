@@ -342,13 +342,13 @@ halo1d: width 1, 1 field, faces alone; cells: of a rank, along an axis
                * private fields         5.00  5.00   2.50    5.00   0.00   2.50
                  persistent             2.00  2.00   2.00    2.00   0.01   2.00
                  neighborhood packed    3.00  3.00   1.33    3.00   0.01   1.33
-                 persistent waitany  not run [1]
+                 persistent waitany   not run [1]
 
 64 KiB      4  * window fields          6.00  6.00   0.48    6.00  21.85   0.48
                * private fields         18.0  18.0   1.43    18.0   7.28   1.43
                  persistent             12.6  12.6   0.48    12.6  10.40   0.48
                  neighborhood packed    15.0  15.0   0.40    15.0   8.74   0.40
-                 persistent waitany  not run [1]
+                 persistent waitany   not run [1]
 [1] it spins, and 4 ranks share 2 cores
 Left out at 80 columns: min, p95 back to back.
 

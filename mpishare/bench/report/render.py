@@ -158,9 +158,7 @@ def _table(title: str, rows: Sequence[Row], width: int, *, is_color: bool) -> st
             owners.append(row)
         cells = [format_nbytes(nbytes) if is_new and nbytes else ""]
         cells += [str(row.n) if is_new and row.n else "", f"{' *'[row.kind == OWN]} {arm}"]
-        for clock in CLOCKS:
-            cells += _cells(clocks.get(clock))
-        table.append(cells)
+        table.append(cells + [text for clock in CLOCKS for text in _cells(clocks.get(clock))])
         owners.append(row)
     widths = [max(map(len, column)) + len(_GAP) for column in zip(*table, strict=True)]
     columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in table[1:])]
@@ -175,12 +173,13 @@ def _table(title: str, rows: Sequence[Row], width: int, *, is_color: bool) -> st
     for index, name in _GROUPS.items():
         if index in columns:
             groups = groups.ljust(sum(widths[each] for each in columns if each < index)) + name
+    lead = sum(widths[index] for index in columns if index < 3)
     lines = [[cells[index] for index in columns] for cells in table]
     printed = aligned(lines, left=(columns.index(2),))
     for number, row in enumerate(owners):
         if row.reason is not None and printed[number] and number:
             verdict = "wrong" if row.wrong else "not run"
-            printed[number] += f"{_GAP}{verdict} [{reasons.index(row.reason) + 1}]"
+            printed[number] = f"{printed[number]:{lead}}{verdict} [{reasons.index(row.reason) + 1}]"
         if is_color and number and printed[number] and row.kind == OWN:
             printed[number] = f"{_BOLD}{printed[number]}{_PLAIN}"
     return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
