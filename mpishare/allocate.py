@@ -13,6 +13,8 @@ from mpishare import ranges
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import MpiShareError, UnsupportedError, format_nbytes
 from mpishare.ordering.epochs import epoch_counters
+from mpishare.viewers.names import check_name
+from mpishare.viewers.publication import Publication
 from mpishare.window import Window
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ _CUDA_DTYPES = "?bhilqBHILQefdFD"
 """Type characters of the dtypes that CuPy has."""
 
 
-def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any) -> Window:
+def allocate(
+    context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any, *, name: Any = None
+) -> Window:
     """Make a window that one rank allocates. Collective; see `Node.allocate`."""
     call = "Node.allocate"
 
@@ -38,6 +42,7 @@ def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any
             "dtype": str(layout[1]),
             "fill": _describe_fill(call, fill, layout[1]),
             "owner": _owner(context, call, owner),
+            "name": check_name(call, name),
         }
 
     arguments = context.agreement.step(call, check)
@@ -45,43 +50,47 @@ def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any
     owner = arguments[0]["owner"]
     shapes: list[Shape | None] = [None] * context.size
     shapes[owner] = tuple(arguments[0]["shape"])
-    return _make_window(context, call, shapes, np.dtype(dtype), owner, _filler(fill))
+    return _make_window(context, call, shapes, np.dtype(dtype), owner, _filler(fill), name=name)
 
 
-def allocate_each(context: NodeContext, shape: Any, dtype: Any, fill: Any) -> Window:
+def allocate_each(
+    context: NodeContext, shape: Any, dtype: Any, fill: Any, *, name: Any = None
+) -> Window:
     """Make a window with a segment that each rank allocates. Collective."""
     call = "Node.allocate_each"
 
-    def check() -> tuple[list[int], str]:
+    def check() -> tuple[list[int], dict[str, Any]]:
         layout = _layout(context, call, shape, dtype)
         _describe_fill(call, fill, layout[1])
-        return list(layout[0]), str(layout[1])
+        return list(layout[0]), {"dtype": str(layout[1]), "name": check_name(call, name)}
 
     arguments = context.agreement.step(call, check)
-    require_same(call, [{"dtype": name} for _, name in arguments], context.rank)
+    require_same(call, [common for _, common in arguments], context.rank)
     shapes: list[Shape | None] = [tuple(extents) for extents, _ in arguments]
-    return _make_window(context, call, shapes, np.dtype(dtype), None, _filler(fill))
+    return _make_window(context, call, shapes, np.dtype(dtype), None, _filler(fill), name=name)
 
 
-def share(context: NodeContext, source: Any, owner: Any) -> Window:
+def share(context: NodeContext, source: Any, owner: Any, *, name: Any = None) -> Window:
     """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
     call = "Node.share"
     sources: list[Any] = []
 
     def evaluate() -> dict[str, Any]:
         rank = _owner(context, call, owner)
+        common = {"owner": rank, "name": check_name(call, name)}
         if context.rank != rank:
-            return {"owner": rank}
+            return common
         array = source() if callable(source) else source
         if not isinstance(getattr(array, "dtype", None), np.dtype):
             is_on_gpu = hasattr(array, "__cuda_array_interface__")
             array = (context.backend.xp if is_on_gpu else np).asarray(array)  # a tensor, a list
         shape, dtype = _layout(context, call, tuple(array.shape), np.dtype(array.dtype))
         sources.append(array)
-        return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
+        return common | {"shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
 
     replies = context.agreement.step(call, evaluate)
-    require_same(call, [{"owner": reply["owner"]} for reply in replies], context.rank)
+    given = [{key: reply[key] for key in ("owner", "name")} for reply in replies]
+    require_same(call, given, context.rank)
     owner = replies[0]["owner"]
     # From a rank of the same job: nothing that could be forged further than the job itself.
     dtype = pickle.loads(bytes.fromhex(replies[owner]["dtype"]))  # noqa: S301
@@ -91,7 +100,7 @@ def share(context: NodeContext, source: Any, owner: Any) -> Window:
     def copy(array: Any) -> None:
         array[...] = context.backend.xp.asarray(sources[0])
 
-    return _make_window(context, call, shapes, dtype, owner, copy)
+    return _make_window(context, call, shapes, dtype, owner, copy, name=name)
 
 
 def _make_window(
@@ -101,6 +110,8 @@ def _make_window(
     dtype: np.dtype[Any],
     owner: int | None,
     write: Callable[[Any], None] | None,
+    *,
+    name: str | None = None,
 ) -> Window:
     """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
@@ -113,6 +124,7 @@ def _make_window(
     """
     memories: list[Memory | None] = [None] * context.size
     published: list[str] = []
+    publication: Publication | None = None
     agreement, backend, rank = context.agreement, context.backend, context.rank
 
     def create() -> None:
@@ -142,16 +154,22 @@ def _make_window(
             agreement.step(call, create)
             handles = agreement.step(call, publish)
             agreement.step(call, open_others)
+            if name is not None:
+                publication = Publication(context, call, name, handles, shapes, dtype)
             counters = context.take_counters(call, epoch_counters(context.size))
         except BaseException as error:
             _clear_frames(error)
+            if publication is not None:
+                publication.discard()
             _undo(context, call, memories)
             raise
         finally:
             for token in published:
                 backend.retract(token)
         number = context.next_number("window")
-        return Window(context, number, counters, memories, shapes, dtype, owner)
+        return Window(
+            context, number, counters, memories, shapes, dtype, owner, publication=publication
+        )
 
 
 def _clear_frames(error: BaseException | None) -> None:

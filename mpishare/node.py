@@ -156,7 +156,13 @@ class Node(NotPicklable):
         self._context.synchronize(stream, "Node.synchronize")
 
     def allocate(
-        self, shape: Any, dtype: Any = float, *, fill: Any = None, owner: int | None = None
+        self,
+        shape: Any,
+        dtype: Any = float,
+        *,
+        fill: Any = None,
+        owner: int | None = None,
+        name: str | None = None,
     ) -> Window:
         """Allocate memory once and map it on every rank.
 
@@ -173,6 +179,9 @@ class Node(NotPicklable):
             What every element is set to before the call returns. Default: nothing is set.
         owner : int, optional
             The rank in `comm` that allocates, on its GPU. Default: the leader.
+        name : str, optional
+            1 to 40 letters, digits, '.', '_' or '-'. Processes of this user on this machine may
+            then `attach` by it, until the window is closed.
 
         Returns
         -------
@@ -187,10 +196,14 @@ class Node(NotPicklable):
             If that or anything else failed on another rank; nothing is left allocated.
         MismatchError
             If the arguments differ.
+        ValueError
+            If another window of this job has the name.
         """
-        return allocate.allocate(self._context, shape, dtype, fill, owner)
+        return allocate.allocate(self._context, shape, dtype, fill, owner, name=name)
 
-    def allocate_each(self, shape: Any, dtype: Any = float, *, fill: Any = None) -> Window:
+    def allocate_each(
+        self, shape: Any, dtype: Any = float, *, fill: Any = None, name: str | None = None
+    ) -> Window:
         """Allocate a segment on every rank, on its own GPU, and map all of them on every rank.
 
         Collective, host-blocking. The dtype is the same on all ranks; shapes may differ.
@@ -203,6 +216,8 @@ class Node(NotPicklable):
             Of the elements.
         fill : scalar, optional
             What every element of this rank's segment is set to before the call returns.
+        name : str, optional
+            As of `allocate`.
 
         Returns
         -------
@@ -211,12 +226,12 @@ class Node(NotPicklable):
 
         Raises
         ------
-        CudaError, UnsupportedError, PeerError, MismatchError
+        CudaError, UnsupportedError, PeerError, MismatchError, ValueError
             As `allocate`.
         """
-        return allocate.allocate_each(self._context, shape, dtype, fill)
+        return allocate.allocate_each(self._context, shape, dtype, fill, name=name)
 
-    def share(self, source: Any, *, owner: int | None = None) -> Window:
+    def share(self, source: Any, *, owner: int | None = None, name: str | None = None) -> Window:
         """Share what one rank has, or computes, as a window of its shape and dtype.
 
         Collective, host-blocking.
@@ -227,6 +242,8 @@ class Node(NotPicklable):
             Read, or called, on the owner alone; the others' is ignored. The array is copied.
         owner : int, optional
             A rank in `comm`, the same on all ranks. Default: the leader.
+        name : str, optional
+            As of `allocate`.
 
         Raises
         ------
@@ -235,7 +252,7 @@ class Node(NotPicklable):
         PeerError
             On the others, with the text of that exception.
         """
-        return allocate.share(self._context, source, owner)
+        return allocate.share(self._context, source, owner, name=name)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.

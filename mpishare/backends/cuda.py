@@ -148,6 +148,14 @@ class CudaBackend(Backend):
     def retract(self, token: str) -> None:
         """Do nothing: a handle holds no resources."""
 
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy; unified addressing tells where either lies."""
+        self.call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def make_current(self) -> None:
+        """Make this rank's GPU the current one of the calling thread."""
+        self.xp.cuda.Device(self.device.ordinal).use()
+
     def register(self, memory: SharedMemory) -> int:
         """Pin host memory and return its device address."""
         self.call("cuMemHostRegister", memory.address, memory.nbytes, _HOST_REGISTER_FLAGS)
@@ -281,7 +289,7 @@ class CudaBackend(Backend):
 
         def synchronize() -> None:
             try:
-                self.xp.cuda.Device(self.device.ordinal).use()
+                self.make_current()
                 self.call("cuCtxSynchronize")
             except BaseException as error:
                 failures.append(error)

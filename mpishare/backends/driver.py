@@ -165,7 +165,7 @@ def choose_device(wanted: Any, rank: int) -> int:
             raise ValueError(f"device={wanted}: this rank sees GPUs 0 to {count - 1}")
         return wanted
     if isinstance(wanted, str):
-        names = [device_of(ordinal).uuid for ordinal in range(count)]
+        names = visible_uuids()
         found = [ordinal for ordinal, name in enumerate(names) if name.startswith(wanted)]
         if len(found) != 1:
             raise ValueError(f"device={wanted!r} names {len(found)} of this rank's GPUs: {names}")
@@ -193,6 +193,11 @@ def device_of(ordinal: int) -> Device:
         name=properties["name"].decode(),
         mps=bool(mps and call("cuDeviceGetAttribute", mps, ordinal)),
     )
+
+
+def visible_uuids() -> list[str]:
+    """Return the UUIDs of the GPUs that this process sees, by ordinal. Local."""
+    return [device_of(ordinal).uuid for ordinal in range(cupy.cuda.runtime.getDeviceCount())]
 
 
 def link(ordinal: int, uuid: str) -> str:

@@ -22,6 +22,8 @@ LAYERS = (
     "backends",
     "context",
     "ordering",
+    "viewers",
+    "attach",
     "window event",
     "allocate setup",
     "node",
