@@ -21,8 +21,7 @@ from mpishare.viewers.readers import CudaReader, HostReader, Segment, map_part
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mpishare.backends import Memory
-    from mpishare.backends.cuda import CudaBackend
+    from mpishare.backends.cuda import CudaBackend, CudaMemory
 
 _PAUSE_S = 0.0005
 _TRIES = 16
@@ -99,7 +98,7 @@ class Attached:
         self.shape = self._segments[0].shape
         self._lock = threading.RLock()
         self._arrays: dict[int, Any] = {}
-        self._memories: list[Memory] = []
+        self._memories: list[CudaMemory] = []
         self._why_not_live = ""
         self._is_closed = False
         self._is_over = False
@@ -209,14 +208,12 @@ class Attached:
             yield frame
 
     def close(self) -> None:
-        """Let go of the window. May be repeated; arrays that are held stay mapped."""
+        """Let go of the window. May be repeated; arrays that are held stay mapped.
+
+        On CUDA the job keeps the memory for them, and knows this process as a viewer until then.
+        """
         self._is_closed = True
-        if self._thread is not None:
-            self._visit.hang_up()
-            if self._thread is not threading.current_thread():
-                self._thread.join()
         self._let_go()
-        self._visit.close()
 
     def __enter__(self) -> Self:
         """Return the window; ClosedError if it is closed."""
@@ -266,7 +263,7 @@ class Attached:
                 self._memories.append(memory)
                 self._arrays[segment.rank] = memory.array(segment.shape, self.dtype)
         except (UnsupportedError, CudaError) as error:
-            self._why_not_live = str(error)
+            self._why_not_live = str(error).rstrip(".")
             self._let_go()
             self._visit.ask({"maps": False})
             return None
@@ -330,18 +327,23 @@ class Attached:
         backend.make_current()
         self._visit.wait_until_over()
         self._is_over = True
-        if self._let_go() and not self._is_closed:
-            self._visit.hang_up()
+        self._let_go()
 
-    def _let_go(self) -> bool:
-        """Unmap what no array holds; return whether nothing is left."""
+    def _let_go(self) -> None:
+        """Unmap what no array holds, and end the lease when nothing is left."""
         with self._lock:
             self._arrays.clear()
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
             self._memories = [memory for memory in self._memories if not memory.close()]
-            return not self._memories
+            for memory in self._memories:
+                memory.when_dropped(self._let_go)
+            if self._memories or not (self._is_closed or self._is_over):
+                return
+            self._visit.hang_up()  # the thread wakes up, and comes here too
+            if self._is_over or self._thread is None:
+                self._visit.close()
 
 
 def attach(

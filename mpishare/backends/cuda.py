@@ -70,6 +70,11 @@ class CudaMemory:
         )
         return xp.ndarray(shape, dtype=dtype, memptr=xp.cuda.MemoryPointer(memory, 0))
 
+    def when_dropped(self, then: Callable[[], object]) -> None:
+        """Call `then` when the last array on it is gone; not at the end of the interpreter."""
+        if (anchor := self._anchor()) is not None:
+            weakref.finalize(anchor, then).atexit = False
+
     def close(self) -> bool:
         """Unmap or free; return False, with nothing done, while arrays on it are alive."""
         if self.is_held:
@@ -134,14 +139,15 @@ class CudaBackend(Backend):
         return driver.handle_bytes(self.call("cuIpcGetMemHandle", memory.address)).hex()
 
     def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
-        """Map another rank's allocation."""
+        """Map another process's allocation."""
         address = self.call(
             "cuIpcOpenMemHandle",
             driver.memory_handle(bytes.fromhex(token)),
             _IPC_LAZY_PEER_ACCESS,
-            remedy=f"This rank cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
-            "ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of --gpus-per-task; "
-            "in a container give it all GPUs. `python -m mpishare.info` shows every pair",
+            remedy=f"This process cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs "
+            "from ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of "
+            "--gpus-per-task; in a container give it all GPUs. `python -m mpishare.info` shows "
+            "every pair",
         )
         return CudaMemory(self, int(address), nbytes, is_mine=False)
 
