@@ -14,9 +14,9 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError
 from mpishare.memory.door import Visit
 from mpishare.viewers import page as layout
-from mpishare.viewers.gpu import open_gpu
+from mpishare.viewers.live import map_files, map_on_gpu, open_gpu
 from mpishare.viewers.names import check_name, door_name, find, job_text
-from mpishare.viewers.readers import CudaReader, HostReader, Segment, map_part
+from mpishare.viewers.readers import CudaReader, HostReader, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,8 @@ class Attached:
         self._thread: threading.Thread | None = None
         self._reader: CudaReader | HostReader | None = None
         size = len(told["shapes"])
-        backend = self._open_memory(told) if told["backend"] == "cuda" else None
+        is_on_gpu = told["backend"] == "cuda"
+        backend = self._open_memory(told["tokens"]) if is_on_gpu else None
         if backend is not None:
             self._reader = CudaReader(fds[0], self._segments, size, self.dtype, backend)
             self._thread = threading.Thread(
@@ -113,12 +114,11 @@ class Attached:
             )
             self._thread.start()
             return
-        is_on_gpu = told["backend"] == "cuda"
         self._reader = HostReader(fds[0], self._segments, size, self.dtype, is_on_gpu=is_on_gpu)
         if is_on_gpu:
             visit.ask({"wants_host_copies": True})
         else:
-            self._map_files(fds[1:])
+            self._arrays = map_files(self._segments, self.dtype, fds[1:], is_writable=writable)
 
     @property
     def array(self) -> Any:
@@ -238,35 +238,18 @@ class Attached:
 
     # --- making
 
-    def _map_files(self, fds: list[int]) -> None:
-        for segment, fd in zip(self._segments, fds, strict=True):
-            # What came may be read alone; a process of the same user may open it once more.
-            again = (
-                os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC) if self._writable else fd
-            )
-            try:
-                mapping = map_part(again, segment.nbytes, 0, is_writable=self._writable)
-            finally:
-                if again != fd:
-                    os.close(again)
-            whole = np.frombuffer(mapping, dtype=np.uint8)
-            self._arrays[segment.rank] = np.ndarray(segment.shape, self.dtype, whole)
-
-    def _open_memory(self, told: dict[str, Any]) -> CudaBackend | None:
+    def _open_memory(self, tokens: list[str]) -> CudaBackend | None:
         """Map the segments on this process's GPU; None, with the reason, where that cannot be."""
         try:
             backend = open_gpu([segment.uuid for segment in self._segments])
             self._visit.ask({"maps": True})
-            for segment in self._segments:
-                token = told["tokens"][segment.rank]
-                memory = backend.open(token, max(segment.nbytes, 1), segment.uuid)
-                self._memories.append(memory)
-                self._arrays[segment.rank] = memory.array(segment.shape, self.dtype)
+            self._memories = map_on_gpu(backend, self._segments, tokens)
         except (UnsupportedError, CudaError) as error:
             self._why_not_live = str(error).rstrip(".")
-            self._let_go()
             self._visit.ask({"maps": False})
             return None
+        for segment, memory in zip(self._segments, self._memories, strict=True):
+            self._arrays[segment.rank] = memory.array(segment.shape, self.dtype)
         return backend
 
     # --- reading

@@ -65,6 +65,11 @@ def listed() -> list[Listed]:
     return sorted(found)
 
 
+def my_windows() -> list[Listed]:
+    """Return those of this user."""
+    return [each for each in listed() if each.uid == os.getuid()]
+
+
 def find(name: str, job: str | None) -> Listed:
     """Return this user's window of that name, of that job or of the only one that has it. Local.
 

@@ -27,7 +27,6 @@ VIEWER = """
 import json, sys, time
 begin = time.perf_counter()
 import mpishare
-from mpishare.viewers.gpu import open_gpu
 imported = time.perf_counter()
 first = mpishare.attach("cube")
 with_context = time.perf_counter()

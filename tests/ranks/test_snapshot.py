@@ -263,3 +263,25 @@ def test_a_held_array_of_the_viewer_stays_valid(node, view):
     view("del live")
     assert view("there.close()") is None
     view("del there")
+
+
+def test_info_lists_what_is_there_without_mpi(node, view):
+    node.allocate_each(shape_of(node.rank), "i4", name="listed")
+    view("there = attach('listed')")
+    listed = view(
+        "import subprocess\n"
+        "command = [sys.executable, '-X', 'importtime', '-m', 'mpishare.info', '--attachable']\n"
+        "done = subprocess.run(command, capture_output=True, text=True)\n"
+        "asjson = subprocess.run([*command, '--json'], capture_output=True, text=True).stdout"
+    )
+    assert listed is None
+    assert view("done.returncode") == 0
+    assert view("'mpi4py.MPI' in done.stderr") is False
+    text = view("done.stdout")
+    line = next(line for line in text.splitlines() if line.startswith("listed  job "))
+    assert "int32, (3, 4) of rank 0" in line
+    window = view("[w for w in json.loads(asjson) if w['name'] == 'listed'][0]")
+    assert window["ranks"] == list(range(node.size))
+    assert window["shapes"] == [list(shape_of(rank)) for rank in range(node.size)]
+    assert window["viewers"] == view("[os.getpid()]")
+    assert window["job"] == view("there.job")

@@ -29,7 +29,7 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
             "allocate allocate_each backend barrier close device event is_closed is_leader leader "
             "rank report share size synchronize xp",
         ),
-        (mpishare.Window, "array close complete fence is_closed post segment start wait"),
+        (mpishare.Window, "array close complete fence is_closed post segment snapshot start wait"),
         (mpishare.Event, "close is_closed record wait"),
         (
             mpishare.HaloExchange,
