@@ -52,7 +52,7 @@ class Door:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # an answer may ask for the leases
         self._selector = selectors.DefaultSelector()
-        self._answers: dict[str, tuple[socket.socket, Answer]] = {}
+        self._answers: dict[str, tuple[socket.socket, Answer, Callable[[], object]]] = {}
         self._leases: list[_Lease] = []
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -61,8 +61,13 @@ class Door:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def open(self, name: str, answer: Answer) -> None:
+    def open(self, name: str, answer: Answer, left: Callable[[], object] = lambda: None) -> None:
         """Answer at a name from now on.
+
+        Parameters
+        ----------
+        left : callable, optional
+            Called in the door's thread when a visitor has left who came to the name.
 
         Raises
         ------
@@ -83,7 +88,7 @@ class Door:
                 raise HandleError(f"the name {name!r} is taken on this machine") from None
             raise
         with self._lock:
-            self._answers[name] = listener, answer
+            self._answers[name] = listener, answer, left
             self._selector.register(listener, selectors.EVENT_READ, name)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
@@ -182,7 +187,7 @@ class Door:
 
     def _stop(self, name: str) -> None:
         if name in self._answers:
-            listener, _ = self._answers.pop(name)
+            listener, _, _ = self._answers.pop(name)
             self._selector.unregister(listener)
             listener.close()
 
@@ -212,6 +217,8 @@ class Door:
         self._leases.remove(lease)
         self._selector.unregister(lease.connection)
         lease.connection.close()
+        if lease.name in self._answers:
+            self._answers[lease.name][2]()
 
 
 class Visit:
@@ -250,16 +257,19 @@ class Visit:
         if (owner := _peer(self._connection)[1]) != os.getuid():
             self._connection.close()
             raise HandleError(f"{name!r} is answered by a process of another user, {owner}")
-        self._poll = select.poll()
-        self._poll.register(self._connection, select.POLLIN)
 
     def is_over(self) -> bool:
         """Whether the door has ended the connection, or said something on its own account."""
-        return bool(self._poll.poll(0))
+        return bool(self._wait(0))
 
     def wait_until_over(self) -> None:
         """Block until `is_over`, or until another thread calls `hang_up`."""
-        self._poll.poll()
+        self._wait(None)
+
+    def _wait(self, timeout_ms: int | None) -> list[tuple[int, int]]:
+        waiter = select.poll()  # not `select`, for descriptors above 1023; one cannot be shared
+        waiter.register(self._connection, select.POLLIN)
+        return waiter.poll(timeout_ms)
 
     def hang_up(self) -> None:
         """End the connection for both sides, and a wait of another thread; `close` follows."""

@@ -24,15 +24,17 @@ VERSION = 1
 BUFFERS = 3
 TOKEN_NBYTES = 64
 
-# Words of 8 bytes. Of the header, written by the leader, TARGET by the first rank with a segment:
+# Words of 8 bytes. Of the header, written by the leader, STRIDE by the first rank with a segment:
 WANTED = 0
 """1 once a viewer without these GPUs asked for snapshots in host memory."""
-TARGET = 1
-"""The number of a snapshot that every rank copies to host memory, whatever it copies beside."""
+STRIDE = 1
+"""Snapshots whose number is a multiple are copied from GPUs to host memory: 0, or a power of 2, so
+that they use the three buffers in turn."""
 # Of a slot:
 HOST = 0
 DEVICE = 9
 """Where a track begins: BEGIN of its three buffers, then END of them."""
+BEGIN = 0
 END = 3
 MARK = 6
 """Of the host track, on CUDA: what the buffer on the GPU held when it had been copied."""
@@ -87,10 +89,10 @@ def newest(page: memoryview[int], starts: Sequence[int], checked: Sequence[int])
     starts : sequence of int
         For each rank that has a segment, the first word of its track.
     checked : sequence of int
-        The words that hold the number of a whole snapshot: END, MARK.
+        The words that hold the number of a whole snapshot: BEGIN, END, MARK.
     """
-    last = min(max(page[start + END : start + END + BUFFERS]) for start in starts)
-    for number in range(last, max(last - BUFFERS, 0), -1):
+    first = starts[0] + END
+    for number in sorted(page[first : first + BUFFERS], reverse=True):
         place = number % BUFFERS
         if all(page[start + word + place] == number for start in starts for word in checked):
             return number

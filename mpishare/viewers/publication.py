@@ -170,8 +170,8 @@ class Publication:
                 context.rank,
                 offsets[context.rank],
                 mine,
+                sum(filter(None, self._nbytes)),
                 is_first=context.rank == self._owners[0],
-                is_only=len(self._owners) == 1,
             )
             self._snapshots = (
                 CudaSnapshots(self._page, context.backend)
@@ -188,7 +188,7 @@ class Publication:
                 self._fds.append(fd)
         door = door_name(job, self.name)
         try:
-            context.descriptors.door.open(door, self._answer)
+            context.descriptors.door.open(door, self._answer, self._viewer_left)
         except HandleError:
             return [job, True]
         self._door = door
@@ -202,11 +202,19 @@ class Publication:
         if "fds" in request:
             first = int(request["fds"])
             return {}, self._fds[first : first + FDS_PER_REPLY]
-        if request.get("wants_host_copies") and self._memory is not None:
-            # One byte of a word that is zero: no view that would keep the page mapped.
-            self._memory.buffer[8 * layout.WANTED] = 1
+        if request.get("wants_host_copies"):
+            self._want_host_copies(1)
             return {}, []
         return self._description(), []
+
+    def _viewer_left(self) -> None:
+        if not self._context.descriptors.door.leases(self._door, "wants_host_copies"):
+            self._want_host_copies(0)
+
+    def _want_host_copies(self, value: int) -> None:
+        if self._memory is not None:
+            # One byte of the word, the others are zero: no view would outlive the page.
+            self._memory.buffer[8 * layout.WANTED] = value
 
     def _description(self) -> dict[str, Any]:
         context = self._context

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.viewers import page as layout
-from mpishare.viewers.page import BUFFERS, DEVICE, END, HOST, MARK
+from mpishare.viewers.page import BEGIN, BUFFERS, DEVICE, END, HOST, MARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,8 +79,6 @@ class Reader(ABC):
         if number <= than:
             return None
         layout.load_barrier()
-        if layout.is_begun_over(page, starts, number):
-            return 0, {}
         arrays = self._copy(number % BUFFERS)
         layout.load_barrier()
         return (0, {}) if layout.is_begun_over(page, starts, number) else (number, arrays)
@@ -124,7 +122,9 @@ class HostReader(Reader):
         *,
         is_on_gpu: bool,
     ) -> None:
-        super().__init__(fd, segments, size, dtype, HOST, (END, MARK) if is_on_gpu else (END,))
+        super().__init__(
+            fd, segments, size, dtype, HOST, (BEGIN, END, MARK) if is_on_gpu else (BEGIN, END)
+        )
         by_rank = {segment.rank: segment.nbytes for segment in segments}
         offsets, _ = layout.block_offsets([by_rank.get(rank) for rank in range(size)])
         self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(BUFFERS)]
@@ -164,7 +164,7 @@ class CudaReader(Reader):
         dtype: np.dtype[Any],
         backend: CudaBackend,
     ) -> None:
-        super().__init__(fd, segments, size, dtype, DEVICE, (END,))
+        super().__init__(fd, segments, size, dtype, DEVICE, (BEGIN, END))
         self._backend = backend
         self._memories: dict[int, Memory] = {}
         self._stream = backend.xp.cuda.Stream(non_blocking=True)

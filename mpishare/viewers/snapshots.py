@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,17 @@ import numpy as np
 from mpishare.errors import describe
 from mpishare.memory.shared import reserve_part
 from mpishare.viewers import page as layout
-from mpishare.viewers.page import BUFFERS, DEVICE, END, HOST
+from mpishare.viewers.page import BEGIN, BUFFERS, DEVICE, END, HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.backends import Backend, Memory, Signals
     from mpishare.memory.shared import SharedMemory
+
+_READ_RATE = 4e9
+"""Bytes per second that a viewer can copy, and leave a core to others."""
+_SPACING_S = 0.002
 
 log = logging.getLogger("mpishare.window")
 
@@ -35,10 +40,10 @@ class Page:
         This rank.
     offset, nbytes : int, bytes
         Where the host buffers of this rank begin in the file; the size of its segment.
+    total_nbytes : int, bytes
+        The size of all segments.
     is_first : bool
         Whether this rank is the first that has a segment.
-    is_only : bool
-        Whether no other rank has one.
     """
 
     def __init__(
@@ -48,17 +53,17 @@ class Page:
         rank: int,
         offset: int,
         nbytes: int,
+        total_nbytes: int,
         *,
         is_first: bool,
-        is_only: bool,
     ) -> None:
         self.words = memoryview(memory.buffer).cast("Q")
         self.nbytes = nbytes
         self.step = layout.buffer_nbytes(nbytes)
         self.slot = layout.slot(rank)
         self.rank = rank
+        self.total_nbytes = total_nbytes
         self.is_first = is_first
-        self.is_only = is_only
         self._fd = memory.fd
         self._offset = offset
         self._address = address
@@ -90,7 +95,7 @@ class HostSnapshots:
             self._make_buffers(array)
         number = self._number + 1
         words, place = self._page.words, self._page.slot + HOST + number % BUFFERS
-        words[place] = number
+        words[place + BEGIN] = number
         self._memory_barrier()
         np.copyto(self._buffers[number % BUFFERS], array)
         self._memory_barrier()
@@ -163,7 +168,7 @@ class CudaSnapshots:
             token = bytes.fromhex(backend.publish(memory))
             marks = memory.address + BUFFERS * page.step
             for place in range(BUFFERS):
-                begin, end = (page.address(DEVICE + place + part) for part in (0, END))
+                begin, end = (page.address(DEVICE + place + part) for part in (BEGIN, END))
                 begins = [("write", begin), ("write", marks + 8 * place)]
                 self._begin.append(backend.signals(begins))
                 self._end.append(backend.signals([("write", end)]))
@@ -181,7 +186,8 @@ class HostCopies:
     """Copies of snapshots from the GPU to host memory, for viewers that have no such GPU.
 
     They run on a stream of their own, so that the user's stream is delayed by the record of an
-    event alone. Host memory is reserved and pinned by a thread, since that takes its time.
+    event alone; first into a fourth buffer on the GPU, since the way to the host takes longer than
+    the three are left alone. Memory is reserved and pinned by a thread, since that takes its time.
     """
 
     def __init__(self, page: Page, backend: Backend, source: int) -> None:
@@ -190,10 +196,13 @@ class HostCopies:
         self._source = source
         self._memory: SharedMemory | None = None
         self._target = 0
+        self._buffer: Memory | None = None
         self._begin: list[Signals] = []
         self._end: list[Signals] = []
         self._stream: Any = None
         self._event: Any = None
+        self._last = 0.0
+        self._spacing_s = _SPACING_S + page.total_nbytes / _READ_RATE
         self._is_ready = False
         self._thread = threading.Thread(target=self._prepare, name="mpishare-host-copies")
         self._thread.start()
@@ -201,51 +210,68 @@ class HostCopies:
     def follow(self, number: int, stream: int) -> None:
         """Enqueue the copy of the snapshot that was just enqueued on a stream, if it is its turn.
 
-        Each rank copies what it can, and skips what comes too fast for it. TARGET is copied by all:
-        else no snapshot might be there of every rank.
+        All ranks copy the same numbers, so that there are snapshots of every rank, and no more of
+        them than a viewer can read.
         """
-        if not self._is_ready:
+        stride = self._page.words[layout.STRIDE] or 1
+        if not self._is_ready or self._buffer is None or number % stride:
             return
-        page, backend = self._page, self._backend
-        is_idle = backend.is_done(self._stream)
-        if page.is_first and is_idle and page.words[layout.TARGET] < number:
-            # Ahead of this rank, for ranks that are ahead of it.
-            page.words[layout.TARGET] = number + (0 if page.is_only else 2)
-        if not is_idle and number != page.words[layout.TARGET]:
-            return
+        if self._page.is_first:
+            self._pace(stride)
+        page, backend, own = self._page, self._backend, self._stream
         place = number % BUFFERS
+        buffer, marks = self._buffer.address, self._source + BUFFERS * page.step
         backend.record(self._event, stream)
-        backend.wait_event(self._event, self._stream)
-        self._begin[place].enqueue(self._stream, [number])
+        backend.wait_event(self._event, own)
         if page.nbytes:
-            offset = place * page.step
-            backend.copy(self._target + offset, self._source + offset, page.nbytes, self._stream)
+            backend.copy(buffer, self._source + place * page.step, page.nbytes, own)
         # The mark has another number by now if the buffer was overwritten meanwhile.
-        mark = self._source + BUFFERS * page.step + 8 * place
-        backend.copy(page.address(HOST + layout.MARK + place), mark, 8, self._stream)
-        self._end[place].enqueue(self._stream, [number])
+        backend.copy(buffer + page.step, marks + 8 * place, 8, own)
+        self._begin[place].enqueue(own, [number])
+        if page.nbytes:
+            backend.copy(self._target + place * page.step, buffer, page.nbytes, own)
+        backend.copy(page.address(HOST + layout.MARK + place), buffer + page.step, 8, own)
+        self._end[place].enqueue(own, [number])
 
     def close(self) -> None:
         """Unpin and unmap, once the stream is done. Local; waits for the thread."""
         self._thread.join()
-        if self._is_ready and self._memory is not None:
-            self._backend.close_stream(self._stream)
-            self._backend.close_events([self._event])
-            self._backend.unregister(self._memory)
-            self._memory.close()
         self._is_ready = False
+        if self._stream is not None:
+            self._backend.close_stream(self._stream)
+            self._stream = None
+        if self._event is not None:
+            self._backend.close_events([self._event])
+            self._event = None
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
+        if self._memory is not None:
+            if self._target:
+                self._backend.unregister(self._memory)
+            self._memory.close()
+            self._memory = None
+
+    def _pace(self, stride: int) -> None:
+        """Let the copies come neither faster than viewers can read them, nor much slower."""
+        now = time.monotonic()
+        waited_s, self._last = now - self._last, now
+        if waited_s < self._spacing_s:
+            self._page.words[layout.STRIDE] = 2 * stride
+        elif waited_s > 4 * self._spacing_s and stride > 1:
+            self._page.words[layout.STRIDE] = stride // 2
 
     def _prepare(self) -> None:
         page, backend = self._page, self._backend
-        memory = None
         try:
             backend.make_current()
-            memory = page.reserve()
-            self._target = backend.register(memory)
+            self._buffer = backend.allocate(page.step + 8)
+            self._memory = page.reserve()
+            self._target = backend.register(self._memory)
             self._stream = int(backend.new_stream())
             self._event = backend.local_event()
             for place in range(BUFFERS):
-                begin, end = (page.address(HOST + place + part) for part in (0, END))
+                begin, end = (page.address(HOST + place + part) for part in (BEGIN, END))
                 self._begin.append(backend.signals([("write", begin)]))
                 self._end.append(backend.signals([("write", end)]))
         except Exception as error:
@@ -254,10 +280,5 @@ class HostCopies:
             log.warning(
                 "no snapshots in host memory for viewers without a GPU: %s", describe(error)
             )
-            if memory is not None:
-                if self._target:
-                    backend.unregister(memory)
-                memory.close()
-            return
-        self._memory = memory
-        self._is_ready = True
+        else:
+            self._is_ready = True
