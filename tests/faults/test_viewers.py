@@ -1,7 +1,7 @@
 """Viewers outside the job that are killed, stopped, many or foreign: the job goes on."""
 
+import json
 import os
-import stat
 import time
 import warnings
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.scenes import BACKENDS, KILLING_BACKENDS, play
 from tests.faults.stage import Stage, leftovers
-from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.launch import run_ranks
 from tests.helpers.reporting import report
 from tests.helpers.viewer import Viewer
 
@@ -298,42 +298,60 @@ def test_a_name_is_taken_by_another_node_of_a_scheduled_job():
     assert outcomes == ["None", "ValueError"]
 
 
-def viewed_by_another(stage: Stage, nobody: int) -> None:
+FOREIGN = """
+def foreign(nobody, name, address):
+    import socket
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(nobody); os.setuid(nobody)
+        try:
+            attach(name)
+            told = ["attached"]
+        except mpishare.HandleError as error:
+            told = [str(error)]
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        door.connect(address)
+        told.append(door.recv(1000).decode())
+        mine = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine.bind(address.replace(name, "false"))
+        mine.listen()
+        os.write(writer, json.dumps(told).encode())
+        time.sleep(30)
+    told = json.loads(os.read(reader, 10000))
+    try:
+        attach("false")
+    except mpishare.HandleError as error:
+        told.append(str(error))
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return told
+"""
+
+
+def viewed_by_another(stage: Stage, source: str, nobody: int) -> None:
     from tests.helpers.viewer import Viewer
 
     node = stage.node()
     window = node.allocate(4, name="foreign")
     if stage.rank == 0:
-        address = f"\\0mpishare/{os.getuid()}/window/{window._publication.job}/foreign"
-        with Viewer(user=nobody) as viewer:
-            report({"attach": viewer("attach('foreign')")})
-            report({
-                "knock": viewer(
-                    "import socket\n"
-                    "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
-                    f"s.connect('{address}')\n"
-                    "s.send(b'{}')\n"
-                    "said = s.recv(1000).decode()"
-                ) or viewer("said")
-            })  # fmt: skip
+        address = f"\0mpishare/{os.getuid()}/window/{window._publication.job}/foreign"
+        with Viewer() as viewer:
+            viewer(source)
+            report({"told": viewer(f"foreign({nobody}, 'foreign', {address!r})")})
     stage.world.Barrier()
     window.close()
     node.close()
 
 
-def is_open_to_all(path) -> bool:
-    return all(folder.stat().st_mode & stat.S_IXOTH for folder in [path, *path.parents])
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-@pytest.mark.skipif(not is_open_to_all(ROOT), reason="another user cannot read the checkout")
-def test_a_viewer_of_another_user():
-    played = play(2, viewed_by_another, NOBODY)
+def test_a_viewer_of_another_user_and_a_door_of_another_user():
+    played = play(2, viewed_by_another, FOREIGN, NOBODY)
     played.ended_well()
-    told = played.rank(0)
-    assert told["attach"]["error"] == "HandleError"
-    assert "User 0 has a window of that name" in told["attach"]["text"]
-    assert "another user" in told["knock"]
+    attached, knocked, misled = played.rank(0)["told"]
+    assert "User 0 has a window of that name" in attached
+    assert json.loads(knocked) == {"refused": "another user"}
+    assert "is answered by a process of another user, 65534" in misled
 
 
 SPAWN = """

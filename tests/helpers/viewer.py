@@ -47,7 +47,7 @@ for line in sys.stdin:
 class Viewer:
     """`viewer("expression or statements")` returns its value, or {"error", "text"}."""
 
-    def __init__(self, env: Mapping[str, str] | None = None, user: int | None = None) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", LOOP],
             cwd=ROOT,
@@ -55,7 +55,6 @@ class Viewer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            user=user,
         )
         self.pid = self.process.pid
 
