@@ -298,7 +298,9 @@ class Visit:
         except TimeoutError:
             raise self._late() from None
         except OSError as error:
-            raise self._gone(error.strerror or "") from None
+            text, fds = self._last_words(), []
+            if not text:
+                raise self._gone(error.strerror or "") from None
         if not text:
             raise self._gone("the connection was closed")
         for fd in fds:
@@ -309,6 +311,13 @@ class Visit:
                 os.close(fd)
             raise UnsupportedError(f"{self._name!r} was refused: {reply['refused']}")
         return reply, fds
+
+    def _last_words(self) -> bytes:
+        """Return what a door said before it hung up: that it refuses, and why."""
+        try:
+            return self._connection.recv(_NBYTES)
+        except OSError:
+            return b""
 
     def close(self) -> None:
         """End the connection, and with it the lease. May be repeated."""
