@@ -99,7 +99,8 @@ class Attached:
         self._lock = threading.RLock()
         self._arrays: dict[int, Any] = {}
         self._memories: list[CudaMemory] = []
-        self._why_not_live = ""
+        self._why_not_live = told["why_not_live"]
+        self._why_not_here = ""  # why frames come through host memory, if they do
         self._is_closed = False
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -117,7 +118,7 @@ class Attached:
         self._reader = HostReader(fds[0], self._segments, size, self.dtype, is_on_gpu=is_on_gpu)
         if is_on_gpu:
             visit.ask({"wants_host_copies": True})
-        else:
+        elif not self._why_not_live:
             self._arrays = map_files(self._segments, self.dtype, fds[1:], is_writable=writable)
 
     @property
@@ -243,12 +244,13 @@ class Attached:
         try:
             backend = open_gpu([segment.uuid for segment in self._segments])
             self._visit.ask({"maps": True})
-            self._memories = map_on_gpu(backend, self._segments, tokens)
+            if not self._why_not_live:
+                self._memories = map_on_gpu(backend, self._segments, tokens)
         except (UnsupportedError, CudaError) as error:
-            self._why_not_live = str(error).rstrip(".")
+            self._why_not_live = self._why_not_here = str(error).rstrip(".")
             self._visit.ask({"maps": False})
             return None
-        for segment, memory in zip(self._segments, self._memories, strict=True):
+        for segment, memory in zip(self._segments, self._memories, strict=False):  # or none
             self._arrays[segment.rank] = memory.array(segment.shape, self.dtype)
         return backend
 
@@ -280,10 +282,10 @@ class Attached:
 
     def _check_room(self) -> None:
         with self._lock:
-            ranks = self._reader.failed() if self._why_not_live and self._reader else []
+            ranks = self._reader.failed() if self._why_not_here and self._reader else []
         if ranks:
             raise UnsupportedError(
-                f"no snapshots of {self.name!r} here: {self._why_not_live}, and ranks {ranks} have "
+                f"no snapshots of {self.name!r} here: {self._why_not_here}, and ranks {ranks} have "
                 "no room in host memory for copies (/dev/shm; the job's log says more)"
             )
 

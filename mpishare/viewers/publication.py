@@ -44,6 +44,8 @@ class Publication:
         host backend the tokens are still published.
     shapes, dtype
         As of `Window`.
+    why_not_live : str, optional
+        Why no other process can map the segments by these handles: then there are snapshots alone.
 
     Raises
     ------
@@ -61,6 +63,8 @@ class Publication:
         handles: Sequence[str],
         shapes: Sequence[tuple[int, ...] | None],
         dtype: np.dtype[Any],
+        *,
+        why_not_live: str = "",
     ) -> None:
         self.name = name
         self._context = context
@@ -71,8 +75,9 @@ class Publication:
             None if shape is None else int(np.prod(shape, dtype=object)) * dtype.itemsize
             for shape in shapes
         ]
+        self._why_not_live = why_not_live
         self._tokens = [
-            context.open_handle(packed, rank, 0).token if packed else ""
+            context.open_handle(packed, rank, 0).token if packed and not why_not_live else ""
             for rank, packed in enumerate(handles)
         ]
         self._fds: list[int] = []
@@ -225,6 +230,7 @@ class Publication:
             "dtype": repr(np.lib.format.dtype_to_descr(self._dtype)),
             "shapes": [None if shape is None else list(shape) for shape in self._shapes],
             "tokens": self._tokens if context.backend.has_streams else None,
+            "why_not_live": self._why_not_live,
             "uuids": context.uuids,
             "fds": len(self._fds),
             "host": socket.gethostname(),

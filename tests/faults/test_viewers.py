@@ -20,7 +20,7 @@ def come(name, seconds=30):
     end = time.time() + seconds
     while True:
         try:
-            return attach(name)
+            return mpishare.attach(name)
         except mpishare.HandleError:
             if time.time() > end: raise
             time.sleep(0.01)
@@ -111,8 +111,9 @@ def test_a_hundred_viewers_that_are_killed(backend):
     played.worked([0, 1], "close")
 
 
-def stopped(stage: Stage) -> None:
+def stopped(stage: Stage, killed_after_s: float) -> None:
     import signal
+    import threading
 
     from tests.helpers.viewer import Viewer
 
@@ -126,6 +127,8 @@ def stopped(stage: Stage) -> None:
         report({"viewer": viewer.pid, "saw": viewer("host(attach('stopped').latest().array)[0]")})
         viewer("there = attach('stopped')")
         os.kill(viewer.pid, signal.SIGSTOP)
+        if killed_after_s:
+            threading.Timer(killed_after_s, viewer.process.kill).start()
     node.barrier()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -139,7 +142,7 @@ def stopped(stage: Stage) -> None:
 
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
 def test_a_viewer_that_is_stopped_delays_nothing_but_a_close_on_a_gpu(backend):
-    played = play(2, stopped, backend=backend)
+    played = play(2, stopped, 0.0, backend=backend)
     played.worked([0, 1], "close", "next", "node")
     assert played.rank(0)["saw"] == 1.0
     seconds, warned = played.told(0, "close").seconds, played.rank(0)["warned"]
@@ -150,6 +153,15 @@ def test_a_viewer_that_is_stopped_delays_nothing_but_a_close_on_a_gpu(backend):
         assert 3 <= seconds < 4
         assert f"[{played.rank(0)['viewer']}" in warned[0]
     assert played.rank(1)["warned"] == []
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_a_viewer_that_is_killed_during_the_close(backend):
+    played = play(2, stopped, 0.5, backend=backend)
+    played.worked([0, 1], "close", "next", "node")
+    assert played.rank(0)["warned"] == []
+    if backend == "cuda":
+        assert 0.3 < played.told(0, "close").seconds < 2
 
 
 def dying(stage: Stage, name: str) -> None:
@@ -185,7 +197,7 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
         assert "has ended" in told["text"]
         if backend == "host":
             assert viewer("host(live)[:2]") == [3.0, 3.0]
-        assert viewer(f"attach({name!r})")["error"] == "HandleError"
+        assert viewer(f"mpishare.attach({name!r})")["error"] == "HandleError"
         assert viewer("del live; there.close()") is None
 
 
@@ -271,10 +283,17 @@ def twice(stage: Stage) -> None:
     jobs = stage.gather("" if window is None else window._publication.job)
     if stage.rank == 0:
         with Viewer() as viewer:
-            report({"jobs": jobs, "any": viewer("host(attach('twice').array)")})
-            seen = [viewer(f"host(attach('twice', job={job!r}).array)") for job in jobs if job]
-            report({"seen": seen, "as int": viewer(f"host(attach('twice', job={jobs[0]}).array)")})
-            report({"wrong": viewer("attach('twice', job='none-such')")})
+            report({"jobs": jobs, "any": viewer("host(mpishare.attach('twice').array)")})
+            seen = [
+                viewer(f"host(mpishare.attach('twice', job={job!r}).array)") for job in jobs if job
+            ]
+            report(
+                {
+                    "seen": seen,
+                    "as int": viewer(f"host(mpishare.attach('twice', job={jobs[0]}).array)"),
+                }
+            )
+            report({"wrong": viewer("mpishare.attach('twice', job='none-such')")})
     stage.world.Barrier()
     node.close()
 

@@ -10,10 +10,13 @@ from typing import Any
 from tests.helpers.launch import ROOT
 
 LOOP = """
-import gc, json, os, sys, time
+import functools, gc, json, os, sys, time
 import numpy as np
 import mpishare
-from mpishare import attach
+from mpishare.viewers.names import job_id
+
+# The windows of the process that started this one, whatever other jobs there are.
+attach = functools.partial(mpishare.attach, job=job_id(os.getppid()))
 
 def host(array):
     return np.asarray(array.get() if hasattr(array, "get") else array).tolist()

@@ -1,5 +1,6 @@
 """Named windows seen from outside the job: live memory, snapshots, names, and nothing left."""
 
+import functools
 import gc
 import pickle
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
+from mpishare.viewers import publication
 from tests.helpers.held import held
 from tests.helpers.viewer import SharedViewer, Viewer
 
@@ -285,3 +287,14 @@ def test_info_lists_what_is_there_without_mpi(node, view):
     assert window["shapes"] == [list(shape_of(rank)) for rank in range(node.size)]
     assert window["viewers"] == view("[os.getpid()]")
     assert window["job"] == view("there.job")
+
+
+def test_a_window_whose_memory_cannot_be_mapped_outside_has_snapshots(node, view, monkeypatch):
+    make = functools.partial(publication.Publication, why_not_live="it is somebody else's")
+    monkeypatch.setattr("mpishare.allocate.Publication", make)
+    window = node.allocate_each(shape_of(node.rank), name="frames-only")
+    take(node, window, 1)
+    view("there = attach('frames-only')")
+    assert "it is somebody else's. Snapshots are there" in view("there.array")["text"]
+    last = node.size - 1
+    assert view(f"host(there.latest().segment({last}))") == values(last, 1).tolist()
