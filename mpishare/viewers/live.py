@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,8 @@ def open_gpu(uuids: Sequence[str]) -> CudaBackend:
     UnsupportedError
         If this process does not see all of them, or has not the packages to use them.
     """
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        raise UnsupportedError("there is no NVIDIA driver") from None
-    if library.cuInit(0):
-        raise UnsupportedError("no GPU is visible")
+    if why := _why_no_gpu():
+        raise UnsupportedError(why)
     try:
         from mpishare.backends.cuda import CudaBackend
         from mpishare.backends.driver import visible_uuids
@@ -83,3 +80,12 @@ def open_gpu(uuids: Sequence[str]) -> CudaBackend:
     if hidden:
         raise UnsupportedError(f"{', '.join(uuid[:12] for uuid in hidden)} is not visible")
     return CudaBackend(names.index(uuids[0]), f"process {os.getpid()}")
+
+
+@functools.cache  # where no GPU is visible, the driver takes 60 ms to say so
+def _why_no_gpu() -> str:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver"
+    return "no GPU is visible" if library.cuInit(0) else ""

@@ -84,7 +84,7 @@ def main():
     parser.add_argument("--edge", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--passes", type=int, default=10)
+    parser.add_argument("--passes", type=int, default=100)
     options = parser.parse_args()
     with mpishare.Node(backend=options.backend) as node:
         window = node.allocate_each([options.edge] * 3, fill=1.0, name="cube")
