@@ -373,6 +373,47 @@ def test_a_viewer_of_another_user_and_a_door_of_another_user():
     assert "is answered by a process of another user, 65534" in misled
 
 
+ELSEWHERE = """
+def elsewhere(name):
+    import ctypes
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        assert ctypes.CDLL(None).unshare(0x40000000) == 0  # CLONE_NEWNET
+        try:
+            told = repr(attach(name))
+        except mpishare.HandleError as error:
+            told = str(error)
+        os.write(writer, told.encode())
+        os._exit(0)
+    os.wait()
+    return os.read(reader, 10000).decode()
+"""
+
+
+def viewed_from_elsewhere(stage: Stage, source: str) -> None:
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    window = node.allocate(4, name="far")
+    if stage.rank == 0:
+        with Viewer() as viewer:
+            viewer(source)
+            report({"told": viewer("elsewhere('far')")})
+    stage.world.Barrier()
+    window.close()
+    node.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make a network namespace")
+def test_a_viewer_in_another_network_namespace():
+    """It cannot tell that from a window that is not there, so the error names both."""
+    played = play(2, viewed_from_elsewhere, ELSEWHERE)
+    played.ended_well()
+    told = played.rank(0)["told"]
+    assert "no process of this user has a window of that name on this machine" in told
+    assert "in another network namespace" in told
+
+
 SPAWN = """
 import multiprocessing, pickle, sys
 import numpy as np
