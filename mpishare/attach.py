@@ -290,7 +290,8 @@ class Attached:
             )
 
     def _late(self, wait_s: float) -> PeerTimeout:
-        numbers = self._reader.numbers() if self._reader is not None else {}
+        with self._lock:
+            numbers = self._reader.numbers() if self._reader is not None else {}
         taken = ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items())
         without = [rank for rank, number in numbers.items() if not number]
         why = (

@@ -166,7 +166,7 @@ class Window(Epochs, NodeObject):
         Collective, host-blocking: waits for this process's streams and for the other ranks.
         Closing twice does nothing. Arrays that are still held stay valid: then the memory is kept
         until the node is closed, and a `ResourceWarning` names the window. So it is where processes
-        outside the job map memory of it on a GPU and do not let go within `LET_GO_S` seconds.
+        outside the job map memory of it on a GPU and have not let go after 3 s.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class Window(Epochs, NodeObject):
         if self._viewers and self._context.rank == 0:
             warnings.warn(
                 f"{self.name} of shape {self.shape} was closed while processes {self._viewers} "
-                "outside the job map it: its memory is kept until they let go",
+                "outside the job map it: its memory is kept",
                 ResourceWarning,
                 stacklevel=2,
             )
