@@ -16,7 +16,7 @@ from mpishare.memory.door import Visit
 from mpishare.viewers import page as layout
 from mpishare.viewers.live import map_files, map_on_gpu, open_gpu
 from mpishare.viewers.names import check_name, door_name, find, job_text
-from mpishare.viewers.readers import CudaReader, HostReader, Segment
+from mpishare.viewers.readers import CudaReader, HostReader, segments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,11 +89,7 @@ class Attached:
         self._visit = visit
         self._timeout_s = timeout_s
         self._writable = writable
-        self._segments = [
-            Segment(rank, tuple(shape), math.prod(shape) * self.dtype.itemsize, uuid)
-            for rank, (shape, uuid) in enumerate(zip(told["shapes"], told["uuids"], strict=True))
-            if shape is not None
-        ]
+        self._segments = segments_of(told, self.dtype.itemsize)
         self.ranks = tuple(segment.rank for segment in self._segments)
         self.shape = self._segments[0].shape
         self._lock = threading.RLock()
@@ -251,7 +247,7 @@ class Attached:
             self._visit.ask({"maps": False})
             return None
         for segment, memory in zip(self._segments, self._memories, strict=False):  # or none
-            self._arrays[segment.rank] = memory.array(segment.shape, self.dtype)
+            self._arrays[segment.rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return backend
 
     # --- reading

@@ -57,7 +57,9 @@ class CudaMemory:
         """Whether arrays on it are alive."""
         return self._anchor() is not None
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def array(
+        self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None
+    ) -> Any:
         """Return the first bytes as a CuPy array on this rank's device."""
         xp = self._backend.xp
         anchor = self._anchor()
@@ -68,7 +70,8 @@ class CudaMemory:
         memory = xp.cuda.UnownedMemory(
             self.address, self.nbytes, anchor, self._backend.device.ordinal
         )
-        return xp.ndarray(shape, dtype=dtype, memptr=xp.cuda.MemoryPointer(memory, 0))
+        start = xp.cuda.MemoryPointer(memory, 0)
+        return xp.ndarray(shape, dtype=dtype, memptr=start, strides=strides)
 
     def when_dropped(self, then: Callable[[], object]) -> None:
         """Call `then` when the last array on it is gone; not at the end of the interpreter."""

@@ -34,7 +34,7 @@ def map_files(
             if again != fd:
                 os.close(again)
         whole = np.frombuffer(mapping, dtype=np.uint8)
-        arrays[segment.rank] = np.ndarray(segment.shape, dtype, whole)
+        arrays[segment.rank] = np.ndarray(segment.shape, dtype, whole, strides=segment.strides)
     return arrays
 
 

@@ -81,6 +81,17 @@ def block_offsets(segments: Sequence[int | None]) -> tuple[list[int], int]:
     return offsets, end
 
 
+def is_dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether an array fills its memory, in whatever order of its axes: C, Fortran, any other."""
+    expected = itemsize
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent != 1:
+            if stride != expected:
+                return 0 in shape
+            expected *= extent
+    return True
+
+
 def newest(page: memoryview[int], starts: Sequence[int], checked: Sequence[int]) -> int:
     """Return the newest snapshot that is whole on all ranks; 0 if there is none.
 

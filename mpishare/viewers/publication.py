@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination.poll import poll
-from mpishare.errors import HandleError
+from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory.shared import map_on_all_ranks
 from mpishare.viewers import page as layout
 from mpishare.viewers.names import door_name, job_id
@@ -44,6 +44,8 @@ class Publication:
         host backend the tokens are still published.
     shapes, dtype
         As of `Window`.
+    strides : sequence of tuple of int or None, bytes, optional
+        For each rank, how its segment lies in memory; None: in C order.
     why_not_live : str, optional
         Why no other process can map the segments by these handles: then there are snapshots alone.
 
@@ -52,7 +54,7 @@ class Publication:
     ValueError
         On all ranks, if another window of this job has the name.
     UnsupportedError
-        If there is no room.
+        If there is no room, or if an array leaves gaps in its memory.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Publication:
         shapes: Sequence[tuple[int, ...] | None],
         dtype: np.dtype[Any],
         *,
+        strides: Sequence[tuple[int, ...] | None] | None = None,
         why_not_live: str = "",
     ) -> None:
         self.name = name
@@ -75,6 +78,8 @@ class Publication:
             None if shape is None else int(np.prod(shape, dtype=object)) * dtype.itemsize
             for shape in shapes
         ]
+        self._strides = strides or [None] * len(shapes)
+        self._check_dense(call)
         self._why_not_live = why_not_live
         self._tokens = [
             context.open_handle(packed, rank, 0).token if packed and not why_not_live else ""
@@ -149,6 +154,17 @@ class Publication:
         self._free()
 
     # --- making
+
+    def _check_dense(self, call: str) -> None:
+        for rank, (shape, strides) in enumerate(zip(self._shapes, self._strides, strict=True)):
+            if shape is None or strides is None:
+                continue
+            if not layout.is_dense(shape, strides, self._dtype.itemsize):
+                raise UnsupportedError(
+                    f"{call} failed: name={self.name!r}: the array of rank {rank} leaves gaps "
+                    f"(shape {shape}, strides {strides}), of which no snapshot can be taken. Give "
+                    "the window no name, or share a contiguous array."
+                )
 
     def _check_free(self, call: str, *, is_taken: bool) -> None:
         if is_taken:
@@ -229,6 +245,7 @@ class Publication:
             "backend": context.backend.name,
             "dtype": repr(np.lib.format.dtype_to_descr(self._dtype)),
             "shapes": [None if shape is None else list(shape) for shape in self._shapes],
+            "strides": [None if each is None else list(each) for each in self._strides],
             "tokens": self._tokens if context.backend.has_streams else None,
             "why_not_live": self._why_not_live,
             "uuids": context.uuids,

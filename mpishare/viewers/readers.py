@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +24,25 @@ class Segment(NamedTuple):
 
     rank: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
     nbytes: int
     uuid: str
+
+
+def segments_of(told: dict[str, Any], itemsize: int) -> list[Segment]:
+    """Return the segments that a job tells of."""
+    each = zip(told["shapes"], told["strides"], told["uuids"], strict=True)
+    return [
+        Segment(
+            rank,
+            tuple(shape),
+            None if strides is None else tuple(strides),
+            math.prod(shape) * itemsize,
+            uuid,
+        )
+        for rank, (shape, strides, uuid) in enumerate(each)
+        if shape is not None
+    ]
 
 
 def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
@@ -133,11 +151,12 @@ class HostReader(Reader):
             mapping = map_part(fd, BUFFERS * step, offsets[segment.rank], is_writable=False)
             whole = np.frombuffer(mapping, dtype=np.uint8)
             for place in range(BUFFERS):
-                part = np.ndarray(segment.shape, dtype, whole[place * step :])
+                buffer = whole[place * step :]
+                part = np.ndarray(segment.shape, dtype, buffer, strides=segment.strides)
                 self._buffers[place].append((segment.rank, part))
 
     def _copy(self, place: int) -> dict[int, Any]:
-        return {rank: part.copy() for rank, part in self._buffers[place]}
+        return {rank: part.copy(order="K") for rank, part in self._buffers[place]}
 
     def close(self) -> None:
         """Unmap."""
@@ -176,10 +195,12 @@ class CudaReader(Reader):
             for segment in self._segments:
                 source = self._buffers_of(segment).address
                 source += place * layout.buffer_nbytes(segment.nbytes)
-                copy = backend.xp.empty(segment.shape, self._dtype)
+                place_of = backend.xp.empty(segment.nbytes, "u1").data
                 if segment.nbytes:
-                    backend.copy(copy.data.ptr, source, segment.nbytes, self._stream.ptr)
-                copies[segment.rank] = copy
+                    backend.copy(place_of.ptr, source, segment.nbytes, self._stream.ptr)
+                copies[segment.rank] = backend.xp.ndarray(
+                    segment.shape, self._dtype, memptr=place_of, strides=segment.strides
+                )
         self._stream.synchronize()
         return copies
 

@@ -114,7 +114,8 @@ class HostSnapshots:
         whole = np.frombuffer(self._memory.buffer, dtype=np.uint8)
         step = self._page.step
         self._buffers = [
-            np.ndarray(array.shape, array.dtype, whole[place * step :]) for place in range(BUFFERS)
+            np.ndarray(array.shape, array.dtype, whole[place * step :], strides=array.strides)
+            for place in range(BUFFERS)
         ]
 
 

@@ -298,3 +298,27 @@ def test_a_window_whose_memory_cannot_be_mapped_outside_has_snapshots(node, view
     assert "it is somebody else's. Snapshots are there" in view("there.array")["text"]
     last = node.size - 1
     assert view(f"host(there.latest().segment({last}))") == values(last, 1).tolist()
+
+
+def test_memory_order_travels(node, view, monkeypatch):
+    """The window's bytes as an array in Fortran order, as `share` may make them."""
+    strides = [(8, 24)] * node.size
+    make = functools.partial(publication.Publication, strides=strides)
+    monkeypatch.setattr("mpishare.allocate.Publication", make)
+    window = node.allocate_each((3, 4), name="fortran")
+    numbers = np.arange(12.0).reshape(3, 4)
+    window.array[...] = node.xp.asarray(numbers)
+    window.snapshot()
+    view("there = attach('fortran'); f = there.latest()")
+    expected = numbers.ravel().reshape(4, 3).T.tolist()
+    last = node.size - 1
+    for array in (f"there.segment({last})", f"f.segment({last})"):
+        assert view(f"host({array})") == expected
+        assert view(f"{array}.strides") == [8, 24]
+
+
+def test_an_array_with_gaps_has_no_name(node, monkeypatch):
+    make = functools.partial(publication.Publication, strides=[(64, 8)] * node.size)
+    monkeypatch.setattr("mpishare.allocate.Publication", make)
+    with pytest.raises(UnsupportedError, match="leaves gaps"):
+        node.allocate_each((3, 4), name="gaps")

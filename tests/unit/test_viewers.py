@@ -91,6 +91,26 @@ def test_blocks_lie_apart_and_behind_the_page(segments):
     assert before <= end
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        ((3, 4), (32, 8), True),
+        ((3, 4), (8, 24), True),
+        ((2, 3, 4), (8, 64, 16), True),
+        ((3, 4), (64, 8), False),
+        ((3, 4), (8, 32), False),
+        ((3,), (-8,), False),
+        ((1, 4), (999, 8), True),
+        ((0, 4), (64, 8), True),
+        ((), (), True),
+        ((3,), (0,), False),
+    ],
+    ids=str,
+)
+def test_dense_is_without_gaps_in_any_order(shape, strides, dense):
+    assert layout.is_dense(shape, strides, 8) is dense
+
+
 def test_a_token_comes_back(page):
     token = os.urandom(64)
     layout.write_token(page, 1, token)
