@@ -172,9 +172,8 @@ def dying(stage: Stage, name: str) -> None:
     node.barrier()
     if stage.rank == 0:
         door = node._context.descriptors.door
-        while not door.leases(window._publication._door, "attaches"):
+        while not door.leases(window._publication._door, "has_seen"):
             time.sleep(0.01)
-        time.sleep(0.5)  # for its first frame
     stage.world.Barrier()
     stage.die()
 
@@ -186,6 +185,10 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
         viewer(COME)
         viewer.send(
             f"there = come({name!r}); live = there.array; frame = there.latest()\n"
+            "from mpishare.viewers.names import door_name\n"
+            f"last = mpishare.memory.door.Visit(door_name(there.job, {name!r}), 30)\n"
+            "try: last.ask({'has_seen': True})\n"  # the job waits for it, and dies
+            "except mpishare.HandleError: pass\n"
             "numbers = [f.number for f in there]"
         )
         play(2, dying, name, backend=backend)
@@ -198,7 +201,7 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
         if backend == "host":
             assert viewer("host(live)[:2]") == [3.0, 3.0]
         assert viewer(f"mpishare.attach({name!r})")["error"] == "HandleError"
-        assert viewer("del live; there.close()") is None
+        assert viewer("del live; there.close(); last.close()") is None
 
 
 CROWD = """
