@@ -1,6 +1,5 @@
 """Named windows seen from outside the job: live memory, snapshots, names, and nothing left."""
 
-import functools
 import gc
 import pickle
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
-from mpishare.viewers import publication
 from tests.helpers.held import held
 from tests.helpers.viewer import SharedViewer, Viewer
 
@@ -289,36 +287,29 @@ def test_info_lists_what_is_there_without_mpi(node, view):
     assert window["job"] == view("there.job")
 
 
-def test_a_window_whose_memory_cannot_be_mapped_outside_has_snapshots(node, view, monkeypatch):
-    make = functools.partial(publication.Publication, why_not_live="it is somebody else's")
-    monkeypatch.setattr("mpishare.allocate.Publication", make)
-    window = node.allocate_each(shape_of(node.rank), name="frames-only")
+def test_a_window_in_place_has_snapshots_alone(node, view):
+    whole = node.allocate_each(shape_of(node.rank))
+    window = node.share_each(whole.array, copy=False, name="frames-only")
     take(node, window, 1)
     view("there = attach('frames-only')")
-    assert "it is somebody else's. Snapshots are there" in view("there.array")["text"]
+    assert "it was shared in place. Snapshots are there" in view("there.array")["text"]
     last = node.size - 1
     assert view(f"host(there.latest().segment({last}))") == values(last, 1).tolist()
 
 
-def test_memory_order_travels(node, view, monkeypatch):
-    """The window's bytes as an array in Fortran order, as `share` may make them."""
-    strides = [(8, 24)] * node.size
-    make = functools.partial(publication.Publication, strides=strides)
-    monkeypatch.setattr("mpishare.allocate.Publication", make)
-    window = node.allocate_each((3, 4), name="fortran")
+def test_memory_order_travels(node, view):
     numbers = np.arange(12.0).reshape(3, 4)
-    window.array[...] = node.xp.asarray(numbers)
+    window = node.share_each(node.xp.asarray(numbers, order="F"), name="fortran")
     window.snapshot()
     view("there = attach('fortran'); f = there.latest()")
-    expected = numbers.ravel().reshape(4, 3).T.tolist()
+    expected = numbers.tolist()
     last = node.size - 1
     for array in (f"there.segment({last})", f"f.segment({last})"):
         assert view(f"host({array})") == expected
         assert view(f"{array}.strides") == [8, 24]
 
 
-def test_an_array_with_gaps_has_no_name(node, monkeypatch):
-    make = functools.partial(publication.Publication, strides=[(64, 8)] * node.size)
-    monkeypatch.setattr("mpishare.allocate.Publication", make)
+def test_an_array_with_gaps_has_no_name(node):
+    whole = node.allocate_each((3, 8))
     with pytest.raises(UnsupportedError, match="leaves gaps"):
-        node.allocate_each((3, 4), name="gaps")
+        node.share_each(whole.array[:, :4], copy=False, name="gaps")
