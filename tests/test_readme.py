@@ -34,7 +34,7 @@ def programs() -> list[str]:
 @pytest.mark.limit(120)
 def test_the_three_lines_are_those_of_an_example_and_all_are_right():
     (text,) = [text for text in blocks("python") if "import" not in text]
-    program = ROOT / "scripts/examples/jacobi2d.py"
+    program = ROOT / "scripts/applications/jacobi2d.py"
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     made = [line.partition(" = ")[2].partition("  #")[0] for line in lines]
     assert len(made) == 3
@@ -82,8 +82,8 @@ def test_the_step_that_overlaps_computes_each_cell_once():
 def test_every_script_it_names_is_there():
     named = set(re.findall(r"scripts/[\w-]+", README))
     programs = {"scripts/bench", "scripts/test", "scripts/test-gpu", "scripts/with-mps"}
-    assert named == {*programs, "scripts/examples"}
-    for name in named - {"scripts/examples"}:
+    assert named == {*programs, "scripts/applications"}
+    for name in named - {"scripts/applications"}:
         assert (ROOT / name).stat().st_mode & 0o111, name
 
 

@@ -31,7 +31,7 @@ CASES = {
     "faces": "faces across the last axis",
 }
 PRIVATE = "private fields"
-#: Beside the runs: what examples printed with --json, a line each.
+#: Beside the runs: what applications printed with --json, a line each.
 APPLICATIONS = "applications.jsonl"
 ORDERS = ("plain", "last", "first", "beside")
 CLOCKS = ("latency", "throughput")
@@ -166,7 +166,7 @@ def section(name: str, run: dict) -> list[str]:
 
 
 def applications(path: Path) -> list[str]:
-    """A line each that an example printed."""
+    """A line each that an application printed."""
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if any(each["checked"] is False for each in found):
         raise RefusedError(f"{path.name} has a wrong result in it")
@@ -175,14 +175,16 @@ def applications(path: Path) -> list[str]:
     lines = [
         "## Applications",
         "",
-        "The examples of `scripts/examples`, as they print with `--json` (`--compare`, `--bench`,",
-        "`--graph`), one rank a GPU. The step is that of the fastest order where several were",
-        "timed: *plain* exchanges, then updates; *last* updates the shell last, *first* first, and",
-        "*beside* on another stream. Efficiency is one rank alone, on as many cells, over all.",
+        "The programs of `scripts/applications`, as they print with `--json` (`--compare`,",
+        "`--bench`, `--graph`), one rank a GPU. The step is that of the fastest order where",
+        "several were timed: *plain* exchanges, then updates; *last* updates the shell last,",
+        "*first* first, and *beside* on another stream. Efficiency is one rank alone, on as many",
+        "cells, over all.",
         "In the last two columns above 1 mpishare is faster.",
         "",
-        "| example | cells in all | ranks | step, us | step over max(interior, exchange) + shell | "
-        "efficiency | exchange, us | with pinned, times as long | with naive, times as long |",
+        "| application | cells in all | ranks | step, us | step over max(interior, exchange) + "
+        "shell | efficiency | exchange, us | with pinned, times as long | "
+        "with naive, times as long |",
         "|---" * 9 + "|",
     ]
 

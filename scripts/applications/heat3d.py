@@ -6,7 +6,7 @@ first and then updates everything, and against its parts. `--order` names other 
 `--wrap` the update finds the neighbors along an axis that no rank cuts by itself, so that neither
 an exchange nor the order of a step has to do with its faces, which lie across all lines of memory.
 
-    mpirun -n 4 python scripts/examples/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
+    mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; the exit status is 1 where the check fails."""
+    """Run the application; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=64, steps=500)
     common.add_orders(parser, said="beside; plain where ranks share a GPU")
     parser.add_argument(

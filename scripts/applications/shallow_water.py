@@ -3,7 +3,7 @@
 Depth and momentum on a periodic rectangle in float64, by the two-step scheme of Lax and Wendroff:
 half a step to where four cells meet, so that a cell needs all eight around it. Mass is conserved.
 
-    mpirun -n 4 python scripts/examples/shallow_water.py --n 128 --steps 150 --check --plot sea.png
+    mpirun -n 4 python scripts/applications/shallow_water.py --n 96 --steps 150 --check --plot h.png
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def draw(found: Sequence[np.ndarray], args: argparse.Namespace, cart: MPI.Cartco
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; the exit status is 1 where the check fails."""
+    """Run the application; the exit status is 1 where the check fails."""
     args, cart = common.parse(common.parser(__doc__, n=256, steps=500), arguments, [True, True])
     with mpishare.Node() as node, common.stream(node):
         return solve(args, cart, node)

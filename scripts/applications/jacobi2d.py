@@ -4,7 +4,7 @@ The problem of NVIDIA's multi-gpu-programming-models: float32, periodic in y, th
 column held at one period of a sine, zero inside, and the norm of the change every so many steps.
 Small blocks are exchanged and then updated; with large ones the exchange is hidden: see `--order`.
 
-    mpirun -n 4 python scripts/examples/jacobi2d.py --n 128 --steps 3000 --check --plot jacobi2d.png
+    mpirun -n 4 python scripts/applications/jacobi2d.py --n 128 --steps 3000 --check --plot u.png
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; the exit status is 1 where the check fails."""
+    """Run the application; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=512, steps=500)
     common.add_orders(parser, said=f"plain to {SMALL} cells a rank, then beside")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What the examples share: their arguments, their grid, and how they end.
+"""What the applications share: their arguments, their grid, and how they end.
 
 Nothing here exchanges halos: that is in the programs, in three lines, and in `staged.py`.
 """
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(description: str | None, *, n: int, steps: int) -> Parser:
-    """Return a parser of the options that every example has."""
+    """Return a parser of the options that every application has."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--n", type=count, default=n, help=f"cells a rank along each axis ({n})")
     made.add_argument("--cells", type=count, metavar="N", help="cells of the whole, instead of --n")
@@ -74,7 +74,7 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
 
 
 def add_orders(made: Parser, *, said: str) -> None:
-    """Add the options of an example whose steps come in several orders.
+    """Add the options of an application whose steps come in several orders.
 
     Parameters
     ----------
