@@ -1,0 +1,60 @@
+"""Sphinx makes the documentation with this: scripts/docs."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import mpishare
+from tests.gpu import evidence
+
+project = "mpishare"
+author = "the mpishare developers"
+copyright = "the mpishare developers"
+release = version = mpishare.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
+exclude_patterns = ["_build", "_generated"]
+source_suffix = {".md": "markdown"}
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings say them
+numpydoc_show_class_members = False
+autosummary_generate = False
+
+html_theme = "furo"
+html_title = f"mpishare {release}"
+html_static_path = ["_static"]
+html_css_files = ["mpishare.css"]
+html_show_sphinx = False
+html_copy_source = False
+
+
+PACKAGES = ("python", "cupy", "cuda-bindings", "mpi4py", "numpy")
+
+
+def tested_versions() -> str:
+    """The configurations in which the tests ran on GPUs, as a table."""
+    heads = ["configuration", "date", "GPUs", "driver", "MPI", "Python", "CuPy", "cuda-bindings",
+             "mpi4py", "NumPy", "tests"]  # fmt: skip
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for run in evidence.loads(evidence.FILE.read_text())["runs"]:
+        versions = run["versions"]
+        models = [gpu.rpartition(" GPU-")[0].removeprefix("NVIDIA ") for gpu in run["gpus"]]
+        outcomes = [test["outcome"] for test in run["tests"].values()]
+        passed, failed = outcomes.count("passed"), len(outcomes) - outcomes.count("skipped")
+        cells = [run["configuration"], run["date"][:10], f"{len(models)} x {models[0]}",
+                 run["driver"], " ".join(versions["mpi"].replace("Version:", "").split()),
+                 *(versions[name] for name in PACKAGES),
+                 f"{passed} of {failed} passed"]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def setup(_: object) -> None:
+    """Write what is made from other files."""
+    folder = ROOT / "docs" / "_generated"
+    folder.mkdir(exist_ok=True)
+    (folder / "versions.md").write_text(tested_versions())
