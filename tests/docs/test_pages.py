@@ -20,7 +20,7 @@ NOT_RUN = {
     "mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 500 --compare --check": (
         "20 s; tests/applications runs it with fewer steps"
     ),
-    "pip install .": "tests/unit/test_packaging.py installs the wheel and the sdist",
+    "pip install .": "tests/packaging installs the wheel and the sdist",
     "pip install '.[mpich]'": "the same, with that extra",
     "pip install '.[cu13]'": "350 MB that nobody can use without a GPU",
     "scripts/bench --help": "tests/bench/test_cli.py",
