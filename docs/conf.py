@@ -22,6 +22,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say them
 numpydoc_show_class_members = False
+default_role = "py:obj"  # docstrings name what they mean in single backticks
 autosummary_generate = False
 
 html_theme = "furo"

@@ -3,14 +3,15 @@
 import math
 
 CASE, CLOCK = "halo1d", "throughput"
-WIDTH, HEIGHT = 760, 400
-LEFT, RIGHT, TOP, BOTTOM = 84, 32, 50, 50
+WIDTH, HEIGHT = 560, 360
+LEFT, RIGHT, TOP, BOTTOM = 84, 26, 44, 50
+SPACE = 60  # between the names of two sizes
 TICKS_US = (1, 10, 100, 1000, 10000, 100000)
 FONT = 'font-family="Helvetica, Arial, sans-serif"'
 UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 #: Name, color and dashes of each line. The colors differ for color-blind readers too.
 STAGED = ("staged through pinned host memory", "#666666", "2 4")
-BEST = ("best of CUDA-aware MPI, NCCL, NVSHMEM and PyTorch", "#D55E00", "8 4")
+BEST = ("best of MPI, NCCL, NVSHMEM and PyTorch", "#D55E00", "8 4")
 OWN = ("mpishare, any array as a field", "#0072B2", "")
 
 Line = list[tuple[int, float]]
@@ -58,7 +59,8 @@ def svg(run: dict, title: str) -> str:
         parts.append(_text(LEFT - 8, y(us) + 4, f"{us:,} µs", anchor="end"))
     for nbytes in sizes:
         name, unit = next((name, unit) for name, unit in UNITS if nbytes >= unit)
-        parts.append(_text(x(nbytes), HEIGHT - 28, f"{nbytes // unit} {name}"))
+        if nbytes == sizes[-1] or x(sizes[-1]) - x(nbytes) > SPACE:
+            parts.append(_text(x(nbytes), HEIGHT - 28, f"{nbytes // unit} {name}"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "bytes of a face"))
     for (name, color, dashes), line in found.items():
         points = " ".join(f"{x(nbytes):.1f},{y(us):.1f}" for nbytes, us in line)
@@ -70,7 +72,7 @@ def svg(run: dict, title: str) -> str:
             f'<circle cx="{x(nbytes):.1f}" cy="{y(us):.1f}" r="3.5" fill="{color}"/>'
             for nbytes, us in line
         ]
-        label_y = min(y(us) for _, us in line[:3]) - 9
+        label_y = y(line[0][1]) + (20 if name == OWN[0] else -9)
         parts.append(_text(LEFT + 10, label_y, name, anchor="start", fill=color))
     return "\n".join([*parts, "</svg>", ""])
 
