@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import timing
 from mpi4py import MPI
 from orders import ORDERS
 from timing import FORMS
 
+from mpishare.bench.progress import Progress
 from mpishare.cli import run_on_ranks
 
 if TYPE_CHECKING:
@@ -121,6 +123,14 @@ def parse(
     if problem:
         made.error(problem)
     return args, world.Create_cart(dims, periods=periods)
+
+
+def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> Progress:
+    """Return the bar of what is timed, begun; it is seen on rank 0's terminal alone."""
+    made = Progress(is_shown=cart.rank == 0)
+    phases = 1 + args.compare + getattr(args, "bench", False)
+    made.expect(timing.SHOWN + phases * timing.REPEATS)
+    return made
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -177,7 +177,8 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     heat.begin()
     heat.warm_up(counts)
     heat.begin()
-    step_us = timing.steps_us(node, cart, counts, heat.advance)
+    progress = common.progress(args, cart)
+    step_us = timing.steps_us(node, cart, counts, heat.advance, progress)
     whole = None
     if args.check or args.plot:
         whole = outcome.gather(cart, heat.u[heat.mine])
@@ -186,7 +187,7 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
         "shell": functools.partial(heat.update, heat.shell),
     }
     calls = min(args.steps, 20)
-    times = timing.alone_us(node, cart, heat.actions(heat.halo) | parts, calls)
+    times = timing.alone_us(node, cart, heat.actions(heat.halo) | parts, calls, progress)
     heat.order = args.order
     result = outcome.Outcome("heat3d", args, node, cart, step_us, times["exchange"])
     result.facts |= {"interior_us": times["interior"], "shell_us": times["shell"]}
@@ -199,9 +200,12 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
         }
     if args.bench:
         count = max(counts)
-        result.facts |= orders.compare(node, cart, heat, count, -(-args.steps // count))
+        result.facts |= orders.compare(node, cart, heat, count, -(-args.steps // count), progress)
     if args.compare:
-        result.facts |= timing.compare_forms(node, cart, heat.make_halo, heat.actions, calls)
+        result.facts |= timing.compare_forms(
+            node, cart, heat.make_halo, heat.actions, calls, progress
+        )
+    progress.close()
     heat.close()
     if whole is not None and args.check:
         result.wrong = check(whole, args, node.backend)

@@ -173,17 +173,21 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
         water.step()
     water.begin()
     mass = water.mass()
-    step_us = timing.steps_us(node, cart, [1] * args.steps, water.step)
+    progress = common.progress(args, cart)
+    step_us = timing.steps_us(node, cart, [1] * args.steps, water.step, progress)
     drift = water.mass() / mass - 1
     found: list[Any] = []
     if args.check or args.plot:
         found = [outcome.gather(cart, field[water.halo.owned]) for field in water.now]
     calls = min(args.steps, 100)
-    exchange_us = timing.alone_us(node, cart, water.actions(water.halo), calls)["exchange"]
-    result = outcome.Outcome("shallow_water", args, node, cart, step_us, exchange_us)
+    times = timing.alone_us(node, cart, water.actions(water.halo), calls, progress)
+    result = outcome.Outcome("shallow_water", args, node, cart, step_us, times["exchange"])
     result.facts["mass_drift"] = drift
     if args.compare:
-        result.facts |= timing.compare_forms(node, cart, water.make_halo, water.actions, calls)
+        result.facts |= timing.compare_forms(
+            node, cart, water.make_halo, water.actions, calls, progress
+        )
+    progress.close()
     if found and cart.rank == 0 and args.check:
         result.wrong = check(found, drift, args, node.backend)
     if found and cart.rank == 0 and args.plot:

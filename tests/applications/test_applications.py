@@ -1,10 +1,15 @@
 """The applications are right on every count of ranks, and wrong where they must be."""
 
+import fcntl
+import functools
 import importlib.util
 import json
+import os
 import re
 import struct
+import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -232,6 +237,19 @@ def test_the_command_of_its_docstring_draws(program: str, tmp_path: Path) -> Non
     width, height = struct.unpack(">II", data[16:24])
     assert 500 < width < 3000
     assert 400 < height < 2000
+
+
+def test_a_bar_is_shown_on_a_terminal_alone() -> None:
+    command = [sys.executable, APPLICATIONS / "jacobi2d.py", "--n", "16", "--steps", "20"]
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    env = {**os.environ, **HOST, "PYTHONPATH": str(ROOT)}
+    run = functools.partial(subprocess.run, command, env=env, stdout=subprocess.PIPE, check=True)
+    assert run(stderr=theirs).stdout.startswith(b"jacobi2d: 1 x 1 ranks")
+    os.close(theirs)
+    assert b"100%" in os.read(ours, 1 << 16)
+    os.close(ours)
+    assert run(stderr=subprocess.PIPE).stderr == b""
 
 
 def test_orders_are_compared_with_a_rank_alone() -> None:
