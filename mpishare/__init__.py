@@ -1,5 +1,6 @@
 """MPI windows for GPU memory, ordered on streams."""
 
+from mpishare.channel import Channel
 from mpishare.errors import (
     ClosedError,
     CudaError,
@@ -14,9 +15,11 @@ from mpishare.errors import (
 from mpishare.event import Event
 from mpishare.halo import HaloExchange, NeighborExchange
 from mpishare.node import Node
+from mpishare.pool import Pool
 from mpishare.window import Window
 
 __all__ = [
+    "Channel",
     "ClosedError",
     "CudaError",
     "EpochError",
@@ -29,6 +32,7 @@ __all__ = [
     "Node",
     "PeerError",
     "PeerTimeout",
+    "Pool",
     "UnsupportedError",
     "Window",
     "__version__",

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import operator
-import pickle
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare import ranges
+from mpishare.backends.parts import EmptyMemory, WindowPart
 from mpishare.coordination.agreement import require_same
-from mpishare.errors import MpiShareError, UnsupportedError, format_nbytes
+from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, format_nbytes
+from mpishare.memory.kinds import Kind
 from mpishare.ordering.epochs import epoch_counters
-from mpishare.window import Window
+from mpishare.window import Segment, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from mpishare.backends import Memory
+    from mpishare.backends import Exported, Memory
     from mpishare.context import NodeContext
 
     Shape = tuple[int, ...]
@@ -32,20 +34,20 @@ def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any
     call = "Node.allocate"
 
     def check() -> dict[str, Any]:
-        layout = _layout(context, call, shape, dtype)
+        layout = check_layout(context, call, shape, dtype)
         return {
             "shape": list(layout[0]),
             "dtype": str(layout[1]),
             "fill": _describe_fill(call, fill, layout[1]),
-            "owner": _owner(context, call, owner),
+            "owner": owner_rank(context, call, owner),
         }
 
     arguments = context.agreement.step(call, check)
     require_same(call, arguments, context.rank)
     owner = arguments[0]["owner"]
-    shapes: list[Shape | None] = [None] * context.size
-    shapes[owner] = tuple(arguments[0]["shape"])
-    return _make_window(context, call, shapes, np.dtype(dtype), owner, _filler(fill))
+    segments: list[Segment | None] = [None] * context.size
+    segments[owner] = Segment(tuple(arguments[0]["shape"]))
+    return make_window(context, call, segments, np.dtype(dtype), owner, _filler(fill))
 
 
 def allocate_each(context: NodeContext, shape: Any, dtype: Any, fill: Any) -> Window:
@@ -53,89 +55,67 @@ def allocate_each(context: NodeContext, shape: Any, dtype: Any, fill: Any) -> Wi
     call = "Node.allocate_each"
 
     def check() -> tuple[list[int], str]:
-        layout = _layout(context, call, shape, dtype)
+        layout = check_layout(context, call, shape, dtype)
         _describe_fill(call, fill, layout[1])
         return list(layout[0]), str(layout[1])
 
     arguments = context.agreement.step(call, check)
     require_same(call, [{"dtype": name} for _, name in arguments], context.rank)
-    shapes: list[Shape | None] = [tuple(extents) for extents, _ in arguments]
-    return _make_window(context, call, shapes, np.dtype(dtype), None, _filler(fill))
+    segments = [Segment(tuple(extents)) for extents, _ in arguments]
+    return make_window(context, call, segments, np.dtype(dtype), None, _filler(fill))
 
 
-def share(context: NodeContext, source: Any, owner: Any) -> Window:
-    """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
-    call = "Node.share"
-    sources: list[Any] = []
-
-    def evaluate() -> dict[str, Any]:
-        rank = _owner(context, call, owner)
-        if context.rank != rank:
-            return {"owner": rank}
-        array = source() if callable(source) else source
-        if not isinstance(getattr(array, "dtype", None), np.dtype):
-            is_on_gpu = hasattr(array, "__cuda_array_interface__")
-            array = (context.backend.xp if is_on_gpu else np).asarray(array)  # a tensor, a list
-        shape, dtype = _layout(context, call, tuple(array.shape), np.dtype(array.dtype))
-        sources.append(array)
-        return {"owner": rank, "shape": list(shape), "dtype": pickle.dumps(dtype).hex()}
-
-    replies = context.agreement.step(call, evaluate)
-    require_same(call, [{"owner": reply["owner"]} for reply in replies], context.rank)
-    owner = replies[0]["owner"]
-    # From a rank of the same job: nothing that could be forged further than the job itself.
-    dtype = pickle.loads(bytes.fromhex(replies[owner]["dtype"]))  # noqa: S301
-    shapes: list[Shape | None] = [None] * context.size
-    shapes[owner] = tuple(replies[owner]["shape"])
-
-    def copy(array: Any) -> None:
-        array[...] = context.backend.xp.asarray(sources[0])
-
-    return _make_window(context, call, shapes, dtype, owner, copy)
-
-
-def _make_window(
+def make_window(
     context: NodeContext,
     call: str,
-    shapes: list[Shape | None],
+    segments: Sequence[Segment | None],
     dtype: np.dtype[Any],
     owner: int | None,
     write: Callable[[Any], None] | None,
+    exported: Exported | None = None,
 ) -> Window:
     """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
     Parameters
     ----------
-    shapes : list of tuple of int or None
+    segments : sequence of Segment or None
         For each rank, its segment; None for a rank that has none.
     write : callable, optional
         Writes this rank's segment before the others map it.
+    exported : Exported, optional
+        Memory that exists already, and is this rank's segment.
     """
     memories: list[Memory | None] = [None] * context.size
     published: list[str] = []
     agreement, backend, rank = context.agreement, context.backend, context.rank
+    mine = segments[rank]
 
     def create() -> None:
-        shape = shapes[rank]
-        if shape is not None:
-            nbytes = _nbytes(shape, dtype)
+        if exported is not None:
+            memories[rank] = exported.memory
+            context.drain(call)  # what was put on whatever stream is in the array now
+        elif mine is not None:
+            nbytes = nbytes_of(mine.shape, dtype)
             memories[rank] = memory = backend.allocate(nbytes)
             if write is not None and nbytes:
-                write(memory.array(shape, dtype))
+                write(memory.array(mine.shape, dtype, mine.strides))
                 context.synchronize(None, call)
 
     def publish() -> str:
-        shape, memory = shapes[rank], memories[rank]
-        if shape is None or memory is None:
+        memory = memories[rank]
+        if mine is None or memory is None:
             return ""
+        if exported is not None:
+            place = exported.offset, memory.nbytes, exported.capacity
+            return context.handle(exported.token, *place, exported.kind)
         published.append(backend.publish(memory))
-        return context.handle(published[0], 0, _nbytes(shape, dtype), memory.nbytes)
+        return context.handle(published[0], 0, nbytes_of(mine.shape, dtype), memory.nbytes)
 
     def open_others() -> None:
-        for other, shape in enumerate(shapes):
-            if other != rank and shape is not None:
-                handle = context.open_handle(handles[other], other, _nbytes(shape, dtype))
-                memories[other] = backend.open(handle.token, handle.capacity, handle.uuid)
+        for other, segment in enumerate(segments):
+            if other != rank and segment is not None:
+                nbytes = nbytes_of(segment.shape, dtype)
+                memories[other] = open_memory(context, handles[other], other, nbytes)
 
     with ranges.span(call):
         try:
@@ -151,7 +131,23 @@ def _make_window(
             for token in published:
                 backend.retract(token)
         number = context.next_number("window")
-        return Window(context, number, counters, memories, shapes, dtype, owner)
+        return Window(context, number, counters, memories, segments, dtype, owner)
+
+
+def open_memory(context: NodeContext, packed: str, rank: int, nbytes: int) -> Memory:
+    """Map what another rank allocated or gave, as its kind demands. Local."""
+    handle = context.open_handle(packed, rank, nbytes)
+    if handle.kind == Kind.ALLOCATION:
+        return context.backend.open(handle.token, handle.capacity, handle.uuid)
+    if handle.kind == Kind.EMPTY:
+        return EmptyMemory(context.backend.xp)
+    if handle.kind == Kind.WINDOW:
+        window, segment = map(int, handle.token.split(":"))
+        whole = context.segment_memory(window, segment)
+        if whole is None:
+            raise ClosedError(f"window {window}, which holds the array of rank {rank}, is closed")
+        return WindowPart(whole, handle.offset, handle.nbytes)
+    return context.in_place.open(handle, rank)
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -180,7 +176,9 @@ def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> Non
         mine.close()
 
 
-def _layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> tuple[Shape, np.dtype[Any]]:
+def check_layout(
+    context: NodeContext, call: str, shape: Any, dtype: Any
+) -> tuple[Shape, np.dtype[Any]]:
     """Return shape and dtype as they are used, or raise what the user must change."""
     extents = shape if isinstance(shape, tuple | list) else (shape,)
     try:
@@ -202,19 +200,21 @@ def _layout(context: NodeContext, call: str, shape: Any, dtype: Any) -> tuple[Sh
         raise UnsupportedError(
             f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )
-    if _nbytes(sizes, found) >= 1 << 62:
-        size = format_nbytes(_nbytes(sizes, found))
+    if nbytes_of(sizes, found) >= 1 << 62:
+        size = format_nbytes(nbytes_of(sizes, found))
         raise ValueError(
             f"{call} failed: shape {sizes} of {found} needs {size}, more than can be addressed"
         )
     return sizes, found
 
 
-def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
-    return int(np.prod(shape, dtype=object)) * dtype.itemsize
+def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
+    """Return the bytes of all elements."""
+    return math.prod(shape) * dtype.itemsize
 
 
-def _owner(context: NodeContext, call: str, owner: Any) -> int:
+def owner_rank(context: NodeContext, call: str, owner: Any) -> int:
+    """Return the owner that the user gave, by default the leader."""
     return 0 if owner is None else context.rank_of(call, owner)
 
 

@@ -14,6 +14,7 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
+from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
@@ -74,6 +75,12 @@ class NodeObject(NotPicklable):
 
     def _finish_at_exit(self, deadline: float) -> None:
         """At process exit: publish whether all work that began is over by the deadline."""
+
+    def _state(self) -> str:
+        """Return what `repr` says of an object that cannot be used."""
+        if self._is_closed:
+            return ", closed"
+        return "" if self._context.agreement.failure is None else ", of a broken node"
 
     def __enter__(self) -> Self:
         """Return the object; raises if it is closed."""
@@ -139,6 +146,7 @@ class NodeContext:
         self.suballocator = Suballocator(backend)
         self.descriptors = Descriptors(nonces, agreement.rank)
         """Files that this rank lends to the others, and its door."""
+        self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
         self.retained: list[Callable[[], bool]] = []
         """For each closed window whose memory the user's arrays hold: tries again to release it.
         Collective."""
@@ -209,13 +217,19 @@ class NodeContext:
 
     def segment_address(self, window: int, rank: int) -> int | None:
         """Return where a segment is mapped here; None if its window is closed."""
-        memory = self._segments[window][rank] if window in self._segments else None
+        memory = self.segment_memory(window, rank)
         return None if memory is None else memory.address
+
+    def segment_memory(self, window: int, rank: int) -> Memory | None:
+        """Return a segment as it is mapped here; None if its window is closed."""
+        return self._segments[window][rank] if window in self._segments else None
 
     # --- memory and counters
 
-    def handle(self, token: str, offset: int, nbytes: int, capacity: int) -> str:
-        """Return the packed handle of a part of memory that this rank allocated."""
+    def handle(
+        self, token: str, offset: int, nbytes: int, capacity: int, kind: str = Kind.ALLOCATION
+    ) -> str:
+        """Return the packed handle of a part of memory that this rank allocated, or gives."""
         return Handle(
             backend=self.backend.name,
             token=token,
@@ -225,6 +239,7 @@ class NodeContext:
             uuid=self.uuids[self.rank],
             nonce=self.nonces[self.rank],
             boot=boot_id(),
+            kind=kind,
         ).pack()
 
     def open_handle(self, packed: str, rank: int, nbytes: int) -> Handle:
@@ -329,6 +344,10 @@ class NodeContext:
     def begin_close(self, call: str) -> None:
         """Agree that an object is closed, once all streams have come to their end. Collective."""
         self.agreement.step(call, lambda: self.drain(call))
+
+    def release_retained(self) -> None:
+        """Try again to release the memory of closed windows that arrays held. Collective."""
+        self.retained = [release for release in self.retained if not release()]
 
     def close_in_order(
         self,

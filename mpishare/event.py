@@ -13,6 +13,7 @@ from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
 from mpishare.errors import ClosedError
+from mpishare.ordering.counter_ops import spin_until
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from mpishare.context import NodeContext
 
 RING = 16
-"""Events of one owner: a record waits only for a waiter that is this far behind."""
+"""A record waits only for a waiter that is this far behind."""
+
+_EVENTS = RING + 1
+"""Events of one owner: one more, so that the record that a waiter took last stays in place."""
 
 
 class Event(NodeObject):
@@ -50,7 +54,11 @@ class Event(NodeObject):
         self._context = context
         self._counters = counters
         self._events = events
+        self._rank = context.rank
+        self._view = counters.view
+        self._waiter_slots = [SLOT_WORDS * rank for rank in waiters]
         self._memory_barrier = context.memory_barrier
+        self._has_streams = context.backend.has_streams
         self._count = 0  # records called by the owner, or taken by this waiter
         self._chain = StreamChain(context.backend, name)
 
@@ -71,19 +79,20 @@ class Event(NodeObject):
             On a rank that is not the owner.
         """
         self._check("record")
-        rank = self._context.rank
-        if rank != self.owner:
+        if self._rank != self.owner:
             raise ValueError(
-                f"{self.name}: record failed: rank {self.owner} is the owner, not rank {rank}"
+                f"{self.name}: record failed: rank {self.owner} is the owner, not rank {self._rank}"
             )
-        number = self._chain.enter("record", stream)
-        count, view = self._count + 1, self._counters.view
+        number = self._chain.enter("record", stream) if self._has_streams else 0
+        count, view = self._count + 1, self._view
         oldest = count - RING
         if oldest > 0:
-            self._context.agreement.wait(
-                f"{self.name}: record",
-                lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
-            )
+            for slot in self._waiter_slots:
+                if view[slot] < oldest:
+                    self._context.agreement.wait(
+                        f"{self.name}: record",
+                        lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
+                    )
             self._context.check_released()
         self._take(self._context.backend.record, count, number)
 
@@ -103,21 +112,45 @@ class Event(NodeObject):
             On a rank that is not a waiter.
         """
         self._check("wait")
-        rank = self._context.rank
-        if rank not in self.waiters:
+        if self._rank not in self.waiters:
             raise ValueError(
-                f"{self.name}: wait failed: rank {rank} is not one of the waiters "
+                f"{self.name}: wait failed: rank {self._rank} is not one of the waiters "
                 f"{list(self.waiters)}"
             )
-        number = self._chain.enter("wait", stream)
-        count, view, owner = self._count + 1, self._counters.view, self.owner
-        if view[SLOT_WORDS * owner] < count:
+        number = self._chain.enter("wait", stream) if self._has_streams else 0
+        count, view, owner = self._count + 1, self._view, self.owner
+        slot = SLOT_WORDS * owner
+        if view[slot] < count and not spin_until(view, slot, count, self._context.spins_per_yield):
             self._context.agreement.wait(
-                f"{self.name}: wait", lambda: [owner] if view[SLOT_WORDS * owner] < count else []
+                f"{self.name}: wait", lambda: [owner] if view[slot] < count else []
             )
         self._memory_barrier()
         self._context.check_released()
         self._take(self._context.backend.wait_event, count, number)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the work of the newest record is done. Local; does not block.
+
+        On the owner the newest record is that of its last `record`, on a waiter the one that its
+        last `wait` took: the owner may have called later ones. True before the first `record` or
+        `wait`, as CUDA has it for an event that was never recorded. On the host backend a record is
+        done when it is called, so this is always True.
+
+        Raises
+        ------
+        ValueError
+            On a rank that neither records nor waits.
+        PeerError, PeerTimeout
+            If a rank is gone: then nothing is known of its work.
+        """
+        self._check("is_done")
+        if not self._events:
+            raise ValueError(
+                f"{self.name}: is_done failed: rank {self._rank} is neither the owner "
+                f"{self.owner} nor one of the waiters {list(self.waiters)}"
+            )
+        return self._context.backend.is_event_done(self._events[self._count % _EVENTS])
 
     def close(self) -> None:
         """Close the event on all ranks.
@@ -146,21 +179,22 @@ class Event(NodeObject):
     def _abandon(self) -> None:
         self._is_closed = True
         self._counters = NO_COUNTERS
+        self._view = NO_COUNTERS.view
         self._chain.end()
         self._context.unregister(self)
 
     def __repr__(self) -> str:
         """Name the event and its ranks."""
-        state = ", closed" if self._is_closed else ""
         ranks = f"owner={self.owner}, waiters={self.waiters}"
-        return f"<mpishare.{self.name.capitalize()}: {ranks}{state}>"
+        return f"<mpishare.{self.name.capitalize()}: {ranks}{self._state()}>"
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""
-        use(self._events[count % RING], number)
-        self._chain.leave()
+        if self._has_streams:
+            use(self._events[count % _EVENTS], number)
+            self._chain.leave()
         self._memory_barrier()
-        self._counters.view[SLOT_WORDS * self._context.rank] = count
+        self._view[SLOT_WORDS * self._rank] = count
         self._count = count
 
     def _check(self, call: str) -> None:
@@ -178,6 +212,11 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
     def check() -> list[Any]:
         own = context.rank_of(call, owner)
         named = [r for r in range(size) if r != own] if waiters is None else waiters
+        if not hasattr(named, "__iter__"):
+            raise TypeError(
+                f"{call} failed: waiters must be a list of ranks, not {waiters!r}. Give "
+                f"waiters=[{waiters!r}]"
+            )
         ranks = [context.rank_of(call, rank) for rank in named]
         if own in ranks or len(set(ranks)) != len(ranks):
             raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
@@ -192,7 +231,7 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
     try:
 
         def create() -> list[str]:
-            made, tokens = backend.events(RING) if is_owner else ([], [])
+            made, tokens = backend.events(_EVENTS) if is_owner else ([], [])
             events.extend(made)
             return tokens
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare import allocate
+from mpishare import allocate, share
+from mpishare.channel import Channel, make_channel
 from mpishare.context import NotPicklable
 from mpishare.errors import ClosedError
 from mpishare.event import Event, make_event
+from mpishare.pool import Pool, make_pool
 from mpishare.setup.create import create_node, destroy_node
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class Node(NotPicklable):
         The environment variable ``MPISHARE_BACKEND`` comes before it.
     device : int, str or cupy.cuda.Device, optional
         This rank's GPU: its ordinal here, or its UUID. Default: the one whose primary context is
-        active already, else round robin over the ranks of the node. It is made the current one.
+        active already, else round robin over the ranks of the node. It is made the current one. On
+        the host backend it is ignored, and a warning says so.
     timeout_s : float, seconds
         After this, a wait of the host for another rank raises `PeerTimeout`.
 
@@ -52,7 +55,7 @@ class Node(NotPicklable):
     ------
     UnsupportedError
         If a launcher started several ranks that do not know of each other, if there is a GPU but
-        not the packages to use it, or if /dev/shm is full.
+        not the packages to use it, if /dev/shm is full or cannot be used, or in a forked process.
     PeerError
         If another rank failed.
     PeerTimeout
@@ -216,26 +219,73 @@ class Node(NotPicklable):
         """
         return allocate.allocate_each(self._context, shape, dtype, fill)
 
-    def share(self, source: Any, *, owner: int | None = None) -> Window:
-        """Share what one rank has, or computes, as a window of its shape and dtype.
+    def share(self, source: Any, *, owner: int | None = None, copy: bool | None = True) -> Window:
+        """Share what one rank has, or computes, as a window of its shape, dtype and memory order.
 
-        Collective, host-blocking.
+        Collective, host-blocking: also waits for all streams of the owner where nothing is copied.
 
         Parameters
         ----------
         source : array, or callable without arguments that returns one
-            Read, or called, on the owner alone; the others' is ignored. The array is copied.
+            Read, or called, on the owner alone; the others' is ignored.
         owner : int, optional
             A rank in `comm`, the same on all ranks. Default: the leader.
+        copy : {True, False, None}
+            The same on all ranks. True: new memory is allocated, and the array copied into it.
+            False: the window is the array's own memory, strides and all, and nothing is allocated;
+            see Notes. None: as False where that works, else as True, with a warning on the logger
+            ``mpishare.window``.
 
         Raises
         ------
+        UnsupportedError
+            On the owner, if the array's memory was freed, or cannot be shared in place: which kind
+            of memory it is, and what to do instead.
+        TypeError
+            On the owner, if the source is None, an int, or holds Python objects.
         Exception
             On the owner, whatever the callable raised.
         PeerError
             On the others, with the text of that exception.
+        MismatchError
+            If `owner` or `copy` differs.
+
+        Notes
+        -----
+        In place (``copy=False``) works for any part of an open window of this node, also of another
+        rank's segment; and on CUDA for memory on this rank's GPU: of ``cuMemAlloc`` (CuPy's and
+        PyTorch's default allocators), of pools made for POSIX file descriptors (RMM, cuda.core) and
+        of PyTorch's expandable segments. The window holds the array until it is closed. A handle of
+        ``cuMemAlloc`` opens the allocator's whole block to the other ranks, not only the array.
+        Negative strides are refused. Closing the window leaves the array as it is.
         """
-        return allocate.share(self._context, source, owner)
+        return share.share(self._context, source, owner, copy)
+
+    def share_each(self, source: Any, *, copy: bool | None = True) -> Window:
+        """Share every rank's own array as its segment of one window.
+
+        Collective, host-blocking, as `share`. The dtype is the same on all ranks; shapes, strides
+        and kinds of memory may differ.
+
+        Parameters
+        ----------
+        source : array, or callable without arguments that returns one
+            Of this rank.
+        copy : {True, False, None}
+            As for `share`; None decides for each rank.
+
+        Returns
+        -------
+        Window
+            Its `array` is this rank's segment, ``segment(rank)`` another's. A halo field in it is
+            treated as one of `allocate_each`.
+
+        Raises
+        ------
+        UnsupportedError, TypeError, PeerError, MismatchError
+            As `share`.
+        """
+        return share.share_each(self._context, source, copy)
 
     def event(self, owner: int | None = None, waiters: Sequence[int] | None = None) -> Event:
         """Make an event that one rank records and streams of others wait for.
@@ -250,6 +300,68 @@ class Node(NotPicklable):
             The ranks that wait. Default: all others.
         """
         return make_event(self._context, self.leader if owner is None else owner, waiters)
+
+    def pool(self, *, owner: int | None = None, max_nbytes: int | None = None) -> Pool:
+        """Make a pool of memory that one rank allocates array by array, and others open.
+
+        Collective once, host-blocking: some milliseconds. All arguments are the same on all ranks.
+        After that the owner allocates, and the others open, without each other: for sizes that
+        nobody else knows, and for many arrays.
+
+        Parameters
+        ----------
+        owner : int, optional
+            The rank in `comm` that allocates, on its GPU. Default: the leader.
+        max_nbytes : int, bytes, optional
+            The most that the pool may hold. Default: what the GPU has; on the host backend what is
+            free in /dev/shm now. Memory is taken when it is allocated, on CUDA in chunks of 8 MiB
+            for arrays up to 512 KiB; what is given back is reused by the pool, and returns to the
+            machine when the pool is closed.
+
+        Raises
+        ------
+        UnsupportedError
+            If memory pools cannot be shared between processes here, as on WSL2.
+        PeerError, MismatchError
+            As `allocate`.
+        """
+        return make_pool(self._context, self.leader if owner is None else owner, max_nbytes)
+
+    def channel(
+        self,
+        shape: Any,
+        dtype: Any = float,
+        *,
+        slots: int = 4,
+        producer: int | None = None,
+        consumers: Sequence[int] | None = None,
+    ) -> Channel:
+        """Make a channel: one rank streams arrays of one shape to others.
+
+        Collective, host-blocking. All arguments are the same on all ranks. Where there is one
+        consumer the slots lie in its memory, else in the producer's.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Of one frame; 0 is allowed.
+        dtype : dtype
+            Of the elements, as in `allocate`.
+        slots : int
+            How many frames the producer may be ahead of the slowest consumer; at least 1.
+        producer : int, optional
+            The rank in `comm` that puts. Default: the leader.
+        consumers : sequence of int, optional
+            The ranks that get. Default: all others. Where there are none, as on a node of one
+            rank, the producer never waits, and nobody gets the frames.
+
+        Raises
+        ------
+        CudaError, UnsupportedError, PeerError, MismatchError
+            As `allocate`.
+        """
+        source = self.leader if producer is None else producer
+        return make_channel(self._context, shape, dtype, slots, source, consumers)
 
     def close(self) -> None:
         """Close the node and the objects made from it, newest first.
@@ -275,8 +387,7 @@ class Node(NotPicklable):
         try:
             for child in context.children:
                 child.close()
-            for release_retained in context.retained:
-                release_retained()
+            context.release_retained()
             destroy_node(context, self._shutdown)
         except BaseException as error:
             agreement.leave("close()", error)
@@ -314,7 +425,10 @@ class Node(NotPicklable):
 
     def __repr__(self) -> str:
         """Name the node, this rank and the backend."""
+        failure = self._context.agreement.failure
         state = ", closed" if self._is_closed else ""
+        if not state and failure is not None:
+            state = f", broken by {type(failure()).__name__}"
         return (
             f"<mpishare.Node: rank={self.rank} of {self.size}, backend={self.backend!r}, "
             f"device={self.device}{state}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from mpishare.errors import ClosedError, format_nbytes
 from mpishare.ordering.epochs import Epochs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpishare.backends import Memory
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
@@ -23,10 +25,25 @@ log = logging.getLogger("mpishare.window")
 Shape = tuple[int, ...]
 
 
+class Segment(NamedTuple):
+    """How the elements of one rank's part of a window lie in memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Elements along each axis.
+    strides : tuple of int or None, bytes
+        Along each axis; None in C order.
+    """
+
+    shape: Shape
+    strides: Shape | None = None
+
+
 class Window(Epochs, NodeObject):
     """A shared allocation, with the epochs that order access to it.
 
-    Made by `Node.allocate`, `Node.allocate_each` and `Node.share`.
+    Made by `Node.allocate`, `Node.allocate_each`, `Node.share` and `Node.share_each`.
 
     Attributes
     ----------
@@ -39,7 +56,7 @@ class Window(Epochs, NodeObject):
     nbytes : int, bytes
         Of `array`.
     owner : int or None
-        The rank that allocated it, in ``node.comm``; None where each rank allocated its segment.
+        The rank that allocated or shared it, in ``node.comm``; None where each rank has a segment.
     """
 
     def __init__(
@@ -48,7 +65,7 @@ class Window(Epochs, NodeObject):
         number: int,
         counters: Counters,
         memories: list[Memory | None],
-        shapes: list[Shape | None],
+        segments: Sequence[Segment | None],
         dtype: np.dtype[Any],
         owner: int | None,
     ) -> None:
@@ -56,12 +73,14 @@ class Window(Epochs, NodeObject):
         self._number = number
         self._context = context
         self._memories: list[Memory | None] = memories
-        self._shapes = shapes
+        self._segments = segments
         self._arrays: dict[int, Any] = {}
+        self._lent: Any = None
         self._home = context.rank if owner is None else owner
         self.owner = owner
         self.dtype = dtype
-        self.shape = shapes[self._home] or ()
+        home = segments[self._home]
+        self.shape = home.shape if home is not None else ()
         self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
         context.register(self)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
@@ -115,14 +134,43 @@ class Window(Epochs, NodeObject):
         if self._is_closed:
             raise ClosedError(f"{self.name} is closed")
         if rank not in self._arrays:
-            memory, shape = None, None
+            memory, segment = None, None
             if isinstance(rank, int | np.integer) and 0 <= rank < len(self._memories):
-                memory, shape = self._memories[rank], self._shapes[rank]
-            if memory is None or shape is None:
+                memory, segment = self._memories[rank], self._segments[rank]
+            if memory is None or segment is None:
                 having = [r for r, memory in enumerate(self._memories) if memory is not None]
                 raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
-            self._arrays[rank] = memory.array(shape, self.dtype)
+            self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return self._arrays[rank]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return `array` for NumPy: the same memory. `TypeError` where it is on a GPU."""
+        if self._context.backend.has_streams:
+            raise TypeError(
+                f"{self.name} is in GPU memory, which NumPy cannot read. Copy it to the host: "
+                "window.array.get()"
+            )
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return `array` for any library that knows DLPack: the same memory."""
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        """Return the device of `array`, as DLPack has it."""
+        return self.array.__dlpack_device__()  # type: ignore[no-any-return]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """That of `array`; there is none on the host backend.
+
+        From now on the window's memory stays mapped as long as the window object is held.
+        """
+        if not self._context.backend.has_streams:
+            raise AttributeError(f"{self.name} is not in GPU memory")
+        # What is made of the interface holds this object, not the array.
+        self._lent = self.array
+        return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Unmap the window on all ranks, then free it.
@@ -180,10 +228,9 @@ class Window(Epochs, NodeObject):
 
     def __repr__(self) -> str:
         """Name the window, its shape and its owner."""
-        state = ", closed" if self._is_closed else ""
         return (
             f"<mpishare.{self.name.capitalize()}: shape={self.shape}, dtype={self.dtype}, "
-            f"owner={self.owner}{state}>"
+            f"owner={self.owner}{self._state()}>"
         )
 
     def _unmap(self, rank: int) -> bool:

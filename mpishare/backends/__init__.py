@@ -1,8 +1,8 @@
 """The backend interface: memory, streams and events of one kind of machine.
 
-To add a backend: derive from `Backend`; implement ``allocate``, ``publish``, ``open`` and
-``retract``, and a `Memory`; with streams, override everything below them as well; let
-`mpishare.setup` choose it.
+To add a backend: derive from `Backend`; implement the abstract methods, a `Memory`, an `OwnMemory`
+and a `PeerMemory`; with streams, override everything below them as well; let `mpishare.setup`
+choose it.
 """
 # ruff: noqa: ARG002, B027  defaults ignore their arguments, and some do nothing
 
@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from mpishare.errors import HandleError
+from mpishare.memory.kinds import PRIVATE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from mpishare.memory.descriptors import Descriptors
+    from mpishare.memory.handle import Handle
+    from mpishare.memory.kinds import Kind, Refusal
     from mpishare.memory.shared import SharedMemory
 
 
@@ -35,6 +41,14 @@ class Device:
         Its model.
     mps : bool
         Whether processes share it through the Multi-Process Service.
+    compute_capability : str
+        E.g. ``9.0``.
+    driver : str
+        The driver's version and its CUDA version, e.g. ``580.159 (CUDA 13.0)``; ``CUDA 13.0`` where
+        the kernel does not tell.
+    exports_pools : bool
+        Whether a memory pool of it could be exported as a file descriptor. Tried when the node is
+        made, since the driver's word for it is not true everywhere.
     """
 
     ordinal: int
@@ -42,6 +56,9 @@ class Device:
     pci_id: str
     name: str
     mps: bool
+    compute_capability: str
+    driver: str
+    exports_pools: bool = False
 
 
 class Memory(Protocol):
@@ -50,18 +67,150 @@ class Memory(Protocol):
     nbytes: int
     address: int
     """Where it is mapped in this process."""
+    is_given: bool
+    """Whether it is the user's own, shared in place."""
 
     @property
     def is_held(self) -> bool:
         """Whether arrays on it are alive."""
         ...
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the first bytes as an array, which keeps the mapping alive."""
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> Any:
+        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
         ...
 
     def close(self) -> bool:
         """Unmap or free; return False, with nothing done, where live arrays forbid that."""
+        ...
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Memory that exists already, as its rank gives it to the others.
+
+    Attributes
+    ----------
+    memory : Memory
+        Of the array alone, not of the allocation that it lies in.
+    kind, token : Kind, str
+        What travels; see `Handle`.
+    offset, capacity : int, bytes
+        Where the memory is in the allocation that the token stands for, and the bytes of that.
+    retract : callable
+        To be called once every rank has opened it or failed to; may be repeated.
+    """
+
+    memory: Memory
+    kind: Kind
+    token: str
+    offset: int
+    capacity: int
+    retract: Callable[[], None] = lambda: None
+
+
+class InPlace:
+    """Memory that exists already: given to other ranks, and mapped where they gave it.
+
+    These are the defaults of a backend whose arrays are private to their process. Local.
+    """
+
+    def is_alive(self, address: int) -> bool:
+        """Whether there is memory at the address of an array."""
+        return True
+
+    def export(
+        self, source: Any, address: int, nbytes: int, *, is_host: bool
+    ) -> Exported | Refusal:
+        """Return memory as others can map it, or why that cannot be.
+
+        Parameters
+        ----------
+        source : array
+            Keeps the memory alive; held until the memory is closed.
+        address, nbytes : int, bytes
+            Where it is in this process.
+        is_host : bool
+            Whether it is a NumPy array.
+        """
+        return PRIVATE
+
+    def open(self, handle: Handle, rank: int) -> Memory:
+        """Map memory that another rank gave."""
+        raise HandleError(f"a handle of kind {handle.kind!r} was received, which is unknown here")
+
+
+class BlockLayout(NamedTuple):
+    """An array in a block of a pool.
+
+    Attributes
+    ----------
+    offset : int, bytes
+        From the block's first byte to the array's first element.
+    shape : tuple of int
+        Of the array.
+    strides : tuple of int, bytes
+        Any that stay inside the block.
+    dtype : numpy.dtype
+        Of the elements.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+
+class PoolMemory(Protocol):
+    """The memory of a pool as one rank holds it. Blocks are named by their address there."""
+
+    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
+        """Return an array in a block, and what is alive as long as it or a view of it is."""
+        ...
+
+    def close(self) -> None:
+        """Free or unmap all of it, once nobody holds a block."""
+        ...
+
+
+class OwnMemory(PoolMemory, Protocol):
+    """The memory of a pool on its owner."""
+
+    def export(self) -> int:
+        """Return a file descriptor for `Backend.import_pool`, which the caller closes."""
+        ...
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Return a block, ordered on a stream."""
+        ...
+
+    def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+        """Free blocks (address, nbytes, stream) that no other rank holds, ordered on streams."""
+        ...
+
+    def publish(self, address: int) -> bytes:
+        """Return the token with which the other ranks `open` a block."""
+        ...
+
+    def find(self, array: Any) -> tuple[int, int] | None:
+        """Return the block that an array lies in, and the array's offset; None if in none."""
+        ...
+
+
+class PeerMemory(PoolMemory, Protocol):
+    """The memory of another rank's pool."""
+
+    def open(self, token: bytes) -> int:
+        """Return a block, mapped."""
+        ...
+
+    def let_go(self, address: int) -> None:
+        """Undo one `open`, once no work that uses the block is left."""
         ...
 
 
@@ -102,7 +251,11 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Memory:
-        """Allocate memory that can be shared."""
+        """Allocate memory that can be shared.
+
+        What a platform does to memory when it is first shared is over by then: what is written
+        from now on is kept.
+        """
 
     @abstractmethod
     def publish(self, memory: Memory) -> str:
@@ -115,6 +268,26 @@ class Backend(ABC):
     @abstractmethod
     def retract(self, token: str) -> None:
         """Take a token back, once every rank has opened it or failed to."""
+
+    def in_place(self, descriptors: Descriptors, timeout_s: float) -> InPlace:
+        """Return how memory that exists already is shared.
+
+        Parameters
+        ----------
+        descriptors : Descriptors
+            The way of file descriptors from rank to rank.
+        timeout_s : float, s
+            For each of them.
+        """
+        return InPlace()
+
+    @abstractmethod
+    def create_pool(self, max_nbytes: int) -> OwnMemory:
+        """Make the memory of a pool; a size of 0 is what the machine has."""
+
+    @abstractmethod
+    def import_pool(self, fd: int) -> PeerMemory:
+        """Map the memory of another rank's pool, given its descriptor as it arrived here."""
 
     def register(self, memory: SharedMemory) -> int:
         """Make host memory accessible to the GPU; return its device address, 0 without a GPU."""

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Backend, driver
+from mpishare.backends import Backend, cuda_pools, driver
+from mpishare.backends.cuda_in_place import CudaInPlace
+from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
+from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
 from mpishare.backends.driver import is_capturing
 from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.backends import Device, Memory, Signals, StreamInfo
+    from mpishare.memory.descriptors import Descriptors
     from mpishare.memory.shared import SharedMemory
 
 GRANULARITY = 2 << 20
@@ -35,56 +40,10 @@ _current_device = cupy.cuda.runtime.getDevice
 _Stream = cupy.cuda.Stream
 _is_capturing = cupy.cuda.runtime.streamIsCapturing
 _RuntimeError = cupy.cuda.runtime.CUDARuntimeError
-_IPC_LAZY_PEER_ACCESS = 1
 _STREAM_NON_BLOCKING = 1
 _LOCAL_EVENT_FLAGS = 2  # no timing
 _EVENT_FLAGS = 2 | 4  # no timing, interprocess
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
-
-
-class CudaMemory:
-    """Device memory that this rank allocated or mapped."""
-
-    def __init__(self, backend: CudaBackend, address: int, nbytes: int, *, is_mine: bool) -> None:
-        self.nbytes = nbytes
-        self.address = address
-        self._backend = backend
-        self._is_mine = is_mine
-        self._anchor: Callable[[], _Anchor | None] = lambda: None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether arrays on it are alive."""
-        return self._anchor() is not None
-
-    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the first bytes as a CuPy array on this rank's device."""
-        xp = self._backend.xp
-        anchor = self._anchor()
-        if anchor is None:
-            anchor = _Anchor()
-            self._anchor = weakref.ref(anchor)
-        # This rank's device, even for memory of another GPU: kernels use it from here.
-        memory = xp.cuda.UnownedMemory(
-            self.address, self.nbytes, anchor, self._backend.device.ordinal
-        )
-        return xp.ndarray(shape, dtype=dtype, memptr=xp.cuda.MemoryPointer(memory, 0))
-
-    def close(self) -> bool:
-        """Unmap or free; return False, with nothing done, while arrays on it are alive."""
-        if self.is_held:
-            return False
-        if self._is_mine:
-            self._backend.call("cuMemFree", self.address)
-        else:
-            self._backend.call("cuIpcCloseMemHandle", self.address)
-        return True
-
-
-class _Anchor:
-    """Alive as long as an array on one memory is."""
-
-    __slots__ = ("__weakref__",)
 
 
 class CudaBackend(Backend):
@@ -106,9 +65,11 @@ class CudaBackend(Backend):
     def __init__(self, ordinal: int, where: str) -> None:
         cupy.cuda.Device(ordinal).use()
         cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
-        self.device = driver.device_of(ordinal)
+        exports_pools = cuda_pools.can_export(ordinal)
+        self.device = replace(driver.device_of(ordinal), exports_pools=exports_pools)
         self._ordinal = ordinal
         self._where = f"{where}, {self.device.uuid[:12]}"
+        self._mappings = Mappings()
         self._wait_flags = driver.wait_flags(ordinal)
 
     def call(self, name: str, *arguments: Any, remedy: str = "") -> Any:
@@ -116,7 +77,21 @@ class CudaBackend(Backend):
         return driver.call(name, *arguments, where=self._where, remedy=remedy)
 
     def allocate(self, nbytes: int) -> CudaMemory:
-        """Allocate plain device memory, outside of any pool."""
+        """Allocate plain device memory, outside of any pool, and take its IPC handle.
+
+        Before anything is written: some platforms empty the memory when its handle is taken, as
+        was seen on WSL2. The probe looks for it (`mpishare.setup.probe`).
+        """
+        memory = self.reserve(nbytes)
+        try:
+            self.take_handle(memory)
+        except BaseException:
+            memory.close()
+            raise
+        return memory
+
+    def reserve(self, nbytes: int) -> CudaMemory:
+        """Allocate as `allocate`, without the handle."""
         asked, nbytes = nbytes, -(-max(nbytes, 1) // GRANULARITY) * GRANULARITY
         address = self.call(
             "cuMemAlloc",
@@ -125,28 +100,40 @@ class CudaBackend(Backend):
             f"{format_nbytes(self._free())} are free: ask for less, or free CuPy's pool "
             "(cupy.get_default_memory_pool().free_all_blocks())",
         )
-        return CudaMemory(self, int(address), nbytes, is_mine=True)
+        free = partial(self.call, "cuMemFree", address)
+        return CudaMemory(self._ordinal, int(address), nbytes, free)
+
+    def take_handle(self, memory: CudaMemory) -> None:
+        """Take the legacy IPC handle of memory that `reserve` returned."""
+        memory.token = legacy_handle(memory.address, self._where)
 
     def publish(self, memory: Memory) -> str:
-        """Return the legacy IPC handle."""
+        """Return the legacy IPC handle, which was taken when the memory was allocated."""
         if not isinstance(memory, CudaMemory):
             raise TypeError(f"{memory!r} is not memory of the CUDA backend")
-        return driver.handle_bytes(self.call("cuIpcGetMemHandle", memory.address)).hex()
+        return memory.token
 
     def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
         """Map another rank's allocation."""
-        address = self.call(
-            "cuIpcOpenMemHandle",
-            driver.memory_handle(bytes.fromhex(token)),
-            _IPC_LAZY_PEER_ACCESS,
-            remedy=f"This rank cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
-            "ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of --gpus-per-task; "
-            "in a container give it all GPUs. `python -m mpishare.info` shows every pair",
-        )
-        return CudaMemory(self, int(address), nbytes, is_mine=False)
+        address = open_legacy_handle(token, uuid, self._where)
+        close = partial(self.call, "cuIpcCloseMemHandle", address)
+        unmap = self._mappings.add(address, nbytes, close)
+        return CudaMemory(self._ordinal, address, nbytes, unmap)
+
+    def in_place(self, descriptors: Descriptors, timeout_s: float) -> CudaInPlace:
+        """Return how memory that exists already is shared: by what its kind has."""
+        return CudaInPlace(self._ordinal, self._where, self._mappings, descriptors, timeout_s)
 
     def retract(self, token: str) -> None:
         """Do nothing: a handle holds no resources."""
+
+    def create_pool(self, max_nbytes: int) -> OwnCudaPool:
+        """Make a memory pool on this rank's GPU that can be exported."""
+        return OwnCudaPool(self.device, self._where, max_nbytes)
+
+    def import_pool(self, fd: int) -> PeerCudaPool:
+        """Import another rank's memory pool."""
+        return PeerCudaPool(fd, self.device, self._where)
 
     def register(self, memory: SharedMemory) -> int:
         """Pin host memory and return its device address."""

@@ -1,18 +1,20 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-The only module that uses cuda.bindings. Imported only where a GPU was found.
+It, `cuda_pools` and `cuda_chunks` alone use cuda.bindings. Imported only where a GPU was found.
 """
 
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cupy
 from cuda.bindings import driver
 
 from mpishare.backends import Device
-from mpishare.errors import CudaError
+from mpishare.errors import CudaError, UnsupportedError
+from mpishare.memory.kinds import PointerAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +29,22 @@ _DriverError = cupy.cuda.driver.CUDADriverError
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 _CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+# By number, and by ctypes: not every cuda.bindings has all of them.
+_ATTRIBUTES = {
+    "memory_type": 2,
+    "buffer_id": 7,
+    "is_managed": 8,
+    "ordinal": 9,
+    "has_legacy_handle": 10,
+    "start": 11,
+    "nbytes": 12,
+    "handle_types": 14,
+    "pool": 17,
+}
+_FLAGS = ("is_managed", "has_legacy_handle")
+_MAPPING = 19, 18
 _BATCH = 255  # operations a call: "must be less than 256" (CUDA driver API, cuStreamBatchMemOp)
+_MODULE_VERSION = Path("/sys/module/nvidia/version")
 _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, alias, padding
 
 
@@ -74,9 +91,41 @@ def event_handle(data: bytes) -> Any:
     return _filled(driver.CUipcEventHandle(), data)
 
 
+def exported_pointer(data: bytes) -> Any:
+    """Return what stands for a pointer of a memory pool, of these 64 bytes."""
+    return _filled(driver.CUmemPoolPtrExportData(), data)
+
+
 def _filled(handle: Any, data: bytes) -> Any:
     ctypes.memmove(int(handle.getPtr()), data, 64)
     return handle
+
+
+def pointer_attributes(address: int) -> PointerAttributes | None:
+    """Return what the driver tells of an address; None where it knows no memory. Local."""
+    values = {name: _pointer_attribute(number, address) for name, number in _ATTRIBUTES.items()}
+    if not values["memory_type"]:
+        return None
+    known = {name: value or 0 for name, value in values.items()}
+    return PointerAttributes(
+        **{name: bool(v) if name in _FLAGS else v for name, v in known.items()}  # type: ignore[arg-type]
+    )
+
+
+def mapping(address: int) -> tuple[int, int]:
+    """Return where the chunk that is mapped at an address begins, and its bytes. Local."""
+    start, nbytes = (_pointer_attribute(number, address) for number in _MAPPING)
+    if not start or not nbytes:
+        raise UnsupportedError(f"no memory is mapped at address {address:#x}")
+    return start, nbytes
+
+
+def _pointer_attribute(number: int, address: int) -> int | None:
+    """Return an attribute, which has 4 or 8 bytes; None where the driver has none."""
+    value = ctypes.c_uint64(0)
+    get = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
+    failed = get(ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address))
+    return None if failed else value.value
 
 
 def wait_flags(ordinal: int) -> int:
@@ -165,7 +214,7 @@ def choose_device(wanted: Any, rank: int) -> int:
             raise ValueError(f"device={wanted}: this rank sees GPUs 0 to {count - 1}")
         return wanted
     if isinstance(wanted, str):
-        names = [device_of(ordinal).uuid for ordinal in range(count)]
+        names = [uuid_of(ordinal) for ordinal in range(count)]
         found = [ordinal for ordinal, name in enumerate(names) if name.startswith(wanted)]
         if len(found) != 1:
             raise ValueError(f"device={wanted!r} names {len(found)} of this rank's GPUs: {names}")
@@ -178,27 +227,41 @@ def choose_device(wanted: Any, rank: int) -> int:
     return int(cupy.cuda.runtime.getDevice()) if active else rank % count
 
 
+def uuid_of(ordinal: int) -> str:
+    """Return the name of a GPU in all processes, without making a context on it. Local."""
+    text = bytes(call("cuDeviceGetUuid", ordinal).bytes)[:16].hex()
+    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
 def device_of(ordinal: int) -> Device:
-    """Describe a GPU, without making a context on it. Local."""
+    """Describe the GPU of the current context. Local."""
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
-    raw = bytes(call("cuDeviceGetUuid", ordinal).bytes)[:16]
-    text = raw.hex()
-    parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
     # Drivers before CUDA 12 lack the attribute: then no MPS is assumed.
     mps = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
     return Device(
         ordinal=ordinal,
-        uuid="GPU-" + "-".join(parts),
+        uuid=uuid_of(ordinal),
         pci_id=cupy.cuda.runtime.deviceGetPCIBusId(ordinal).lower(),
         name=properties["name"].decode(),
         mps=bool(mps and call("cuDeviceGetAttribute", mps, ordinal)),
+        compute_capability=f"{properties['major']}.{properties['minor']}",
+        driver=_driver_version(),
     )
+
+
+def _driver_version() -> str:
+    number = int(call("cuDriverGetVersion"))
+    version = f"CUDA {number // 1000}.{number % 1000 // 10}"
+    try:
+        return f"{_MODULE_VERSION.read_text().strip()} ({version})"
+    except OSError:
+        return version  # WSL2 has no such module
 
 
 def link(ordinal: int, uuid: str) -> str:
     """Return how this rank's GPU reaches another: ``same GPU``, ``NVLink``, ``PCIe``, ``peer``."""
     for other in range(cupy.cuda.runtime.getDeviceCount()):
-        if device_of(other).uuid == uuid:
+        if uuid_of(other) == uuid:
             if other == ordinal:
                 return "same GPU"
             # Only NVLink carries native atomics between two discrete GPUs.

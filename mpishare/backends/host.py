@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends import Backend
+from mpishare.backends.host_pool import HostPool
 from mpishare.memory import shared
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 class HostMemory:
     """Shared host memory as one rank maps it."""
 
+    is_given = False
+
     def __init__(self, memory: SharedMemory) -> None:
         self._memory: SharedMemory | None = memory
         self._whole: Callable[[], np.ndarray[Any, Any] | None] = lambda: None
@@ -31,17 +34,23 @@ class HostMemory:
         """Whether arrays on it are alive."""
         return self._whole() is not None
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """Return the first bytes as an array, which keeps the mapping alive."""
-        if self._memory is None:
-            raise ValueError("the memory is closed")
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
         # An array made on the mapping itself does not keep it from being unmapped; one made by
         # frombuffer does, and it is the base of all others.
         whole = self._whole()
         if whole is None:
+            if self._memory is None:
+                raise ValueError("the memory is closed")
             whole = np.frombuffer(self._memory.buffer, dtype=np.uint8)
             self._whole = weakref.ref(whole)
-        return np.ndarray(shape, dtype=dtype, buffer=whole)
+        return np.ndarray(shape, dtype, buffer=whole, offset=offset, strides=strides)
 
     def publish(self) -> str:
         """Give the memory a name."""
@@ -86,3 +95,11 @@ class HostBackend(Backend):
     def retract(self, token: str) -> None:
         """Remove the name."""
         shared.forget(token)
+
+    def create_pool(self, max_nbytes: int) -> HostPool:
+        """Make a sparse memory file."""
+        return HostPool.create(max_nbytes)
+
+    def import_pool(self, fd: int) -> HostPool:
+        """Map another rank's."""
+        return HostPool.import_(fd)

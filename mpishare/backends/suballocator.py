@@ -7,6 +7,7 @@ large block is an allocation of its own, freed when it is closed.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,28 +57,71 @@ class Suballocation:
 
 
 class FreeList:
-    """The free spans of a chunk, allocated first-fit and merged when freed. Pure integers."""
+    """The free spans of a chunk, allocated best-fit and merged when freed. Pure integers.
+
+    Each call looks at one span of one size and at its two neighbors, so that a hundred thousand
+    spans cost as little as ten: only the sorted list of the sizes that occur grows with them.
+    """
 
     def __init__(self, nbytes: int) -> None:
-        self._free = [(0, nbytes)]
+        self._end_of: dict[int, int] = {}  # of the free span that begins here
+        self._begin_of: dict[int, int] = {}  # of the free span that ends here
+        self._of_size: dict[int, dict[int, None]] = {}  # where the free spans of a size begin
+        self._sizes: list[int] = []  # sorted
+        if nbytes:
+            self._add(0, nbytes)
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest free span; 0 if there is none."""
+        return self._sizes[-1] if self._sizes else 0
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return the offset of the first free span that is large enough, which is now in use."""
-        for index, (begin, end) in enumerate(self._free):
-            if end - begin >= nbytes:
-                self._free[index : index + 1] = [(begin + nbytes, end)] * (end - begin > nbytes)
-                return begin
-        return None
+        """Return the offset of a smallest free span that is large enough; it is now in use."""
+        index = bisect_left(self._sizes, nbytes)
+        if index == len(self._sizes):
+            return None
+        size = self._sizes[index]
+        # The last one freed, whose bytes may still be in a cache.
+        begin, _ = self._of_size[size].popitem()
+        self._forget(begin, begin + size)
+        if size > nbytes:
+            self._add(begin + nbytes, begin + size)
+        return begin
 
     def free(self, begin: int, nbytes: int) -> None:
-        """Free a span that was allocated."""
-        free: list[tuple[int, int]] = []
-        for span in sorted([*self._free, (begin, begin + nbytes)]):
-            if free and free[-1][1] == span[0]:
-                free[-1] = free[-1][0], span[1]
-            else:
-                free.append(span)
-        self._free = free
+        """Free a span that was allocated, or add one."""
+        end = begin + nbytes
+        if end in self._end_of:
+            after = self._end_of[end]
+            self._remove(end, after)
+            end = after
+        if begin in self._begin_of:
+            before = self._begin_of[begin]
+            self._remove(before, begin)
+            begin = before
+        self._add(begin, end)
+
+    def _add(self, begin: int, end: int) -> None:
+        size = end - begin
+        self._end_of[begin] = end
+        self._begin_of[end] = begin
+        if size not in self._of_size:
+            self._of_size[size] = {}
+            insort(self._sizes, size)
+        self._of_size[size][begin] = None
+
+    def _remove(self, begin: int, end: int) -> None:
+        del self._of_size[end - begin][begin]
+        self._forget(begin, end)
+
+    def _forget(self, begin: int, end: int) -> None:
+        size = end - begin
+        del self._end_of[begin]
+        del self._begin_of[end]
+        if not self._of_size[size]:
+            del self._of_size[size]
+            del self._sizes[bisect_left(self._sizes, size)]
 
 
 @dataclass(frozen=True)

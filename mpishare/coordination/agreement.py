@@ -80,7 +80,10 @@ class Agreement(Waits):
             self.leave(call, error)
             raise
         if mine is not None:
-            raise mine
+            try:
+                raise mine
+            finally:
+                mine = None  # no circle with its traceback, which may hold large arrays
         replies = [json.loads(message) for message in messages]
         self._same_call(replies)
         failures = {rank: reply[2] for rank, reply in enumerate(replies) if reply[2] is not None}

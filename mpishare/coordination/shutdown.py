@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
 from mpishare.coordination.control_block import State
-from mpishare.errors import ClosedError, name_ranks
+from mpishare.coordination.uncaught import uncaught
+from mpishare.errors import ClosedError, PeerError, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,12 +60,17 @@ class Shutdown:
 
     def _depart(self) -> None:
         self._finish()
+        error = uncaught()
+        if self._agreement.failure is None and error is not None:
+            self._agreement.leave("the program", error)
         failure = self._agreement.failure
         if failure is None:
             self._agreement.block.depart(State.EXITED)
         else:
             self._agreement.tell(failure())  # so that this rank is not taken for the cause
             self._abort_if_unheard()
+            if error is not None:
+                self._let_others_speak(error)
 
     def _at_finalize(self) -> None:
         if self._keyval == self._mpi.KEYVAL_INVALID:
@@ -119,6 +125,14 @@ class Shutdown:
         if late := unaware():
             why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"
             abort_after(lambda: say(f"{mine} aborts the job: it has left the node, and {why}\n"))
+
+    def _let_others_speak(self, error: BaseException) -> None:
+        """Before a rank that only heard of a failure aborts the job, as `mpi4py` may have it do."""
+        block = self._agreement.block
+        wait_briefly(is_output_read)
+        block.mark_aborting()
+        if type(error) is PeerError:
+            wait_briefly(lambda: all(map(block.is_silent, self._agreement.others)))
 
     def _say_in_turn(self, failure: MpiShareError) -> None:
         """Say why the job ends, and let the others do so too."""

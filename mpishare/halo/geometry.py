@@ -142,6 +142,12 @@ class Transfer:
     target: Box
 
 
+def _count(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("True and False count nothing")
+    return index(value)
+
+
 def normalize_widths(width: Any, naxes: int) -> Widths:
     """Return one (low, high) pair for each axis of the cart; `ValueError` if it cannot be.
 
@@ -157,7 +163,7 @@ def normalize_widths(width: Any, naxes: int) -> Widths:
         each = [each]
     try:
         pairs = (_items(item) or [item, item] for item in each)
-        widths = tuple((index(low), index(high)) for low, high in pairs)
+        widths = tuple((_count(low), _count(high)) for low, high in pairs)
     except (TypeError, ValueError):
         widths = ()
     if len(widths) != naxes or any(min(pair) < 0 for pair in widths):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.window import Window
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -99,6 +101,8 @@ def _has_interface(field: Any) -> bool:
 
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
+    if isinstance(field, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask cannot travel: give its .data")
     if isinstance(field, np.ndarray):
         return np.asarray(field)  # a subclass may keep cells from being written
     if getattr(field, "requires_grad", False):
@@ -142,8 +146,8 @@ def require_number(fields: Sequence[Any], wanted: int) -> None:
 
 
 def as_list(fields: Any) -> list[Any]:
-    """Return one array, or a list or tuple of them, as a list."""
+    """Return one array, or a list or tuple of them, as a list. A window stands for its array."""
     found: Sequence[Any] = fields if isinstance(fields, list | tuple) else [fields]
     if not found:
         raise ValueError("fields is empty: a plan is made for one array at least")
-    return list(found)
+    return [field.array if isinstance(field, Window) else field for field in found]

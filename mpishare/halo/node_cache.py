@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.context import NodeContext
+    from mpishare.halo.plan_comm import PlanComm
 
 _DEFAULT_TIMEOUT_S = 300.0
 _keyval: list[int] = []
@@ -97,6 +98,24 @@ def find_node(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
     return node, used_cache
+
+
+def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
+    """Return the plan's ranks on this machine that a given node was made without. Local.
+
+    Those that it was made with, and that MPI says are on another machine, are not meant.
+    """
+    mine = comm.places[comm.rank]
+    beside = [
+        r for r, place in enumerate(comm.places) if place == mine and r not in comm.ranks_here
+    ]
+    if node is None or not beside:
+        return []
+    plan, known = comm.comm.Get_group(), node._comms[-1].Get_group()
+    found = plan.Translate_ranks(beside, known)
+    plan.Free()
+    known.Free()
+    return [rank for rank, there in zip(beside, found, strict=True) if there < 0]
 
 
 @contextmanager

@@ -219,8 +219,7 @@ class Plan(NodeObject):
 
     def __repr__(self) -> str:
         """Name the plan and its routes."""
-        state = ", closed" if self._is_closed else ""
-        return f"<mpishare.{self.name}: routes={self.routes}{state}>"
+        return f"<mpishare.{self.name}: routes={self.routes}{self._state()}>"
 
     def _begin(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
         self._check(call)

@@ -8,7 +8,7 @@ from mpishare.coordination.mpi_agreement import agree
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
 from mpishare.errors import PeerTimeout
-from mpishare.memory.shared import map_on_all_ranks
+from mpishare.memory.shared import map_on_all_ranks, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -104,6 +104,8 @@ class PlanComm:
     ----------
     nodes : list of str
         For each rank of the plan, the unique name of its node.
+    places : list
+        For each rank of the plan, its machine and /dev/shm; see `place`.
     ranks_here : dict of int to int
         The plan's ranks on this node, in order, each with its rank in the node.
     """
@@ -113,11 +115,14 @@ class PlanComm:
         self.rank, self.size = comm.rank, comm.size
         self.context = context
         self._node_ranks: frozenset[int] = frozenset()
-        mine = [context.nonces[0], context.rank]
+        mine = [context.nonces[0], context.rank, place()]
         replies = self.step(call, lambda: mine)
-        self.nodes: list[str] = [node for node, _ in replies]
+        self.nodes: list[str] = [node for node, _, _ in replies]
+        self.places: list[Any] = [where for _, _, where in replies]
         self.ranks_here: dict[int, int] = {
-            rank: place for rank, (node, place) in enumerate(replies) if node == mine[0]
+            rank: rank_there
+            for rank, (node, rank_there, _) in enumerate(replies)
+            if node == mine[0]
         }
         self._node_ranks = frozenset(self.ranks_here.values())
 

@@ -11,6 +11,7 @@ import numpy as np
 from mpishare import ranges
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree, wait_request
+from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
@@ -21,6 +22,7 @@ from mpishare.halo.node_cache import (
     context_of,
     find_node,
     look_for_node,
+    ranks_left_out,
     setup_deadline,
 )
 from mpishare.halo.plan_comm import PlanComm
@@ -64,11 +66,13 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
             yield setup
     except TimeoutError:
         raise  # ranks are missing, and to free a communicator is collective
-    except Exception:
+    except Exception as error:
         # Every rank comes here, since every step is agreed on.
         comm.Free()
         if setup.cache is not None:
             setup.cache.close_unused(setup.backend, setup.node)
+        if type(error) in (TypeError, ValueError) and not str(error).startswith(call):
+            error.args = (f"{call} failed: {error}",)
         raise
 
 
@@ -147,9 +151,18 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
             "units": _units(setup, sends, recvs) if setup.on_gpu else [],
+            "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
     replies = setup.comm.step(setup.call, choose)
+    left_out = {rank: reply["left out"] for rank, reply in enumerate(replies) if reply["left out"]}
+    if left_out:
+        rank, others = next(iter(left_out.items()))
+        raise ValueError(
+            f"{setup.call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
+            "of the same machine, so that cells would travel by MPI messages. Make it on a "
+            "communicator that has all of them, such as that of the plan"
+        )
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mpishare.errors import HandleError
+from mpishare.memory.kinds import Kind
 
 
 def boot_id() -> str:
@@ -25,7 +26,7 @@ class Handle:
     backend : str
         ``"cuda"`` or ``"host"``.
     token : str
-        What the driver or the operating system opens: 128 hexadecimal digits, or a file name.
+        What the driver or the operating system opens, e.g. 128 hexadecimal digits, or a file name.
     offset, nbytes : int, bytes
         Which part of the allocation is meant.
     capacity : int, bytes
@@ -37,6 +38,8 @@ class Handle:
         containers.
     boot : str
         The running kernel of the owner.
+    kind : str
+        How the receiver maps it; a `Kind`.
     """
 
     VERSION: ClassVar[int] = 1
@@ -49,6 +52,7 @@ class Handle:
     uuid: str
     nonce: str
     boot: str
+    kind: str = Kind.ALLOCATION
 
     def pack(self) -> str:
         """Return the text that travels: version, digest, fields."""

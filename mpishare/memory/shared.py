@@ -20,16 +20,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
+from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     Steps = Callable[[Callable[[], Any]], list[Any]]
     """Does some work and returns the results of all ranks, or raises on every rank."""
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
+_NOT_USABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EOPNOTSUPP,  # a file system without files that have no name, which says so,
+    errno.EISDIR,  # or one that does not know of them
+)
 _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
+
+
+def place() -> list[Any] | None:
+    """Return what tells machines and containers apart; None without a /dev/shm. Local.
+
+    Processes of one place can map the same host memory.
+    """
+    try:
+        return [boot_id(), Path(FOLDER).stat().st_dev]
+    except OSError:
+        return None
 
 
 class SharedMemory:
@@ -59,17 +80,6 @@ class SharedMemory:
         """Where the first byte is mapped."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
-    def reserve(self) -> None:
-        """Take the pages, so that the first touch cannot be SIGBUS: huge ones, if there are. Local.
-
-        Raises
-        ------
-        OSError
-            If there is no room.
-        """
-        make_huge(self.fd, self.buffer)
-        os.posix_fallocate(self.fd, 0, self.nbytes)
-
     def close_file(self) -> None:
         """Close the file; the mapping stays. Local, may be repeated."""
         if self.fd >= 0:
@@ -87,38 +97,73 @@ class SharedMemory:
             self._mapping.close()
 
 
-def create(nbytes: int) -> SharedMemory:
-    """Reserve zeroed shared memory without a name. Local.
+def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
+    """Make zeroed shared memory without a name, and reserve its pages. Local.
 
     Parameters
     ----------
     nbytes : int, bytes
         Rounded up to whole pages; at least one.
+    is_sparse : bool
+        No page is reserved: `reserve` each before it is touched.
 
     Raises
     ------
     UnsupportedError
-        If /dev/shm or the machine has not that much left. Nothing has been touched by then.
+        If /dev/shm or the machine has not that much left, or if no file can be made there. Nothing
+        has been touched by then.
     """
     nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    _check_room(nbytes)
-    fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with _usable_folder():
+        if not is_sparse:
+            _check_room(nbytes)
+        fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, nbytes)
     except BaseException:
         os.close(fd)
         raise
-    memory = None
-    try:
+    with _room_for(nbytes):
         memory = SharedMemory(fd, nbytes)
-        memory.reserve()
-    except OSError as error:
-        if memory is not None:
+        if is_sparse:
+            return memory
+        try:
+            make_huge(fd, memory.buffer)
+            os.posix_fallocate(fd, 0, nbytes)
+        except BaseException:
             memory.close()
-        if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise _no_room(nbytes, _free()) from error
-        raise
+            raise
     return memory
+
+
+def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
+    """Take some pages of sparse memory, so that their first touch cannot be SIGBUS. Local.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        Whose file is open.
+    start, nbytes : int, bytes
+        Whole pages.
+
+    Raises
+    ------
+    UnsupportedError
+        As `create`.
+    """
+    _check_room(nbytes)
+    with _room_for(nbytes):
+        os.posix_fallocate(memory.fd, start, nbytes)
+
+
+@contextlib.contextmanager
+def _room_for(nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise _no_room(nbytes, free_nbytes()) from error
+        raise
 
 
 def publish(memory: SharedMemory) -> str:
@@ -129,11 +174,12 @@ def publish(memory: SharedMemory) -> str:
     """
     name = f"mpishare-{os.getpid()}-{secrets.token_hex(16)}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
-    folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
+    with _usable_folder():
+        folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{memory.fd}", name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
     return name
 
 
@@ -162,8 +208,24 @@ def forget(name: str) -> None:
     Path(FOLDER, name).unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def _usable_folder() -> Iterator[None]:
+    """Say what to do where the folder is not there, is read-only, or belongs to somebody else."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_USABLE:
+            raise
+        raise UnsupportedError(
+            f"cannot make shared memory in {FOLDER}: {error.strerror}. The ranks of a machine "
+            "share host memory there, on a tmpfs in which this user may write. Mount one with "
+            f"`mount -t tmpfs -o mode=1777 tmpfs {FOLDER}`; start a container with --shm-size=SIZE "
+            "or --ipc=host."
+        ) from error
+
+
 def _check_room(nbytes: int) -> None:
-    free = _free()
+    free = free_nbytes()
     if nbytes > free:
         raise _no_room(nbytes, free)
     available = _available()
@@ -174,7 +236,8 @@ def _check_room(nbytes: int) -> None:
         )
 
 
-def _free() -> int:
+def free_nbytes() -> int:
+    """Return how many bytes /dev/shm has left. Local."""
     room = os.statvfs(FOLDER)
     return room.f_bavail * room.f_frsize
 
@@ -217,6 +280,8 @@ class SharedAllocation:
         The size.
     is_maker : bool
         True on the one rank that allocates it.
+    is_sparse : bool
+        As in `create`.
 
     Attributes
     ----------
@@ -226,8 +291,9 @@ class SharedAllocation:
 
     memory: SharedMemory
 
-    def __init__(self, nbytes: int, *, is_maker: bool) -> None:
+    def __init__(self, nbytes: int, *, is_maker: bool, is_sparse: bool = False) -> None:
         self._nbytes = nbytes
+        self._is_sparse = is_sparse
         self._is_maker = is_maker
         self._made: list[SharedMemory] = []
         self._published: list[str] = []
@@ -235,7 +301,7 @@ class SharedAllocation:
     def create(self) -> None:
         """Make it, without a name yet. Local."""
         if self._is_maker:
-            self._made.append(create(self._nbytes))
+            self._made.append(create(self._nbytes, is_sparse=self._is_sparse))
 
     def publish(self) -> str:
         """Return the name by which the others find it, on all other ranks nothing. Local."""
@@ -260,14 +326,16 @@ class SharedAllocation:
         self._made = []
 
 
-def map_on_all_ranks(step: Steps, nbytes: int, *, is_maker: bool) -> SharedMemory:
+def map_on_all_ranks(
+    step: Steps, nbytes: int, *, is_maker: bool, is_sparse: bool = False
+) -> SharedMemory:
     """Map the same zeroed memory on every rank. Collective, host-blocking.
 
     Parameters
     ----------
     step : callable
         How the ranks agree.
-    nbytes, is_maker
+    nbytes, is_maker, is_sparse
         As `SharedAllocation`.
 
     Returns
@@ -275,7 +343,7 @@ def map_on_all_ranks(step: Steps, nbytes: int, *, is_maker: bool) -> SharedMemor
     SharedMemory
         With its file open. After an error on any rank nothing is left mapped.
     """
-    allocation = SharedAllocation(nbytes, is_maker=is_maker)
+    allocation = SharedAllocation(nbytes, is_maker=is_maker, is_sparse=is_sparse)
     try:
         step(allocation.create)
         names = step(allocation.publish)

@@ -118,9 +118,15 @@ class CounterOrdered:
     def _look(self, op: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
         view, counts = self._view, op.counts
         waits = [(r, slot, counts[r] + 1) for r, slot in zip(op.ranks, op.slots, strict=True)]
+        looks = 0
         for _, slot, value in waits:
-            if view[slot] < value and not spin_until(view, slot, value, self._spins_per_yield):
-                self._wait(op.call, lambda: [r for r, s, v in waits if view[s] < v])
+            # `spin_until` inlined, as in a fence.
+            while view[slot] < value:
+                looks += 1
+                if looks > SPINS:
+                    self._wait(op.call, lambda: [r for r, s, v in waits if view[s] < v])
+                elif not looks % self._spins_per_yield:
+                    sched_yield()
         self._memory_barrier()
         for rank in op.ranks:
             counts[rank] += 1

@@ -6,8 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends import Backend, Device
@@ -16,12 +15,17 @@ from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.mpi_agreement import agree, allgather, wait_request
 from mpishare.coordination.shutdown import Shutdown
+from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
-from mpishare.memory import shared
-from mpishare.memory.handle import boot_id
-from mpishare.memory.shared import map_on_all_ranks
-from mpishare.setup.preflight import check_singleton, choose_backend, is_duration
+from mpishare.memory.shared import map_on_all_ranks, place
+from mpishare.setup.preflight import (
+    check_fork,
+    check_singleton,
+    choose_backend,
+    is_duration,
+    is_wsl2,
+)
 from mpishare.setup.probe import probe_cuda, probe_host
 from mpishare.setup.report import Member, Report
 
@@ -49,9 +53,11 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     """Make the nodes of a communicator. Collective over it; see `Node`."""
     from mpi4py import MPI
 
+    check_fork()
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
+    install()
     library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
@@ -127,23 +133,18 @@ def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
     shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
     first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
     shared_comm.Free()
-    try:
-        place = [boot_id(), Path(shared.FOLDER).stat().st_dev]
-    except OSError:
-        place = [
-            "",
-            all_comm.rank,
-        ]  # alone; where the shared memory is made, an error says that there is none
-    replies = allgather(all_comm, CALL, [first, place], deadline_s)
-    mates = [rank for rank, each in enumerate(replies) if each == [first, place]]
+    # A rank without shared memory is alone; where it is made, an error says that there is none.
+    mine = place() or ["", all_comm.rank]
+    replies = allgather(all_comm, CALL, [first, mine], deadline_s)
+    mates = [rank for rank, each in enumerate(replies) if each == [first, mine]]
     notes = []
-    apart = [r for r, (group, where) in enumerate(replies) if group == first and where != place]
+    apart = [r for r, (group, where) in enumerate(replies) if group == first and where != mine]
     if apart:
         notes.append(
             f"MPI says that ranks {apart} of the given communicator share memory with rank "
             f"{mates[0]}, but their /dev/shm is another: start the containers with --ipc=host"
         )
-    beside = [r for r, (group, where) in enumerate(replies) if group != first and where == place]
+    beside = [r for r, (group, where) in enumerate(replies) if group != first and where == mine]
     if beside:
         notes.append(
             f"ranks {beside} of the given communicator have the same /dev/shm as rank {mates[0]}, "
@@ -238,7 +239,11 @@ def _report(
         and not all(m.device.mps for m in members if m.device and m.device.uuid == uuid)
     )
     if context.backend.name == "cuda":
-        pairs = probe_cuda(context, is_time_sliced=bool(is_time_sliced))
+        pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(is_time_sliced))
+        members = tuple(
+            replace(member, keeps_values=kept)
+            for member, kept in zip(members, keeps_values, strict=True)
+        )
     else:
         pairs = probe_host(context.size)
     for uuid in is_time_sliced:
@@ -259,7 +264,8 @@ def _report(
             blocked[0].target,
             blocked[0].reason,
         )
-    return Report(context.backend.name, why_host, 0, members, pairs, tuple(notes))
+    name = context.backend.name
+    return Report(name, why_host, 0, members, pairs, tuple(notes), is_wsl2())
 
 
 def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
@@ -273,6 +279,8 @@ def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
 
 def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
     if chosen == "host":
+        if device is not None and rank == 0:
+            log.warning("device=%r is ignored: the node is on the host backend", device)
         from mpishare.backends.host import HostBackend
 
         return HostBackend()

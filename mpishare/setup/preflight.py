@@ -7,6 +7,8 @@ import importlib.metadata
 import logging
 import math
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.agreement import require_same
@@ -86,6 +88,11 @@ def _why_no_gpu(wanted: str) -> str | None:
     return why
 
 
+def is_wsl2(root: Path = Path("/")) -> bool:
+    """Whether this machine is a Windows Subsystem for Linux, of the second kind. Local."""
+    return (root / "dev/dxg").exists() or "WSL2" in (root / "proc/version").read_text()
+
+
 _NO_DEVICE = 100
 
 
@@ -148,6 +155,33 @@ def check_packages(driver: int, bindings: str | None, runtime: int | None) -> No
         raise UnsupportedError(
             f"cuda-bindings {bindings} and CuPy for CUDA {runtime} do not fit together on a "
             f"driver of CUDA {driver}: all three must be of one major version. {todo}"
+        )
+
+
+_forks_of_mpi: list[int] = []
+
+
+def _after_fork() -> None:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        _forks_of_mpi.append(os.getpid())
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_fork() -> None:
+    """Raise in a process that was forked from one with MPI. Local.
+
+    Raises
+    ------
+    UnsupportedError
+        With what to do instead.
+    """
+    if _forks_of_mpi:
+        raise UnsupportedError(
+            "Node() was called in a forked process. MPI and CUDA do not survive a fork: make the "
+            "node in the process that started MPI, and start others with the `spawn` method."
         )
 
 

@@ -46,10 +46,19 @@ def probe_host(size: int) -> tuple[Pair, ...]:
     )
 
 
-def probe_cuda(context: NodeContext, *, is_time_sliced: bool) -> tuple[Pair, ...]:
+def probe_cuda(
+    context: NodeContext, *, is_time_sliced: bool
+) -> tuple[tuple[Pair, ...], tuple[bool, ...]]:
     """Try every pair of ranks of a CUDA node.
 
     Collective, host-blocking: 10 to 100 ms, most of it for mapping memory of other GPUs.
+
+    Returns
+    -------
+    pairs : tuple of Pair
+        Every rank with every rank.
+    keeps_values : tuple of bool
+        For each rank, whether its memory kept what was written before its handle was taken.
     """
     from mpishare.backends import driver
 
@@ -87,7 +96,7 @@ def probe_cuda(context: NodeContext, *, is_time_sliced: bool) -> tuple[Pair, ...
                     reason=as_origin["reason"] or as_target["reason"],
                 )
             )
-    return tuple(pairs)
+    return tuple(pairs), tuple(each["keeps_values"] for each in seen)
 
 
 class _Prober:
@@ -104,8 +113,9 @@ class _Prober:
         ]
         self.memories: list[Memory | None] = [None] * self.size
         self.events: list[list[Any]] = [[] for _ in range(self.size)]
+        self.keeps_values = False
 
-    def run(self) -> list[dict[str, list[Outcome]]]:
+    def run(self) -> list[dict[str, Any]]:
         """Return what every rank saw, by rank."""
         step = self.context.agreement.step
         counters = self.context.take_counters(_CALL, SLOT_WORDS * self.size)
@@ -116,16 +126,29 @@ class _Prober:
             step(_CALL, self._write)
             step(_CALL, self._look)
             step(_CALL, lambda: self._count(counters.view, counters.address))
-            return step(_CALL, lambda: {"origin": self.origin, "target": self.target})
+            return step(
+                _CALL,
+                lambda: {
+                    "origin": self.origin,
+                    "target": self.target,
+                    "keeps_values": self.keeps_values,
+                },
+            )
         finally:
             # After a failure too: every rank comes here, unless the node itself is broken.
             self.context.begin_close(_CALL)
             self.context.close_in_order(_CALL, self._let_go, lambda _: self._free(), counters)
 
     def _create(self) -> None:
-        memory = self.backend.allocate(_NBYTES)
+        memory = self.backend.reserve(_NBYTES)
         self.memories[self.rank] = memory
-        memory.array((_NBYTES,), "u1").fill(0)
+        words = memory.array((_NBYTES // 8,), "u8")
+        marks = np.full(words.shape, _mark(self.rank, self.rank), dtype="u8")
+        words.set(marks)
+        self.context.synchronize(None, _CALL)
+        self.backend.take_handle(memory)
+        self.keeps_values = bool((words.get() == marks).all())
+        words.fill(0)
         self.context.synchronize(None, _CALL)
 
     def _publish(self) -> dict[str, Any]:

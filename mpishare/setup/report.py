@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mpishare.errors import name_ranks
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -56,13 +58,21 @@ class Pair:
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a node: its rank there and in the given communicator, its process, its GPU."""
+    """One rank of a node: its rank there and in the given communicator, its process, its GPU.
+
+    Attributes
+    ----------
+    keeps_values : bool
+        Whether memory keeps what was written before its handle is taken. It did not under WSL2.
+        mpishare takes handles before it writes: this concerns memory of other libraries.
+    """
 
     rank: int
     given_rank: int
     host: str
     pid: int
     device: Device | None
+    keeps_values: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,8 @@ class Report:
         Every rank with every rank, itself included.
     notes : tuple of str
         What the user may want to change.
+    is_wsl2 : bool
+        Whether the machine is a Windows Subsystem for Linux.
     """
 
     backend: str
@@ -91,6 +103,7 @@ class Report:
     members: tuple[Member, ...]
     pairs: tuple[Pair, ...]
     notes: tuple[str, ...]
+    is_wsl2: bool = False
 
     @property
     def can_share(self) -> bool:
@@ -158,6 +171,7 @@ class Report:
         count = len(self.members)
         lines = [
             f"node {host}: {count} rank{'s' if count > 1 else ''}, backend {self.backend}"
+            + (", WSL2" if self.is_wsl2 else "")
             + (f" ({self.why_host})" if self.why_host else "")
         ]
         for member in self.members:
@@ -169,6 +183,7 @@ class Report:
                 gpu += ", MPS" if device.mps else ""
             who = f"rank {member.rank} (given rank {member.given_rank}), pid {member.pid}"
             lines.append(f"  {who}{gpu}{role}")
+        lines += self._describe_devices()
         lines.append("  from \\ to " + "".join(f"{rank:>12}" for rank in range(count)))
         for origin in range(count):
             cells = [pair for pair in self.pairs if pair.origin == origin]
@@ -180,8 +195,28 @@ class Report:
             if pair.reason
         }
         lines += sorted(reasons)
+        losing = [member.rank for member in self.members if not member.keeps_values]
+        if losing:
+            lines.append(
+                f"  {name_ranks(losing)}: GPU memory is emptied when its handle is taken, so that "
+                "an array that another library has filled cannot be shared in place"
+            )
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def _describe_devices(self) -> list[str]:
+        """Return a line for each kind of driver and GPU, with its ranks."""
+        ranks: dict[str, list[int]] = {}
+        for member in self.members:
+            if member.device is not None:
+                device = member.device
+                can = "can" if device.exports_pools else "cannot"
+                text = (
+                    f"driver {device.driver}, compute capability {device.compute_capability}, "
+                    f"memory pools {can} be exported"
+                )
+                ranks.setdefault(text, []).append(member.rank)
+        return [f"  GPU of {name_ranks(those)}: {text}" for text, those in ranks.items()]
 
 
 def _cell(pair: Pair) -> str:

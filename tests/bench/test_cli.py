@@ -48,6 +48,23 @@ PairwiseRing.store = store
 sys.exit(main(sys.argv[1:]))
 """
 
+# Consumers that do not wait for a frame, of a producer that is late.
+WITHOUT_A_WAIT = """
+import sys, time
+from mpishare.bench.cli import main
+from mpishare.ordering.slots import Get, Put
+
+enter = Put.__enter__
+
+def enter_late(self):
+    time.sleep(0.002)
+    return enter(self)
+
+Get._find_sent = lambda self, number: None
+Put.__enter__ = enter_late
+sys.exit(main(sys.argv[1:]))
+"""
+
 WITH_AN_ERROR = """
 import sys
 import mpishare
@@ -186,6 +203,16 @@ def test_csv_and_output_and_rivals(tmp_path: Path) -> None:
     assert "host" in reason
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_channels(ranks: int) -> None:
+    result = bench(ranks, "channel", "--format", "json", "--max", "4KiB", *QUICK)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    assert {row["arm"] for row in rows} == {"channel", "window", "send"}
+    assert all(row["ok"] == (ranks > 1) for row in rows), result.describe()
+
+
 def test_a_bar_on_stderr_where_that_is_a_terminal(tmp_path: Path) -> None:
     # One rank without a launcher, which would put a pipe between.
     words = ["ring", "--max", "8", "--format", "json", *QUICK]
@@ -237,6 +264,14 @@ def test_a_wrong_result_is_status_1_and_no_number(program: str, arms: set[str]) 
     assert all(row["ok"] for row in json.loads(unseen.stdout)["rows"])
 
 
+def test_a_frame_that_was_not_waited_for_is_a_wrong_result() -> None:
+    words = ["channel", "--max", "4KiB", "--format", "json", *QUICK]
+    result = run_ranks(2, WITHOUT_A_WAIT, args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["arm"] for row in rows if not row["ok"]} == {"channel"}, result.describe()
+
+
 def test_a_rank_that_raises_ends_all() -> None:
     result = run_ranks(3, WITH_AN_ERROR, args=["fence", *QUICK], env=HOST)
     assert not result.timed_out, result.describe()
@@ -266,16 +301,16 @@ def test_a_report_that_cannot_be_written_is_shown_and_status_1() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
-    words = ("faces", "calls", "--max", "4KiB", "--repeat", "2", "--format", "json")
+    cases = ("faces", "inplace", "calls")
+    words = (*cases, "--max", "4KiB", "--repeat", "2", "--format", "json")
     result = bench(ranks, *words)
     assert result.returncode == 0, result.describe()
     rows = json.loads(result.stdout)["rows"]
     check_rows(rows, ranks)
     assert is_all_ok(rows, ranks), result.describe()
-    arms = {
-        case: {row["arm"] for row in rows if row["case"] == case} for case in ("faces", "calls")
-    }
+    arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in cases}
     assert arms == {
         "faces": {"last axis", "first axis"},
+        "inplace": {"in place", "window fields"},
         "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
     }

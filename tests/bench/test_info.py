@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from mpishare.setup.preflight import is_wsl2
 from tests.helpers.launch import run_ranks
 
 INFO = (sys.executable, "-m", "mpishare.info")
@@ -29,7 +30,10 @@ from mpishare.backends import Device
 from mpishare.info import main
 from mpishare.node import Node
 
-GPU = Device(ordinal=0, uuid="GPU-5", pci_id="0000:06:00.0", name="H200", mps=MPS)
+GPU = Device(
+    ordinal=0, uuid="GPU-5", pci_id="0000:06:00.0", name="H200", mps=MPS,
+    compute_capability="9.0", driver="CUDA 13.0", exports_pools=True,
+)
 report = Node.report
 
 def shared(node):
@@ -56,6 +60,7 @@ def test_json_has_every_pair() -> None:
     assert node["backend"] == "host"
     assert len(node["pairs"]) == 4
     assert all(pair["memory"] for pair in node["pairs"])
+    assert node["is_wsl2"] is is_wsl2()
 
 
 def test_one_rank_alone_is_no_failure() -> None:
@@ -70,6 +75,8 @@ def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
     under = run_ranks(2, SHARING_A_GPU.replace("MPS", "True"), args=["--json"], env=HOST)
     (node,) = json.loads(under.stdout)["nodes"]
     assert node["mps_gain"] is None
+    assert node["members"][0]["device"]["compute_capability"] == "9.0"
+    assert "compute capability 9.0" in without.stdout
 
 
 def test_status_1_when_nothing_can_be_shared() -> None:

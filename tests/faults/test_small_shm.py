@@ -1,8 +1,6 @@
-"""/dev/shm of 64 MiB, Docker's default: an error that says what to do, and no SIGBUS."""
+"""/dev/shm of 64 MiB, or read-only: an error that says what to do, and no SIGBUS."""
 
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -10,28 +8,14 @@ import mpishare
 from tests.faults.scenes import play
 from tests.faults.stage import Stage, leftovers
 from tests.helpers import launch
+from tests.helpers.mounts import SMALL, mount_before_jobs
 from tests.helpers.reporting import report
-
-MOUNT = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
 
 
 @pytest.fixture(autouse=True)
 def in_small_shm(monkeypatch, tmp_path):
     """Jobs of this test start in a mount namespace with a /dev/shm of 64 MiB."""
-    way = ["unshare", "-m" if os.geteuid() == 0 else "-Urm", "sh", "-c", MOUNT, "sh"]
-    tried = subprocess.run([*way, "true"], capture_output=True, text=True, check=False)
-    if any(word in tried.stderr for word in ("denied", "not permitted")):
-        pytest.skip(f"no mount namespace here: {tried.stderr.strip()}")
-    assert tried.returncode == 0, tried.stderr
-    # What is to run out of room is mpishare and not Open MPI.
-    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
-    mpirun, kind = launch.launcher()
-    wrapper = Path(tmp_path, "mpirun")
-    unshare, option, *rest = way
-    words = " ".join(f"'{word}'" for word in (option, *rest))
-    wrapper.write_text(f'#!/bin/sh\nexec {unshare} {words} "{mpirun}" "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setattr(launch, "launcher", lambda: (str(wrapper), kind))
+    mount_before_jobs(monkeypatch, tmp_path, SMALL)
 
 
 def too_large(stage: Stage, unchecked: bool) -> None:
@@ -75,6 +59,28 @@ def test_a_window_larger_than_shm(unchecked):
     played.ended_well()
 
 
+def pool_too_large(stage: Stage) -> None:
+    with stage.node() as node:
+        pool = node.pool(max_nbytes=1 << 40)
+        if stage.rank == 0:
+            kept = pool.allocate(20 << 20, "u1")
+            kept[...] = 1
+            stage.attempt("too large", pool.allocate, 60 << 20, "u1")
+            report({"still": int(kept.sum())})
+            del kept
+            stage.attempt("go on", lambda: pool.allocate(30 << 20, "u1").fill(2))
+        node.barrier()
+
+
+def test_an_array_of_a_pool_larger_than_shm():
+    """The pool itself takes no room: each array is refused before it is touched."""
+    played = play(2, pool_too_large)
+    assert "--shm-size" in played.raised(0, "too large", "UnsupportedError").text
+    assert played.rank(0)["still"] == 20 << 20
+    played.worked([0], "go on")
+    played.ended_well()
+
+
 def no_room(stage: Stage) -> None:
     stage.world.Barrier()
     if stage.rank == 0:
@@ -101,3 +107,58 @@ def test_no_room_for_the_node_itself():
     played.worked(range(3), "second node")
     assert all(played.rank(rank)["leftovers"] == [] for rank in range(3))
     played.ended_well()
+
+
+def read_only(stage: Stage) -> None:
+    import subprocess
+
+    def change(*command: str) -> None:
+        stage.world.Barrier()
+        if stage.rank == 0:
+            subprocess.run(command, check=True)
+        stage.world.Barrier()
+
+    change("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", "/dev/shm")  # MPI itself has what it needs
+    stage.attempt("node", stage.node)
+    change("umount", "/dev/shm")
+    stage.second_node(stage.world)
+    report({"leftovers": leftovers()})
+
+
+def test_read_only():
+    played = play(3, read_only)
+    told = played.raised(0, "node", "UnsupportedError")
+    assert "Read-only file system" in told.text
+    assert "mount -t tmpfs" in told.text
+    for rank in (1, 2):
+        assert list(played.raised(rank, "node", "PeerError").failures) == [0]
+    played.worked(range(3), "second node")
+    assert all(played.rank(rank)["leftovers"] == [] for rank in range(3))
+    played.ended_well()
+
+
+INFO = """
+import subprocess, sys
+from mpi4py import MPI
+from mpishare.info import main
+
+if MPI.COMM_WORLD.rank == 0:
+    subprocess.run("mount -t tmpfs -o ro tmpfs /dev/shm".split(), check=True)
+MPI.COMM_WORLD.Barrier()
+status = main([])
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0:
+    subprocess.run(["umount", "/dev/shm"], check=True)
+sys.exit(status)
+"""
+
+
+def test_info_says_in_one_line_that_it_is_read_only():
+    result = launch.run_ranks(2, INFO)
+    assert result.returncode == 1, result.describe()
+    assert result.stdout == "", result.describe()
+    (line,) = [line for line in result.stderr.splitlines() if "mpishare" in line]
+    assert line.startswith("python -m mpishare.info: "), result.describe()
+    assert "Read-only file system" in line
+    assert "Traceback" not in result.stderr, result.describe()
+    assert "Abort(" not in result.stderr, result.describe()

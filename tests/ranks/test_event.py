@@ -1,6 +1,5 @@
 """Events: the owner records, the others' streams wait, and none passes early."""
 
-import dataclasses
 import random
 import time
 
@@ -18,7 +17,7 @@ def others_of(node, owner):
 
 
 def ignore_count(event):
-    event._counters = dataclasses.replace(event._counters, view=Hasty(event._counters.view))
+    event._view = Hasty(event._view)
 
 
 # --- held owners
@@ -185,6 +184,47 @@ def test_nobody_waits(node):
     node.barrier()
 
 
+def test_is_done_before_and_after_a_record(node):
+    """True before the first one; each rank speaks of the record that it called or took itself."""
+    event = node.event()
+    assert event.is_done
+    node.barrier()
+    for _ in range(2 * RING + 3):
+        (event.record if node.is_leader else event.wait)()
+        node.synchronize()
+        assert event.is_done
+
+
+@TWO
+def test_is_done_on_a_waiter_that_lags(node):
+    """The owner is as far ahead as it may be: the record that the waiter took keeps its place."""
+    event = node.event()
+    if node.is_leader:
+        for _ in range(RING + 1):
+            event.record()
+    else:
+        event.wait()
+        node.synchronize()
+        assert event.is_done
+    node.barrier()
+    if not node.is_leader:
+        assert event.is_done
+        for _ in range(RING):
+            event.wait()
+    node.synchronize()
+    node.barrier()
+
+
+@pytest.mark.ranks(min=3)
+def test_is_done_on_a_rank_that_takes_no_part(node):
+    event = node.event(owner=0, waiters=[1])
+    if node.rank == 2:
+        with pytest.raises(ValueError, match="rank 2 is neither the owner 0 nor"):
+            event.is_done  # noqa: B018
+    else:
+        assert event.is_done
+
+
 @TWO
 def test_many_events_at_once(node):
     """One of each rank, for all others."""
@@ -231,6 +271,13 @@ def test_wrong_arguments_on_all_ranks(node, arguments):
         node.event(**arguments)
     assert not isinstance(caught.value, MismatchError)
     node.event().close()
+
+
+def test_waiters_that_are_no_list(node):
+    with pytest.raises(
+        TypeError, match=r"waiters must be a list of ranks, not 1. Give waiters=\[1\]"
+    ):
+        node.event(0, 1)
 
 
 @pytest.mark.ranks(min=2)

@@ -50,6 +50,8 @@ BAD = {
     "float": ({"width": 1.0}, ValueError, "width"),
     "three": ({"width": (1, 2, 3)}, ValueError, "width"),
     "none": ({"width": None}, ValueError, "width"),
+    "true": ({"width": True}, ValueError, "width"),
+    "masked": ({"fields": "masked"}, TypeError, "field 0 is a masked array"),
     "no room": ({"width": 4}, ValueError, "ghosts"),
     "more axes": ({"shape": (6, 6)}, ValueError, "axes"),
     "axes that are none": ({"axes": (1,)}, ValueError, "axes"),
@@ -69,6 +71,8 @@ def options_of(node, options):
         options["fields"] = [node.xp.zeros(n) for n in (6, 7)]
     elif options.get("fields") == "twice":
         options["fields"] = [node.xp.zeros(6)] * 2
+    elif options.get("fields") == "masked":
+        options["fields"] = np.ma.zeros(6)
     return options
 
 
@@ -83,6 +87,7 @@ def test_bad_arguments(node, line, everywhere):
         if mine:
             assert isinstance(error, kind), (name, told)
             assert words in str(error), (name, told)
+            assert str(error).startswith("HaloExchange failed: "), (name, told)
         else:
             assert type(error) is PeerError, (name, told)
             assert error.ranks == (odd,)
@@ -218,23 +223,6 @@ def test_a_node_that_is_closed(node, line):
 
 
 @TWO
-def test_a_node_that_some_ranks_are_not_on(node, line):
-    """The plan's ranks here must be ranks of the node that is given."""
-    half = node.comm.Split(int(node.rank == 0), node.rank)
-    with Node(half, backend=node.backend, timeout_s=40) as other:
-        if node.backend == "host":
-            # Two nodes by what was given, on one machine: each shares with its own ranks alone.
-            case = even_case((node.size,), True, 3)
-            fields = make_fields(node, case, node.rank, [Kind()])
-            with plan(node.comm, case, arrays(fields), node=other) as halo:
-                put(fields, 1)
-                halo.exchange()
-                check(fields, 1)
-        node.comm.barrier()
-    half.Free()
-
-
-@TWO
 def test_a_plan_meets_another(node, line):
     """Ranks that make different plans, or a plan and something else, are told."""
     error, told = attempt(
@@ -298,3 +286,21 @@ def test_use_in_another_thread_is_refused(node):
         put(fields, 1)
         halo.exchange()
         check(fields, 1)
+
+
+@TWO
+def test_a_node_that_was_made_without_ranks_of_this_machine(node):
+    """Their cells would travel by messages, though they are at hand: refused on every rank."""
+    half = node.comm.Split(node.rank % 2, node.rank)
+    cart = node.comm.Create_cart((node.size,), (True,))
+    with mpishare.Node(half, timeout_s=40) as small:
+        with pytest.raises(ValueError, match="the node= of rank 0 was made without rank") as caught:
+            make(small, cart)
+        odd = ", ".join(map(str, range(1, node.size, 2)))
+        assert f"{odd} of the same machine" in str(caught.value)
+        own = half.Create_cart((half.size,), (True,))
+        make(small, own).close()  # all of its ranks are there
+        own.Free()
+    make(node, cart).close()
+    cart.Free()
+    half.Free()

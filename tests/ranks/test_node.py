@@ -187,6 +187,30 @@ def test_repr_in_every_state(node):
         assert repr(item).endswith(", closed>")
 
 
+def test_repr_of_a_broken_node(comm):
+    node = Node(timeout_s=40)
+    win, event = node.allocate(2), node.event()
+    if comm.rank == comm.size - 1:
+        node._context.agreement.leave("this test", ZeroDivisionError("broken on purpose"))
+    else:
+        with pytest.raises(PeerError, match="on purpose"):
+            node.barrier()
+    cause = "ClosedError" if comm.rank == comm.size - 1 else "PeerError"
+    assert repr(node).endswith(f", broken by {cause}>")
+    assert repr(win).endswith(", of a broken node>")
+    assert repr(event).endswith(", of a broken node>")
+    node.close()
+    assert repr(node).endswith(", closed>")
+    assert repr(win).endswith(", closed>")
+
+
+def test_a_device_on_the_host_backend_is_not_ignored_without_a_word(caplog):
+    with Node(backend="host", device=0) as node:
+        said = [record.getMessage() for record in caplog.records if record.name == "mpishare"]
+        expected = ["device=0 is ignored: the node is on the host backend"]
+        assert said == (expected if node.rank == 0 else [])
+
+
 # --- wrong arguments
 
 
@@ -320,12 +344,14 @@ def test_fork_is_refused_by_name(node):
         status = 1
         try:
             told = []
-            for call in (node.barrier, win.fence, win.close, node.close):
+            for call in (node.barrier, win.fence, win.close, node.close, Node):
                 try:
                     call()
                 except UnsupportedError as error:
                     told.append("fork" in str(error))
-            status = 0 if told[:2] == [True, True] and all(told) else 2
+            status = 0 if told[:2] == [True, True] and told[-1] and all(told) else 2
+            is_said = all("of a broken node>" in repr(win) or "closed" in repr(win) for _ in told)
+            status = status if is_said else 3
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

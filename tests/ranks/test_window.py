@@ -11,6 +11,7 @@ import pytest
 from mpishare import (
     ClosedError,
     CudaError,
+    HaloExchange,
     HandleError,
     MismatchError,
     Node,
@@ -286,7 +287,7 @@ def test_share(node, kind):
     owner = node.size - 1
     win = node.share(source if node.rank == owner else None, owner=owner)
     assert (win.shape, win.dtype, win.owner) == (expected.shape, expected.dtype, owner)
-    assert win.array.flags.c_contiguous
+    assert win.array.flags.f_contiguous if kind == "fortran" else win.array.flags.c_contiguous
     assert np.array_equal(values_of(win.array), expected)
 
 
@@ -764,3 +765,71 @@ def test_another_array_does_not_replace_the_window(node):
     with pytest.raises(AttributeError, match=r"window.array\[...\] = values"):
         win.array = np.zeros(2)
     assert values_of(win.array).tolist() == [5, 5]
+
+
+# --- as other libraries see it
+
+
+def test_numpy_sees_the_memory_of_a_window_or_is_refused(node):
+    win = node.allocate((2, 3), "f4", fill=1)
+    if node.backend == "cuda":
+        with pytest.raises(TypeError, match=rf"{win.name} is in GPU memory.*window.array.get\(\)"):
+            np.asarray(win)
+        return
+    seen = np.asarray(win)
+    assert seen.dtype == np.dtype("f4")
+    assert np.shares_memory(seen, win.array)
+    assert np.array(win).tolist() == [[1, 1, 1]] * 2
+    assert not np.shares_memory(np.array(win), win.array)
+    assert np.asarray(win, dtype="f8").dtype == np.dtype("f8")
+    del seen
+
+
+def test_dlpack_of_a_window_is_the_same_memory(node):
+    win = node.allocate(6, "i4", fill=3)
+    assert win.__dlpack_device__() == win.array.__dlpack_device__()
+    seen = node.xp.from_dlpack(win)
+    assert seen.tolist() == [3] * 6
+    node.barrier()
+    if node.is_leader:
+        win.array[2] = 9
+    win.fence()
+    node.synchronize()
+    assert seen.tolist() == [3, 3, 9, 3, 3, 3]
+    del seen
+
+
+def test_the_cuda_array_interface_is_there_on_gpus_alone(node):
+    win = node.allocate((2, 2), "f8", fill=5)
+    assert hasattr(win, "__cuda_array_interface__") == (node.backend == "cuda")
+    if node.backend == "host":
+        return
+    seen = node.xp.asarray(win)
+    assert seen.data.ptr == win.array.data.ptr
+    # What was made of the interface holds the window alone: its memory stays.
+    with pytest.warns(ResourceWarning, match=win.name):
+        win.close()
+    assert seen.tolist() == [[5, 5], [5, 5]]
+    node.barrier()
+
+
+def test_a_window_as_a_field_of_a_halo(node):
+    cart = node.comm.Create_cart((node.size,), (True,))
+    win = node.allocate_each(6, "f8", fill=-1)
+    win.array[1:-1] = node.rank
+    halo = HaloExchange(cart, win, 1, node=node)
+    halo.exchange()
+    halo.exchange(win)
+    node.synchronize()
+    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    assert win.array.tolist() == [left, *[node.rank] * 4, right]
+    win.fence()
+    halo.close()
+    cart.Free()
+
+
+def test_a_closed_window_gives_no_memory_away(node):
+    win = node.allocate(2)
+    win.close()
+    with pytest.raises(ClosedError):
+        node.xp.from_dlpack(win)

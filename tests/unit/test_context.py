@@ -8,13 +8,15 @@ from mpishare.context import NodeObject
 PLANS = [mpishare.HaloExchange, mpishare.NeighborExchange]
 
 
-@pytest.mark.parametrize("kind", [mpishare.Window, *PLANS])
+@pytest.mark.parametrize("kind", [mpishare.Window, mpishare.Channel, *PLANS])
 def test_an_object_that_waits_on_streams_says_for_which_ranks(kind):
     """A base class that answers in its place would hide every rank that is late on a stream."""
     assert kind._pending is not NodeObject._pending
 
 
-@pytest.mark.parametrize("kind", [mpishare.Window, mpishare.Event, *PLANS])
+@pytest.mark.parametrize(
+    "kind", [mpishare.Window, mpishare.Event, mpishare.Pool, mpishare.Channel, *PLANS]
+)
 def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
     assert kind.close is not NodeObject.close
     assert kind._abandon is not NodeObject._abandon
@@ -26,11 +28,13 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
     [
         (
             mpishare.Node,
-            "allocate allocate_each backend barrier close device event is_closed is_leader leader "
-            "rank report share size synchronize xp",
+            "allocate allocate_each backend barrier channel close device event is_closed is_leader "
+            "leader pool rank report share share_each size synchronize xp",
         ),
         (mpishare.Window, "array close complete fence is_closed post segment start wait"),
-        (mpishare.Event, "close is_closed record wait"),
+        (mpishare.Event, "close is_closed is_done record wait"),
+        (mpishare.Channel, "close end get is_closed put"),
+        (mpishare.Pool, "allocate close handle is_closed open"),
         (
             mpishare.HaloExchange,
             "accumulate close exchange interior is_closed owned routes shell staging_nbytes start "

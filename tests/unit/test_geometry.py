@@ -393,6 +393,9 @@ def test_widths(width, naxes, found):
         ((1, (0, -1)), 2),
         (((1, 0.5), 1), 2),
         (((), 1), 2),
+        (True, 1),
+        ((1, True), 1),
+        ((1, (1, False)), 2),
     ],
 )
 def test_wrong_widths_are_refused(width, naxes):

@@ -98,3 +98,20 @@ def test_versions_of_what_is_installed():
     bindings, runtime = preflight._package_versions()
     assert bindings is None or bindings[0].isdecimal()
     assert runtime is None or runtime >= 11
+
+
+@pytest.mark.parametrize(
+    ("version", "has_dxg", "expected"),
+    [
+        ("Linux version 6.1.0-18-amd64 (debian-kernel@lists.debian.org)", False, False),
+        ("Linux version 5.15.146.1-microsoft-standard-WSL2 (root@65c757a075e2)", False, True),
+        ("Linux version 6.6.0 (built at home)", True, True),
+    ],
+)
+def test_wsl2_is_known_by_its_kernel_or_its_gpu_device(tmp_path, version, has_dxg, expected):
+    for folder in ("proc", "dev"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "proc/version").write_text(version)
+    if has_dxg:
+        (tmp_path / "dev/dxg").touch()
+    assert preflight.is_wsl2(tmp_path) is expected

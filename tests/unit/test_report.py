@@ -16,6 +16,9 @@ GPUS = [
         pci_id=f"0000:{number:02x}:00.0",
         name="H200",
         mps=False,
+        compute_capability="9.0",
+        driver="580.159 (CUDA 13.0)",
+        exports_pools=True,
     )
     for number in range(2)
 ]
@@ -56,9 +59,27 @@ def test_text():
     assert "H200 at 0000:00:00.0" in lines[1]
     assert lines[1].endswith(", leader")
     assert "leader" not in lines[2]
-    assert [line.split()[1:] for line in lines[4:6]] == [["self", "NVLink"], ["NVLink", "self"]]
+    assert [line.split()[1:] for line in lines[5:7]] == [["self", "NVLink"], ["NVLink", "self"]]
     assert lines[-1] == "  start MPS"
     assert text == text.rstrip()
+
+
+def test_text_names_driver_and_capability_once_for_equal_gpus():
+    assert (
+        "  GPU of ranks 0, 1: driver 580.159 (CUDA 13.0), compute capability 9.0, memory pools can "
+        "be exported\n"
+    ) in str(report(*WHOLE))
+    older = replace(GPUS[1], compute_capability="8.0", exports_pools=False)
+    text = str(Report("cuda", None, 0, (member(0, GPUS[0]), member(1, older)), tuple(WHOLE), ()))
+    assert "  GPU of rank 0: driver 580.159 (CUDA 13.0), compute capability 9.0" in text
+    assert "compute capability 8.0, memory pools cannot be exported" in text
+
+
+def test_wsl2_is_said():
+    found = replace(report(*WHOLE), is_wsl2=True)
+    assert str(found).startswith("node n7: 2 ranks, backend cuda, WSL2\n")
+    assert "WSL2" not in str(report(*WHOLE))
+    assert found.as_dict()["is_wsl2"] is True
 
 
 def test_text_says_why_not():
@@ -66,10 +87,20 @@ def test_text_says_why_not():
     pairs[1] = pair(0, 1, memory=False, reason="cuIpcOpenMemHandle failed")
     text = str(report(*pairs))
     assert "rank 0 to rank 1: cuIpcOpenMemHandle failed" in text
-    assert [line.split()[1:] for line in text.splitlines()[4:6]] == [
+    assert [line.split()[1:] for line in text.splitlines()[5:7]] == [
         ["self", "-"],
         ["NVLink", "self"],
     ]
+
+
+def test_text_says_where_memory_is_emptied_by_taking_its_handle():
+    found = report(*WHOLE)
+    losing = replace(
+        found, members=(found.members[0], replace(found.members[1], keeps_values=False))
+    )
+    assert "emptied" not in str(found)
+    assert "  rank 1: GPU memory is emptied when its handle is taken" in str(losing)
+    assert [each["keeps_values"] for each in losing.as_dict()["members"]] == [True, False]
 
 
 def test_text_of_the_host_backend_says_why():

@@ -5,6 +5,10 @@ import gc
 import mmap
 import os
 import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,7 +175,7 @@ def test_naming_that_fails_leaves_nothing(monkeypatch):
 
     monkeypatch.setattr(shared.os, "link", refuse)
     memory = shared.create(PAGE)
-    with pytest.raises(PermissionError):
+    with pytest.raises(UnsupportedError, match="Operation not permitted"):
         shared.publish(memory)
     memory.close()
 
@@ -216,3 +220,49 @@ def test_array_of_a_dtype_and_shape():
     assert memory.array((0, 4), "i8").size == 0
     del array
     assert memory.close()
+
+
+def test_a_folder_that_cannot_be_used_is_refused_with_the_remedy(monkeypatch, tmp_path):
+    """Missing, a file, and a file system that has no files without names."""
+    file = tmp_path / "file"
+    file.touch()
+    for folder, why in (
+        (tmp_path / "none", "No such file or directory"),
+        (file, "Not a directory"),
+        ("/proc", "Operation not supported|Is a directory"),
+    ):
+        monkeypatch.setattr(shared, "FOLDER", str(folder))
+        # Of a folder without room that is said, and /proc has none.
+        monkeypatch.setattr(shared, "_check_room", lambda nbytes: None)
+        with pytest.raises(UnsupportedError, match=f"in {folder}: ({why}).*--shm-size") as caught:
+            shared.create(1)
+        assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_folder_that_went_away_before_memory_got_its_name(monkeypatch, tmp_path):
+    memory = shared.create(1)
+    monkeypatch.setattr(shared, "FOLDER", str(tmp_path / "none"))
+    with pytest.raises(UnsupportedError, match="No such file or directory"):
+        shared.publish(memory)
+    memory.close()
+
+
+def test_a_folder_of_another_user():
+    """Root may write everywhere: so it is a child that is nobody."""
+    program = """
+import os, sys
+from mpishare.memory import shared
+shared.FOLDER = sys.argv[1]
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    shared.create(1)
+except shared.UnsupportedError as error:
+    print(error)
+"""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder).chmod(0o555)
+        command = [sys.executable, "-c", program, folder]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Permission denied. The ranks of a machine share host memory there" in said

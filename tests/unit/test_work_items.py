@@ -138,10 +138,11 @@ def test_staging_has_room_for_each_part_and_a_flag_for_each_item_and_each_silent
     assert [len(flags) for flags in second.flags.values()] == [1, 3]
     flags = [at for each in second.flags.values() for at in each]
     assert len(set(flags)) == len(flags)
-    assert max(flags) < second.flags_nbytes <= second.fused[0, 1, 0, 0]
+    parts_begin = second.fused[0, 1, 0, 0]
+    assert max(flags) < parts_begin
     assert second.fused[0, 1, 0, 1] >= second.fused[0, 1, 0, 0] + 100
     assert second.fused[0, 1, 0, 1] + 10_000 <= second.fused[0, 1, 0, 0] + second.parity_offset
-    assert second.nbytes == second.flags_nbytes + 2 * second.parity_offset
+    assert second.nbytes == parts_begin + 2 * second.parity_offset
 
 
 def test_what_travels_by_ll_has_twice_the_room_and_no_flag():

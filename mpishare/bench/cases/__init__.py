@@ -63,7 +63,16 @@ _ALL = (
     Case(
         "setup",
         "making a node, windows, an event and plans; closing them is not counted",
-        ("Node", "event", "allocate", "allocate_each", "plan", "plan, 16 fields", "second plan"),
+        (
+            "Node",
+            "event",
+            "allocate",
+            "allocate_each",
+            "share_each",
+            "plan",
+            "plan, 16 fields",
+            "second plan",
+        ),
         {"host": ("allocate_shared",), "cuda": ("handles",)},
     ),
     Case(
@@ -85,6 +94,15 @@ _ALL = (
         "record and wait: one hop to every waiter, and there and back",
         ("hop", "pingpong"),
         {"host": ("bcast", "send"), "cuda": ("bcast", "send")},
+    ),
+    Case(
+        "channel",
+        "a stream of arrays from one rank to the next, written in place by a copy",
+        ("channel",),
+        {"host": ("window", "send"), "cuda": ("window", "send")},
+        is_sized=True,
+        is_default=False,
+        sizes=dict.fromkeys(("host", "cuda"), (4 << 10, 1 << 20, 64 << 20)),
     ),
     Case(
         "bandwidth",
@@ -130,6 +148,16 @@ _ALL = (
         is_default=False,
         sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
         max_nbytes=1 << 20,
+        takes_halo=True,
+    ),
+    Case(
+        "inplace",
+        "ghosts of fields that were shared in place, beside fields of allocate_each",
+        ("in place",),
+        {"host": ("window fields",), "cuda": ("window fields",)},
+        module="halo",
+        is_sized=True,
+        is_default=False,
         takes_halo=True,
     ),
     Case(

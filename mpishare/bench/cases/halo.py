@@ -1,4 +1,4 @@
-"""The exchanges: ``ring``, ``halo1d``, ``halo2d`` and ``halo3d`` against MPI, ``faces``, ``calls``.
+"""The exchanges: ``ring``, ``halo1d`` to ``halo3d`` against MPI, ``faces``, ``inplace``, ``calls``.
 
 ``ring`` moves both neighbors' faces through windows. The baselines move the same bytes between
 private memory; on CUDA MPI is staged, with one copy of both faces to pinned memory and one of both
@@ -13,6 +13,8 @@ axis with ghosts included, or to up to 26 neighbors.
 exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
 of memory, across the last it is n * n pieces of as many cells as there are ghosts: the ratio is the
 cost of packing them.
+
+``inplace`` compares fields shared where they are with fields of `Node.allocate_each`.
 
 ``calls`` times how long the host is busy with a call of `HaloExchange.exchange`: on CUDA, where a
 call is stream-ordered, the time until it returns, with a queue that is never full. Two neighbors
@@ -48,6 +50,7 @@ from mpishare.bench.session import do_nothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpishare import Node, Window
     from mpishare.bench.cases import Case
     from mpishare.bench.comparison import Variant
     from mpishare.bench.measure import BlockSize
@@ -75,6 +78,7 @@ _BLOCKS: dict[str, Callable[..., Block]] = {
     "halo2d": partial(Block.of, naxes=2),
     "halo3d": partial(Block.of, naxes=3),
     "faces": Block.cube,
+    "inplace": partial(Block.of, naxes=1),
 }
 _CALLED_BLOCKS = {
     "2 neighbors, 1 field": Block(4, (64,), naxes=1),
@@ -123,6 +127,9 @@ def _run_halo(session: Session, case: Case) -> list[Row]:
         if case.name == "faces":
             comparison.add("last axis", partial(_LastAxis, grid))
             comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
+        elif case.name == "inplace":
+            comparison.add("in place", partial(_InPlace, grid))
+            comparison.add("window fields", partial(WindowFields, grid), kind=BASELINE)
         else:
             comparison.add("window fields", partial(WindowFields, grid))
             comparison.add("private fields", partial(PrivateFields, grid))
@@ -223,8 +230,12 @@ class WindowFields(PrivateFields):
         shape = [0] * len(axes)
         for axis, extent in zip(axes, grid.shape, strict=True):
             shape[axis] = extent
-        self._windows = [node.allocate_each(shape, float, fill=0) for _ in range(grid.count)]
+        self._windows = [self.make_window(node, shape) for _ in range(grid.count)]
         super().__init__(grid, [window.array.transpose(axes) for window in self._windows])
+
+    def make_window(self, node: Node, shape: list[int]) -> Window:
+        """Return the window of one field. Collective."""
+        return node.allocate_each(shape, float, fill=0)
 
     def close(self) -> None:
         """Close the exchange and the windows."""
@@ -238,6 +249,25 @@ class _LastAxis(WindowFields):
 
     # The views have that axis first, as all fields of the grid.
     order = (2, 0, 1)
+
+
+class _InPlace(WindowFields):
+    """An exchange of fields that other libraries, or windows, own."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._bases: list[Window] = []
+        super().__init__(grid)
+
+    def make_window(self, node: Node, shape: list[int]) -> Window:
+        if node.backend == "cuda":
+            return node.share_each(node.xp.zeros(shape), copy=False)
+        self._bases.append(node.allocate_each(shape, float, fill=0))
+        return node.share_each(self._bases[-1].array, copy=False)
+
+    def close(self) -> None:
+        super().close()
+        for base in reversed(self._bases):
+            base.close()
 
 
 class _Calls(Wrapper):

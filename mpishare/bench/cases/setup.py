@@ -62,6 +62,15 @@ def run(session: Session, case: Case) -> list[Row]:
         lambda window: sum(_wrong_words(window.segment(rank)) for rank in range(node.size)),
         nbytes=_NBYTES,
     )
+    # On the host, memory that exists already and can be shared is that of a window.
+    base = node.allocate_each(shape, "u8", fill=_FILL)
+    on_gpu = node.xp.full(shape, _FILL, "u8") if node.backend == "cuda" else None
+    add(
+        "share_each",
+        lambda: node.share_each(base.array if on_gpu is None else on_gpu, copy=False),
+        lambda window: sum(_wrong_words(window.segment(rank)) for rank in range(node.size)),
+        nbytes=_NBYTES,
+    )
     cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
     for name, plan, count in (
         ("plan", _Plan, 1),
@@ -77,6 +86,7 @@ def run(session: Session, case: Case) -> list[Row]:
     comparison.add_baselines("handles", {"handles": make_handles}, nbytes=_FACE_NBYTES)
     rows = comparison.run(_LEAST_TURNS)
     cart.Free()
+    base.close()
     return rows
 
 

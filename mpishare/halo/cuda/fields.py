@@ -9,6 +9,7 @@ import cupy
 import numpy as np
 
 from mpishare.halo.layout import Layout, check_layout
+from mpishare.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,9 @@ def _is_tensor(field: Any) -> bool:
 
 
 def _inspect(field: Any, name: str) -> tuple[int, Layout]:
-    """Return the address and the layout of an array of another library."""
+    """Return the address and the layout of an array of another library, or of a window."""
+    if isinstance(field, Window):
+        field = field.array
     if getattr(field, "requires_grad", False):
         raise ValueError(f"{name} requires a gradient, which a halo exchange does not have")
     if _is_tensor(field):

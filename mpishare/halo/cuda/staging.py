@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from mpishare.halo.cuda.work_items import chunks, uses_ll
 from mpishare.halo.message import MessageInfo, PartKey, padded, parts_sent
-from mpishare.memory.handle import Handle
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -32,8 +31,6 @@ class StagingLayout:
         fused neighbor without parts its one flag, at `silent_key`.
     fused, copied : dict of PartKey to int, bytes
         The offsets of the packed parts; for fused ones, in the first of two buffers.
-    flags_nbytes : int, bytes
-        Size of the flags, which come first.
     parity_offset : int, bytes
         From the first buffer to the second.
     nbytes : int, bytes
@@ -43,7 +40,6 @@ class StagingLayout:
     flags: dict[PartKey, list[int]] = field(default_factory=dict)
     fused: dict[PartKey, int] = field(default_factory=dict)
     copied: dict[PartKey, int] = field(default_factory=dict)
-    flags_nbytes: int = 0
     parity_offset: int = 0
     nbytes: int = 0
 
@@ -96,7 +92,7 @@ def staging_layout(
     for key, count in counts.items():
         layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
         at += _FLAG_NBYTES * count
-    begin = layout.flags_nbytes = _aligned(at)
+    begin = _aligned(at)  # the flags come first
     # An LL word is half data, half flag.
     sizes = {key: 2 * nbytes if key in by_ll else nbytes for key, nbytes in fused.items()}
     layout.fused, end = _consecutive(sizes, begin)
@@ -164,12 +160,7 @@ class DeviceStaging:
         context, ranks_here = self._comm.context, self._comm.ranks_here
         for rank in self._neighbors:
             if self._nbytes[rank]:
-                handle = Handle.unpack(
-                    handles[rank],
-                    backend=context.backend.name,
-                    nonce=context.nonces[ranks_here[rank]],
-                    nbytes=self._nbytes[rank],
-                )
+                handle = context.open_handle(handles[rank], ranks_here[rank], self._nbytes[rank])
                 self._blocks[rank] = context.suballocator.open(handle)
 
     @property

@@ -1,8 +1,10 @@
 """The CUDA backend: real CuPy arrays on the rank's own GPU, whoever's memory they are."""
 
 import gc
+import os
 import re
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +45,33 @@ def test_device_is_the_current_one(node):
     assert device.uuid in repr(node)
 
 
+def test_device_as_nvidia_smi_describes_it(node):
+    device = node.device
+    query = ["nvidia-smi", f"--id={device.uuid}", "--format=csv,noheader"]
+    said = subprocess.run(
+        [*query, "--query-gpu=driver_version,compute_cap"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    version, capability = said.stdout.strip().split(", ")
+    assert device.compute_capability == capability
+    assert device.driver.startswith(f"{version} (CUDA ")
+    assert f"compute capability {capability}" in str(node.report())
+
+
+def test_pools_of_this_gpu_are_exported_and_nothing_is_kept(node):
+    """On Linux with a discrete GPU they can be; a hundred tries leave no open file."""
+    from mpishare.backends import driver
+
+    assert node.device.exports_pools
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(100):
+        found = driver.device_of(node.device.ordinal)
+        assert replace(found, exports_pools=node.device.exports_pools) == node.device
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # noqa: PTH208
+
+
 def test_ranks_are_spread_over_the_gpus(node):
     """As even as it can be: each GPU that the ranks see, in turn."""
     import cupy
@@ -61,7 +90,7 @@ def test_report_is_what_this_machine_must_give(node):
     from mpishare.backends import driver
 
     count = cupy.cuda.runtime.getDeviceCount()
-    visible = {driver.device_of(ordinal).uuid for ordinal in range(count)}
+    visible = {driver.uuid_of(ordinal) for ordinal in range(count)}
     visible_of = node.comm.allgather(visible)
     members = node.report().members
     is_shared = any(uuids(node).count(m.device.uuid) > 1 and not m.device.mps for m in members)

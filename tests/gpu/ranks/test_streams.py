@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpishare import UnsupportedError
+from mpishare.event import RING
 from mpishare.ordering import stream_chain
 from tests.helpers.latch import Latch, check_order, within
 
@@ -316,4 +317,50 @@ def test_host_sees_who_lags(node, streams):
     node.synchronize(streams[0])
     node.synchronize()
     assert win._pending() == []
+    node.barrier()
+
+
+# --- whether an event is done
+
+
+def test_is_done_while_the_owners_stream_is_held(node, streams):
+    """False on every rank until the work before the record is over; no call of it waits."""
+    event, stream = node.event(), streams[0]
+    with Latch() as latch, stream:
+        (event.record if node.is_leader else event.wait)()
+        node.synchronize(stream)
+        assert event.is_done
+        node.barrier()
+        if node.is_leader:
+            latch.hold(stream.ptr)
+            event.record()
+        else:
+            event.wait()
+        held = [event.is_done for _ in range(100)]
+        node.barrier()
+        latch.release()
+        node.synchronize(stream)
+        assert not any(held)
+        assert event.is_done
+    node.barrier()
+
+
+@TWO
+def test_is_done_speaks_of_the_record_that_was_taken(node, streams):
+    """The owner runs ahead on a held stream by all that it may: the waiter's record stays done."""
+    event, stream = node.event(), streams[0]
+    with Latch() as latch, stream:
+        (event.record if node.is_leader else event.wait)()
+        node.synchronize(stream)
+        node.barrier()
+        if node.is_leader:
+            latch.hold(stream.ptr)
+            for _ in range(RING):
+                event.record()
+        node.barrier()
+        assert event.is_done == (not node.is_leader)
+        node.barrier()
+        latch.release()
+        node.synchronize(stream)
+        assert event.is_done
     node.barrier()

@@ -1,0 +1,94 @@
+"""Physical chunks of GPU memory, mapped one after the other: torch's expandable segments."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cuda.bindings import driver as cuda
+
+from mpishare.backends import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_POSIX_FD = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+class Chunk(NamedTuple):
+    """A descriptor that stands for one chunk, which the receiver closes, and its size in bytes."""
+
+    fd: int
+    nbytes: int
+
+
+def export_chunks(address: int, nbytes: int, where: str) -> tuple[int, list[Chunk]]:
+    """Return where the first chunk around a range begins, and the chunks. Local.
+
+    Raises
+    ------
+    CudaError
+        If one of them has no descriptor.
+    """
+    chunks: list[Chunk] = []
+    start = at = driver.mapping(address)[0]
+    call = partial(driver.call, where=where)
+    try:
+        while at < address + nbytes:
+            at, size = driver.mapping(at)
+            handle = call("cuMemRetainAllocationHandle", at)
+            try:
+                fd = int(call("cuMemExportToShareableHandle", handle, _POSIX_FD, 0))
+            finally:
+                call("cuMemRelease", handle)
+            chunks.append(Chunk(fd, size))
+            at += size
+    except BaseException:
+        for chunk in chunks:
+            os.close(chunk.fd)
+        raise
+    return start, chunks
+
+
+def import_chunks(
+    chunks: Sequence[Chunk], ordinal: int, where: str
+) -> tuple[int, Callable[[], Any]]:
+    """Map chunks of another process one after the other; return where, and what unmaps them. Local.
+
+    The caller closes the descriptors.
+    """
+    call = partial(driver.call, where=where)
+    total = sum(chunk.nbytes for chunk in chunks)
+    address = int(call("cuMemAddressReserve", total, 0, 0, 0))
+    end = address  # of what is mapped
+
+    def unmap() -> None:
+        at = address
+        for chunk in chunks:
+            if at < end:
+                call("cuMemUnmap", at, chunk.nbytes)
+                at += chunk.nbytes
+        call("cuMemAddressFree", address, total)
+
+    try:
+        for chunk in chunks:
+            handle = call("cuMemImportFromShareableHandle", chunk.fd, _POSIX_FD)
+            try:
+                call("cuMemMap", end, chunk.nbytes, 0, handle, 0)
+            finally:
+                call("cuMemRelease", handle)  # the mapping holds it
+            end += chunk.nbytes
+        call("cuMemSetAccess", address, total, [_read_write(ordinal)], 1)
+    except BaseException:
+        unmap()
+        raise
+    return address, unmap
+
+
+def _read_write(ordinal: int) -> Any:
+    access = cuda.CUmemAccessDesc()
+    access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = ordinal
+    access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access

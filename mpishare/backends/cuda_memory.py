@@ -1,0 +1,160 @@
+"""Device memory as one rank holds it: its own, or where another rank's is mapped."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from mpishare.backends import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_IPC_LAZY_PEER_ACCESS = 1
+
+
+def legacy_handle(address: int, where: str) -> str:
+    """Return the legacy IPC handle of the block that begins at an address. Local."""
+    return driver.handle_bytes(driver.call("cuIpcGetMemHandle", address, where=where)).hex()
+
+
+def open_legacy_handle(token: str, uuid: str, where: str) -> int:
+    """Map a block of another rank; return where. Local."""
+    address = driver.call(
+        "cuIpcOpenMemHandle",
+        driver.memory_handle(bytes.fromhex(token)),
+        _IPC_LAZY_PEER_ACCESS,
+        where=where,
+        remedy=f"This rank cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
+        "ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of --gpus-per-task; "
+        "in a container give it all GPUs. `python -m mpishare.info` shows every pair",
+    )
+    return int(address)
+
+
+class Anchor:
+    """Alive as long as an array on one memory is; holds what the array needs."""
+
+    __slots__ = ("__weakref__", "source")
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+
+class CudaMemory:
+    """Device memory that this rank allocated or mapped.
+
+    Parameters
+    ----------
+    ordinal : int
+        The GPU of this rank, from which the memory is used, wherever it is.
+    address, nbytes : int, bytes
+        Where it is mapped here.
+    free : callable
+        Frees or unmaps it.
+
+    Attributes
+    ----------
+    token : str
+        The IPC handle of memory that this rank allocated, once it is taken.
+    """
+
+    is_given = False
+    token = ""
+
+    def __init__(self, ordinal: int, address: int, nbytes: int, free: Callable[[], Any]) -> None:
+        self.nbytes = nbytes
+        self.address = address
+        self._ordinal = ordinal
+        self._free = free
+        self._source: Any = None
+        self._anchor: Callable[[], Anchor | None] = lambda: None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays on it are alive."""
+        return self._anchor() is not None
+
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> Any:
+        """Return the bytes from `offset` on as a CuPy array on this rank's device."""
+        anchor = self._anchor()
+        if anchor is None:
+            anchor = Anchor(self._source)
+            self._anchor = weakref.ref(anchor)
+        # This rank's device, even for memory of another GPU: kernels use it from here.
+        memory = cupy.cuda.UnownedMemory(self.address, self.nbytes, anchor, self._ordinal)
+        pointer = cupy.cuda.MemoryPointer(memory, offset)
+        return cupy.ndarray(shape, dtype=dtype, memptr=pointer, strides=strides)
+
+    def close(self) -> bool:
+        """Unmap or free; return False, with nothing done, while arrays on it are alive."""
+        if self.is_held:
+            return False
+        self._free()
+        return True
+
+
+_given: set[GivenMemory] = set()
+"""Held until it is closed: where a node ends by an error, others may still write into it."""
+
+
+class GivenMemory(CudaMemory):
+    """Memory of the user's that this rank shares in place, and keeps alive until it is closed.
+
+    Parameters
+    ----------
+    source : array
+        Keeps the memory alive.
+    """
+
+    is_given = True
+
+    def __init__(
+        self, ordinal: int, address: int, nbytes: int, free: Callable[[], Any], source: Any
+    ) -> None:
+        super().__init__(ordinal, address, nbytes, free)
+        self._source = source
+        _given.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """False: its arrays hold the source themselves."""
+        return False
+
+    def close(self) -> bool:
+        """Let the source go. May be repeated."""
+        if self in _given:
+            _given.remove(self)
+            self._free()
+            self._source = None
+        return True
+
+
+class Mappings:
+    """Where memory of other processes is mapped in this one. Methods are local."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def add(self, address: int, nbytes: int, close: Callable[[], Any]) -> Callable[[], None]:
+        """Note a mapping; return what undoes it."""
+        mapped = address, nbytes
+        self._ranges.append(mapped)
+
+        def unmap() -> None:
+            self._ranges.remove(mapped)
+            close()
+
+        return unmap
+
+    def has(self, address: int) -> bool:
+        """Whether an address is in one."""
+        return any(start <= address < start + n for start, n in self._ranges)

@@ -1,0 +1,248 @@
+"""The memory of a pool on the CUDA backend: a driver's pool, small blocks being parts of chunks.
+
+To export a pointer takes the driver 70 us and more, to import one 3. So small blocks are cut from
+chunks, which are exported once, imported once, and stay until the pool is closed.
+
+Imported only where a GPU was found.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right, insort
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from mpishare.backends import driver
+from mpishare.backends.cuda_pools import create_pool, export_pointer, export_pool, import_pool
+from mpishare.backends.suballocator import ALIGN, FreeList
+from mpishare.coordination.poll import poll
+from mpishare.errors import CudaError, format_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.backends import BlockLayout, Device
+    from mpishare.backends.cuda_pools import ImportedPool
+
+CHUNK_NBYTES = 8 << 20
+SMALL_NBYTES = CHUNK_NBYTES // 16
+_POINTER_NBYTES = 64
+_NON_BLOCKING = 1
+_NO_TIMING = 2
+_WAIT_S = 1.0
+
+
+class _Chunks:
+    """Small blocks on their owner, reused when the streams that used them have done so.
+
+    Parameters
+    ----------
+    allocate : callable
+        Returns the address of so many bytes, or raises `CudaError`.
+    call : callable
+        Calls a driver function.
+    where : str
+        Names this rank in errors.
+    """
+
+    def __init__(
+        self, allocate: Callable[[int], int], call: Callable[..., Any], where: str
+    ) -> None:
+        self._allocate = allocate
+        self._call = call
+        self._where = where
+        self._begins: list[int] = []
+        self._spans = FreeList(0)
+        self._pending: list[tuple[Any, list[tuple[int, int]]]] = []
+        self._events: list[Any] = []
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Return a block; None if there is no room, nor soon will be."""
+        rounded = _rounded(nbytes)
+        self._collect()
+        begin = self._spans.allocate(rounded)
+        if begin is None and self._add():
+            begin = self._spans.allocate(rounded)
+        while begin is None and self._pending:
+            if not poll(partial(driver.is_event_done, self._pending[0][0], self._where), _WAIT_S):
+                return None
+            self._collect()
+            begin = self._spans.allocate(rounded)
+        return begin
+
+    def free(self, blocks: Sequence[tuple[int, int]], stream: int) -> None:
+        """Free blocks, once the work enqueued on a stream so far is done."""
+        event = self._events.pop() if self._events else self._call("cuEventCreate", _NO_TIMING)
+        self._call("cuEventRecord", event, stream)
+        self._pending.append((event, [(begin, _rounded(nbytes)) for begin, nbytes in blocks]))
+
+    def find(self, address: int) -> int | None:
+        """Return where the chunk of a block begins; None if it is in none."""
+        index = bisect_right(self._begins, address) - 1
+        if index >= 0 and address - self._begins[index] < CHUNK_NBYTES:
+            return self._begins[index]
+        return None
+
+    def close(self) -> list[int]:
+        """Return where the chunks begin, which are to be freed: no stream uses them any more."""
+        for event in (*self._events, *(event for event, _ in self._pending)):
+            self._call("cuEventDestroy", event)
+        return self._begins
+
+    def _add(self) -> bool:
+        try:
+            begin = self._allocate(CHUNK_NBYTES)
+        except CudaError as error:
+            if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+                raise
+            return False
+        insort(self._begins, begin)
+        # No block begins where its chunk does, and no two chunks are merged.
+        self._spans.free(begin + ALIGN, CHUNK_NBYTES - ALIGN)
+        return True
+
+    def _collect(self) -> None:
+        waiting = []
+        for event, spans in self._pending:
+            if driver.is_event_done(event, self._where):
+                self._events.append(event)
+                for begin, nbytes in spans:
+                    self._spans.free(begin, nbytes)
+            else:
+                waiting.append((event, spans))
+        self._pending = waiting
+
+
+class _CudaPool:
+    """What the owner and the importers of a pool have in common."""
+
+    def __init__(self, device: Device, where: str) -> None:
+        self._device = device
+        self._where = where
+        self._call = partial(driver.call, where=where)
+
+    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
+        """Return an array in a block, and what is alive as long as it or a view of it is."""
+        block = _Block()
+        # This rank's device, even for memory of another GPU: kernels use it from here.
+        memory = cupy.cuda.UnownedMemory(address, max(nbytes, 1), block, self._device.ordinal)
+        pointer = cupy.cuda.MemoryPointer(memory, layout.offset)
+        array = cupy.ndarray(layout.shape, layout.dtype, memptr=pointer, strides=layout.strides)
+        return array, block
+
+
+class _Block:
+    """Alive as long as an array on one opening of a block is."""
+
+    __slots__ = ("__weakref__",)
+
+
+class OwnCudaPool(_CudaPool):
+    """The memory of a pool on its owner; see `OwnMemory`."""
+
+    def __init__(self, device: Device, where: str, max_nbytes: int) -> None:
+        super().__init__(device, where)
+        self._pool = create_pool(device.ordinal, where, max_nbytes=max_nbytes)
+        # Chunks are for all streams: they are ordered on one that has nothing else to do.
+        self._stream = self._call("cuStreamCreate", _NON_BLOCKING)
+        self._chunks = _Chunks(self._allocate_chunk, self._call, where)
+        self._pointers: dict[int, bytes] = {}  # of chunks
+
+    def export(self) -> int:
+        """Return a file descriptor of the pool, which the caller closes."""
+        fd = export_pool(self._pool, self._where)
+        os.set_inheritable(fd, False)
+        return fd
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """Return a block, ordered on a stream."""
+        if nbytes <= SMALL_NBYTES:
+            address = self._chunks.allocate(nbytes)
+            if address is not None:
+                return address
+        return self._allocate(nbytes, stream)
+
+    def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+        """Free blocks (address, nbytes, stream), each ordered on its stream."""
+        small: dict[int, list[tuple[int, int]]] = {}
+        for address, nbytes, stream in blocks:
+            if self._chunks.find(address) is None:
+                self._call("cuMemFreeAsync", address, stream)
+            else:
+                small.setdefault(stream, []).append((address, nbytes))
+        for stream, group in small.items():
+            self._chunks.free(group, stream)
+
+    def publish(self, address: int) -> bytes:
+        """Return what stands for the driver's allocation, and the block's offset in it."""
+        chunk = self._chunks.find(address)
+        if chunk is None:
+            return export_pointer(address, self._where) + bytes(8)
+        if chunk not in self._pointers:
+            self._pointers[chunk] = export_pointer(chunk, self._where)
+        return self._pointers[chunk] + (address - chunk).to_bytes(8, "little")
+
+    def find(self, array: Any) -> tuple[int, int] | None:
+        """Return the block that an array lies in, and the array's offset; None if in none."""
+        if not isinstance(array, cupy.ndarray):
+            return None
+        address = int(array.data.mem.ptr)
+        return address, int(array.data.ptr) - address
+
+    def close(self) -> None:
+        """Destroy the pool, once nobody holds a block."""
+        for address in self._chunks.close():
+            self._call("cuMemFreeAsync", address, self._stream)
+        self._call("cuStreamSynchronize", self._stream)
+        self._call("cuStreamDestroy", self._stream)
+        self._call("cuMemPoolDestroy", self._pool)
+
+    def _allocate_chunk(self, nbytes: int) -> int:
+        address = self._allocate(nbytes, self._stream)
+        self._call("cuStreamSynchronize", self._stream)
+        return address
+
+    def _allocate(self, nbytes: int, stream: Any) -> int:
+        remedy = (
+            f"{format_nbytes(nbytes)} were asked for: drop arrays of the pool on all ranks, make "
+            "it with a larger max_nbytes, or free CuPy's pool "
+            "(cupy.get_default_memory_pool().free_all_blocks())"
+        )
+        arguments = max(nbytes, 1), self._pool, stream
+        return int(self._call("cuMemAllocFromPoolAsync", *arguments, remedy=remedy))
+
+
+class PeerCudaPool(_CudaPool):
+    """The memory of another rank's pool; see `PeerMemory`."""
+
+    def __init__(self, fd: int, device: Device, where: str) -> None:
+        super().__init__(device, where)
+        self._pool: ImportedPool = import_pool(fd, device.ordinal, where)
+        self._chunks: dict[bytes, int] = {}
+
+    def open(self, token: bytes) -> int:
+        """Return another rank's block, mapped."""
+        data, offset = token[:_POINTER_NBYTES], int.from_bytes(token[_POINTER_NBYTES:], "little")
+        if not offset:
+            return self._pool.open(data)
+        if data not in self._chunks:
+            self._chunks[data] = self._pool.open(data)
+        return self._chunks[data] + offset
+
+    def let_go(self, address: int) -> None:
+        """Undo one `open`, once no work that uses the block is left; chunks stay mapped."""
+        if self._pool.is_open(address):
+            self._pool.close(address)
+
+    def close(self) -> None:
+        """Let the pool go, once this rank holds no block."""
+        while self._chunks:
+            self._pool.close(self._chunks.popitem()[1])
+        self._pool.destroy()
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // ALIGN) * ALIGN

@@ -1,0 +1,128 @@
+"""The memory of a pool on the host backend: one sparse file, cut into blocks by its owner."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.backends.suballocator import ALIGN, FreeList
+from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.memory import shared
+from mpishare.memory.shared import SharedMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.backends import BlockLayout
+
+_STEP_NBYTES = 2 << 20
+"""Pages are reserved in steps of this: a system call per block would cost more than the block."""
+
+
+class HostPool:
+    """A sparse memory file as its owner or another rank maps it; see `OwnMemory`, `PeerMemory`.
+
+    Pages are reserved when a block first needs them, so that nothing is SIGBUS. Those of freed
+    blocks stay reserved, for the next blocks.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        With its file open, where it is the owner's.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self._base = memory.address
+        self._spans = FreeList(memory.nbytes)
+        self._n_reserved = 0
+
+    @classmethod
+    def create(cls, max_nbytes: int) -> HostPool:
+        """Make one, of what /dev/shm has where the size is 0."""
+        return cls(shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True))
+
+    @classmethod
+    def import_(cls, fd: int) -> HostPool:
+        """Map another rank's."""
+        memory = SharedMemory(os.dup(fd), os.fstat(fd).st_size)
+        memory.close_file()
+        return cls(memory)
+
+    def export(self) -> int:
+        """Return a descriptor of the file, which the caller closes."""
+        return os.dup(self._memory.fd)
+
+    def allocate(self, nbytes: int, stream: int) -> int:  # noqa: ARG002  calls block
+        """Return a block."""
+        rounded = _rounded(nbytes)
+        begin = self._spans.allocate(rounded)
+        if begin is None:
+            raise UnsupportedError(
+                f"{format_nbytes(nbytes)} were asked for, and the largest room in the pool is "
+                f"{format_nbytes(self._spans.largest)}, of max_nbytes="
+                f"{format_nbytes(self._memory.nbytes)}. Drop arrays of the pool on all ranks, or "
+                "make it with a larger max_nbytes."
+            )
+        try:
+            self._reserve(begin + rounded)
+        except BaseException:
+            self._spans.free(begin, rounded)
+            raise
+        return self._base + begin
+
+    def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
+        """Free blocks (address, nbytes, stream)."""
+        for address, nbytes, _ in blocks:
+            self._spans.free(address - self._base, _rounded(nbytes))
+
+    def publish(self, address: int) -> bytes:
+        """Return where the block lies in the file."""
+        return (address - self._base).to_bytes(8, "little")
+
+    def open(self, token: bytes) -> int:
+        """Return another rank's block; the whole file is mapped already."""
+        return self._base + int.from_bytes(token, "little")
+
+    def let_go(self, address: int) -> None:
+        """Do nothing: the file stays mapped."""
+
+    def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
+        """Return an array in a block, and what is alive as long as it or a view of it is."""
+        # One made by frombuffer keeps the mapping, and is the base of all arrays made on it.
+        offset = address - self._base
+        block = np.frombuffer(self._memory.buffer, np.uint8, _rounded(nbytes), offset)
+        array = np.ndarray(
+            layout.shape, layout.dtype, buffer=block, offset=layout.offset, strides=layout.strides
+        )
+        return array, block
+
+    def find(self, array: Any) -> tuple[int, int] | None:
+        """Return the block that an array lies in, and the array's offset; None if in none."""
+        if not isinstance(array, np.ndarray):
+            return None
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        address = _address(root)
+        return address, _address(array) - address
+
+    def close(self) -> None:
+        """Unmap; where arrays are alive, with the last of them."""
+        self._memory.close()
+
+    def _reserve(self, end: int) -> None:
+        if end > self._n_reserved:
+            end = min(-(-end // _STEP_NBYTES) * _STEP_NBYTES, self._memory.nbytes)
+            shared.reserve(self._memory, self._n_reserved, end - self._n_reserved)
+            self._n_reserved = end
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // ALIGN) * ALIGN
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,83 @@
+"""Memory that is a part of an open window, and memory of no bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from mpishare.backends import Memory
+
+
+class WindowPart:
+    """A part of a segment that this rank has mapped already.
+
+    It keeps the segment mapped, also when its window is closed first.
+
+    Parameters
+    ----------
+    whole : Memory
+        The segment.
+    offset, nbytes : int, bytes
+        The part.
+    """
+
+    is_given = False
+    is_held = False  # its arrays keep the segment mapped
+
+    def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.address = whole.address + offset
+        self._offset = offset
+        self._whole: Memory | None = whole
+        self._hold = whole.array((whole.nbytes,), "u1")
+
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> Any:
+        """Return the bytes from `offset` on as an array, which keeps the segment mapped."""
+        if self._whole is None:
+            raise ValueError("the memory is closed")
+        return self._whole.array(shape, dtype, strides, self._offset + offset)
+
+    def close(self) -> bool:
+        """Let the segment go."""
+        self._whole = self._hold = None
+        return True
+
+
+class EmptyMemory:
+    """No bytes, which need no memory.
+
+    Parameters
+    ----------
+    xp : module
+        The array library.
+    """
+
+    is_given = False
+    is_held = False
+    nbytes = 0
+    address = 0
+
+    def __init__(self, xp: ModuleType) -> None:
+        self._xp = xp
+
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        strides: tuple[int, ...] | None = None,  # noqa: ARG002  of no elements
+        offset: int = 0,  # noqa: ARG002  of no bytes
+    ) -> Any:
+        """Return an array without elements."""
+        return self._xp.empty(shape, dtype)
+
+    def close(self) -> bool:
+        """Do nothing."""
+        return True

@@ -1,0 +1,313 @@
+"""The blocks of a pool: those that its owner allocated, and those that another rank opened.
+
+Importers come first: what the owner drops stays in limbo until every rank that opened it has let
+go, and a rank lets go when its arrays are dropped and its streams have done with them.
+
+An array is dropped wherever its last reference goes: in another thread, or by the garbage collector
+in the midst of any call. What runs then makes no CUDA call, waits for no lock, and changes nothing
+that a call may be changing.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import HandleError, MpiShareError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.backends import Backend, BlockLayout, OwnMemory, PeerMemory
+    from mpishare.memory.block_table import BlockTable
+
+_LOOKS = 4
+"""Blocks in limbo that an `allocate` looks at: all of them in turn, and no call a long time."""
+
+
+class _Watch(weakref.ref[Any]):
+    """Tells whose arrays are gone."""
+
+    __slots__ = ("of",)
+    of: Any
+
+
+def _watch(anchor: Any, of: Any, callback: Callable[[_Watch], None]) -> _Watch:
+    watch = _Watch(anchor, callback)
+    watch.of = of
+    return watch
+
+
+@dataclass(eq=False)
+class Block:
+    """A block of the owner.
+
+    Attributes
+    ----------
+    address, nbytes : int
+        Where it is in this process, and its size.
+    slot, generation : int
+        Its place in the `BlockTable`.
+    token : bytes or None
+        Its name for `PoolMemory.open`, once there is a handle of it.
+    """
+
+    address: int
+    nbytes: int
+    slot: int
+    generation: int
+    token: bytes | None = None
+    stream: int = 0
+    keeper: Any = None  # keeps the stream alive
+    watch: _Watch | None = None
+
+
+class OwnBlocks:
+    """The blocks of a pool on its owner. Methods are local.
+
+    Parameters
+    ----------
+    is_dead : callable
+        Whether a rank has died: then it holds nothing.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        memory: OwnMemory,
+        table: BlockTable,
+        is_dead: Callable[[int], bool],
+    ) -> None:
+        self._backend = backend
+        self._memory = memory
+        self._table = table
+        self._is_dead = is_dead
+        self._blocks: dict[int, Block] = {}
+        self._dropped: deque[Block] = deque()
+        self._limbo: deque[Block] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every block was given back."""
+        return not self._blocks
+
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays are alive here."""
+        return len(self._blocks) > len(self._dropped) + len(self._limbo)
+
+    def allocate(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
+        """Return an array on a new block, after giving back some of those in limbo."""
+        self.give_back(_LOOKS)
+        try:
+            address = self._memory.allocate(nbytes, stream)
+        except MpiShareError:
+            if not self.give_back():
+                raise
+            address = self._memory.allocate(nbytes, stream)
+        try:
+            slot, generation = self._table.begin()
+        except BaseException:
+            self._memory.free([(address, nbytes, stream)])
+            raise
+        block = Block(address, nbytes, slot, generation, stream=stream, keeper=keeper)
+        self._blocks[address] = block
+        array, anchor = self._memory.array(address, nbytes, layout)
+        block.watch = _watch(anchor, block, self._drop)
+        return array
+
+    def find(self, array: Any) -> tuple[Block, int] | None:
+        """Return the block that an array lies in, and its offset there; None if in none."""
+        found = self._memory.find(array)
+        if found is None or found[0] not in self._blocks:
+            return None
+        return self._blocks[found[0]], found[1]
+
+    def publish(self, block: Block) -> bytes:
+        """Return the name of a block for `OpenBlocks.open`."""
+        if block.token is None:
+            block.token = self._memory.publish(block.address)
+        return block.token
+
+    def give_back(self, looks: int | None = None) -> bool:
+        """Free blocks that nobody uses any more; return whether any was freed.
+
+        Parameters
+        ----------
+        looks : int, optional
+            How many to look at. Default: all.
+        """
+        limbo, unused = self._limbo, list[Block]()
+        while self._dropped:
+            limbo.append(self._dropped.popleft())
+        self._table.fence()  # all of them have ended before it
+        for _ in range(len(limbo) if looks is None else min(looks, len(limbo))):
+            block = limbo.popleft()
+            (limbo if self._is_used(block) else unused).append(block)
+        if unused:
+            self._memory.free([(block.address, block.nbytes, block.stream) for block in unused])
+        for block in unused:
+            del self._blocks[block.address]
+            self._table.give_back(block.slot)
+        return bool(unused)
+
+    def close(self) -> None:
+        """Free the memory, once every block was given back."""
+        self._memory.close()
+        self._table.close()
+
+    def _is_used(self, block: Block) -> bool:
+        if self._backend.is_capturing(block.stream):
+            return True  # a free would become a part of the graph
+        if block.token is None:
+            return False
+        return any(not self._is_dead(rank) for rank in self._table.holders(block.slot))
+
+    def _drop(self, watch: _Watch) -> None:
+        block: Block = watch.of
+        self._table.end(block.slot, block.generation)
+        self._dropped.append(block)
+
+
+@dataclass(eq=False)
+class _Opening:
+    """One `open` of a block."""
+
+    address: int
+    slot: int
+    stream: int
+    keeper: Any
+    watch: _Watch | None = None
+
+
+@dataclass
+class _Held:
+    """What this rank holds in a slot."""
+
+    generation: int
+    openings: set[_Opening] = field(default_factory=set)
+
+
+class OpenBlocks:
+    """The blocks of a pool that a rank which is not its owner opened. Methods are local."""
+
+    def __init__(self, backend: Backend, memory: PeerMemory, table: BlockTable) -> None:
+        self._backend = backend
+        self._memory = memory
+        self._table = table
+        self._held: dict[int, _Held] = {}
+        self._dropped: deque[_Opening] = deque()
+        self._unrecorded: list[_Opening] = []
+        self._recorded: list[tuple[Any, list[_Opening]]] = []
+        self._events: list[Any] = []
+        self._lock = threading.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank has let go of everything."""
+        return not self._held
+
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays are alive here."""
+        count = sum(len(held.openings) for held in self._held.values())
+        recorded = sum(len(openings) for _, openings in self._recorded)
+        return count > len(self._dropped) + len(self._unrecorded) + recorded
+
+    def open(self, block: Block, layout: BlockLayout, stream: int, keeper: Any) -> Any:
+        """Return an array on a block of the owner; `HandleError` if that has dropped it."""
+        try:
+            with self._lock:
+                self._let_go()
+                return self._open(block, layout, stream, keeper)
+        finally:
+            self.settle()  # what was dropped meanwhile
+
+    def settle(self) -> None:
+        """Let go of what was dropped here and is no longer used by any stream."""
+        while self._dropped and self._lock.acquire(blocking=False):
+            try:
+                self._let_go()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Unmap the memory, once this rank has let go of everything."""
+        self._memory.close()
+        self._table.close()
+
+    def finish(self) -> None:
+        """Let go of the rest, once all streams are done; destroy the events."""
+        with self._lock:
+            self._let_go()
+            if not self._recorded:
+                self._backend.close_events(self._events)
+                self._events.clear()
+
+    def _open(self, block: Block, layout: BlockLayout, stream: int, keeper: Any) -> Any:
+        slot, token = block.slot, block.token
+        held = self._held.get(slot)
+        is_new = held is None
+        if held is None:
+            held = _Held(block.generation)
+            is_alive = self._table.hold(slot, block.generation)
+        else:
+            is_same = held.generation == block.generation
+            is_alive = is_same and self._table.is_alive(slot, block.generation)
+        if token is None or not is_alive:
+            raise HandleError("its array was dropped by the owner")
+        try:
+            opening = _Opening(self._memory.open(token), slot, stream, keeper)
+        except BaseException:
+            if is_new:
+                self._table.let_go(slot)
+            raise
+        self._held[slot] = held
+        held.openings.add(opening)
+        array, anchor = self._memory.array(opening.address, block.nbytes, layout)
+        opening.watch = _watch(anchor, opening, self._drop)
+        return array
+
+    def _drop(self, watch: _Watch) -> None:
+        self._dropped.append(watch.of)
+        if not self._backend.has_streams:
+            self.settle()
+
+    def _let_go(self) -> None:
+        while self._dropped:
+            self._unrecorded.append(self._dropped.popleft())
+        if self._unrecorded:
+            self._record()
+        if self._recorded:
+            self._recorded = [each for each in self._recorded if not self._is_over(*each)]
+
+    def _record(self) -> None:
+        """Record an event on each stream behind the work that uses what was dropped."""
+        backend, by_stream = self._backend, dict[int, list[_Opening]]()
+        for opening in self._unrecorded:
+            by_stream.setdefault(opening.stream, []).append(opening)
+        self._unrecorded = []
+        for stream, openings in by_stream.items():
+            if backend.is_capturing(stream):
+                self._unrecorded.extend(openings)  # the event would become a part of the graph
+            else:
+                event = self._events.pop() if self._events else backend.local_event()
+                backend.record(event, stream)
+                self._recorded.append((event, openings))
+
+    def _is_over(self, event: Any, openings: list[_Opening]) -> bool:
+        if not self._backend.is_event_done(event):
+            return False
+        while openings:
+            opening = openings.pop()
+            self._memory.let_go(opening.address)
+            held = self._held[opening.slot]
+            held.openings.discard(opening)
+            if not held.openings:
+                del self._held[opening.slot]
+                self._table.let_go(opening.slot)
+        self._events.append(event)
+        return True

@@ -1,0 +1,92 @@
+"""How an exception that ends a program with a node is printed: short, and by its own rank alone.
+
+One rank's failure ends the calls of all others. Their tracebacks would bury the one that matters.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from mpishare.coordination.abort import say
+from mpishare.errors import MpiShareError, PeerError, describe
+
+_LAUNCHERS = ("runpy", "mpi4py")
+_OWN = __name__.partition(".")[0]
+_previous: list[Any] = []
+
+
+def install() -> None:
+    """Print uncaught exceptions in this way from now on, by the hook that was there. Local."""
+    if not _previous:
+        _previous.append(sys.excepthook)
+        sys.excepthook = _print
+
+
+def uncaught() -> BaseException | None:
+    """Return the exception that ends this program; None at an orderly exit or a prompt. Local."""
+    if sys.flags.interactive or hasattr(sys, "ps1"):
+        return None  # that one was long ago
+    return getattr(sys, "last_value", None)
+
+
+def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if type(error) is PeerError:
+        say(f"mpishare: rank {_rank()}{_place(trace)}: {describe(error)}\n")
+        return
+    short = shorten(error, trace)
+    error = error.with_traceback(short)
+    if _previous[0] is sys.__excepthook__:
+        say("".join(traceback.format_exception(error)))  # at once, so that ranks do not interleave
+    else:
+        _previous[0](kind, error, short)
+
+
+def shorten(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of the launcher and of the inside of mpishare.
+
+    Of mpishare the frame that the user called stays, and none where the user's own callable raised.
+    All stay where something unforeseen was raised in mpishare itself.
+    """
+    frames = _frames(trace)
+    while frames and _package(frames[0]) in _LAUNCHERS:
+        del frames[0]
+    theirs = [frame for frame in frames if _package(frame) != _OWN]
+    if frames and _package(frames[-1]) != _OWN:
+        frames = theirs
+    elif isinstance(error, MpiShareError | TypeError | ValueError):
+        called = next((frame for frame in frames if _package(frame) == _OWN), None)
+        frames = theirs if called is None else [*theirs, called]
+    found = None
+    for frame in reversed(frames):
+        found = TracebackType(found, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return found
+
+
+def _frames(trace: TracebackType | None) -> list[TracebackType]:
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    return frames
+
+
+def _package(trace: TracebackType) -> str:
+    names = trace.tb_frame.f_globals
+    return str(names.get("__package__") or names.get("__name__", "")).partition(".")[0]
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Return where the user called mpishare."""
+    places = [each for each in _frames(trace) if _package(each) not in (*_LAUNCHERS, _OWN)]
+    if not places:
+        return ""
+    return f" ({places[-1].tb_frame.f_code.co_filename}, line {places[-1].tb_lineno})"
+
+
+def _rank() -> int:
+    from mpi4py import MPI
+
+    return -1 if MPI.Is_finalized() else int(MPI.COMM_WORLD.rank)

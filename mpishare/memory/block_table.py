@@ -1,0 +1,143 @@
+"""The blocks of a pool, in shared memory: which are alive, and which ranks hold them.
+
+Each word has one writer. The owner writes the generation of a slot: odd while a block is alive in
+it, even before and after. Every other rank writes, in a row of its own, the generation that it
+holds, or 0. A rank announces first and looks at the owner's word after that; the owner ends a
+generation first and looks for holders after that. With a full barrier in between on both sides, at
+least one of the two sees the other (Dekker): a block is never opened that the owner gives back.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import TYPE_CHECKING
+
+from mpishare.errors import UnsupportedError
+from mpishare.memory.shared import reserve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.memory.shared import SharedMemory
+
+MAX_BLOCKS = 1 << 20
+"""Blocks that a pool may have at a time."""
+
+_PAGE_WORDS = mmap.PAGESIZE // 8
+_GROUPS = MAX_BLOCKS // _PAGE_WORDS
+
+
+class BlockTable:
+    """The table of one pool, as one rank sees it. Methods are local.
+
+    Slots come in groups of a page per writer, and the pages of a group are reserved with its first
+    slot.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        Sparse, `nbytes_for` bytes, the same memory on every rank.
+    rank, size : int
+        This rank among the ranks of the node.
+    memory_barrier : callable
+        See `MemoryBarrier`.
+    """
+
+    def __init__(
+        self, memory: SharedMemory, rank: int, size: int, memory_barrier: Callable[[], None]
+    ) -> None:
+        self._memory = memory
+        self._words = memoryview(memory.buffer).cast("Q")
+        self._group_words = _PAGE_WORDS * (1 + size)
+        self._others = [r for r in range(size) if r != rank]
+        self._row = _PAGE_WORDS * (1 + rank)
+        self._memory_barrier = memory_barrier
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._n_groups = 0
+
+    @staticmethod
+    def nbytes_for(size: int) -> int:
+        """Bytes of a table for that many ranks, of which pages are taken as they are needed."""
+        return 8 * _PAGE_WORDS * (1 + size) * _GROUPS
+
+    # --- the owner
+
+    def begin(self) -> tuple[int, int]:
+        """Begin a generation in a free slot; return both."""
+        if not self._free:
+            self._add_group()
+        slot = self._free.pop()
+        at = self._at(slot)
+        generation = self._words[at] + 1
+        self._words[at] = generation
+        return slot, generation
+
+    def end(self, slot: int, generation: int) -> None:
+        """End the generation of a slot: from now on nobody can begin to hold it.
+
+        One plain store, so that it may stand in the callback of a weak reference.
+        """
+        self._words[self._at(slot)] = generation + 1
+
+    def holders(self, slot: int) -> list[int]:
+        """Return the ranks that hold a slot, or are about to see that its generation has ended.
+
+        After `end` and `fence`.
+        """
+        at = self._at(slot) + _PAGE_WORDS
+        return [r for r in self._others if self._words[at + _PAGE_WORDS * r]]
+
+    def give_back(self, slot: int) -> None:
+        """Take a slot back, for another block, once its generation has ended."""
+        self._free.append(slot)
+
+    # --- the other ranks
+
+    def is_alive(self, slot: int, generation: int) -> bool:
+        """Whether a block is alive."""
+        return self._words[self._at(slot)] == generation
+
+    def hold(self, slot: int, generation: int) -> bool:
+        """Hold a block; return False, with nothing held, if the owner has given it back."""
+        at = self._at(slot)
+        self._words[at + self._row] = generation
+        self.fence()
+        if self._words[at] == generation:
+            return True
+        self._words[at + self._row] = 0
+        return False
+
+    def let_go(self, slot: int) -> None:
+        """Hold a block no more: the owner may reuse it at once."""
+        self._memory_barrier()
+        self._words[self._at(slot) + self._row] = 0
+
+    def close(self) -> None:
+        """Unmap the table. May be repeated."""
+        self._words.release()
+        self._memory.close()
+
+    def fence(self) -> None:
+        """Let no later load come before an earlier store."""
+        self._memory_barrier()
+        # That one does nothing on x86-64, whose only disorder is this one. A locked instruction
+        # ends it there (Intel Software Developer's Manual, volume 3, 9.2.3.9), as a lock takes.
+        with self._lock:
+            pass
+
+    def _at(self, slot: int) -> int:
+        group, index = divmod(slot, _PAGE_WORDS)
+        return group * self._group_words + index
+
+    def _add_group(self) -> None:
+        if self._n_groups == _GROUPS:
+            raise UnsupportedError(
+                f"a pool has at most {MAX_BLOCKS} blocks at a time. Allocate fewer and larger ones."
+            )
+        nbytes = 8 * self._group_words
+        reserve(self._memory, self._n_groups * nbytes, nbytes)
+        first = self._n_groups * _PAGE_WORDS
+        self._n_groups += 1
+        self._free.extend(reversed(range(first, first + _PAGE_WORDS)))

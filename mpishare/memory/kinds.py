@@ -1,0 +1,129 @@
+"""Kinds of memory that exists already, and how each travels to the other ranks. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+_COPY = "or pass copy=True"
+_POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+class Kind(StrEnum):
+    """What a `Handle` stands for, and so how its receiver maps it."""
+
+    ALLOCATION = "allocation"
+    """A whole allocation of mpishare."""
+    WINDOW = "window"
+    """Memory of an open window, which every rank has mapped already."""
+    BLOCK = "block"
+    """A part of a block of ``cuMemAlloc``: the block's legacy IPC handle."""
+    POOL = "pool"
+    """A part of an allocation of a memory pool: the pool's descriptor, and 64 bytes."""
+    CHUNKS = "chunks"
+    """Chunks of physical memory mapped one after the other: a descriptor for each."""
+    EMPTY = "empty"
+    """No byte at all."""
+
+
+class MemoryType(IntEnum):
+    """``CUmemorytype``: where the driver says that memory is."""
+
+    UNKNOWN = 0
+    HOST = 1
+    DEVICE = 2
+    ARRAY = 3
+    UNIFIED = 4
+
+
+@dataclass(frozen=True)
+class PointerAttributes:
+    """What the CUDA driver tells of an address (``cuPointerGetAttribute``).
+
+    Attributes
+    ----------
+    memory_type : int
+        A `MemoryType`.
+    ordinal : int
+        The GPU that holds the memory.
+    is_managed : bool
+        Whether the driver moves it between the host and the GPUs.
+    has_legacy_handle : bool
+        Whether ``cuIpcGetMemHandle`` takes it.
+    handle_types : int
+        The kinds of handles for which it was made, as bits; 1 is a POSIX file descriptor.
+    pool : int
+        The memory pool that it is from; 0 for none.
+    start, nbytes : int, bytes
+        The allocation around the address.
+    buffer_id : int
+        Unique in the process: tells whether an address still is in the same allocation.
+    """
+
+    memory_type: int
+    ordinal: int
+    is_managed: bool
+    has_legacy_handle: bool
+    handle_types: int
+    pool: int
+    start: int
+    nbytes: int
+    buffer_id: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why memory cannot be shared in place, and what to do instead."""
+
+    why: str
+    remedy: str
+
+
+FREED = Refusal("CUDA has no memory at its address: it was freed", "Share an array that is alive")
+HOST_ON_CUDA = Refusal(
+    "it is in host memory, and windows of this node are in GPU memory",
+    f"Move it to the GPU with cupy.asarray, {_COPY}",
+)
+MAPPED = Refusal(
+    "it is another rank's memory, mapped here, and in no open window",
+    f"Let the rank that owns it share it, {_COPY}",
+)
+PRIVATE = Refusal(
+    "it is in private memory of this process, which no other process can map",
+    f"Allocate it with node.allocate_each and write into window.array, {_COPY}",
+)
+
+
+def classify(found: PointerAttributes, ordinal: int) -> Kind | Refusal:
+    """Return how GPU memory travels from a rank that uses GPU `ordinal`, or why it does not."""
+    if found.memory_type == MemoryType.UNKNOWN:
+        return FREED
+    if found.is_managed:
+        return Refusal(
+            "it is managed memory (cudaMallocManaged), which belongs to one process",
+            f"Use plain device memory, as CuPy's default pool gives, {_COPY}",
+        )
+    if found.memory_type == MemoryType.HOST:
+        return Refusal(
+            "it is pinned host memory, which belongs to one process",
+            f"Move it to the GPU with cupy.array(x, copy=True), {_COPY}",
+        )
+    if found.ordinal != ordinal:
+        return Refusal(
+            f"it is on GPU {found.ordinal}, and the node of this rank uses GPU {ordinal}",
+            f"Make it there, or Node(device={found.ordinal}), {_COPY}",
+        )
+    if found.has_legacy_handle:
+        return Kind.BLOCK
+    if found.handle_types & _POSIX_FD:
+        return Kind.POOL if found.pool else Kind.CHUNKS
+    if found.pool:
+        return Refusal(
+            "it is from a memory pool without handles (cudaMallocAsync, cupy.cuda.malloc_async)",
+            "Use a pool made for POSIX file descriptors, CuPy's or PyTorch's default allocator, "
+            f"{_COPY}",
+        )
+    return Refusal(
+        "it was mapped without a handle for other processes, or is another process's memory",
+        f"Let the process that owns it share it, {_COPY}",
+    )

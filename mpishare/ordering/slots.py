@@ -1,0 +1,279 @@
+"""The two ends of a channel: blocks that wait for a slot, and say that it is written or given back.
+
+Frame k, counted from 1, lies in slot k modulo the number of slots. The producer waits until every
+consumer has given back frame k - slots; its counter `full` says that frame k is written, and each
+consumer's counter `free` that frame k is given back. Waits compare cyclically, so that the first
+frames, which wait for a count below zero, go on at once. With streams the streams wait, and a
+consumer's host waits for `sent` alone, the count of frames whose `put` was called: so it learns of
+the end. Without streams `sent` is `full` as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
+from mpishare.errors import ClosedError, UnsupportedError
+from mpishare.ordering.counter_ops import spin_until
+from mpishare.ordering.stream_chain import StreamChain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.context import NodeContext
+    from mpishare.coordination.counters import Counters
+
+AHEAD = 64
+"""On streams: frames that the producer's host enqueues before there is room for them. The queue of
+a stream is finite, and a host that fills it would wait in the driver, without a deadline."""
+
+_FULL, _SENT, _FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
+_ENDED = 1 << 61
+"""Added to the counter of a rank that sends nothing more, or takes nothing more."""
+
+
+class Block:
+    """The ``with`` block of one end of a channel, made once and entered for each frame.
+
+    Parameters
+    ----------
+    context : NodeContext
+        The node's.
+    counters : Counters
+        Those of the channel, `channel_counters` of them, zeroed.
+    arrays : list of array
+        The slots.
+    name, call : str
+        Of the channel and of the call, for errors.
+    awaited : dict of int to int
+        The ranks of the other end, each with the place of its counter.
+    mine : int
+        The place of the counter that the streams of this rank write.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        counters: Counters,
+        arrays: list[Any],
+        name: str,
+        call: str,
+        awaited: dict[int, int],
+        mine: int,
+    ) -> None:
+        self.stream: Any = None
+        self.is_open = False
+        self._call = f"{name}: {call}"
+        self._count = 0  # of the blocks that were left
+        self._arrays = arrays
+        self._slots = len(arrays)
+        self._view = counters.view
+        self._ranks, self._places = tuple(awaited), tuple(awaited.values())
+        self._memory_barrier = context.memory_barrier
+        self._spins_per_yield = context.spins_per_yield
+        self._wait_on_host = context.agreement.wait
+        self._check_released = context.check_released
+        self._signals: _StreamSignals | None = None
+        if context.backend.has_streams:
+            self._signals = _StreamSignals(context, name, call, counters, self._places, mine)
+
+    def pending(self) -> list[int]:
+        """Return the ranks whose signal the streams of this rank wait for."""
+        if self._signals is None:
+            return []
+        return self._behind(self._places, self._signals.awaited)
+
+    def close(self) -> None:
+        """Let go of the slots and of the stream."""
+        self.is_open = False
+        self._arrays = []
+        self._view = NO_COUNTERS.view
+        if self._signals is not None:
+            self._signals.close()
+
+    def _behind(self, places: tuple[int, ...], count: int) -> list[int]:
+        view = self._view
+        pairs = zip(self._ranks, places, strict=True)
+        return [rank for rank, place in pairs if view[place] < count]
+
+    def _reach(self, places: tuple[int, ...], count: int) -> int:
+        """Wait on the host until these counters are all at least `count`; return the least."""
+        view = self._view
+        for place in places:
+            if not spin_until(view, place, count, self._spins_per_yield):
+                self._wait_on_host(self._call, lambda: self._behind(places, count))
+        least = min([view[place] for place in places])
+        self._memory_barrier()
+        self._check_released()
+        return least
+
+
+class Put(Block):
+    """The producer's end: a block is entered with a free slot, and left with a frame sent."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        counters: Counters,
+        arrays: list[Any],
+        name: str,
+        consumers: Sequence[int],
+    ) -> None:
+        awaited = {rank: _free(i) for i, rank in enumerate(consumers)}
+        super().__init__(context, counters, arrays, name, "put", awaited, _FULL)
+        self._ahead = AHEAD if self._signals is not None else 0
+        # Frames up to this one are known to have a free slot; without a consumer all of them.
+        self._room = self._slots if consumers else _ENDED
+
+    def __enter__(self) -> Any:
+        number = self._count + 1
+        if self._signals is not None:
+            self._signals.enter(self.stream)
+        if number > self._room:
+            self._find_room(number)
+        self.is_open = True
+        return self._arrays[number % self._slots]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        was_open, self.is_open = self.is_open, False
+        number, signals = self._count + 1, self._signals
+        if kind is not None:
+            if signals is not None:
+                signals.leave()
+            return
+        if not was_open:
+            raise ClosedError(f"{self._call} failed: the channel was closed in its block")
+        if signals is not None:
+            signals.write(number)
+        self._memory_barrier()
+        self._view[_SENT] = self._count = number
+
+    def end(self) -> None:
+        """Say that no frame comes after those that were sent."""
+        self._memory_barrier()
+        self._view[_SENT] = self._count + _ENDED
+
+    def _find_room(self, number: int) -> None:
+        oldest = number - self._slots
+        # Given back is given back, whether the host or the stream sees it: a look is cheaper.
+        self._room = self._reach(self._places, oldest - self._ahead) + self._slots
+        if number > self._room and self._signals is not None:
+            self._signals.wait(oldest)
+
+
+class Get(Block):
+    """A consumer's end: a block is entered with a frame, and left with its slot given back."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        counters: Counters,
+        arrays: list[Any],
+        name: str,
+        producer: int,
+        place: int,
+    ) -> None:
+        awaited = {producer: _FULL if context.backend.has_streams else _SENT}
+        self._mine = _free(place)
+        super().__init__(context, counters, arrays, name, "get", awaited, self._mine)
+        self._sent = 0  # frames that are known to be sent
+
+    def __enter__(self) -> Any:
+        number, signals = self._count + 1, self._signals
+        if signals is not None:
+            signals.enter(self.stream)
+        if number > self._sent:
+            self._find_sent(number)
+        if signals is not None:
+            signals.wait(number)
+        self.is_open = True
+        return self._arrays[number % self._slots]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not self.is_open:
+            return  # the channel was closed in its block
+        self.is_open = False
+        number = self._count + 1
+        if self._signals is not None:
+            self._signals.write(number)
+        else:
+            self._memory_barrier()
+            self._view[self._mine] = number
+        self._count = number
+
+    def end(self) -> None:
+        """Say that this rank takes nothing more: the producer waits for it no longer."""
+        if self._signals is not None:
+            self._signals.enter(None)
+            self._signals.write(_ENDED)
+        else:
+            self._memory_barrier()
+            self._view[self._mine] = _ENDED
+
+    def _find_sent(self, number: int) -> None:
+        sent = self._reach((_SENT,), number)
+        if sent >= _ENDED:
+            sent -= _ENDED
+            if number > sent:
+                raise EOFError(f"{self._call}: rank {self._ranks[0]} ended the stream")
+        self._sent = sent
+
+
+class _StreamSignals:
+    """The counters of one end, waited for and written on the stream of its block."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        name: str,
+        call: str,
+        counters: Counters,
+        awaited: Sequence[int],
+        mine: int,
+    ) -> None:
+        address, backend = counters.address, context.backend
+        self.awaited = 0  # the count that the last wait is for
+        self._name, self._call = name, call
+        self._count = len(awaited)
+        self._waits = backend.signals([("wait", address + 8 * place) for place in awaited])
+        self._write = backend.signals([("write", address + 8 * mine)])
+        self._is_capturing = backend.is_capturing
+        self._chain = StreamChain(backend, name)
+        self._stream = 0
+
+    def enter(self, stream: Any) -> None:
+        """Take the stream of the next block; it waits for that of the last."""
+        self._stream = self._chain.enter(self._call, stream)
+
+    def wait(self, count: int) -> None:
+        """Let the stream wait until the counters of the other end are at least `count`."""
+        if self._count:
+            self._waits.enqueue(self._stream, [count] * self._count)
+        self.awaited = count
+
+    def write(self, count: int) -> None:
+        """Raise the counter of this end, after what the stream does until now."""
+        if self._is_capturing(self._stream):
+            raise UnsupportedError(
+                f"{self._name}: {self._call} failed at the end of its block: the stream is being "
+                "captured into a graph. End the capture inside of the block."
+            )
+        self._write.enqueue(self._stream, [count])
+        self._chain.leave()
+
+    def leave(self) -> None:
+        """Leave the block without a signal."""
+        self._chain.leave()
+
+    def close(self) -> None:
+        """Let go of the stream."""
+        self._chain.end()
+
+
+def channel_counters(consumers: int) -> int:
+    """Return how many counters a channel has."""
+    return _free(consumers)
+
+
+def _free(place: int) -> int:
+    return _FREE + SLOT_WORDS * place

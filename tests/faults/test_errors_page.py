@@ -1,0 +1,120 @@
+"""docs/errors.md: each of its programs ends in the message that stands below it.
+
+A row is a section `### what you did` with a program, what one rank sees of it, a line `Why:` and a
+line `Do:`. The words after `python` say how it runs: `ranks=2`, `rank=1` (which one sees the
+message; 0 if it is left out, or `any`), `gpu`, `no-gpu`, `shm=small` or `shm=read-only`, and
+NAME=VALUE for the environment. In a message `...` stands for anything. To add a row is to write it.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import why_no_gpu
+from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.mounts import SMALL, mount_before_jobs
+
+PAGE = Path(ROOT, "docs/errors.md").read_text()
+ROW = re.compile(
+    r"### (?P<title>.+)\n\n```python(?P<words>.*)\n(?P<program>(?:.+\n)+)```\n"
+    r"```text\n(?P<message>(?:.+\n)+)```\n(?P<why>Why: .+(?:\n.+)*)\n\n(?P<todo>Do: .+(?:\n.+)*)\n"
+)
+MOST_LINES = 6
+
+HARNESS = """
+import os, pickle, subprocess, sys, threading, time
+import numpy as np
+from mpi4py import MPI
+import mpishare
+from tests.helpers.reporting import report
+
+if {is_read_only}:
+    if MPI.COMM_WORLD.rank == 0:
+        subprocess.run("mount -t tmpfs -o ro tmpfs /dev/shm".split(), check=True)
+    MPI.COMM_WORLD.Barrier()
+try:
+    exec(compile({program!r}, "program.py", "exec"))
+    report({{"seen": "nothing"}})
+except BaseException as error:
+    report({{"seen": f"{{type(error).__name__}}: {{error}}"}})
+    raise
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A section of the page."""
+
+    title: str
+    program: str
+    message: str
+    ranks: int = 1
+    rank: str = "0"
+    shm: str = ""
+    flags: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, found: re.Match) -> "Row":
+        flags = tuple(word for word in found["words"].split() if "=" not in word)
+        options = dict(word.split("=", 1) for word in found["words"].split() if "=" in word)
+        return cls(
+            found["title"],
+            found["program"],
+            " ".join(found["message"].split()),
+            int(options.pop("ranks", 1)),
+            options.pop("rank", "0"),
+            options.pop("shm", ""),
+            flags,
+            tuple(options.items()),
+        )
+
+    @property
+    def expected(self) -> str:
+        return ".*".join(map(re.escape, self.message.split("...")))
+
+
+ROWS = [Row.of(found) for found in ROW.finditer(PAGE)]
+
+
+def anchor(title: str) -> str:
+    """The name that Markdown gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def test_every_section_is_a_row_and_the_table_names_them_all():
+    titles = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
+    assert [row.title for row in ROWS] == titles
+    assert len(set(titles)) == len(titles)
+    links = re.findall(r"^\| \[(.+?)\]\(#(.+?)\) \| `(\w+)` \|$", PAGE, re.MULTILINE)
+    assert links == [(row.title, anchor(row.title), row.message.split(":")[0]) for row in ROWS]
+
+
+def test_every_program_is_short():
+    assert all(row.program.count("\n") <= MOST_LINES for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=anchor(row.title), marks=[pytest.mark.gpu] * ("gpu" in row.flags))
+        for row in ROWS
+    ],
+)
+def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
+    if "no-gpu" in row.flags and not why_no_gpu():
+        pytest.skip("there is a GPU")
+    if row.shm:
+        mount_before_jobs(monkeypatch, tmp_path, SMALL)
+    has_backend = {"gpu", "no-gpu"} & {*row.flags} or "MPISHARE_BACKEND" in dict(row.environment)
+    env = ({} if has_backend else {"MPISHARE_BACKEND": "host"}) | dict(row.environment)
+    program = HARNESS.format(program=row.program, is_read_only=row.shm == "read-only")
+    result = run_ranks(row.ranks, program, env=env)
+    assert not result.timed_out, result.describe()
+    seen = {str(rank): " ".join(facts["seen"].split()) for rank, facts in result.reports.items()}
+    asked = [*seen] if row.rank == "any" else [row.rank]
+    assert {*asked} <= seen.keys(), result.describe()
+    found = [seen[rank] for rank in asked]
+    assert any(re.fullmatch(row.expected, text) for text in found), f"{found}\n{result.describe()}"

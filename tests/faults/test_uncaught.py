@@ -1,0 +1,79 @@
+"""What is printed when an exception of one rank ends the job, as a user starts it."""
+
+import re
+import sys
+
+import pytest
+
+from tests.helpers.launch import launcher, run_ranks
+
+PROLOGUE = """\
+import mpishare
+node = mpishare.Node(backend="host")
+def broken():
+    return {}["no such key"]
+"""
+PROGRAMS = {
+    "a callable given to share": "node.share(broken, owner=1)",
+    "an argument of one rank": "node.allocate(-1 if node.rank == 1 else 4)",
+    "its own work, with no `with`": "node.rank == 1 and broken()\nnode.barrier()",
+    "its own work, in a `with`": "with node:\n    node.rank == 1 and broken()\n    node.barrier()",
+}
+ERRORS = {"an argument of one rank": "ValueError: Node.allocate failed: negative extents"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_fifteen_lines_of_which_one_traceback(tmp_path, name):
+    error = ERRORS.get(name, "KeyError: 'no such key'")
+    program = tmp_path / "program.py"
+    program.write_text(PROLOGUE + PROGRAMS[name] + "\n")
+    result = run_ranks(4, [sys.executable, "-m", "mpi4py", program])
+    assert result.returncode != 0, result.describe()
+    lines = result.stderr.splitlines()
+    if launcher()[1] == "mpich":  # the other one explains at length what an abort is
+        assert len(lines) <= 15, result.describe()
+    assert result.stderr.count("Traceback") == 1, result.describe()
+    assert sum(line.startswith(error) for line in lines) == 1, result.describe()
+    # Those that the abort does not reach first say in one line what they heard, and where.
+    heard = [line for line in lines if line.startswith("mpishare: rank")]
+    assert len(heard) <= 3
+    for line in heard:
+        assert re.search(r"rank [023] \(.*program.py, line \d+\): PeerError: ", line), line
+        assert re.search("on rank 1: (KeyError|ValueError: negative extents)", line), line
+
+
+def test_the_words_reach_the_others_without_a_with():
+    """Not only that rank 1 is gone: what it raised."""
+    program = (
+        PROLOGUE
+        + """
+from tests.helpers.reporting import report
+if node.rank == 1:
+    broken()
+try:
+    node.barrier()
+except mpishare.PeerError as error:
+    report({"failures": list(error.failures.items())})
+"""
+    )
+    result = run_ranks(3, program)
+    for rank in (0, 2):
+        assert result.reports[rank]["failures"] == [[1, "KeyError: 'no such key'"]]
+
+
+def test_an_orderly_exit_is_still_told_as_one():
+    program = (
+        PROLOGUE
+        + """
+from tests.helpers.reporting import report
+if node.rank == 1:
+    raise SystemExit
+try:
+    node.barrier()
+except mpishare.PeerError as error:
+    report({"failures": list(error.failures.items())})
+"""
+    )
+    result = run_ranks(3, program)
+    for rank in (0, 2):
+        assert result.reports[rank]["failures"] == [[1, "exited without closing the node"]]

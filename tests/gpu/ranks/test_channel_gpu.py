@@ -1,0 +1,254 @@
+"""Channels on streams: slow kernels on both ends, a host that runs ahead, and no captures."""
+
+import time
+
+import pytest
+
+from mpishare import UnsupportedError
+from mpishare.ordering.slots import AHEAD
+from tests.helpers.latch import Latch, waits_on_host, within
+
+TWO = pytest.mark.ranks(min=2)
+FRAMES = 40
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    """These tests prove nothing on another backend."""
+    assert node.backend == "cuda"
+
+
+@pytest.fixture
+def streams():
+    import cupy
+
+    return [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+
+
+def ends(channel):
+    return channel._sending or channel._receiving
+
+
+def run(node, channel, streams, slow):
+    """Send the numbers of the frames, with `slow` ranks; return what each consumer has read.
+
+    The producer works on one stream, a consumer on two in turn, and no host waits for its GPU.
+    """
+    import cupy
+
+    found = cupy.full((FRAMES, 2), -1, "i8")
+    work = cupy.zeros(1 << 24)
+
+    def work_slowly():
+        if node.rank in slow:
+            for _ in range(10):
+                cupy.add(work, 1, out=work)
+
+    with streams[0]:
+        for array in (found[0, 0], work[:1]):  # a kernel's first use waits for whatever is queued
+            array[...] = array + 0
+        work_slowly()
+    node.xp.cuda.Device().synchronize()
+    node.barrier()
+    if node.rank == channel.producer:
+        with streams[0]:
+            for number in range(FRAMES):
+                with channel.put() as slot:
+                    work_slowly()
+                    slot[...] = number
+    else:
+        for number in range(FRAMES):
+            with streams[number % 2], channel.get() as slot:
+                work_slowly()
+                found[number, 0] = slot[0]
+                found[number, 1] = slot[-1]
+    for stream in streams:
+        node.synchronize(stream)
+    told = node.comm.allgather(found.tolist())
+    return [told[rank] for rank in channel.consumers]
+
+
+@TWO
+@pytest.mark.parametrize("control", [False, True], ids=["kept", "wait taken out"])
+@pytest.mark.parametrize("slow", ["producer", "consumers"])
+@pytest.mark.parametrize("many", [False, True], ids=["one consumer", "all others"])
+def test_slow_kernels(node, monkeypatch, streams, slow, many, control):
+    """The other end waits for them on its stream; without the wait it does not see every frame."""
+    channel = node.channel(1000, "i8", slots=2, consumers=None if many else [1])
+    if node.rank not in (channel.producer, *channel.consumers):
+        channel = None
+    is_in = node.comm.allgather(channel is not None)
+    if channel is None:
+        # Takes part in what all ranks do.
+        node.barrier()
+        node.comm.allgather(None)
+        return
+    assert sum(is_in) == 1 + len(channel.consumers)
+    slow_ranks = [channel.producer] if slow == "producer" else channel.consumers
+    if control and node.rank not in slow_ranks:
+        monkeypatch.setattr(ends(channel)._signals, "wait", lambda count: None)
+    expected = [[number, number] for number in range(FRAMES)]
+    found = run(node, channel, streams, slow_ranks)
+    assert all(frames == expected for frames in found) != control, found
+
+
+@TWO
+def test_the_producers_host_runs_ahead_and_no_further(node):
+    """It enqueues 64 frames more than there is room for, and then waits, for the rank that lags."""
+    channel, slow = node.channel(4, "i8", slots=2), node.size - 1
+    ahead = AHEAD + 2
+    if node.rank == channel.producer:
+        for number in range(ahead):
+            with channel.put() as slot:
+                slot[...] = number
+    node.barrier()
+    if node.rank == channel.producer:
+        with channel.put() as slot:
+            slot[...] = ahead
+        node.comm.send(time.monotonic(), slow, tag=2)
+    else:
+        if node.rank == slow:
+            assert within(20, lambda: waits_on_host(node, channel.producer))
+            awaited = node._context.agreement.status(channel.producer).awaited
+            assert slow in awaited
+            assert not node.comm.Iprobe(source=channel.producer, tag=2)
+            took = time.monotonic()
+        for number in range(ahead + 1):
+            with channel.get() as slot:
+                assert int(slot[3]) == number
+        if node.rank == slow:
+            assert node.comm.recv(source=channel.producer, tag=2) >= took
+    node.synchronize()
+    node.barrier()
+
+
+@TWO
+def test_put_does_not_wait_on_the_host_for_its_own_gpu(node, streams):
+    channel = node.channel(4, "i8", slots=2)
+    if node.rank == channel.producer:
+        with Latch() as latch, streams[0]:
+            with channel.put() as slot:
+                slot[...] = 0
+            latch.hold(streams[0].ptr)
+            for number in range(1, 30):
+                with channel.put() as slot:
+                    slot[...] = number
+            assert not streams[0].done
+        node.synchronize(streams[0])
+    else:
+        for number in range(30):
+            with channel.get() as slot:
+                assert int(slot[0]) == number
+    node.barrier()
+
+
+@TWO
+@pytest.mark.parametrize("form", ["object", "int"])
+def test_the_stream_that_is_given_counts(node, streams, form):
+    import cupy
+
+    channel = node.channel(1 << 20, "i8", slots=2)
+    given = streams[0] if form == "object" else streams[0].ptr
+    sums = cupy.zeros(20, "i8")
+    for number in range(20):
+        if node.rank == channel.producer:
+            with channel.put(given) as slot, streams[0]:
+                slot[...] = number
+        else:
+            with channel.get(given) as slot, streams[0]:
+                sums[number] = slot.min() + slot.max()
+    node.synchronize(streams[0])
+    if node.rank != channel.producer:
+        assert sums.tolist() == [2 * number for number in range(20)]
+    node.barrier()
+
+
+@TWO
+def test_a_new_stream_waits_for_the_last_one(node, streams):
+    """The first block's stream is held: that of the second must not come to its end."""
+    channel = node.channel(4, "i8")
+    first, second = streams
+    is_producer = node.rank == channel.producer
+    if not is_producer:
+        node.barrier()
+    with Latch() as latch:
+        latch.hold(first.ptr)
+        for stream in streams:
+            with channel.put(stream) if is_producer else channel.get(stream):
+                pass
+        passed = within(0.03, lambda: second.done)
+        latch.release()
+        for stream in streams:
+            node.synchronize(stream)
+    if is_producer:
+        node.barrier()
+    assert not passed
+
+
+def test_capture_is_refused(node, streams):
+    """At the beginning and at the end of a block; the slot is as free as before."""
+    channel, stream = node.channel(4, "i8"), streams[0]
+    is_producer = node.rank == channel.producer
+
+    def block():
+        return channel.put() if is_producer else channel.get()
+
+    def enter():
+        with block():
+            pass
+
+    def begin_inside():
+        with block():
+            stream.begin_capture()
+
+    with stream:
+        stream.begin_capture()
+        try:
+            with pytest.raises(UnsupportedError, match="captured"):
+                enter()
+        finally:
+            stream.end_capture()
+        try:
+            with pytest.raises(UnsupportedError, match="at the end of its block"):
+                begin_inside()
+        finally:
+            stream.end_capture()
+        for number in range(3):
+            with block() as slot:
+                if is_producer:
+                    slot[...] = number
+                else:
+                    assert slot.tolist() == [number] * 4
+    node.synchronize(stream)
+    node.barrier()
+
+
+@TWO
+def test_host_sees_which_consumer_lags(node, streams):
+    """With one slot the second frame waits for the consumer that has not taken the first."""
+    channel, late = node.channel(4, "i8", slots=1), node.size - 1
+
+    def take():
+        with channel.get():
+            pass
+
+    if node.rank == channel.producer:
+        with streams[0]:
+            for number in range(2):
+                with channel.put() as slot:
+                    slot[...] = number
+        assert within(10, lambda: channel._pending() == [late])
+        assert node._context.watchdog.pending() == {channel.name: [late]}
+    elif node.rank != late:
+        take()
+        node.synchronize()
+        assert channel._pending() == []
+    node.barrier()
+    if node.rank == late:
+        take()
+    if node.rank != channel.producer:
+        take()
+    node.synchronize()
+    node.synchronize(streams[0])
+    assert channel._pending() == []
+    node.barrier()

@@ -1,0 +1,67 @@
+"""A platform that empties memory when its IPC handle is taken, as was seen on WSL2; pretended here.
+
+The driver's calls are the real ones. After each that takes a handle the block is set to zero.
+"""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpishare import HaloExchange, Node
+
+
+@pytest.fixture
+def emptying(monkeypatch, node):
+    """A node on that platform."""
+    from mpishare.backends.cuda import CudaBackend
+
+    call = CudaBackend.call
+
+    def call_and_empty(backend, name, *arguments, **options):
+        found = call(backend, name, *arguments, **options)
+        if name == "cuIpcGetMemHandle":
+            start, nbytes = call(backend, "cuMemGetAddressRange", arguments[0])
+            call(backend, "cuMemsetD8", start, 0, nbytes)
+            call(backend, "cuCtxSynchronize")
+        return found
+
+    monkeypatch.setattr(CudaBackend, "call", call_and_empty)
+    with Node(node.comm) as other:
+        yield other
+
+
+def test_the_probe_says_so(node, emptying):
+    assert all(member.keeps_values for member in node.report().members)
+    assert not any(member.keeps_values for member in emptying.report().members)
+    assert "emptied when its handle is taken" in str(emptying.report())
+    assert "emptied" not in str(node.report())
+
+
+def test_what_windows_are_made_with_arrives(emptying):
+    filled = emptying.allocate((3, 4), "f4", fill=7.5)
+    assert bool((filled.array == 7.5).all())
+    each = emptying.allocate_each(5, "i8", fill=10 + emptying.rank)
+    for rank in range(emptying.size):
+        assert each.segment(rank).tolist() == [10 + rank] * 5
+    last = emptying.size - 1
+    shared = emptying.share(np.arange(6.0).reshape(2, 3), owner=last)
+    assert shared.array.tolist() == [[0, 1, 2], [3, 4, 5]]
+    shared.fence()
+
+
+def test_what_an_exchange_sends_arrives(emptying):
+    xp, rank, size = emptying.xp, emptying.rank, emptying.size
+    cart = emptying.comm.Create_cart([size], periods=[True])
+    assert isinstance(cart, MPI.Cartcomm)
+    for cells in (8, 1 << 18):
+        u = xp.full(cells + 2, -1.0)
+        halo = HaloExchange(cart, u, 1, node=emptying)
+        for step in range(3):
+            u[1:-1] = 100 * step + rank
+            halo.exchange()
+            assert u[[0, -1]].tolist() == [
+                100 * step + (rank - 1) % size,
+                100 * step + (rank + 1) % size,
+            ]
+        halo.close()
+    cart.Free()

@@ -1,0 +1,575 @@
+"""Channels: every consumer gets every frame, whole and in order, and no slot is used too early."""
+
+import gc
+import random
+import time
+
+import numpy as np
+import pytest
+
+from mpishare import (
+    ClosedError,
+    CudaError,
+    EpochError,
+    MismatchError,
+    PeerError,
+    UnsupportedError,
+)
+from tests.helpers.held import held
+from tests.helpers.latch import check_order, waits_on_host, within
+
+TWO = pytest.mark.ranks(min=2)
+
+
+def send(channel, *values):
+    for value in values:
+        with channel.put() as slot:
+            slot[...] = value
+
+
+def take(channel):
+    """Take the next frame without a look at it, which would wait for the GPU."""
+    with channel.get():
+        pass
+
+
+def receive(channel):
+    """All elements of the next frame, which must be the same."""
+    with channel.get() as slot:
+        (value,) = set(slot.ravel().tolist())
+    return value
+
+
+def ignore_wait(end, monkeypatch):
+    """Let one end of a channel wait for nobody, for negative controls."""
+    if end is not None:
+        known = "_room" if hasattr(end, "_room") else "_sent"
+        if end._signals is not None:
+            monkeypatch.setattr(end._signals, "wait", lambda count: None)
+        else:
+            monkeypatch.setattr(end, known, 1 << 60)
+
+
+# --- held ranks
+
+
+@TWO
+@pytest.mark.parametrize("control", [False, True], ids=["kept", "wait taken out"])
+@pytest.mark.parametrize("last", [False, True], ids=["leader", "last"])
+def test_get_waits_for_the_producers_work(node, monkeypatch, last, control):
+    producer = node.size - 1 if last else 0
+    channel, win = node.channel(1, producer=producer), node.allocate(1000, "i4", fill=0)
+    if control:
+        ignore_wait(channel._receiving, monkeypatch)
+
+    def check(value, **keywords):
+        check_order(
+            node,
+            win.array,
+            producer,
+            signal=lambda: send(channel, 0),
+            wait=lambda: take(channel),
+            value=value,
+            **keywords,
+        )
+
+    if control:
+        with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
+            check(1, patience_s=5)
+    else:
+        for value in range(1, 4):
+            check(value)
+            node.barrier()
+
+
+@TWO
+def test_get_waits_on_the_host_for_the_call_of_put(node):
+    channel, win = node.channel(1), node.allocate(1000, "i4", fill=0)
+    for value in range(1, 4):
+        check_order(
+            node,
+            win.array,
+            0,
+            signal=lambda: send(channel, 0),
+            wait=lambda: receive(channel),
+            value=value,
+            on_host=True,
+        )
+
+
+@TWO
+@pytest.mark.parametrize("control", [False, True], ids=["kept", "wait taken out"])
+def test_put_waits_for_the_slowest_consumer(node, monkeypatch, control):
+    """One consumer takes nothing until the producer waits, or has passed."""
+    channel = node.channel(8, "i8", slots=2)
+    producer, slow = channel.producer, channel.consumers[-1]
+    if control:
+        ignore_wait(channel._sending, monkeypatch)
+    passed, found = False, None
+    if node.rank == producer:
+        send(channel, 1, 2)
+        node.synchronize()
+        node.barrier()
+        send(channel, 3)
+        if node.backend == "cuda":
+            stream = node.xp.cuda.get_current_stream()
+            passed = within(5 if control else 0.03, lambda: stream.done)
+        node.comm.send(None, slow, tag=3)
+    else:
+        node.barrier()
+        if node.rank == slow:
+            within(20, lambda: waits_on_host(node, producer) or node.comm.Iprobe(producer, tag=3))
+            if node.backend == "host":
+                passed = node.comm.Iprobe(producer, tag=3)
+            else:
+                node.comm.recv(source=producer, tag=3)
+        found = [receive(channel) for _ in range(3)]
+        if node.rank == slow and node.backend == "host":
+            node.comm.recv(source=producer, tag=3)
+    told = node.comm.allgather((passed, found))
+    assert any(passed for passed, _ in told) == control
+    assert told[slow][1] == ([3, 2, 3] if control else [1, 2, 3])
+    node.synchronize()
+
+
+# --- frames
+
+
+@TWO
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("slots", [1, 4])
+def test_frames_with_random_delays(node, slots):
+    """Each is whole as long as its slot is held; the producer is never more than `slots` ahead."""
+    frames, shake = 1500, random.Random(node.rank)
+    producer = node.size - 1
+    channel = node.channel((4, 50), "i8", slots=slots, producer=producer)
+    read = node.allocate_each(1, "i8", fill=0)
+
+    def delay():
+        if shake.random() < 0.04:
+            time.sleep(shake.random() * 1e-3)
+
+    if node.rank == producer:
+        for number in range(1, frames + 1):
+            delay()
+            with channel.put() as slot:
+                least = min(int(read.segment(rank)[0]) for rank in channel.consumers)
+                assert least >= number - slots
+                slot[...] = number
+                delay()
+        channel.end()
+    else:
+        number = 0
+        for slot in channel:
+            number += 1
+            assert (int(slot.min()), int(slot.max())) == (number, number)
+            delay()
+            assert (int(slot.min()), int(slot.max())) == (number, number)
+            read.array[0] = number
+        assert number == frames
+    node.synchronize()
+    node.barrier()
+
+
+def test_many_channels_at_once(node):
+    """One from each rank to all others."""
+    channels = [node.channel(16, "i4", slots=rank + 1, producer=rank) for rank in range(node.size)]
+    for step in range(50):
+        send(channels[node.rank], 100 * step + node.rank)
+        for rank, channel in enumerate(channels):
+            if rank != node.rank:
+                assert receive(channel) == 100 * step + rank
+    node.synchronize()
+
+
+@pytest.mark.parametrize("shape", [(), 0, 7, (3, 5), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("dtype", ["u1", "f4", "c16"])
+def test_shapes_and_dtypes(node, shape, dtype):
+    channel = node.channel(shape, dtype)
+    extents = shape if isinstance(shape, tuple) else (shape,)
+    assert (channel.shape, channel.dtype, channel.slots) == (extents, np.dtype(dtype), 4)
+    assert channel.nbytes == int(np.prod(extents)) * channel.dtype.itemsize
+    for value in range(1, 10):
+        if node.rank == channel.producer:
+            with channel.put() as slot:
+                assert (slot.shape, slot.dtype) == (extents, channel.dtype)
+                slot[...] = value
+        else:
+            with channel.get() as slot:
+                assert isinstance(slot, node.xp.ndarray)
+                assert slot.shape == extents
+                assert set(slot.ravel().tolist()) <= {value}
+                assert slot.size == np.prod(extents)
+    node.synchronize()
+
+
+@pytest.mark.ranks(min=3)
+def test_some_consumers_only(node):
+    """A rank that is neither may do nothing but close."""
+    last = node.size - 1
+    channel = node.channel(4, "i8", producer=1, consumers=[last])
+    assert (channel.producer, channel.consumers) == (1, (last,))
+    if node.rank == 1:
+        send(channel, *range(20))
+        channel.end()
+    elif node.rank == last:
+        assert [int(slot[3]) for slot in channel] == list(range(20))
+    else:
+        for call in (channel.put, channel.get, channel.end, lambda: next(iter(channel))):
+            with pytest.raises(ValueError, match=rf"channel \d+: \w+ failed.*not rank {node.rank}"):
+                call()
+    channel.close()
+
+
+def test_without_consumers_the_producer_never_waits(node):
+    channel = node.channel(4, "i8", consumers=[])
+    assert channel.consumers == ()
+    if node.is_leader:
+        send(channel, *range(100))
+        channel.end()
+    node.synchronize()
+    node.barrier()
+
+
+@TWO
+def test_slots_lie_with_the_only_consumer_else_with_the_producer(node):
+    one = node.channel(4, producer=0, consumers=[1])
+    assert one._window.owner == 1
+    many = node.channel(4, producer=node.size - 1)
+    assert many._window.owner == (0 if node.size == 2 else node.size - 1)
+
+
+# --- blocks that are left in other ways
+
+
+@TWO
+def test_an_exception_in_put_sends_nothing(node):
+    channel = node.channel(4, "i8", slots=2)
+
+    def fail():
+        with channel.put() as slot:
+            slot[...] = -1
+            raise ZeroDivisionError
+
+    if node.rank == channel.producer:
+        for value in range(1, 6):
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    fail()
+            send(channel, value)
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        channel.end()
+    else:
+        assert [slot.tolist() for slot in channel] == [[value] * 4 for value in range(1, 6)]
+    channel.close()
+
+
+@TWO
+@pytest.mark.parametrize("way", ["break", "raise", "raise in get"])
+def test_a_slot_is_given_back_however_its_block_is_left(node, way):
+    """With one slot, the producer could not go on else."""
+    channel = node.channel(4, "i8", slots=1)
+
+    def take_one():
+        if way == "raise in get":
+            with channel.get() as slot:
+                raise ZeroDivisionError(int(slot[0]))
+        for slot in channel:
+            if way == "break":
+                value = int(slot[0])
+                break
+            raise ZeroDivisionError(int(slot[0]))
+        return value
+
+    if node.rank == channel.producer:
+        send(channel, *range(5))
+    else:
+        for value in range(5):
+            try:
+                found = take_one()
+            except ZeroDivisionError as error:
+                (found,) = error.args
+            assert found == value
+    node.synchronize()
+    node.barrier()
+
+
+@TWO
+def test_no_slot_inside_a_slot(node):
+    channel, other = node.channel(4, "i8"), node.channel(4, "i8")
+    if node.rank == channel.producer:
+        with channel.put() as slot:
+            for call in (channel.put, channel.end):
+                with pytest.raises(EpochError, match=rf"{channel.name}: \w+ failed: a slot is"):
+                    call()
+            send(other, 7)
+            slot[...] = 5
+    else:
+        for slot in channel:
+            for call in (channel.get, lambda: next(iter(channel))):
+                with pytest.raises(EpochError, match=rf"{channel.name}: get failed: a slot is"):
+                    call()
+            assert receive(other) == 7
+            assert slot.tolist() == [5] * 4
+            break
+    node.synchronize()
+    node.barrier()
+
+
+# --- the end
+
+
+@TWO
+@pytest.mark.parametrize("frames", [0, 1, 9])
+def test_the_end(node, frames):
+    channel = node.channel(4, "i8", slots=2)
+    if node.rank == channel.producer:
+        send(channel, *range(frames))
+        channel.end()
+        channel.end()
+        with pytest.raises(EpochError, match="put failed: the stream was ended"):
+            channel.put()
+    else:
+        assert [receive(channel) for _ in range(frames)] == list(range(frames))
+        for _ in range(2):
+            with pytest.raises(EOFError, match=rf"{channel.name}: get.*rank 0"), channel.get():
+                pass
+        assert list(channel) == []
+    channel.close()
+
+
+@TWO
+def test_frames_that_were_sent_come_before_the_end(node):
+    """All of them stand in the slots, and the end is known, when the consumers begin."""
+    channel = node.channel(4, "i8", slots=3)
+    if node.rank == channel.producer:
+        send(channel, 1, 2, 3)
+        channel.end()
+    node.barrier()
+    if node.rank != channel.producer:
+        assert [int(slot[0]) for slot in channel] == [1, 2, 3]
+
+
+@TWO
+def test_only_the_right_end_may_call(node):
+    channel = node.channel(4, producer=node.size - 1)
+    if node.rank == channel.producer:
+        calls = [channel.get, lambda: next(iter(channel))]
+    else:
+        calls = [channel.put, channel.end]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"{channel.name}: \w+ failed"):
+            call()
+
+
+# --- closing
+
+
+def test_close_is_idempotent_and_use_after_it_an_error(node):
+    channel = node.channel(4)
+    channel.close()
+    channel.close()
+    assert channel.is_closed
+    assert "closed" in repr(channel)
+    for call in (channel.put, channel.get, channel.end, lambda: next(iter(channel))):
+        with pytest.raises(ClosedError, match=channel.name):
+            call()
+
+
+def test_a_channel_closes_at_the_end_of_its_block(node):
+    """The producer's block ends the stream, too."""
+    with node.channel(4, "i8") as channel:
+        if node.rank == channel.producer:
+            send(channel, 1, 2, 3)
+        else:
+            assert [int(slot[0]) for slot in channel] == [1, 2, 3]
+    assert channel.is_closed
+
+
+@pytest.mark.parametrize("frames", [2, 50])
+def test_a_consumer_that_closes_is_waited_for_no_longer(node, frames):
+    channel = node.channel(4, "i8", slots=2)
+    if node.rank == channel.producer:
+        send(channel, *range(frames))
+    elif node.rank % 2:
+        receive(channel)
+    channel.close()
+
+
+def test_a_node_closes_with_full_slots(node):
+    from mpishare import Node
+
+    own = Node(node.comm)
+    channel, win = own.channel(4, "i8", slots=2), own.allocate(4)
+    if node.rank == channel.producer:
+        send(channel, 1, 2)
+    own.close()
+    assert channel.is_closed
+    assert win.is_closed
+    with pytest.raises(ClosedError):
+        channel.put()
+
+
+@TWO
+def test_closed_inside_a_block(node):
+    channel = node.channel(4, "i8")
+
+    def close_inside(block):
+        with block:
+            channel.close()
+
+    if node.rank == channel.producer:
+        send(channel, 1)
+        with pytest.raises(ClosedError, match="closed in its block"):
+            close_inside(channel.put())
+    else:
+        close_inside(channel.get())
+    assert channel.is_closed
+
+
+@TWO
+def test_a_loop_that_is_left_open_does_not_keep_the_channel_open(node):
+    channel = node.channel(4, "i8")
+    frames = iter(channel)
+    if node.rank == channel.producer:
+        send(channel, 5)
+    else:
+        assert int(next(frames)[0]) == 5
+    channel.close()
+    frames.close()
+    assert channel.is_closed
+
+
+@TWO
+def test_a_block_that_is_held_keeps_no_memory(node):
+    channel = node.channel(1 << 20, "u1")
+    before = held().mapped
+    block = channel.put() if node.rank == channel.producer else channel.get()
+    channel.close()
+    assert held().mapped <= before - (node.backend == "host") * (4 << 20)
+    assert node._context.retained == []
+    del block
+
+
+@TWO
+def test_a_slot_that_is_held_stays_mapped(node):
+    channel = node.channel(4, "i8")
+    if node.rank == channel.producer:
+        with channel.put() as slot:
+            slot[...] = 3
+    else:
+        with channel.get() as slot:
+            pass
+    node.synchronize()
+    node.barrier()
+    channel.close()  # without a warning: the variable of a loop is such a slot
+    assert slot.tolist() == [3] * 4
+    assert len(node._context.retained) == (node.backend == "cuda")
+    del slot
+    node.channel(4).close()
+    assert node._context.retained == []
+
+
+def test_counters_that_are_used_again_start_from_zero(node):
+    for value in range(3):
+        channel = node.channel(4, "i8", slots=1)
+        if node.rank == channel.producer:
+            send(channel, value)
+        else:
+            assert receive(channel) == value
+        channel.close()
+
+
+@pytest.mark.limit(120)
+def test_a_thousand_channels_leave_nothing(node):
+    context = node._context
+
+    def cycle():
+        channel = node.channel(100, "i8")
+        if node.rank == channel.producer:
+            send(channel, 1)
+        channel.close()
+
+    for _ in range(3):
+        cycle()
+    gc.collect()
+    before = held(), len(context._chunks), context.counter_pool._fresh, len(context.children)
+    for _ in range(1000):
+        cycle()
+    gc.collect()
+    assert before == (
+        held(),
+        len(context._chunks),
+        context.counter_pool._fresh,
+        len(context.children),
+    )
+
+
+def test_a_channel_without_memory_leaves_nothing(node):
+    pool, states = node._context.counter_pool, []
+    for _ in range(2):
+        with pytest.raises((CudaError, UnsupportedError, PeerError)):
+            node.channel(1 << 50, "u1")
+        states.append((held(), pool._fresh, len(node._context.children)))
+    assert states[0] == states[1]
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"shape": "4"}, TypeError),
+        ({"shape": (2, 1.5)}, TypeError),
+        ({"shape": -1}, ValueError),
+        ({"shape": 1 << 60}, ValueError),
+        ({"shape": 1 << 40, "slots": 1 << 40}, ValueError),
+        ({"dtype": "O"}, TypeError),
+        ({"dtype": "no such dtype"}, TypeError),
+        ({"slots": 0}, ValueError),
+        ({"slots": -3}, ValueError),
+        ({"slots": 2.0}, TypeError),
+        ({"slots": True}, TypeError),
+        ({"producer": -1}, ValueError),
+        ({"producer": 99}, ValueError),
+        ({"producer": "0"}, TypeError),
+        ({"consumers": [0]}, ValueError),
+        ({"consumers": [99]}, ValueError),
+        ({"consumers": ["1"]}, TypeError),
+        ({"consumers": 1}, TypeError),
+    ],
+    ids=repr,
+)
+def test_wrong_arguments_on_all_ranks(node, arguments, error):
+    with pytest.raises(error) as caught:
+        node.channel(**{"shape": 4, **arguments})
+    assert not isinstance(caught.value, MismatchError)
+    node.channel(4).close()
+
+
+@TWO
+def test_a_consumer_named_twice(node):
+    with pytest.raises(ValueError, match="twice"):
+        node.channel(4, consumers=[1, 1])
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"shape": 4}, {"shape": 5}),
+        ({"dtype": "f4"}, {"dtype": "f8"}),
+        ({"slots": 2}, {"slots": 3}),
+        ({"producer": 0}, {"producer": 1}),
+        ({"consumers": []}, {"consumers": [1]}),
+    ],
+    ids=["shape", "dtype", "slots", "producer", "consumers"],
+)
+def test_arguments_that_differ(node, mine, theirs):
+    with pytest.raises(MismatchError) as caught:
+        node.channel(**{"shape": 4, **(mine if node.is_leader else theirs)})
+    assert caught.value.ranks == (tuple(range(1, node.size)) if node.is_leader else (0,))
+    assert next(iter(mine)) in str(caught.value)
+    node.channel(4).close()

@@ -1,0 +1,514 @@
+"""Pools: what one rank allocates alone, the others open, and nobody reuses before all let go."""
+
+import gc
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import (
+    ClosedError,
+    CudaError,
+    HandleError,
+    MismatchError,
+    Node,
+    PeerError,
+    UnsupportedError,
+)
+from tests.helpers.held import gpu_free, held
+from tests.helpers.latch import within
+
+MIB = 1 << 20
+TOO_MUCH = 1 << 45  # bytes: 32 TiB
+TWO = pytest.mark.ranks(min=2)
+STRUCTURED = np.dtype([("place", "f8", (3,)), ("id", "i4")])
+LAYOUTS = [((), "f8"), ((0,), "f8"), (5, "u1"), ((3, 0), "i4"), ((2, 3, 4), "c16"), ((7,), "f4")]
+
+
+def values_of(array):
+    """The array's values in host memory, when the GPU has come so far."""
+    return np.asarray(array.get() if hasattr(array, "get") else array).copy()
+
+
+def written(node, pool, shape, dtype="f8", value=1):
+    """An array of the pool that is filled, when the GPU has come so far. Owner only."""
+    array = pool.allocate(shape, dtype)
+    array[...] = value
+    node.synchronize()
+    return array
+
+
+def written_soon(pool, size, value):
+    """An array of the pool that its stream fills."""
+    array = pool.allocate(size, "i8")
+    array[...] = value
+    return array
+
+
+def handed_out(node, pool, array):
+    """The handle of the owner's array, on all ranks. Collective."""
+    is_owner = node.rank == pool.owner
+    return node.comm.bcast(pool.handle(array) if is_owner else None, root=pool.owner)
+
+
+def flush(node, pool):
+    """Let every rank let go of what it dropped, as its next call would. Collective."""
+    gc.collect()
+    node.synchronize()
+    if node.rank != pool.owner:
+        for _ in range(2):  # the first records what was dropped, the second sees that it is over
+            pool._blocks.finish()
+            node.synchronize()
+    node.barrier()
+
+
+def own_and_opened(node, pool, shape, dtype="f8", value=1):
+    """The owner's array, opened on all other ranks. Collective."""
+    is_owner = node.rank == pool.owner
+    mine = written(node, pool, shape, dtype, value) if is_owner else None
+    handle = handed_out(node, pool, mine)
+    array = mine if is_owner else pool.open(handle)
+    node.barrier()
+    return array, handle
+
+
+@pytest.fixture(params=[0, -1], ids=["leader", "last"])
+def pool(node, request):
+    """A pool of the first rank, and one of the last."""
+    return node.pool(owner=request.param % node.size)
+
+
+# --- the same bytes
+
+
+def test_what_the_owner_wrote_is_seen_and_written_by_all_others(node, pool):
+    array, _ = own_and_opened(node, pool, (node.size, 3), "i4", value=7)
+    assert isinstance(array, node.xp.ndarray)
+    assert (array.shape, array.dtype) == ((node.size, 3), np.dtype("i4"))
+    assert (values_of(array) == 7).all()
+    node.barrier()
+    array[node.rank] = node.rank
+    node.synchronize()
+    node.barrier()
+    assert values_of(array).tolist() == [[rank] * 3 for rank in range(node.size)]
+    node.barrier()
+
+
+@pytest.mark.parametrize(("shape", "dtype"), LAYOUTS, ids=str)
+def test_shapes_and_dtypes(node, pool, shape, dtype):
+    array, _ = own_and_opened(node, pool, shape, dtype, value=3)
+    assert array.shape == (shape if isinstance(shape, tuple) else (shape,))
+    assert array.dtype == np.dtype(dtype)
+    assert array.flags.c_contiguous
+    assert (values_of(array) == 3).all()
+
+
+def test_a_structured_dtype_travels(host_node):
+    pool = host_node.pool()
+    array, _ = own_and_opened(host_node, pool, 2, STRUCTURED, value=0)
+    if host_node.is_leader:
+        array["id"] = [5, 6]
+    host_node.barrier()
+    assert array.dtype == STRUCTURED
+    assert array["id"].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda a: a[1:, ::2],
+        lambda a: a[::-1, 1],
+        lambda a: a.T,
+        lambda a: a.reshape(-1)[5:],
+        lambda a: a.view("i4")[2],
+        lambda a: a[2:2],
+    ],
+    ids=["strided", "reversed", "transposed", "flat", "other dtype", "empty"],
+)
+def test_a_view_travels_as_it_lies(node, pool, cut):
+    is_owner = node.rank == pool.owner
+    values = np.arange(24, dtype="i8").reshape(4, 6)
+    whole = pool.allocate((4, 6), "i8") if is_owner else None
+    if is_owner:
+        whole[...] = node.xp.asarray(values)
+        node.synchronize()
+    handle = handed_out(node, pool, cut(whole) if is_owner else None)
+    if not is_owner:
+        assert np.array_equal(values_of(pool.open(handle)), cut(values))
+    node.barrier()
+
+
+def test_a_handle_is_small_and_pickles(node, pool):
+    if node.rank == pool.owner:
+        handle = pool.handle(pool.allocate((3, 4)))
+        assert pickle.loads(pickle.dumps(handle)) == handle
+        assert len(handle) < 300
+
+
+@TWO
+def test_patches_of_an_adaptive_mesh(node):
+    """Every rank has a pool; numbers and sizes of its patches are known to itself alone."""
+    pools = [node.pool(owner=rank, max_nbytes=64 * MIB) for rank in range(node.size)]
+    own, rng = pools[node.rank], random.Random(node.rank)
+    patches = []
+    for step in range(20):
+        patches = [patch for patch in patches if rng.random() < 0.7]
+        for _ in range(rng.randrange(10)):
+            patch = own.allocate((rng.randrange(1, 100), rng.randrange(1, 100)))
+            patches.append(patch)
+        for number, patch in enumerate(patches):
+            patch[...] = 1000 * node.rank + number + step
+        node.synchronize()
+        handles = node.comm.allgather([own.handle(patch) for patch in patches])
+        for rank in range(node.size):
+            if rank != node.rank:
+                opened = [pools[rank].open(handle) for handle in handles[rank]]
+                found = [values_of(patch) - 1000 * rank - step for patch in opened]
+                assert all((each == number).all() for number, each in enumerate(found))
+                del opened
+        node.synchronize()
+        node.barrier()
+    patches.clear()
+    patch = None
+
+
+@TWO
+def test_a_private_field_of_a_halo_may_lie_in_a_pool(node):
+    pools = [node.pool(owner=rank) for rank in range(node.size)]
+    u = written(node, pools[node.rank], 6, value=node.rank)
+    cart = node.comm.Create_cart([node.size], periods=[True])
+    with mpishare.HaloExchange(cart, u, 1, node=node) as halo:
+        halo.exchange(u)
+        node.synchronize()
+        left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+        assert values_of(u).tolist() == [left, *[node.rank] * 4, right]
+    cart.Free()
+
+
+# --- who holds what
+
+
+@TWO
+def test_a_handle_opened_twice(node, pool):
+    array, handle = own_and_opened(node, pool, 4, value=5)
+    if node.rank != pool.owner:
+        again = pool.open(handle)
+        again[...] = 6
+        node.synchronize()
+        assert (values_of(array) == 6).all()
+        del again
+        gc.collect()
+        pool.open(handle)
+        node.synchronize()
+        assert (values_of(array) == 6).all()
+    node.barrier()
+
+
+@TWO
+def test_what_the_owner_drops_stays_as_long_as_it_is_held(node, pool):
+    is_owner = node.rank == pool.owner
+    array, _ = own_and_opened(node, pool, 1000, value=5)
+    if is_owner:
+        del array
+        gc.collect()
+        # Neither at once nor later is its place taken.
+        others = [written(node, pool, 1000, value=-1) for _ in range(50)]
+        del others
+    node.barrier()
+    if not is_owner:
+        assert (values_of(array[::-1]) == 5).all()
+    node.barrier()
+
+
+@TWO
+@pytest.mark.parametrize("holder", [1, -1])
+def test_it_is_reused_when_the_last_rank_has_let_go(host_node, holder):
+    """As large as the pool: the next array fits only where the first one was."""
+    node = host_node
+    pool = node.pool(owner=0, max_nbytes=4 * MIB)
+    array, _ = own_and_opened(node, pool, 4 * MIB, "u1")
+    if node.rank != holder % node.size:
+        del array
+        gc.collect()
+    node.barrier()
+    if node.rank == 0:
+        with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
+            pool.allocate(4 * MIB, "u1")
+    node.barrier()
+    if node.rank == holder % node.size:
+        assert (values_of(array) == 1).all()
+        del array
+    node.barrier()
+    if node.rank == 0:
+        assert pool.allocate(4 * MIB, "u1").shape == (4 * MIB,)
+    node.barrier()
+
+
+def test_a_view_holds_its_array(node, pool):
+    if node.rank == pool.owner:
+        view = written(node, pool, 100, value=5)[10:20]
+        gc.collect()
+        others = [written(node, pool, 100, value=-1) for _ in range(10)]
+        assert (values_of(view) == 5).all()
+        assert pool.handle(view)
+        del others
+
+
+@TWO
+def test_the_handle_of_a_dropped_array_is_refused(node, pool):
+    is_owner = node.rank == pool.owner
+    array = written(node, pool, 10) if is_owner else None
+    handle = handed_out(node, pool, array)
+    del array
+    gc.collect()
+    node.barrier()
+    if not is_owner:
+        with pytest.raises(HandleError, match=rf"{pool.name}: open failed: .*dropped"):
+            pool.open(handle)
+    flush(node, pool)
+    # Its place is taken by another one: another generation.
+    kept, other = own_and_opened(node, pool, 10, value=2)
+    if not is_owner:
+        with pytest.raises(HandleError, match="dropped"):
+            pool.open(handle)
+        assert (values_of(pool.open(other)) == 2).all()
+    node.barrier()
+    del kept
+
+
+@TWO
+def test_a_rank_that_holds_it_cannot_open_what_was_dropped_again(node, pool):
+    array, handle = own_and_opened(node, pool, 10)
+    if node.rank == pool.owner:
+        del array
+        gc.collect()
+    node.barrier()
+    if node.rank != pool.owner:
+        with pytest.raises(HandleError, match="dropped"):
+            pool.open(handle)
+        assert (values_of(array) == 1).all()
+    node.barrier()
+
+
+@TWO
+@pytest.mark.limit(100)
+def test_a_hundred_thousand_arrays_in_random_order(node):
+    """The owner drops arrays, and overwrites what is free, while the others open them.
+
+    The pool has room for a few of the rounds: what leaks is missed soon.
+    """
+    rounds, count = (67, 1000) if node.backend == "host" and node.size == 2 else (10, 500)
+    pool, rng = node.pool(owner=0, max_nbytes=64 * MIB), random.Random(3)
+    own_rng, n_opened = random.Random(node.rank), 0
+    for number in range(rounds):
+        sizes = [rng.randrange(1, 1000) for _ in range(count)]
+        order = rng.sample(range(count), count)
+        if node.rank == 0:
+            arrays = [written_soon(pool, size, number) for size in sizes]
+            node.synchronize()
+            node.comm.bcast([pool.handle(array) for array in arrays], root=0)
+            for index in order[: count // 2]:
+                arrays[index] = None
+                arrays[index] = written_soon(pool, sizes[index], -1)
+            node.synchronize()
+        else:
+            handles = node.comm.bcast(None, root=0)
+            arrays = {}
+            for index in own_rng.sample(range(count), count):
+                try:
+                    arrays[index] = pool.open(handles[index])
+                except HandleError:
+                    assert index in order[: count // 2]
+            n_opened += len(arrays)
+            found = [(arrays[index].size, values_of(arrays[index])) for index in arrays]
+            assert all((values == number).all() for _, values in found)
+            assert [size for size, _ in found] == [sizes[index] for index in arrays]
+            node.synchronize()
+        node.barrier()
+        arrays.clear()
+    assert node.rank == 0 or n_opened >= rounds * count // 2
+    flush(node, pool)
+    if node.rank == 0:
+        pool._blocks.give_back()
+        assert pool._blocks.is_empty
+
+
+# --- errors
+
+
+def test_the_wrong_rank(node, pool):
+    array, handle = own_and_opened(node, pool, 3)
+    if node.rank == pool.owner:
+        with pytest.raises(ValueError, match=rf"rank {node.rank} is the owner, and has the array"):
+            pool.open(handle)
+    else:
+        for call in (lambda: pool.allocate(3), lambda: pool.handle(array)):
+            with pytest.raises(ValueError, match=rf"rank {pool.owner} is the owner, not rank"):
+                call()
+    node.barrier()
+
+
+def test_handles_of_others(node, pool):
+    other = node.pool(owner=pool.owner)
+    _, handle = own_and_opened(node, pool, 3)
+    if node.rank != pool.owner:
+        with pytest.raises(HandleError, match=rf"{other.name}: open failed: .* another pool"):
+            other.open(handle)
+        damaged = bytearray(handle)
+        damaged[-2] ^= 1
+        for bad in (bytes(damaged), handle[:-1], b""):
+            with pytest.raises(HandleError, match="damaged"):
+                pool.open(bad)
+        with pytest.raises(TypeError, match="bytes, not int"):
+            pool.open(5)
+    node.barrier()
+
+
+def test_arrays_of_others_have_no_handle(node, pool):
+    if node.rank == pool.owner:
+        other = pool.allocate(3)
+        mine = node.xp.zeros(3)
+        for array in (mine, mine.copy(), [1, 2], other + 1):
+            with pytest.raises(ValueError, match="not an array of the pool"):
+                pool.handle(array)
+        stretched = np.lib.stride_tricks.as_strided if node.backend == "host" else None
+        if stretched is not None:
+            with pytest.raises(ValueError, match="beyond the array"):
+                pool.handle(stretched(other, (4,), (8,)))
+
+
+def test_no_memory_is_an_error_of_the_owner_alone(node, pool):
+    kept, _ = own_and_opened(node, pool, 5, value=4)
+    if node.rank == pool.owner:
+        with pytest.raises((CudaError, UnsupportedError)) as caught:
+            pool.allocate(TOO_MUCH, "u1")
+        assert "32 TiB were asked for" in str(caught.value)
+        if node.backend == "cuda":
+            assert caught.value.name == "CUDA_ERROR_OUT_OF_MEMORY"
+        else:
+            assert str(caught.value).startswith(f"{pool.name}: allocate failed: ")
+        del caught
+    node.barrier()
+    array, _ = own_and_opened(node, pool, 5, value=3)
+    assert (values_of(array) == 3).all()
+    assert (values_of(kept) == 4).all()
+
+
+@pytest.mark.parametrize("bad", [-1, (2, -3), "x", 1.5, ((1,),)], ids=repr)
+def test_bad_shapes(node, pool, bad):
+    if node.rank == pool.owner:
+        with pytest.raises((ValueError, TypeError), match=rf"{pool.name}: allocate failed"):
+            pool.allocate(bad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"owner": 99}, ValueError),
+        ({"owner": "0"}, TypeError),
+        ({"max_nbytes": 0}, ValueError),
+        ({"max_nbytes": "1"}, TypeError),
+    ],
+    ids=str,
+)
+def test_bad_arguments(node, arguments, kind):
+    with pytest.raises(kind, match=r"Node\.pool failed"):
+        node.pool(**arguments)
+    assert node.pool().name.startswith("pool ")
+
+
+@TWO
+def test_arguments_that_differ(node):
+    with pytest.raises(MismatchError, match="owner=0"):
+        node.pool(owner=min(node.rank, 1))
+    with pytest.raises(MismatchError, match="max_nbytes"):
+        node.pool(max_nbytes=1000 + node.rank)
+
+
+@TWO
+def test_a_pool_that_cannot_be_made_on_one_rank(node, monkeypatch):
+    """As where the driver promises pools that can be shared, and has none."""
+    backend = node._context.backend
+
+    def refuse(*_):
+        raise CudaError("no", call="cuMemPool", code=801, name="CUDA_ERROR_NOT_SUPPORTED")
+
+    node.pool().close()  # the door of the owner stays open
+    gc.collect()
+    before = held()
+    for name, odd in (("create_pool", 0), ("import_pool", node.size - 1)):
+        with monkeypatch.context() as patch:
+            if node.rank == odd:
+                patch.setattr(backend, name, refuse)
+            with pytest.raises(UnsupportedError if node.rank == odd else PeerError) as caught:
+                node.pool()
+            assert "cannot be shared here" in str(caught.value)
+            assert "Use node.allocate_each" in str(caught.value)
+            del caught
+    gc.collect()
+    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+    assert node.pool().owner == 0
+
+
+# --- the end
+
+
+def test_names_and_ends(node):
+    with node.pool() as pool:
+        assert repr(pool) == f"<mpishare.Pool {pool.name.split()[1]}: owner=0>"
+        assert not pool.is_closed
+    assert pool.is_closed
+    pool.close()
+    assert "closed" in repr(pool)
+    for call in (lambda: pool.allocate(3), lambda: pool.handle(3), lambda: pool.open(b"")):
+        with pytest.raises(ClosedError, match=rf"{pool.name}: .* the pool is closed"):
+            call()
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(pool)
+
+
+def test_arrays_outlive_their_pool(node, pool):
+    array, _ = own_and_opened(node, pool, 10, value=8)
+    with pytest.warns(ResourceWarning, match=pool.name):
+        pool.close()
+    array[node.rank % 10] = -1
+    node.synchronize()
+    node.barrier()
+    assert values_of(array).tolist().count(-1) == min(node.size, 10)
+    node.barrier()
+
+
+@TWO
+def test_an_array_that_the_owner_alone_holds_outlives_its_pool(node, pool):
+    array, _ = own_and_opened(node, pool, 10, value=8)
+    if node.rank == pool.owner:
+        with pytest.warns(ResourceWarning, match=pool.name):
+            pool.close()
+        assert (values_of(array) == 8).all()
+    else:
+        del array
+        pool.close()
+
+
+def test_a_pool_leaves_nothing():
+    with Node() as node:
+        node.pool().close()  # opens the owner's door
+        gc.collect()
+        node.barrier()
+        before, free = held(), gpu_free() if node.backend == "cuda" else 0
+        for _ in range(3):
+            pool = node.pool()
+            array, _ = own_and_opened(node, pool, 4 * MIB, "u1")
+            view = array[:5]
+            del array
+            with pytest.warns(ResourceWarning, match=pool.name):
+                pool.close()
+            del view
+            gc.collect()
+            node._context.retained[-1]()  # as when the node is closed
+        assert within(5, lambda: (held().fds, held().mapped) == (before.fds, before.mapped))
+        if node.backend == "cuda":
+            assert gpu_free() >= free - 64 * MIB
+        node.barrier()

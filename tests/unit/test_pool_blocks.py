@@ -1,0 +1,278 @@
+"""The blocks of a pool: whatever the order of calls, nobody's bytes are reused while they are held.
+
+One process plays all ranks: they share the table and the memory file, as ranks do.
+"""
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mpishare.backends import BlockLayout
+from mpishare.backends.host import HostBackend
+from mpishare.backends.host_pool import HostPool
+from mpishare.backends.pool_blocks import OpenBlocks, OwnBlocks
+from mpishare.backends.pool_handle import c_strides, is_inside, pack, unpack
+from mpishare.errors import HandleError, UnsupportedError
+from mpishare.memory import block_table, shared
+from mpishare.memory.block_table import BlockTable
+
+KEY = b"pool"
+SIZE = 3
+
+
+class Ranks:
+    """An owner and two other ranks, on the host backend."""
+
+    def __init__(self, max_nbytes=1 << 20):
+        backend = HostBackend()
+        words = shared.create(BlockTable.nbytes_for(SIZE), is_sparse=True)
+        self.tables = [BlockTable(words, rank, SIZE, lambda: None) for rank in range(SIZE)]
+        memory = HostPool.create(max_nbytes)
+        fd = memory.export()
+        self.dead = set()
+        self.own = OwnBlocks(backend, memory, self.tables[0], self.dead.__contains__)
+        self.others = [
+            OpenBlocks(backend, HostPool.import_(fd), table) for table in self.tables[1:]
+        ]
+        os.close(fd)
+
+    def allocate(self, count):
+        layout = BlockLayout(0, (count,), c_strides((count,), 8), np.dtype("i8"))
+        return self.own.allocate(layout, 8 * count, 0, None)
+
+    def handle(self, array):
+        block, offset = self.own.find(array)
+        layout = BlockLayout(offset, array.shape, array.strides, array.dtype)
+        return pack(KEY, block, self.own.publish(block), layout)
+
+    def open(self, rank, handle):
+        return self.others[rank].open(*unpack(KEY, handle), 0, None)
+
+
+@settings(max_examples=60, stateful_step_count=40, deadline=None)
+class Model(RuleBasedStateMachine):
+    """Random calls of all ranks; every array keeps the number that was written into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.ranks = Ranks()
+        self.number = 0
+        self.arrays = {}  # number: the owner's array
+        self.handles = {}  # number: handle, of arrays that may be gone
+        self.opened = []  # (rank, number, array)
+
+    @rule(count=st.integers(0, 2000))
+    def allocate(self, count):
+        self.number += 1
+        try:
+            array = self.ranks.allocate(count)
+        except UnsupportedError:
+            assert sum(array.size for array in self.all()) > 0
+            return
+        array[...] = self.number
+        self.arrays[self.number] = array
+
+    @precondition(lambda self: self.arrays)
+    @rule(pick=st.integers(0))
+    def publish(self, pick):
+        number = sorted(self.arrays)[pick % len(self.arrays)]
+        self.handles[number] = self.ranks.handle(self.arrays[number])
+
+    @precondition(lambda self: self.handles)
+    @rule(pick=st.integers(0), rank=st.integers(0, 1))
+    def open(self, pick, rank):
+        number = sorted(self.handles)[pick % len(self.handles)]
+        if number in self.arrays:
+            self.opened.append((number, self.ranks.open(rank, self.handles[number])))
+        else:
+            with pytest.raises(HandleError, match="dropped"):
+                self.ranks.open(rank, self.handles[number])
+
+    @precondition(lambda self: self.arrays)
+    @rule(pick=st.integers(0))
+    def drop(self, pick):
+        del self.arrays[sorted(self.arrays)[pick % len(self.arrays)]]
+
+    @precondition(lambda self: self.opened)
+    @rule(pick=st.integers(0))
+    def let_go(self, pick):
+        del self.opened[pick % len(self.opened)]
+
+    @invariant()
+    def every_array_is_whole(self):
+        for number, array in [*self.arrays.items(), *self.opened]:
+            assert (array == number).all()
+
+    def all(self):
+        return [*self.arrays.values(), *(array for _, array in self.opened)]
+
+    def teardown(self):
+        self.arrays.clear()
+        self.opened.clear()
+        gc.collect()
+        self.ranks.own.give_back()
+        assert self.ranks.own.is_empty
+        assert all(other.is_empty for other in self.ranks.others)
+
+
+TestModel = Model.TestCase
+
+
+def test_a_block_in_limbo_is_freed_when_the_last_rank_lets_go():
+    ranks = Ranks(4096)
+    array = ranks.allocate(512)
+    handle = ranks.handle(array)
+    opened = [ranks.open(rank, handle) for rank in (0, 1, 1)]
+    del array
+    while opened:
+        with pytest.raises(UnsupportedError, match="4 KiB were asked for"):
+            ranks.allocate(512)
+        opened.pop()
+    ranks.allocate(512)
+
+
+def test_where_there_is_no_room_all_of_limbo_is_looked_at():
+    ranks = Ranks(1 << 16)
+    arrays = [ranks.allocate(512) for _ in range(16)]
+    opened = [ranks.open(0, ranks.handle(array)) for array in arrays]
+    arrays.clear()
+    del opened[10]
+    assert ranks.allocate(512).size == 512
+
+
+def test_a_rank_that_died_has_let_go():
+    ranks = Ranks(4096)
+    array = ranks.allocate(512)
+    held = [ranks.open(rank, ranks.handle(array)) for rank in (0, 1)]
+    del array
+    ranks.dead.add(1)
+    with pytest.raises(UnsupportedError):
+        ranks.allocate(512)
+    ranks.dead.add(2)
+    assert ranks.allocate(512).size == 512
+    del held
+
+
+def test_a_block_that_was_never_handed_out_is_freed_at_once():
+    ranks = Ranks(4096)
+    for _ in range(10):
+        ranks.allocate(512)
+
+
+def test_arrays_dropped_by_another_thread():
+    ranks = Ranks(4096)
+    arrays = [ranks.allocate(512)]
+    opened = [ranks.open(0, ranks.handle(arrays[0]))]
+    for dropping in (arrays, opened):
+        thread = threading.Thread(target=dropping.clear)
+        thread.start()
+        thread.join()
+    assert ranks.others[0].is_empty
+    ranks.allocate(512)
+
+
+def test_what_is_dropped_within_a_call_is_let_go_by_it(monkeypatch):
+    """As by a garbage collection in its midst, which cannot have the lock of the call."""
+    ranks = Ranks()
+    first = ranks.allocate(1)
+    opened = [ranks.open(0, ranks.handle(first))]
+    memory = ranks.others[0]._memory
+    really_open = memory.open
+
+    def collecting(token):
+        opened.clear()
+        return really_open(token)
+
+    monkeypatch.setattr(memory, "open", collecting)
+    second = ranks.allocate(1)
+    kept = ranks.open(0, ranks.handle(second))
+    assert ranks.tables[0].holders(0) == []
+    assert ranks.tables[0].holders(1) == [1]
+    del kept, first
+
+
+def test_the_table_announces_before_it_looks():
+    """Dekker: the owner ends a generation in the moment between; the rank must see it."""
+    words = shared.create(BlockTable.nbytes_for(2), is_sparse=True)
+    owner = BlockTable(words, 0, 2, lambda: None)
+    slot, generation = owner.begin()
+    seen = []
+
+    def between():
+        if not seen:
+            seen.append(None)
+            owner.end(slot, generation)
+            seen.append(owner.holders(slot))
+
+    other = BlockTable(words, 1, 2, between)
+    assert not other.hold(slot, generation)
+    assert seen[1] == [1]
+    assert owner.holders(slot) == []
+
+
+def test_slots_have_an_end(monkeypatch):
+    monkeypatch.setattr(block_table, "_GROUPS", 2)
+    words = shared.create(BlockTable.nbytes_for(2), is_sparse=True)
+    table = BlockTable(words, 0, 2, lambda: None)
+    slots = [table.begin()[0] for _ in range(1024)]
+    assert sorted(slots) == list(range(1024))
+    with pytest.raises(UnsupportedError, match="blocks at a time"):
+        table.begin()
+    table.give_back(7)
+    assert table.begin() == (7, 2)
+    table.close()
+
+
+def test_pages_are_reserved_before_they_are_touched():
+    memory = HostPool.create(8 << 20)
+    fd = memory.export()
+    try:
+        assert os.fstat(fd).st_blocks == 0
+        memory.allocate(100, 0)
+        assert 512 * os.fstat(fd).st_blocks == 2 << 20
+        memory.allocate(5 << 20, 0)
+        assert 512 * os.fstat(fd).st_blocks == 6 << 20
+    finally:
+        os.close(fd)
+        memory.close()
+
+
+def test_a_pool_without_pages_left_gives_its_span_back(monkeypatch):
+    memory = HostPool.create(8 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(shared, "free_nbytes", lambda: 1 << 20)
+        with pytest.raises(UnsupportedError, match="--shm-size"):
+            memory.allocate(4 << 20, 0)
+    memory.allocate(8 << 20, 0)
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides", "is_right"),
+    [
+        (0, (4,), (8,), True),
+        (8, (4,), (8,), False),
+        (24, (4,), (-8,), True),
+        (16, (4,), (-8,), False),
+        (0, (2, 2), (16, 8), True),
+        (0, (2, 3), (16, 8), False),
+        (0, (), (), True),
+        (25, (), (), False),
+        (99, (0, 5), (8, 8), True),
+    ],
+)
+def test_a_layout_inside_its_block(offset, shape, strides, is_right):
+    assert is_inside(BlockLayout(offset, shape, strides, np.dtype("f8")), 32) == is_right
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 0, 3)])
+def test_strides_in_c_order(shape):
+    if 0 not in shape:
+        assert c_strides(shape, 8) == np.empty(shape).strides
+    assert np.ndarray(shape, "f8", bytearray(512), strides=c_strides(shape, 8)).shape == shape
