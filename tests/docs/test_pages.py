@@ -1,18 +1,16 @@
 """Every program of the pages runs and prints what they say; every command runs, or has a reason."""
 
 import re
-import subprocess
 import sys
-from textwrap import dedent, indent
+from textwrap import indent
 from urllib.parse import unquote
 
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, programs
-from tests.helpers.launch import launcher, run_ranks
+from tests.helpers.launch import run_ranks
 
 HOST = {"MPISHARE_BACKEND": "host"}
-TWO_JOBS = "world.Accept"
 
 #: Commands that no test of this folder starts, and why not.
 NOT_RUN = {
@@ -30,48 +28,12 @@ NOT_RUN = {
 @pytest.mark.limit(60)
 @pytest.mark.parametrize(("block", "shown"), programs(), ids=lambda each: getattr(each, "name", ""))
 def test_a_program_prints_what_the_page_says(block: Block, shown: str | None, tmp_path) -> None:
-    if TWO_JOBS in block.text:
-        pytest.skip("test_two_jobs_join runs it")
     assert shown is not None, "a program without what it prints"
     program = tmp_path / "program.py"
     program.write_text(block.text)
     command = [sys.executable, "-m", "mpi4py", program]
     done = run_ranks(4, command, timeout_s=40, env=HOST)
     assert done.returncode == 0, done.describe()
-    assert done.stdout == shown
-
-
-@pytest.mark.limit(60)
-def test_two_jobs_join(tmp_path) -> None:
-    if launcher()[1] != "mpich":
-        pytest.skip("two jobs of Open MPI need a server between them")
-    ((block, shown),) = [(block, shown) for block, shown in programs() if TWO_JOBS in block.text]
-    program = tmp_path / "join.py"
-    program.write_text(block.text)
-    script = tmp_path / "both.py"
-    script.write_text(
-        dedent(f"""
-        import sys
-        from concurrent.futures import ThreadPoolExecutor
-
-        from tests.helpers.launch import launcher, run_ranks
-
-        def job(role):
-            command = [sys.executable, {str(program)!r}, role, {str(tmp_path / "port")!r}]
-            return run_ranks(2, command, timeout_s=30, env={HOST!r}, check_survivors=False)
-
-        with ThreadPoolExecutor() as threads:
-            done = list(threads.map(job, ["serve", "connect"]))
-        for each in done:
-            sys.stdout.write(each.stdout)
-            sys.stderr.write(each.stderr)
-        sys.exit(max(each.returncode for each in done))
-        """)
-    )
-    done = subprocess.run(
-        [sys.executable, script], cwd=ROOT, env=None, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
     assert done.stdout == shown
 
 
