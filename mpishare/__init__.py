@@ -13,7 +13,7 @@ from mpishare.errors import (
     UnsupportedError,
 )
 from mpishare.event import Event
-from mpishare.halo import HaloExchange, NeighborExchange
+from mpishare.halo import HaloExchange, Layout, NeighborExchange
 from mpishare.node import Node
 from mpishare.pool import Pool
 from mpishare.window import Window
@@ -26,6 +26,7 @@ __all__ = [
     "Event",
     "HaloExchange",
     "HandleError",
+    "Layout",
     "MismatchError",
     "MpiShareError",
     "NeighborExchange",

@@ -62,7 +62,7 @@ class Channel(NodeObject):
         self.name = window.name = f"channel {context.next_number('channel')}"
         self.producer, self.consumers = producer, consumers
         self.slots, *extents = window.shape
-        self.shape: Shape = tuple(extents)
+        self.shape: tuple[int, ...] = tuple(extents)
         self.dtype = window.dtype
         self.nbytes = window.nbytes // self.slots
         self._context = context

@@ -88,7 +88,7 @@ class Pool(NodeObject):
         dtype : dtype
             As in `Node.allocate`.
         stream : stream, optional
-            Default: CuPy's current stream. One given as a number must outlive the array. Ignored on
+            Default: CuPy's current stream. One given as a number must outlive the pool. Ignored on
             the host backend.
 
         Returns
@@ -169,7 +169,7 @@ class Pool(NodeObject):
             Of `handle`, on the owner.
         stream : stream, optional
             On which the array is used. Default: CuPy's current stream. One given as a number must
-            outlive the array. Ignored on the host backend.
+            outlive the pool. Ignored on the host backend.
 
         Returns
         -------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpishare.halo import geometry
+from mpishare.halo.dims import grid_of
 from mpishare.halo.geometry import Block, Box, Grid
 from mpishare.halo.message import Message, Part
 from mpishare.halo.plan import Plan
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.geometry import Transfer
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
 
     Index = tuple[Any, ...]
@@ -33,11 +33,12 @@ class HaloExchange(Plan):
 
     Parameters
     ----------
-    cart : mpi4py.MPI.Cartcomm
+    cart : mpi4py.MPI.Cartcomm, or mpi4py.MPI.Intracomm with `dims`
         The grid of ranks, over any number of nodes, with 1 to 4 axes. Axes with `periods` wrap.
-    fields : array, or list or tuple of arrays
-        NumPy arrays, or CuPy arrays and PyTorch tensors on this rank's GPU, ghosts counted. All own
-        the same cells along the axes that the grid cuts; dtypes and other axes may differ.
+    fields : array or Layout, or list or tuple of them
+        NumPy arrays, or CuPy arrays and PyTorch tensors on this rank's GPU, ghosts counted; a
+        `Layout` stands for one that is not there yet. All own the same cells along the axes that
+        the grid cuts; dtypes and other axes may differ.
     width : int, or one int or (low, high) pair for each axis of the grid
         This rank's ghosts, in cells; may differ from rank to rank. I send what my neighbor's width
         asks for. With one axis, ``(1, 0)`` is its pair.
@@ -51,6 +52,12 @@ class HaloExchange(Plan):
         `cart` while there are plans on it.
     require : str or sequence of str, optional
         The routes that are allowed: ``("fused", "copy")``. Default: all.
+    dims : sequence of int, optional
+        On a communicator that is not Cartesian: how many ranks there are along each axis. Rank r
+        is at ``numpy.unravel_index(r, dims)``, as in a cart that is made with ``reorder=False``.
+        As in `MPI.Compute_dims`, MPI chooses the extents that are 0; `grid` has what it chose.
+    periods : bool, or one bool for each axis, optional
+        With `dims`: which axes wrap. Default: none.
 
     Attributes
     ----------
@@ -62,16 +69,29 @@ class HaloExchange(Plan):
     Raises
     ------
     ValueError
-        On all ranks, if a halo is wider than the neighbor's block or faces do not match.
+        On all ranks, if a halo is wider than the neighbor's block or faces do not match; if `dims`
+        do not fit the communicator, or come with a cart.
     PeerError
         If another rank's arguments are wrong; `MismatchError` if they differ where they must not.
     UnsupportedError
         If `require` refuses a route.
+
+    Examples
+    --------
+    A periodic row of ranks, each with 8 cells and a ghost on either side:
+
+    >>> from mpi4py import MPI
+    >>> comm = MPI.COMM_WORLD
+    >>> u = numpy.full(10, float(comm.rank))
+    >>> with HaloExchange(comm, u, 1, dims=(comm.size,), periods=True) as halo:
+    ...     halo.exchange()
+    >>> bool(u[0] == (comm.rank - 1) % comm.size)
+    True
     """
 
     def __init__(
         self,
-        cart: MPI.Cartcomm,
+        cart: MPI.Intracomm,
         fields: Any,
         width: Any,
         *,
@@ -79,25 +99,23 @@ class HaloExchange(Plan):
         axes: Any = None,
         node: Node | None = None,
         require: Any = None,
+        dims: Any = None,
+        periods: Any = None,
     ) -> None:
         from mpi4py import MPI
 
-        if not isinstance(cart, MPI.Cartcomm) or cart == MPI.COMM_NULL:
+        if not isinstance(cart, MPI.Intracomm) or cart == MPI.COMM_NULL:
             is_null = cart == MPI.COMM_NULL
             kind = "COMM_NULL: this rank is not in the grid" if is_null else type(cart).__name__
             raise TypeError(f"{_CALL} failed: cart must be a Cartcomm, not {kind}")
-        dims, periods, _ = cart.Get_topo()
-        grid, corners = Grid(tuple(dims), tuple(map(bool, periods))), bool(corners)
+        corners = bool(corners)
+
+        def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
+            return _describe(grid_of(cart, dims, periods), width, axes, layouts, corners=corners)
+
         with plan_setup(_CALL, cart, node) as setup:
-            blocks = [
-                _unpack(each)
-                for each in agree_on_fields(
-                    setup,
-                    fields,
-                    require,
-                    partial(_describe, grid, width, axes, corners=corners),
-                )
-            ]
+            blocks = [_unpack(each) for each in agree_on_fields(setup, fields, require, describe)]
+            grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
             geometry.check(grid, blocks, corners=corners)
             self.grid, self.block = grid, blocks[cart.rank]
             self._axes: list[tuple[int, ...]] = [tuple(each) for each in setup.same["axes"]]
@@ -132,11 +150,46 @@ class HaloExchange(Plan):
         """Slices of disjoint boxes: the owned cells outside `interior`. Local."""
         return tuple(map(self._index, geometry.shell(self.block, self._interior())))
 
+    def shifted(self, box: Index, axis: int, n: int) -> Index:
+        """Return a box of the fields that is moved by `n` cells along `axis`. Local.
+
+        So that a stencil needs no arithmetic with slices.
+
+        Parameters
+        ----------
+        box : tuple of slice
+            `owned`, `interior`, one of `shell`, or any other index of slices.
+        axis : int
+            Of the fields, not of the grid; counted from the last if negative.
+        n : int
+            How many cells; negative towards the first.
+
+        Raises
+        ------
+        ValueError
+            If a cell of the moved box is outside the fields.
+
+        Examples
+        --------
+        >>> from mpi4py import MPI
+        >>> u = numpy.arange(6.0)
+        >>> halo = HaloExchange(MPI.COMM_SELF, u, 1, dims=(1,))
+        >>> halo.owned, halo.shifted(halo.owned, 0, -1)
+        ((slice(1, 5, None),), (slice(0, 4, None),))
+        >>> u[halo.shifted(halo.owned, 0, 1)] - u[halo.shifted(halo.owned, 0, -1)]
+        array([2., 2., 2., 2.])
+        >>> halo.close()
+        """
+        try:
+            return geometry.shifted(box, axis, n, self._shapes)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.name}: shifted failed: {error}") from None
+
     def _interior(self) -> Box:
         return geometry.interior(self.block, *self._transfers)
 
     def _message(
-        self, layouts: Sequence[Layout], transfer: Transfer, peer: int, box: Box
+        self, layouts: Sequence[FieldLayout], transfer: Transfer, peer: int, box: Box
     ) -> Message:
         """Return a transfer as a message with a part for each field."""
         parts = [
@@ -163,7 +216,7 @@ class HaloExchange(Plan):
 
 
 def _describe(
-    grid: Grid, width: Any, axes: Any, layouts: Sequence[Layout], *, corners: bool
+    grid: Grid, width: Any, axes: Any, layouts: Sequence[FieldLayout], *, corners: bool
 ) -> tuple[dict[str, Any], Any]:
     """Return what must be the same on all ranks, and this rank's block, packed."""
     naxes = len(grid.dims)
@@ -182,7 +235,13 @@ def _describe(
                 f"field {number} owns {block.extents} cells along the axes of the grid, field 0 "
                 f"{blocks[0].extents}: a plan is for fields on the same cells"
             )
-    same = {"corners": corners, "axes": all_axes, "other axes": other_axes}
+    same = {
+        "dims": grid.dims,
+        "periods": grid.periods,
+        "corners": corners,
+        "axes": all_axes,
+        "other axes": other_axes,
+    }
     return same, [blocks[0].extents, blocks[0].widths]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.context import NodeContext
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import MessageInfo, PartKey
     from mpishare.halo.node_cache import NodeCache
     from mpishare.halo.plan_comm import PlanComm
@@ -38,11 +38,14 @@ class PlanSetup:
         The plan's own communicator, and the ranks behind it.
     node, context, cache
         The plan's node, and the cache that keeps it for plans without ``node=``.
+    backend : str
+        That of the fields: ``"cuda"`` or ``"host"``; ``"auto"``, that of the node, if they are all
+        stood for by a `Layout`.
     fields : list of arrays
-        Those that the plan is made with.
+        Those that the plan is made with; empty if one of them is a `Layout`.
     on_gpu : bool
-        Where they are, on all ranks.
-    layouts : list of list of Layout
+        Where the fields are, on all ranks.
+    layouts : list of list of FieldLayout
         For each rank, the layouts of its fields.
     same : dict
         The arguments that are the same on all ranks.
@@ -67,9 +70,10 @@ class PlanSetup:
     context: NodeContext = field(init=False)
     cache: NodeCache | None = None
     comm: PlanComm = field(init=False)
+    backend: str = "auto"
     fields: list[Any] = field(default_factory=list)
     on_gpu: bool = False
-    layouts: list[list[Layout]] = field(default_factory=list)
+    layouts: list[list[FieldLayout]] = field(default_factory=list)
     same: dict[str, Any] = field(default_factory=dict)
     chain: StreamChain | None = None
     sends: list[list[MessageInfo]] = field(default_factory=list)
@@ -79,12 +83,7 @@ class PlanSetup:
     begin: float = field(default_factory=perf_counter)
 
     @property
-    def backend(self) -> str:
-        """The backend of the fields: ``"cuda"`` or ``"host"``."""
-        return "cuda" if self.on_gpu else "host"
-
-    @property
-    def mine(self) -> list[Layout]:
+    def mine(self) -> list[FieldLayout]:
         """The layouts of this rank's fields."""
         return self.layouts[self.comm.rank]
 

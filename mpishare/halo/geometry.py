@@ -280,6 +280,70 @@ def shell(block: Block, inner: Box) -> tuple[Box, ...]:
     return tuple(box for box in found if box.size)
 
 
+def shifted(
+    box: tuple[Any, ...], axis: int, n: int, shapes: Sequence[Sequence[int]]
+) -> tuple[Any, ...]:
+    """Return the index of a box that is moved by `n` cells along `axis` of fields of these shapes.
+
+    Parameters
+    ----------
+    box : tuple of slice
+        Axes that it does not name are whole: the last ones; the first ones where it begins with
+        an Ellipsis. Without cells along `axis` it stays so.
+    axis : int
+        Of the fields; counted from the last if negative.
+
+    Raises
+    ------
+    ValueError
+        If a cell leaves the fields, or if `axis` is not the same axis in all of them.
+
+    Examples
+    --------
+    >>> shifted((slice(1, 5), slice(2, 4)), 0, -1, [(6, 6)])
+    (slice(0, 4, None), slice(2, 4, None))
+    """
+    axis, n = index(axis), index(n)
+    is_box = isinstance(box, tuple) and all(
+        isinstance(item, slice) or (item is Ellipsis and not place)
+        for place, item in enumerate(box)
+    )
+    if not is_box:
+        raise TypeError(f"box must be a tuple of slices, such as halo.interior, not {box!r}")
+    from_last = box[:1] == (Ellipsis,)
+    ndims = {len(shape) for shape in shapes}
+    if not all(-ndim <= axis < ndim for ndim in ndims):
+        raise ValueError(f"axis {axis} is not one of the axes of fields with {sorted(ndims)}")
+    places = {axis % ndim - (ndim if from_last else 0) for ndim in ndims}
+    extents = {shape[axis] for shape in shapes}
+    if len(places) > 1 or len(extents) > 1:
+        raise ValueError(
+            f"axis {axis} is not the same in fields with {sorted(ndims)} axes: count it from the "
+            f"{'last' if from_last else 'first'}, and among the axes that the grid cuts"
+        )
+    place, extent = places.pop(), extents.pop()
+    # Up to the axis that is moved, all axes are named.
+    whole = [slice(None)] * ((-place if from_last else place) + 1 - len(box))
+    items = [*box[:1], *whole, *box[1:]] if from_last else [*box, *whole]
+    items[place] = _moved(items[place], axis, n, extent)
+    return tuple(items)
+
+
+def _moved(cells: slice, axis: int, n: int, extent: int) -> slice:
+    found = range(*cells.indices(extent))
+    if found.step < 0:
+        raise ValueError(f"box counts backwards along axis {axis}: {cells}")
+    if not found:
+        return slice(0, 0)
+    start, stop = found[0] + n, found[-1] + 1 + n
+    if start < 0 or stop > extent:
+        raise ValueError(
+            f"the box leaves the field: moved by {n} along axis {axis} it has the cells from "
+            f"{start} up to before {stop}, the field has {extent}"
+        )
+    return slice(start, stop, cells.step)
+
+
 def _items(value: Any) -> list[Any] | None:
     # None for anything but a sequence, such as an array without axes.
     with suppress(TypeError):

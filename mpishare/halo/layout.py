@@ -1,9 +1,13 @@
-"""The layout of a field: what a plan is made for, and what each call's arrays must have."""
+"""The layout of a field: what a plan is made for, and what each call's arrays must have.
+
+`Layout` is what users write where they have no array yet, `FieldLayout` what plans work with.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FieldLayout:
     """How the elements of an array lie in memory.
 
     Attributes
@@ -53,14 +57,15 @@ class Layout:
         """The dtype in which elements travel: their own, or bytes where that is compound."""
         return self.dtype if self.is_plain else np.dtype(f"V{self.dtype.itemsize}")
 
-    def is_like(self, other: Layout) -> bool:
+    def is_like(self, other: FieldLayout) -> bool:
         """Whether an array of the other layout can take this one's place."""
         return (self.shape, self.dtype, self.device) == (
             other.shape,
             other.dtype,
             other.device,
         ) and (
-            all(
+            0 in self.shape
+            or all(
                 extent < 2 or mine == theirs
                 for extent, mine, theirs in zip(
                     self.shape, self.strides, other.strides, strict=True
@@ -68,7 +73,7 @@ class Layout:
             )
         )
 
-    def difference(self, other: Layout) -> str:
+    def difference(self, other: FieldLayout) -> str:
         """Return how `other` differs from this layout, for an error."""
         names = ("shape", "strides", "dtype", "device")
         differing = [
@@ -78,13 +83,72 @@ class Layout:
         ]
         return ", ".join(differing)
 
-    def require(self, other: Layout) -> None:
+    def require(self, other: FieldLayout) -> None:
         """Raise `ValueError` unless an array of the other layout can take this one's place."""
-        # An axis of one element, or none, may have any stride.
+        # An axis of one element, or none, may have any stride, and so may an array of none.
         if not self.is_like(other):
             raise ValueError(
                 "a field has another layout than the plan was made for: " + self.difference(other)
             )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Stands for a field where a plan is made before there are arrays. Local.
+
+    Such a plan is made for the backend of its node, the GPU where there is one: for NumPy arrays on
+    a machine with GPUs give it ``node=Node(backend="host")``. Each call is given its arrays.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Of the field, ghosts counted.
+    dtype : dtype
+        As NumPy takes it.
+    order : str
+        ``"C"`` or ``"F"``: which axis is the fastest in memory, the last or the first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there can be no such array.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> node = Node(MPI.COMM_SELF, backend="host")
+    >>> halo = HaloExchange(node.comm, Layout(4), 1, dims=(1,), periods=True, node=node)
+    >>> u = numpy.array([0.0, 1.0, 2.0, 0.0])
+    >>> halo.exchange(u)
+    >>> u
+    array([2., 1., 2., 1.])
+    >>> node.close()
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = float
+    order: str = "C"
+
+    def __post_init__(self) -> None:
+        """Turn what the user gave into a tuple and a `numpy.dtype`."""
+        given: Any = self.shape
+        items = (given,) if hasattr(given, "__index__") else tuple(given)
+        shape = tuple(map(index, items))
+        if any(extent < 0 for extent in shape):
+            raise ValueError(f"shape must be ints of 0 or more, not {given!r}")
+        if self.order not in ("C", "F"):
+            raise ValueError(f"order must be 'C' or 'F', not {self.order!r}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    def of_field(self) -> FieldLayout:
+        """Return the layout of such a field in host memory."""
+        step, strides = self.dtype.itemsize, []
+        for extent in self.shape if self.order == "F" else self.shape[::-1]:
+            strides.append(step)
+            step *= extent
+        steps = strides if self.order == "F" else strides[::-1]
+        return FieldLayout(self.shape, tuple(steps), self.dtype, None)
 
 
 def is_on_gpu(field: Any) -> bool:
@@ -115,14 +179,14 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
         raise TypeError(f"{name} is not an array that NumPy can read: {error}") from error
 
 
-def host_layout(array: np.ndarray[Any, Any], name: str) -> Layout:
+def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
     """Return the layout of an array in host memory, or raise where no ghosts can be written."""
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    return check_layout(Layout(array.shape, array.strides, array.dtype, None), name)
+    return check_layout(FieldLayout(array.shape, array.strides, array.dtype, None), name)
 
 
-def check_layout(layout: Layout, name: str) -> Layout:
+def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
     """Return a layout in which cells can be written one by one; else raise."""
     if layout.dtype.hasobject:
         raise TypeError(f"{name} holds Python objects, which cannot travel")
@@ -131,7 +195,8 @@ def check_layout(layout: Layout, name: str) -> Layout:
             f"{name} has elements of {layout.dtype.itemsize} bytes: 1 to 16 are allowed"
         )
     pairs = zip(layout.shape, layout.strides, strict=True)
-    if any(extent > 1 and step <= 0 for extent, step in pairs):
+    # Of an array without elements NumPy may make all strides zero.
+    if 0 not in layout.shape and any(extent > 1 and step <= 0 for extent, step in pairs):
         raise ValueError(f"{name} has strides {layout.strides}: they must be positive")
     return layout
 

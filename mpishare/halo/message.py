@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
 
 ALIGN = 16
 """Every part of a message begins at a multiple of this: the widest word that a GPU stores."""
@@ -47,12 +47,12 @@ class Part:
     indices: np.ndarray[Any, Any] | None = None
 
     @classmethod
-    def of_box(cls, field: int, layout: Layout, box: Box) -> Part:
+    def of_box(cls, field: int, layout: FieldLayout, box: Box) -> Part:
         """Return the cells of a box, given in the axes of the field."""
         return cls(field, box.shape, box.size * layout.dtype.itemsize, box)
 
     @classmethod
-    def of_indices(cls, field: int, layout: Layout, axis: int, indices: Any) -> Part:
+    def of_indices(cls, field: int, layout: FieldLayout, axis: int, indices: Any) -> Part:
         """Return the cells at `indices` along `axis`."""
         shape = list(layout.shape)
         shape[axis] = len(indices)

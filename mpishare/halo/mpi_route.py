@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mpishare.errors import MpiShareError
     from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message
     from mpishare.halo.plan_comm import PlanComm
 
@@ -193,7 +193,7 @@ class HostMpiRoute:
 
 
 def _packed_parts(
-    layouts: Sequence[Layout], messages: Sequence[Message], buffers: Sequence[Array]
+    layouts: Sequence[FieldLayout], messages: Sequence[Message], buffers: Sequence[Array]
 ) -> list[_PackedPart]:
     return [
         _PackedPart(

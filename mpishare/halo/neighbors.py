@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import reprlib
+from contextlib import contextmanager
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from mpishare.halo.message import Message, Part
 from mpishare.halo.plan import Plan
+from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.halo.setup import agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
 
     from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
 
     Places = dict[int, np.ndarray[Any, Any]]
@@ -35,14 +37,14 @@ class NeighborExchange(Plan):
     ----------
     comm : mpi4py.MPI.Intracomm
         Over any number of nodes.
-    sends : dict of int to int array
-        For each rank that gets something of mine, the places along `axis`, in this order. A place
-        may be named many times.
-    recvs : dict of int to int array
+    sends : dict of int to places
+        For each rank that gets something of mine, the places along `axis`: ints, in this order; a
+        bool for each place; or a slice. A place may be named many times.
+    recvs : dict of int to places
         For each rank that I get something from, where it goes along `axis`: the k-th of my places
         gets what the k-th place of its ``sends`` for me has. No place is named twice, and none is
         in ``sends``.
-    fields : array, or list or tuple of arrays
+    fields : array or Layout, or list or tuple of them
         As for `HaloExchange`, of any shape, with the same extent along `axis`.
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.
@@ -71,26 +73,123 @@ class NeighborExchange(Plan):
         node: Node | None = None,
         require: Any = None,
     ) -> None:
-        from mpi4py import MPI
-
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {comm!r}")
         places: list[Places] = []
-        with plan_setup(_CALL, comm, node) as setup:
 
-            def describe(layouts: Sequence[Layout]) -> tuple[dict[str, Any], Any]:
-                axes, other_axes, extent = _axes_of(layouts, axis)
-                places.append(_checked("sends", sends, comm.size, extent))
-                places.append(_checked("recvs", recvs, comm.size, extent))
-                _require_distinct(*places)
-                same = {"axis": axes, "other axes": other_axes}
-                return same, [[[rank, len(each[rank])] for rank in each] for each in places]
+        def describe(extent: int) -> Any:
+            places.append(_checked("sends", sends, comm.size, extent))
+            places.append(_checked("recvs", recvs, comm.size, extent))
+            _require_distinct(*places)
+            return [[[rank, len(each[rank])] for rank in each] for each in places]
 
-            _require_counts(agree_on_fields(setup, fields, require, describe))
+        with _neighbor_setup(comm, fields, axis, node, require, "sends, recvs", describe) as (
+            setup,
+            counts,
+        ):
+            _require_counts(counts)
             super().__init__(setup, *(_messages(setup, each) for each in places))
 
+    @classmethod
+    def from_global_ids(
+        cls,
+        comm: MPI.Intracomm,
+        ids: Any,
+        n_owned: int,
+        fields: Any,
+        *,
+        axis: int = 0,
+        node: Node | None = None,
+        require: Any = None,
+    ) -> Self:
+        """Make the exchange that brings to each ghost the cell with its global id.
 
-def _axes_of(layouts: Sequence[Layout], axis: Any) -> tuple[list[int], list[list[int]], int]:
+        Collective over `comm`, host-blocking. Owners are found by messages; no rank holds the ids
+        of all.
+
+        Parameters
+        ----------
+        comm : mpi4py.MPI.Intracomm
+            Over any number of nodes.
+        ids : array of int
+            The global id of each of this rank's places along `axis`: those of the cells that it
+            owns, then those of its ghosts. Any ints of 64 bits. A ghost may be there twice, and
+            may be a copy of this rank's own cell.
+        n_owned : int
+            How many it owns.
+        fields, axis, node, require
+            As for `NeighborExchange`.
+
+        Raises
+        ------
+        ValueError
+            On all ranks, if two ranks own the same id, or nobody owns a ghost's. On this rank, if
+            `ids` has another length than the fields, or names an owned id twice.
+        PeerError
+            If another rank's arguments are wrong.
+
+        Examples
+        --------
+        A ring: each rank owns two cells, and has a ghost of the next rank's first.
+
+        >>> from mpi4py import MPI
+        >>> comm = MPI.COMM_WORLD
+        >>> ids = numpy.array([0, 1, 2]) + 2 * comm.rank
+        >>> ids[2] %= 2 * comm.size
+        >>> u = numpy.array([ids[0], ids[1], -1.0])
+        >>> with NeighborExchange.from_global_ids(comm, ids, 2, u) as ex:
+        ...     ex.exchange()
+        >>> bool(u[2] == ids[2])
+        True
+        """
+        found: list[Ids] = []
+
+        def describe(extent: int) -> Any:
+            found.append(Ids(ids, n_owned, extent))
+
+        made = cls.__new__(cls)
+        with _neighbor_setup(comm, fields, axis, node, require, "global ids", describe) as (
+            setup,
+            _,
+        ):
+            places = find_places(setup.comm, _CALL, found[0])
+            Plan.__init__(made, setup, *(_messages(setup, each) for each in places))
+        return made
+
+
+@contextmanager
+def _neighbor_setup(
+    comm: MPI.Intracomm,
+    fields: Any,
+    axis: int,
+    node: Node | None,
+    require: Any,
+    made_of: str,
+    describe: Callable[[int], Any],
+) -> Iterator[tuple[PlanSetup, list[Any]]]:
+    """Yield the setup of a new plan, and what each rank's `describe` returned. Collective.
+
+    Parameters
+    ----------
+    comm, fields, axis, node, require
+        As the user gave them.
+    made_of : str
+        What names the places; the same on all ranks.
+    describe : callable
+        Checks what names this rank's places, given the extent of the fields along the axis.
+    """
+    from mpi4py import MPI
+
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {comm!r}")
+
+    def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
+        axes, other_axes, extent = _axes_of(layouts, axis)
+        return {"made of": made_of, "axis": axes, "other axes": other_axes}, describe(extent)
+
+    with plan_setup(_CALL, comm, node) as setup:
+        yield setup, agree_on_fields(setup, fields, require, look)
+
+
+def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[list[int], list[list[int]], int]:
     """Return the axis in each field, the extents of its other axes, and that along the axis."""
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"axis must be an int, not {axis!r}")
@@ -158,14 +257,7 @@ def _checked(name: str, given: Any, size: int, extent: int) -> Places:
     for rank, places in items:
         if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= rank < size:
             raise ValueError(f"{name} names rank {rank!r}: ranks are 0 to {size - 1}")
-        array = np.asarray(places.get() if hasattr(places, "get") else places)
-        if array.size == 0:
-            array = array.astype(np.int64)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            todo = ". Of a mask, take np.flatnonzero" if array.dtype.kind == "b" else ""
-            raise TypeError(
-                f"{name}[{rank}] must be a list of ints, not {reprlib.repr(places)}{todo}"
-            )
+        array = _as_indices(f"{name}[{rank}]", places, extent)
         wrong = array[(array < 0) | (array >= extent)]
         if len(wrong):
             raise ValueError(
@@ -174,3 +266,23 @@ def _checked(name: str, given: Any, size: int, extent: int) -> Places:
         # A copy: what the user does to theirs afterwards changes nothing here.
         found[index(rank)] = np.array(array, dtype=np.int64)
     return found
+
+
+def _as_indices(name: str, places: Any, extent: int) -> np.ndarray[Any, Any]:
+    """Return places that were given as ints, as a mask or as a slice."""
+    if isinstance(places, slice):
+        return np.arange(extent)[places]
+    array = np.asarray(places.get() if hasattr(places, "get") else places)
+    if array.size == 0 and array.dtype.kind != "b":
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iub":
+        raise TypeError(
+            f"{name} must be ints, a mask of bools or a slice, not {reprlib.repr(places)}"
+        )
+    if array.dtype.kind != "b":
+        return array
+    if len(array) != extent:
+        raise ValueError(
+            f"{name} is a mask of {len(array)} places: the fields have {extent} along the axis"
+        )
+    return np.flatnonzero(array)

@@ -22,7 +22,7 @@ _keyval: list[int] = []
 
 
 class NodeCache:
-    """The nodes that plans without ``node=`` keep on a communicator, by backend.
+    """The nodes that plans without ``node=`` keep on a communicator, by backend or ``"auto"``.
 
     A node stays while there are plans on it.
     """
@@ -79,7 +79,7 @@ def find_node(
         As the user gave it.
     backend : str
         The backend of the fields: ``"cuda"`` fields need a node of that backend, ``"host"`` fields
-        take any.
+        and ``"auto"`` take any.
     choices : sequence of NodeChoice
         What each rank says.
     """

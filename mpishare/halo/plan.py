@@ -75,7 +75,8 @@ class Plan(NodeObject):
         ----------
         *fields : arrays
             As many as the plan was made for, each of the layout that it had then, from any
-            allocator, and no array twice. Default: the arrays that the plan was made with.
+            allocator, and no array twice. Default: the arrays that the plan was made with, if none
+            was a `Layout`.
         stream : stream, optional
             The stream that writes and reads the fields. Default: the current one of the library
             that the fields come from.
@@ -84,6 +85,8 @@ class Plan(NodeObject):
         ------
         ValueError
             If the fields are others in number or layout; the message says what differs.
+        TypeError
+            If none are given to a plan that was made for a `Layout`.
         EpochError
             If an exchange is open.
         PeerError, PeerTimeout
@@ -225,6 +228,11 @@ class Plan(NodeObject):
         self._check(call)
         if self._open is not None:
             raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
+        if not (fields or self._fields):
+            raise TypeError(
+                f"{self.name}: {call} failed: the plan was made for a Layout and has no arrays. "
+                f"Pass them: {call}(u)"
+            )
         try:
             return engine.prepare(fields or self._fields)
         except (TypeError, ValueError) as error:

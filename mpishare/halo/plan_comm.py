@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.mpi_agreement import agree
+import numpy as np
+
+from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
 from mpishare.errors import PeerTimeout
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from mpishare.context import NodeContext
     from mpishare.coordination.agreement import Agreement
     from mpishare.memory.shared import SharedMemory
+
+    Array = np.ndarray[Any, Any]
 
 _STATUS_S = 4 * PUBLISH_S
 """By then a rank that waits has published it."""
@@ -132,6 +136,41 @@ class PlanComm:
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
             return agree(self.comm, call, work, agreement.timeout_s, monitor)
 
+    def alltoallv(self, call: str, work: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Give numbers to every rank, and return those that they give. Collective, host-blocking.
+
+        Parameters
+        ----------
+        call : str
+            For errors.
+        work : callable
+            May raise anything; returns the numbers as int64, those for rank 0 first, and how many
+            there are for each rank.
+
+        Returns
+        -------
+        numbers, counts : array of int64
+            Those of rank 0 first, and how many there are of each rank.
+        """
+        given: list[Array] = []
+        self.step(call, lambda: given.extend(np.ascontiguousarray(e, np.int64) for e in work()))
+        numbers, counts = given
+        their_counts = np.empty_like(counts)
+        request = self.comm.Ialltoall(counts, their_counts)
+        self._wait_request(call, request, counts, their_counts)
+        self.step(call, lambda: given.append(np.empty(their_counts.sum(), np.int64)))
+        theirs = given[-1]
+        request = self.comm.Ialltoallv(
+            [numbers, (counts, _begins(counts))], [theirs, (their_counts, _begins(their_counts))]
+        )
+        self._wait_request(call, request, numbers, theirs, counts, their_counts)
+        return theirs, their_counts
+
+    def _wait_request(self, call: str, request: MPI.Request, *memory: Array) -> None:
+        agreement = self.context.agreement
+        with MissingRanks(agreement, self._node_ranks, call) as monitor:
+            wait_request(request, call, agreement.timeout_s, *memory, monitor=monitor)
+
     def map_on_all_ranks(self, call: str, nbytes: int) -> SharedMemory:
         """Map memory that the plan's ranks on this node share. Collective over all its ranks."""
 
@@ -145,3 +184,7 @@ class PlanComm:
         """Wait on the host until no rank of this node is pending; see `Waits.wait`."""
         ranks_here = self.ranks_here
         self.context.agreement.wait(call, lambda: [ranks_here[rank] for rank in pending()])
+
+
+def _begins(counts: Array) -> Array:
+    return np.cumsum(counts) - counts

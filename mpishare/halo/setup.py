@@ -15,7 +15,7 @@ from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
-from mpishare.halo.layout import Layout, as_list, as_numpy
+from mpishare.halo.layout import FieldLayout, Layout, as_numpy
 from mpishare.halo.message import PartKey, pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
     NodeChoice,
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     Description = tuple[dict[str, Any], Any]
 
 
+_MEMORY = {
+    "cuda": "GPU memory",
+    "host": "host memory",
+    "auto": "no memory yet, but that of the node",
+}
 _MAX_WORK = 100_000  # some milliseconds; real programs need a few steps
 
 
@@ -77,7 +82,10 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
 
 
 def agree_on_fields(
-    setup: PlanSetup, fields: Any, require: Any, describe: Callable[[list[Layout]], Description]
+    setup: PlanSetup,
+    fields: Any,
+    require: Any,
+    describe: Callable[[list[FieldLayout]], Description],
 ) -> list[Any]:
     """Agree on the fields, the arguments and the node. Collective, host-blocking.
 
@@ -96,17 +104,17 @@ def agree_on_fields(
     """
     given, call = setup.given_node, setup.call
     arrays: list[Any] = []
-    layouts: list[Layout] = []
+    layouts: list[FieldLayout] = []
 
     def look() -> dict[str, Any]:
         arrays.extend(layout.as_list(fields))
-        on_gpu = layout.is_on_gpu(arrays[0])
-        layouts.extend(_layouts(arrays, on_gpu=on_gpu))
+        setup.backend = _backend_of(arrays)
+        layouts.extend(_layouts(arrays, setup.backend))
         require_disjoint(arrays, layouts)
         same, geometry = describe(layouts)
         return {
             "same": {
-                "fields in": "GPU memory" if on_gpu else "host memory",
+                "fields in": _MEMORY[setup.backend],
                 "dtypes": [str(each.dtype) for each in layouts],
                 "require": routes.required(require),
                 "MPISHARE_ROUTE": routes.forced(),
@@ -114,22 +122,30 @@ def agree_on_fields(
             },
             "layouts": [[each.shape, each.strides] for each in layouts],
             "geometry": geometry,
-            "node": look_for_node(setup.given_comm, call, given, "cuda" if on_gpu else "host"),
+            "node": look_for_node(setup.given_comm, call, given, setup.backend),
         }
 
     with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
         replies = agree(setup.mpi_comm, call, look, timeout_s, monitor)
     require_same(call, [each["same"] for each in replies], setup.mpi_comm.rank)
-    setup.fields, setup.on_gpu = arrays, layout.is_on_gpu(arrays[0])
+    setup.fields = [] if any(isinstance(each, Layout) for each in arrays) else arrays
     setup.same = replies[0]["same"]
     choices = [NodeChoice(*each["node"]) for each in replies]
     setup.node, setup.cache = find_node(setup.given_comm, call, given, setup.backend, choices)
     setup.context = context_of(setup.node)
+    follows_node = setup.backend == "auto"
+    setup.on_gpu = (setup.node.backend if follows_node else setup.backend) == "cuda"
+    device = setup.node.device.ordinal if setup.on_gpu and setup.node.device else None
     setup.name = f"{call} {setup.context.next_number(call)}"
     setup.comm = PlanComm(setup.mpi_comm, setup.context, call)
     setup.layouts = [
         [
-            Layout(tuple(shape), tuple(strides), mine.dtype, mine.device)
+            FieldLayout(
+                tuple(shape),
+                tuple(strides),
+                mine.dtype,
+                device if mine.device is None else mine.device,
+            )
             for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
         ]
         for each in replies
@@ -204,7 +220,7 @@ def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message])
     ]
 
 
-def _require_device(layouts: Sequence[Layout], node: Node) -> None:
+def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
     mine = None if node.device is None else node.device.ordinal
     for number, each in enumerate(layouts):
         if each.device is not None and each.device != mine:
@@ -213,29 +229,44 @@ def _require_device(layouts: Sequence[Layout], node: Node) -> None:
             )
 
 
-def _layouts(fields: Sequence[Any], *, on_gpu: bool) -> list[Layout]:
-    if on_gpu:
+def _backend_of(fields: Sequence[Any]) -> str:
+    """Return the backend of the first array; ``"auto"``, that of the node, if there is none."""
+    arrays = [field for field in fields if not isinstance(field, Layout)]
+    if not arrays:
+        return "auto"
+    return "cuda" if layout.is_on_gpu(arrays[0]) else "host"
+
+
+def _layouts(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
+    return [_layout_of(each, f"field {i}", backend) for i, each in enumerate(fields)]
+
+
+def _layout_of(field: Any, name: str, backend: str) -> FieldLayout:
+    if isinstance(field, Layout):
+        return layout.check_layout(field.of_field(), name)
+    if backend == "cuda":
         from mpishare.halo.cuda.fields import cuda_layout
 
-        return [cuda_layout(each, f"field {i}") for i, each in enumerate(fields)]
-    return [
-        layout.host_layout(layout.as_numpy(each, f"field {i}"), f"field {i}")
-        for i, each in enumerate(fields)
-    ]
+        return cuda_layout(field, name)
+    return layout.host_layout(as_numpy(field, name), name)
 
 
-def require_disjoint(fields: Any, layouts: Sequence[Layout]) -> None:
+def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> None:
     """Raise `ValueError` if two fields share an element: MPI may not receive into both.
 
     Interleaved components of one array are disjoint: ``q[..., 0]`` and ``q[..., 1]``.
     """
-    if len(layouts) == 1:
+    numbers = [n for n, field in enumerate(fields) if not isinstance(field, Layout)]
+    if len(numbers) < 2:
         return
+    kept = [layouts[n] for n in numbers]
     views = [
-        _View(address, layout).array()
-        for address, layout in zip(_addresses(as_list(fields), layouts), layouts, strict=True)
+        (n, _View(address, layout).array())
+        for n, address, layout in zip(
+            numbers, _addresses([fields[n] for n in numbers], kept), kept, strict=True
+        )
     ]
-    for (first, a), (second, b) in combinations(enumerate(views), 2):
+    for (first, a), (second, b) in combinations(views, 2):
         try:
             # Any bound is taken; the stubs know of two.
             share = np.shares_memory(a, b, max_work=_MAX_WORK)  # type: ignore[arg-type]
@@ -248,7 +279,7 @@ def require_disjoint(fields: Any, layouts: Sequence[Layout]) -> None:
             )
 
 
-def _addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> Sequence[int]:
+def _addresses(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> Sequence[int]:
     if layouts[0].device is None:
         arrays = [as_numpy(field, "a field") for field in fields]
         return [array.__array_interface__["data"][0] for array in arrays]
@@ -260,7 +291,7 @@ def _addresses(fields: Sequence[Any], layouts: Sequence[Layout]) -> Sequence[int
 class _View:
     """The place of a field as NumPy sees an array; in GPU memory none of it may be read."""
 
-    def __init__(self, address: int, layout: Layout) -> None:
+    def __init__(self, address: int, layout: FieldLayout) -> None:
         self.__array_interface__ = {
             "version": 3,
             "data": (address, False),

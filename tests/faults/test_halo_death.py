@@ -258,3 +258,54 @@ def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
     monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
     done = run_ranks(2, LEFT, timeout_s=40)
     assert "overwritten: 0\n" in done.stdout, done.stderr
+
+
+def missing_among_ids(stage: Stage, way: str) -> None:
+    """Rank 1 tells the homes its ids, then dies, fails, or does not go on."""
+    import numpy as np
+
+    import mpishare
+    from mpishare.halo import rendezvous
+
+    node = stage.node(timeout_s=2.0)
+    answer = rendezvous.Search.answer
+
+    def fail(*arguments):
+        if way == "killed":
+            stage.die()
+        elif way == "late":
+            time.sleep(5)
+        elif way == "failed":
+            raise MemoryError("no memory for the answers")
+        return answer(*arguments)
+
+    if stage.rank == 1:
+        rendezvous.Search.answer = fail
+    ids = (np.arange(3) + 2 * stage.rank) % (2 * stage.size)
+    make = mpishare.NeighborExchange.from_global_ids
+    stage.attempt("make", make, stage.world, ids, 2, np.zeros(3), node=node)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize("way", ["killed", "late"])
+def test_a_rank_is_missing_while_owners_are_looked_for(way):
+    played = play(3, missing_among_ids, way, survivable=True)
+    for rank in (0, 2):
+        told = played.raised(rank, "make", "PeerTimeout")
+        assert told.ranks == [1]
+        assert told.seconds < LIMIT_S
+        played.worked([rank], "close")
+    assert played.result.returncode != 0, played.describe()
+
+
+def test_a_rank_that_fails_while_owners_are_looked_for():
+    """An error of its own is an error on all, and the node works on."""
+    played = play(3, missing_among_ids, "failed")
+    played.ended_well()
+    assert "no memory" in played.raised(1, "make", "MemoryError").text
+    for rank in (0, 2):
+        told = played.raised(rank, "make", "PeerError")
+        assert list(told.failures) == [1]
+        assert told.seconds < 1
+    played.worked(range(3), "close")

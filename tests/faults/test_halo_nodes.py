@@ -92,6 +92,38 @@ def random_graphs(stage: Stage) -> None:
     report({"wrong": wrong})
 
 
+def global_ids_and_no_cart(stage: Stage) -> None:
+    """A ring by global ids, and one by dims=, over all nodes; Layouts stand for the fields."""
+    import numpy as np
+
+    import mpishare
+
+    wrong, routes = [], set()
+    n, rank = stage.size, stage.rank
+    layout = mpishare.Layout(4)
+    right = np.array([2 * rank - 1, 2 * rank, 2 * rank + 1, 2 * rank + 2]) % (2 * n)
+    with stage.node() as node:
+        ids = right[[1, 2, 0, 3]]
+        make_of_ids = mpishare.NeighborExchange.from_global_ids
+        ex = make_of_ids(stage.world, ids, 2, layout, node=node)
+        halo = mpishare.HaloExchange(stage.world, layout, 1, dims=(0,), periods=True, node=node)
+        for plan, found in ((ex, ids), (halo, right)):
+            field = np.where(found // 2 == rank, found, -1).astype(float)
+            plan.exchange(field)
+            wrong += [] if np.array_equal(field, found) else [[str(plan), field.tolist()]]
+            routes |= set(plan.routes.values())
+    report({"wrong": wrong, "routes": sorted(routes)})
+
+
+@pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
+def test_global_ids_and_no_cart(nodes):
+    played = play_on(nodes, 4, global_ids_and_no_cart)
+    played.ended_well()
+    for rank in range(4):
+        assert played.rank(rank)["wrong"] == []
+        assert "mpi" in played.rank(rank)["routes"]
+
+
 @pytest.mark.parametrize("scene", [random_accumulations, random_graphs])
 @pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
 def test_the_reverse_and_graphs(nodes, scene):

@@ -191,6 +191,28 @@ def test_order_is_that_of_the_indices(node, route):
     ex.close()
 
 
+def test_masks_and_slices(node, route):
+    """Places of a mask are in the order of the axis, those of a slice in its own."""
+    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
+    values = np.arange(8) + 10 * node.rank
+    ghosts = np.array([False] * 5 + [True] * 3)
+    for sends, recvs, found in [
+        ([True, False, True, True, False, False, False, False], ghosts, [0, 2, 3]),
+        (slice(4, 1, -1), slice(5, None), [4, 3, 2]),
+        (slice(0, 5, 2), ghosts.tolist(), [0, 2, 4]),
+        (node.xp.asarray(~ghosts & (np.arange(8) > 1)), slice(-3, None), [2, 3, 4]),
+        (np.zeros(8, bool), slice(0), None),
+    ]:
+        array = node.xp.asarray(values)
+        ex = mpishare.NeighborExchange(node.comm, {right: sends}, {left: recvs}, array, node=node)
+        ex.exchange()
+        expected = values.copy()
+        if found is not None:
+            expected[5:] = np.array(found) + 10 * left
+        assert on_host(array).tolist() == expected.tolist()
+        ex.close()
+
+
 def test_other_arrays_at_every_call(node, route):
     sends, recvs, length = ring(node)
     first = node.xp.zeros((length, 3), "f4")
@@ -263,7 +285,8 @@ BAD = {
     "too large": ([0, 4], ValueError, "4"),
     "negative": ([-1], ValueError, "-1"),
     "float": ([0.0, 1.0], TypeError, "int"),
-    "bool": (np.array([True, False]), TypeError, "int"),
+    "short mask": (np.array([True, False]), ValueError, "a mask of 2 places"),
+    "mask of two axes": (np.array([[True, False]]), TypeError, "mask"),
     "two axes": ([[0, 1]], TypeError, "int|axis|axes|list"),
     "text": (["0"], TypeError, "int"),
     "huge": (np.array([1 << 63], "u8"), ValueError, "9223372036854775808"),

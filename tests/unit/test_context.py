@@ -37,8 +37,8 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
         (mpishare.Pool, "allocate close handle is_closed open"),
         (
             mpishare.HaloExchange,
-            "accumulate close exchange interior is_closed owned routes shell staging_nbytes start "
-            "wait",
+            "accumulate close exchange interior is_closed owned routes shell shifted "
+            "staging_nbytes start wait",
         ),
     ],
 )

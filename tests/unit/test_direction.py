@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.layout import Layout
+from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import Message, Part, pack_messages, unpack_messages
 
-LAYOUT = Layout((4,), (8,), np.dtype("f8"), 0)
+LAYOUT = FieldLayout((4,), (8,), np.dtype("f8"), 0)
 
 
 def message(peer, tag):

@@ -539,4 +539,91 @@ def test_check_raises_where_any_rank_does(case, data):
 
 
 def test_the_examples_hold():
-    assert doctest.testmod(geometry) == (0, 6)
+    assert doctest.testmod(geometry) == (0, 7)
+
+
+# --- boxes that are moved
+
+
+@st.composite
+def boxes(draw):
+    """Fields' shape, a box in it, an axis from the last or the first, how far it is moved."""
+    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    spans = [
+        sorted(draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True)))
+        for n in shape
+    ]
+    steps = [draw(st.sampled_from([None, 1, 2, 3])) for _ in shape]
+    box = [slice(*span, step) for span, step in zip(spans, steps, strict=True)]
+    named = draw(st.integers(0, len(shape)))  # the other axes are whole
+    box = [..., *box[named:]] if draw(st.booleans()) else box[:named]
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    return tuple(shape), tuple(box), axis, draw(st.integers(-8, 8))
+
+
+def cells_of(index, fields):
+    """The coordinates of the cells of an index, and how many it has along each axis."""
+    index = index if index[:1] == (...,) else (*index, ...)
+    found = np.moveaxis(np.indices(fields), 0, -1)[(*index, slice(None))]
+    return found.reshape(-1, len(fields)), found.shape
+
+
+@settings(deadline=None, max_examples=500)
+@given(boxes())
+def test_a_moved_box_has_the_cells_beside_those_of_the_box(case):
+    fields, box, axis, n = case
+    cells, extents = cells_of(box, fields)
+    cells[:, axis] += n
+    if (cells < 0).any() or (cells >= fields).any():
+        with pytest.raises(ValueError, match="leaves the field"):
+            geometry.shifted(box, axis, n, [fields])
+    else:
+        moved, found = cells_of(geometry.shifted(box, axis, n, [fields]), fields)
+        assert found == extents
+        assert np.array_equal(moved, cells)
+
+
+def test_a_box_without_cells_keeps_its_shape_wherever_it_goes():
+    array = np.zeros((5, 6))
+    found = geometry.shifted((slice(3, 3), slice(1, 5)), 0, 9, [array.shape])
+    assert array[found].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("box", "axis", "found"),
+    [
+        ((slice(1, 3),), 0, (slice(2, 4),)),
+        ((slice(1, 3),), 1, "leaves the field"),
+        ((slice(1, 3), slice(1, 3)), 1, (slice(1, 3), slice(2, 4))),
+        ((slice(1, 3),), -1, "from the first"),
+        ((..., slice(1, 3)), -1, (..., slice(2, 4))),
+        ((..., slice(1, 3)), 0, "from the last"),
+        ((..., slice(1, 3)), -2, "leaves the field"),
+    ],
+)
+def test_fields_with_different_axes(box, axis, found):
+    """The axis must be the same in all of them, as the box counts."""
+    shapes = [(5, 5), (5, 5, 5)]
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            geometry.shifted(box, axis, 1, shapes)
+    else:
+        assert geometry.shifted(box, axis, 1, shapes) == found
+
+
+@pytest.mark.parametrize(
+    ("box", "axis", "n", "kind"),
+    [
+        (slice(1, 3), 0, 1, TypeError),
+        ((1, slice(1, 3)), 0, 1, TypeError),
+        ((slice(1, 3), ...), 0, 1, TypeError),
+        ((slice(1, 3),), 0.5, 1, TypeError),
+        ((slice(1, 3),), 0, 1.0, TypeError),
+        ((slice(1, 3),), 2, 1, ValueError),
+        ((slice(1, 3),), -3, 1, ValueError),
+        ((slice(3, 1, -1),), 0, 1, ValueError),
+    ],
+)
+def test_boxes_that_are_none(box, axis, n, kind):
+    with pytest.raises(kind):
+        geometry.shifted(box, axis, n, [(5, 5)])

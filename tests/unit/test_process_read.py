@@ -12,7 +12,7 @@ import numpy as np
 from mpishare.halo.geometry import Box
 from mpishare.halo.host import process_read
 from mpishare.halo.host.process_read import _is_readable, bind_read
-from mpishare.halo.layout import Layout
+from mpishare.halo.layout import FieldLayout
 
 PAGE = mmap.PAGESIZE
 
@@ -65,7 +65,9 @@ def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):
     """The slowest axis may be shorter than what is along a faster one."""
     monkeypatch.setattr(process_read, "_BLOCK_NBYTES", 300)
     shape, strides = (2, 5, 2), (100, 64, 8)
-    theirs, mine = (Layout(shape, each, np.dtype("f4"), None) for each in (strides, (40, 8, 4)))
+    theirs, mine = (
+        FieldLayout(shape, each, np.dtype("f4"), None) for each in (strides, (40, 8, 4))
+    )
     box = Box((0, 0, 0), shape)
     blocks = list(process_read._blocks(theirs, mine, box, box))
     extents = [block.extent for block in blocks]

@@ -23,7 +23,7 @@ from mpishare.halo.cuda.work_items import (
     chunks,
 )
 from mpishare.halo.geometry import Box
-from mpishare.halo.layout import Layout
+from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import MessageInfo, Part, PartInfo
 
 DTYPES = ("i1", "f2", "f4", "f8", "c16", "V3", "V12")
@@ -44,7 +44,7 @@ def fields(draw):
 
 
 def layout_of(array):
-    return Layout(array.shape, array.strides, array.dtype, 0)
+    return FieldLayout(array.shape, array.strides, array.dtype, 0)
 
 
 def packed(part, layout, memory, alignment):
@@ -84,7 +84,7 @@ def test_indices_are_packed_in_their_order(field, data):
 
 
 def test_a_contiguous_face_is_one_run_of_the_widest_units():
-    layout = Layout((6, 8), (64, 8), np.dtype("f8"), 0)
+    layout = FieldLayout((6, 8), (64, 8), np.dtype("f8"), 0)
     cells = StridedCells.of(Part.of_box(0, layout, Box((2, 0), (4, 8))), layout, 16)
     assert (cells.extents, cells.steps, cells.unit, cells.first) == ([8], [16], 16, 128)
 
@@ -92,7 +92,7 @@ def test_a_contiguous_face_is_one_run_of_the_widest_units():
 def test_too_many_axes_are_refused():
     shape = (2,) * (AXES + 1)
     steps = tuple(3**axis for axis in range(AXES + 1))
-    layout = Layout(shape, steps, np.dtype("i1"), 0)
+    layout = FieldLayout(shape, steps, np.dtype("i1"), 0)
     with pytest.raises(UnsupportedError, match="axes"):
         StridedCells.of(Part.of_box(0, layout, Box((0,) * len(shape), shape)), layout, 16)
 
@@ -116,7 +116,7 @@ def test_flags_are_as_many_as_items_where_an_end_shares_its_gpu_too(sharing, cou
     units = {(0, 1, 0, 0): 16}
     routes = [{1: "fused"}, {0: "fused"}]
     flags = staging_layout(messages, routes, units, range(2), 1, sharing).flags[0, 1, 0, 0]
-    layout = Layout((2 << 17,), (8,), np.dtype("f8"), 0)
+    layout = FieldLayout((2 << 17,), (8,), np.dtype("f8"), 0)
     work = WorkList([layout], [16], lambda array: 0)
     part = Part.of_box(0, layout, Box((0,), (2 << 17,)))
     work.add_copy(UNPACK, part, Slot(0, 0, flags), shares_gpu=bool({0, 1} & set(sharing)))
@@ -158,7 +158,7 @@ def test_what_travels_by_ll_has_twice_the_room_and_no_flag():
 
 def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
     loaded = []
-    layout = Layout((1 << 20,), (8,), np.dtype("f8"), 0)
+    layout = FieldLayout((1 << 20,), (8,), np.dtype("f8"), 0)
     part = Part.of_box(0, layout, Box((0,), (1 << 20,)))
     work = WorkList([layout], [16], lambda array: loaded.append(array) or 0)
     flags = list(range(1, 1 + len(list(chunks(part.nbytes, shares_gpu=False)))))
@@ -202,7 +202,7 @@ def test_the_bytes_of_items_are_those_of_the_structs():
         loaded[(len(loaded) + 1) << 40] = array.tobytes()
         return len(loaded) << 40
 
-    layout = Layout((6, 700), (5600, 8), np.dtype("f8"), 0)
+    layout = FieldLayout((6, 700), (5600, 8), np.dtype("f8"), 0)
     box = Part.of_box(1, layout, Box((2, 1), (4, 699)))
     rows = Part.of_indices(0, layout, 0, np.array([5, 0], np.int64))
     work = WorkList([layout, layout], [16, 8], upload)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpishare.coordination.agreement import Agreement
     from mpishare.halo.cuda.flags import PinnedFlags
     from mpishare.halo.cuda.launch_order import LaunchOrder
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.ordering.stream_chain import StreamChain
 
 _Array = cupy.ndarray
@@ -32,7 +32,7 @@ class FastPath:
 
     Parameters
     ----------
-    layouts : sequence of Layout
+    layouts : sequence of FieldLayout
         This rank's fields.
     handles : mapping of key to int
         The graphs of whole exchanges, by `graphs.key_of` the fields' addresses.
@@ -44,7 +44,7 @@ class FastPath:
 
     def __init__(
         self,
-        layouts: Sequence[Layout],
+        layouts: Sequence[FieldLayout],
         handles: Mapping[Any, int],
         chain: StreamChain,
         order: LaunchOrder,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.halo.layout import Layout, check_layout
+from mpishare.halo.layout import FieldLayout, check_layout
 from mpishare.window import Window
 
 if TYPE_CHECKING:
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 _Array = cupy.ndarray
 
 
-def cuda_layout(field: Any, name: str) -> Layout:
+def cuda_layout(field: Any, name: str) -> FieldLayout:
     """Return the layout of an array in GPU memory; raise where its ghosts cannot be written."""
     if isinstance(field, _Array):
-        found = Layout(field.shape, field.strides, field.dtype, field.data.device_id)
+        found = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
     else:
         found = _inspect(field, name)[1]
     return check_layout(found, name)
 
 
-def addresses_of(fields: Sequence[Any], layouts: Sequence[Layout]) -> tuple[int, ...]:
+def addresses_of(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> tuple[int, ...]:
     """Return the addresses of a call's fields; `ValueError` if a layout differs. Local."""
     found = []
     for field, expected in zip(fields, layouts, strict=True):
@@ -64,7 +64,7 @@ def _is_tensor(field: Any) -> bool:
     return torch is not None and isinstance(field, torch.Tensor)
 
 
-def _inspect(field: Any, name: str) -> tuple[int, Layout]:
+def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array of another library, or of a window."""
     if isinstance(field, Window):
         field = field.array
@@ -74,7 +74,7 @@ def _inspect(field: Any, name: str) -> tuple[int, Layout]:
         kind = _tensor_dtype(field, name)
         shape, device = tuple(field.shape), field.device.index
         strides = tuple(step * kind.itemsize for step in field.stride())
-        return field.data_ptr(), Layout(shape, strides, kind, device)
+        return field.data_ptr(), FieldLayout(shape, strides, kind, device)
     try:
         interface = field.__cuda_array_interface__
     except (AttributeError, RuntimeError, TypeError) as error:
@@ -83,7 +83,7 @@ def _inspect(field: Any, name: str) -> tuple[int, Layout]:
     if is_read_only:
         raise ValueError(f"{name} is read-only")
     array = cupy.asarray(field)
-    return address, Layout(array.shape, array.strides, array.dtype, array.data.device_id)
+    return address, FieldLayout(array.shape, array.strides, array.dtype, array.data.device_id)
 
 
 def _tensor_dtype(field: Any, name: str) -> np.dtype[Any]:

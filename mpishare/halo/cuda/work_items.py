@@ -15,7 +15,7 @@ import numpy as np
 
 from mpishare.errors import UnsupportedError
 from mpishare.halo.geometry import Box
-from mpishare.halo.layout import Layout
+from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import ALIGN, Part
 
 if TYPE_CHECKING:
@@ -112,13 +112,13 @@ def uses_ll(nbytes: int, unit: int) -> bool:
     return nbytes <= _LL_MAX_NBYTES and unit >= _LL_UNITS[0]
 
 
-def alignment_of(layout: Layout) -> int:
+def alignment_of(layout: FieldLayout) -> int:
     """Return the alignment that every array of the dtype has, in bytes: 16 at most."""
     size = layout.dtype.itemsize
     return min(size & -size, ALIGN)
 
 
-def unit_of(part: Part, layout: Layout) -> int:
+def unit_of(part: Part, layout: FieldLayout) -> int:
     """Return the widest unit in which a part can be moved in any array of the layout, in bytes."""
     return StridedCells.of(part, layout, alignment_of(layout)).unit
 
@@ -134,7 +134,7 @@ class StridedCells:
     unit: int
 
     @classmethod
-    def of(cls, part: Part, layout: Layout, alignment: int) -> StridedCells:
+    def of(cls, part: Part, layout: FieldLayout, alignment: int) -> StridedCells:
         """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
         start = part.box.start if part.box is not None else (0,) * len(part.shape)
         along = -1 if part.box is not None else part.axis
@@ -234,7 +234,7 @@ class WorkList:
 
     Parameters
     ----------
-    layouts : sequence of Layout
+    layouts : sequence of FieldLayout
         This rank's fields.
     alignments : sequence of int, bytes
         For each field, what its address is a multiple of.
@@ -244,7 +244,7 @@ class WorkList:
 
     def __init__(
         self,
-        layouts: Sequence[Layout],
+        layouts: Sequence[FieldLayout],
         alignments: Sequence[int],
         upload: Callable[[np.ndarray[Any, Any]], int],
     ) -> None:
@@ -299,7 +299,7 @@ class WorkList:
         # A complex number is two reals, which are added separately.
         size = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         steps = [prod(part.shape[axis + 1 :]) * dtype.itemsize for axis in range(len(part.shape))]
-        whole = Layout(part.shape, tuple(steps), dtype, None)
+        whole = FieldLayout(part.shape, tuple(steps), dtype, None)
         source = Part.of_box(part.field, whole, Box((0,) * len(part.shape), part.shape))
         if rows is not None and part.indices is not None:
             source = Part.of_indices(part.field, whole, part.axis, rows)

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
 
 Array = np.ndarray[Any, Any]
 
@@ -50,7 +50,7 @@ def add(array: Array, key: Any, cells: Array) -> None:
         np.add.at(array, key, cells)
 
 
-def array_at(address: int, layout: Layout) -> Array:
+def array_at(address: int, layout: FieldLayout) -> Array:
     """Return the array at an address, in the dtype in which its cells travel.
 
     It does not hold the memory: a window could not be unmapped otherwise.
@@ -149,7 +149,7 @@ class SelfCopy(NamedTuple):
     source_key: Any
 
 
-def block_for_cache(copies: Iterable[SelfCopy], layouts: Sequence[Layout]) -> list[SelfCopy]:
+def block_for_cache(copies: Iterable[SelfCopy], layouts: Sequence[FieldLayout]) -> list[SelfCopy]:
     """Return the same copies, those of large boxes a few planes at a time.
 
     Copies that have their planes in common are then made block by block, so that the cache lines

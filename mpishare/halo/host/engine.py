@@ -12,7 +12,7 @@ import numpy as np
 from mpishare.errors import MpiShareError
 from mpishare.halo.host.copies import add, address_of, put
 from mpishare.halo.host.shared import HostRoute
-from mpishare.halo.layout import Layout, as_numpy, require_number
+from mpishare.halo.layout import FieldLayout, as_numpy, require_number
 from mpishare.halo.mpi_route import HostMpiRoute
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class HostEngine:
         arrays = []
         for field, expected in zip(fields, self._layouts, strict=True):
             array = field if type(field) is np.ndarray else as_numpy(field, "a field")
-            expected.require(Layout(array.shape, array.strides, array.dtype, None))
+            expected.require(FieldLayout(array.shape, array.strides, array.dtype, None))
             if not array.flags.writeable:
                 raise ValueError("a field is read-only")
             arrays.append(array)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array, Copy
-    from mpishare.halo.layout import Layout
+    from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message, MessageInfo, PartInfo
 
 _MIN_READ_NBYTES = 64 << 10  # below, two copies cost less than the system call and the wait
@@ -235,7 +235,7 @@ class PeerReads:
             raise agreement.fail_and_tell(lambda: MpiShareError(text), fatal=False)
 
 
-def _extent(layout: Layout, box: Box) -> _Extent:
+def _extent(layout: FieldLayout, box: Box) -> _Extent:
     """Return the bytes of a field from the first cell of a box to the end of the last."""
     steps = layout.strides
     first = sum(at * step for at, step in zip(box.start, steps, strict=True))
@@ -259,7 +259,7 @@ def _is_readable(address: int, nbytes: int) -> bool:
     return True
 
 
-def _blocks(theirs: Layout, mine: Layout, source: Box, target: Box) -> Iterator[_Block]:
+def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) -> Iterator[_Block]:
     """Yield the reads of a box in the sender's field into one of the same shape in mine."""
     extent, key = _extent(theirs, source), target.slices()
     steps, own = (_steps(target.shape, layout.strides) for layout in (theirs, mine))

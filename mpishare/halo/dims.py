@@ -1,0 +1,105 @@
+"""The grid of a plan: that of a Cartcomm, or ``dims=`` and ``periods=`` on a plain communicator."""
+
+from __future__ import annotations
+
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.halo.geometry import Grid
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
+    """Return the grid of the ranks of `comm`. Local.
+
+    Without a cart the ranks are numbered as MPI numbers those of a cart: row by row.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        A Cartcomm, or any other with `dims`.
+    dims, periods
+        As the user gave them.
+
+    Raises
+    ------
+    ValueError
+        If a cart comes with `dims` or `periods`, or if they do not fit the communicator.
+    TypeError
+        If there is neither a cart nor `dims`.
+    """
+    from mpi4py import MPI
+
+    if isinstance(comm, MPI.Cartcomm):
+        if dims is not None or periods is not None:
+            raise ValueError(
+                "cart is a Cartcomm, which has dims and periods of its own: leave out dims= and "
+                "periods=, or give the communicator that the cart was made from"
+            )
+        extents, wraps, _ = comm.Get_topo()
+        return Grid(tuple(extents), tuple(map(bool, wraps)))
+    if dims is None:
+        raise TypeError(
+            f"cart must be a Cartcomm, not {type(comm).__name__}: make one with Create_cart, or "
+            "name dims="
+        )
+    found = normalize_dims(dims, comm.size)
+    if 0 in found:
+        found = tuple(MPI.Compute_dims(comm.size, found))
+    return Grid(found, normalize_periods(periods, len(found)))
+
+
+def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
+    """Return the extents of a grid of `size` ranks; `ValueError` if it cannot be.
+
+    Zeros stay: MPI chooses these extents, so that the product is `size`.
+
+    Examples
+    --------
+    >>> normalize_dims((2, 3), 6), normalize_dims([0, 3], 6)
+    ((2, 3), (0, 3))
+    """
+    try:
+        found = tuple(map(index, dims))
+    except TypeError:
+        found = ()
+    if not found or min(found) < 0:
+        raise ValueError(
+            f"dims must be ints of 0 or more, one for each axis of the grid, not {dims!r}"
+        )
+    product = prod(filter(None, found))
+    if product != size and (0 not in found or size % product):
+        raise ValueError(
+            f"dims {found} are a grid of {product} ranks, the communicator has {size}. "
+            f"mpi4py.MPI.Compute_dims({size}, {len(found)}) finds dims that fit"
+        )
+    return found
+
+
+def normalize_periods(periods: Any, naxes: int) -> tuple[bool, ...]:
+    """Return for each axis whether it wraps; `ValueError` if it cannot be.
+
+    A bool is for all axes, None for no axis.
+
+    Examples
+    --------
+    >>> normalize_periods(None, 2), normalize_periods(True, 2), normalize_periods((1, 0), 2)
+    ((False, False), (True, True), (True, False))
+    """
+    if periods is None or isinstance(periods, bool | np.bool_):
+        return (bool(periods),) * naxes
+    try:
+        found = [int(each) if isinstance(each, np.bool_) else index(each) for each in periods]
+    except TypeError:
+        found = []
+    if len(found) != naxes or not {0, 1}.issuperset(found):
+        raise ValueError(
+            f"periods must be a bool, or one for each axis of the grid ({naxes} here), not "
+            f"{periods!r}"
+        )
+    return tuple(map(bool, found))

@@ -1,0 +1,236 @@
+"""Owners of ghosts by global ids: ranks ask the home of an id who owns it, then its owner for it.
+
+The home of an id is a rank that its hash names, so that no rank holds the ids of all.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.plan_comm import PlanComm
+
+    Array = np.ndarray[Any, Any]
+    Places = dict[int, Array]
+
+_MOST_NAMED = 3
+"""So many wrong ids of each rank are named in an error."""
+
+NOBODY = -1
+"""The owner of an id that no rank owns."""
+
+
+class Ids:
+    """The global ids of this rank's places. Local.
+
+    Parameters
+    ----------
+    ids : array of int
+        One for each place: of those that this rank owns, then of its ghosts.
+    n_owned : int
+        How many it owns.
+    extent : int
+        How many places there are.
+
+    Attributes
+    ----------
+    owned, ghosts : array of int64
+        The ids, sorted.
+    owned_places, ghost_places : array of int
+        Where each of them is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments are wrong, or if an id is owned twice.
+    """
+
+    def __init__(self, ids: Any, n_owned: Any, extent: int) -> None:
+        found = np.asarray(ids.get() if hasattr(ids, "get") else ids)
+        if found.size == 0:
+            found = found.astype(np.int64)
+        if found.ndim != 1 or found.dtype.kind not in "iu":
+            raise TypeError(
+                f"ids must be ints along one axis, not of dtype {found.dtype} and shape "
+                f"{found.shape}"
+            )
+        if len(found) != extent:
+            raise ValueError(
+                f"there are {len(found)} ids, the fields have {extent} places along the axis: "
+                "give one id for each place"
+            )
+        if isinstance(n_owned, bool) or not hasattr(n_owned, "__index__"):
+            raise TypeError(f"n_owned must be an int, not {n_owned!r}")
+        if not 0 <= n_owned <= extent:
+            raise ValueError(f"n_owned is {n_owned}, and there are {extent} ids: 0 to {extent}")
+        top = np.iinfo(np.int64).max
+        if found.dtype == np.uint64 and found.max(initial=0) > top:
+            raise ValueError(f"ids has {found.max()}: ids are at most {top}")
+        found = found.astype(np.int64)  # a copy, which the user cannot change
+        owned, ghosts = np.split(found, [index(n_owned)])
+        # Sorted, since to look for sorted ids is ten times as fast.
+        self.owned_places, self.ghost_places = np.argsort(owned), np.argsort(ghosts)
+        self.owned, self.ghosts = owned[self.owned_places], ghosts[self.ghost_places]
+        self.ghost_places += len(owned)
+        twice = np.flatnonzero(self.owned[1:] == self.owned[:-1])
+        if len(twice):
+            first, second = sorted(self.owned_places[twice[0] : twice[0] + 2])
+            raise ValueError(
+                f"ids names id {self.owned[twice[0]]} twice among the {n_owned} that this rank "
+                f"owns, at places {first} and {second}"
+            )
+
+
+class Directory:
+    """The owners of the ids whose home this rank is. Local.
+
+    Parameters
+    ----------
+    ids : array of int
+        Those that rank 0 owns, then those of rank 1, and so on.
+    counts : array of int
+        How many of each rank.
+    """
+
+    def __init__(self, ids: Array, counts: Array) -> None:
+        order = np.argsort(ids, kind="stable")  # fast, since those of a rank are sorted
+        self._ids = ids[order]
+        self._owners = np.repeat(np.arange(len(counts)), counts)[order]
+
+    def owned_twice(self) -> list[list[int]]:
+        """Return an id and two ranks that own it, for each such pair."""
+        at = np.flatnonzero(self._ids[1:] == self._ids[:-1])
+        rows = zip(self._ids[at], self._owners[at], self._owners[at + 1], strict=True)
+        return [[int(each) for each in row] for row in rows]
+
+    def owners_of(self, ids: Array) -> Array:
+        """Return the owner of each of these ids, or `NOBODY`."""
+        if not len(self._ids):
+            return np.full(len(ids), NOBODY)
+        at = np.searchsorted(self._ids, ids)
+        at[at == len(self._ids)] = 0
+        return np.where(self._ids[at] == ids, self._owners[at], NOBODY)
+
+
+def homes_of(ids: Array, size: int) -> Array:
+    """Return the home of each id: one of `size` ranks, about as many ids for each."""
+    bits = ids.view(np.uint64)
+    mixed = (bits ^ (bits >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    # Few bits are sorted fast.
+    return ((mixed >> np.uint64(33)) % np.uint64(size)).astype(np.min_scalar_type(size))
+
+
+class Search:
+    """One rank's part of the search for the owners of all ghosts. Local.
+
+    Numbers that go to all ranks, or come from them, are pairs: those for rank 0 first, and how
+    many there are for each rank.
+    """
+
+    def __init__(self, ids: Ids, size: int) -> None:
+        self._ids = ids
+        self._size = size
+        self.sends: Places = {}
+        self.recvs: Places = {}
+
+    def tell(self) -> tuple[Array, Array]:
+        """Return the ids that this rank owns, for their homes."""
+        order, counts = _grouped(homes_of(self._ids.owned, self._size), self._size)
+        return self._ids.owned[order], counts
+
+    def ask(self) -> tuple[Array, Array]:
+        """Return the ids of this rank's ghosts, for their homes."""
+        self._order, counts = _grouped(homes_of(self._ids.ghosts, self._size), self._size)
+        return self._ids.ghosts[self._order], counts
+
+    def answer(self, told: tuple[Array, Array], asked: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Return the owners of the ids that the ranks asked for."""
+        self._directory = Directory(*told)
+        ids, counts = asked
+        return self._directory.owners_of(ids), counts
+
+    def look(self, answers: Array) -> list[Any]:
+        """Return what is wrong: ids that two ranks own, ghosts that nobody owns; how many, some."""
+        self._owners = np.empty_like(answers)
+        self._owners[self._order] = answers
+        twice = self._directory.owned_twice()
+        orphans = self._ids.ghosts[self._owners == NOBODY]
+        return [len(twice), twice[:_MOST_NAMED], len(orphans), orphans[:_MOST_NAMED].tolist()]
+
+    def request(self) -> tuple[Array, Array]:
+        """Return the ids of this rank's ghosts, for their owners."""
+        ids = self._ids
+        order, counts = _grouped(self._owners.astype(np.min_scalar_type(self._size)), self._size)
+        self.recvs = _by_rank(ids.ghost_places[order], counts)
+        return ids.ghosts[order], counts
+
+    def grant(self, requested: Array, counts: Array) -> None:
+        """Note the places that the ranks requested."""
+        places = self._ids.owned_places[np.searchsorted(self._ids.owned, requested)]
+        self.sends = _by_rank(places, counts)
+
+
+def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
+    """Return the places to send from and to receive to, by rank. Collective, host-blocking.
+
+    Between two ranks they are in the order of the ids.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if two ranks own an id, or nobody owns a ghost's.
+    """
+    search = Search(ids, comm.size)
+    told = comm.alltoallv(call, search.tell)
+    asked = comm.alltoallv(call, search.ask)
+    answers, _ = comm.alltoallv(call, lambda: search.answer(told, asked))
+    require_owners(call, comm.step(call, lambda: search.look(answers)))
+    requested = comm.alltoallv(call, search.request)
+    comm.step(call, lambda: search.grant(*requested))
+    return search.sends, search.recvs
+
+
+def require_owners(call: str, found: Sequence[Any]) -> None:
+    """Raise the same `ValueError` on every rank unless each id has one owner.
+
+    Parameters
+    ----------
+    call : str
+        For the error.
+    found : sequence
+        What `Search.look` returned on each rank.
+    """
+    n_twice, n_orphans = (sum(each[at] for each in found) for at in (0, 2))
+    if n_twice:
+        named = [f"id {i} by ranks {a} and {b}" for each in found for i, a, b in each[1]]
+        raise ValueError(
+            f"{call} failed: two ranks own the same id: {_listed(named, n_twice)}. Each id is "
+            "owned by one rank; on the others it is a ghost"
+        )
+    if n_orphans:
+        named = [f"id {i}, a ghost of rank {r}" for r, each in enumerate(found) for i in each[3]]
+        raise ValueError(
+            f"{call} failed: nobody owns {_listed(named, n_orphans)}. An id is owned by the rank "
+            "that has it among its first n_owned ids"
+        )
+
+
+def _listed(named: Sequence[str], count: int) -> str:
+    shown = named[: 2 * _MOST_NAMED]
+    more = f", and {count - len(shown)} more" if count > len(shown) else ""
+    return "; ".join(shown) + more
+
+
+def _grouped(ranks: Array, size: int) -> tuple[Array, Array]:
+    """Return the order in which things go by rank, and how many there are of each rank."""
+    return np.argsort(ranks, kind="stable"), np.bincount(ranks, minlength=size)
+
+
+def _by_rank(places: Array, counts: Array) -> Places:
+    parts = np.split(places, np.cumsum(counts)[:-1])
+    return {rank: part for rank, part in enumerate(parts) if len(part)}

@@ -1,0 +1,63 @@
+"""Layouts of fields: what fits, what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpishare.halo.layout import Layout, host_layout
+
+EMPTY = np.zeros((4, 2))[:0]
+
+
+@pytest.mark.parametrize("strides", [(0, 0), (8, 8), (16, 8)])
+def test_an_array_without_elements_may_have_any_strides(strides):
+    """NumPy makes them zero in some calls, and a rank may have no cells."""
+    array = np.lib.stride_tricks.as_strided(EMPTY, (0, 2), strides)
+    assert array.strides == strides
+    host_layout(EMPTY, "it").require(host_layout(array, "it"))
+
+
+def test_an_array_with_elements_may_not():
+    array = np.lib.stride_tricks.as_strided(np.zeros(1), (1, 2), (0, 0))
+    with pytest.raises(ValueError, match="it has strides"):
+        host_layout(array, "it")
+    with pytest.raises(ValueError, match="strides"):
+        host_layout(np.zeros((2, 3)), "it").require(host_layout(np.zeros((3, 2)).T, "it"))
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    st.sampled_from([float, "f4", np.int16, np.dtype("c16"), "V3"]),
+    st.sampled_from("CF"),
+)
+def test_a_layout_is_that_of_the_array_that_numpy_makes(shape, dtype, order):
+    array = np.zeros(shape, dtype, order)
+    Layout(shape, dtype, order).of_field().require(host_layout(array, "it"))
+    if 0 not in shape:
+        assert Layout(shape, dtype, order).of_field().strides == array.strides
+
+
+def test_what_users_write():
+    assert Layout(3) == Layout((3,), float, "C") == Layout([np.int64(3)], "f8")
+    assert Layout((2, 3), "f4").dtype == np.float32
+    assert repr(Layout((2, 3))) == "Layout(shape=(2, 3), dtype=dtype('float64'), order='C')"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (((2, -1),), ValueError),
+        ((-1,), ValueError),
+        ((2.5,), TypeError),
+        (((2, 2.0),), TypeError),
+        (("12",), TypeError),
+        ((None,), TypeError),
+        (((2,), "float65"), TypeError),
+        (((2,), float, "A"), ValueError),
+        (((2,), float, None), ValueError),
+    ],
+)
+def test_layouts_that_are_none(arguments, kind):
+    with pytest.raises(kind):
+        Layout(*arguments)

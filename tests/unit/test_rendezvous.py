@@ -1,0 +1,154 @@
+"""Owners by global ids, against dicts: each rank's part of the work, one after the other."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpishare.halo.rendezvous import NOBODY, Directory, Ids, Search, homes_of, require_owners
+
+IDS = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)
+
+
+@given(st.lists(IDS, unique=True, max_size=40), st.lists(IDS, max_size=10))
+def test_every_id_stands_beside_its_place(owned, ghosts):
+    given_ids = np.array(owned + ghosts, np.int64)
+    ids = Ids(given_ids, len(owned), len(given_ids))
+    assert ids.owned.tolist() == sorted(owned)
+    assert ids.ghosts.tolist() == sorted(ghosts)
+    assert np.array_equal(given_ids[ids.owned_places], ids.owned)
+    assert np.array_equal(given_ids[ids.ghost_places], ids.ghosts)
+    places = [*ids.owned_places, *ids.ghost_places]
+    assert sorted(places) == list(range(len(given_ids)))
+
+
+@settings(deadline=None)
+@given(st.dictionaries(IDS, st.integers(0, 4), max_size=40), st.lists(IDS, max_size=20))
+def test_a_directory_knows_every_owner(owners, others):
+    owned = sorted(owners, key=lambda each: (owners[each], -each % 7))
+    counts = np.bincount(list(owners.values()), minlength=5)
+    directory = Directory(np.array(owned, np.int64), counts)
+    assert directory.owned_twice() == []
+    asked = [*owners, *others]
+    found = directory.owners_of(np.array(asked, np.int64))
+    assert found.tolist() == [owners.get(each, NOBODY) for each in asked]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(IDS, unique=True, max_size=8), min_size=1, max_size=5))
+def test_a_directory_knows_every_id_that_is_owned_twice(parts):
+    ids = np.array([each for part in parts for each in part], np.int64)
+    found = Directory(ids, np.array([len(part) for part in parts])).owned_twice()
+    right = []
+    for id_ in sorted({each for part in parts for each in part}):
+        ranks = [rank for rank, part in enumerate(parts) if id_ in part]
+        right += [[id_, one, other] for one, other in pairwise(ranks)]
+    assert found == right
+
+
+def alltoallv(given_parts):
+    """What each rank gets, as MPI has it."""
+    parts = [np.split(n, np.cumsum(counts)[:-1]) for n, counts in given_parts]
+    columns = list(zip(*parts, strict=True))
+    return [(np.concatenate(each), np.array([len(p) for p in each])) for each in columns]
+
+
+def searched(owned, ghosts):
+    """The whole search, one rank after the other: the sends and the receives of each."""
+    size = len(owned)
+    searches = [
+        Search(Ids(np.array(a + b, np.int64), len(a), len(a + b)), size)
+        for a, b in zip(owned, ghosts, strict=True)
+    ]
+    told = alltoallv([each.tell() for each in searches])
+    asked = alltoallv([each.ask() for each in searches])
+    answers = [each.answer(*pair) for each, *pair in zip(searches, told, asked, strict=True)]
+    back = alltoallv(answers)
+    require_owners("a call", [s.look(n) for s, (n, _) in zip(searches, back, strict=True)])
+    requested = alltoallv([each.request() for each in searches])
+    for search, numbers in zip(searches, requested, strict=True):
+        search.grant(*numbers)
+    return searches
+
+
+@st.composite
+def meshes(draw):
+    """For each rank the ids that it owns, and those of its ghosts."""
+    size = draw(st.integers(1, 5))
+    owner = draw(st.dictionaries(IDS, st.integers(0, size - 1), max_size=30))
+    owned = [[each for each in owner if owner[each] == rank] for rank in range(size)]
+    known = st.sampled_from(sorted(owner)) if owner else st.nothing()
+    ghosts = [draw(st.lists(known, max_size=12)) if owner else [] for _ in range(size)]
+    return owned, ghosts
+
+
+@settings(deadline=None)
+@given(meshes())
+def test_every_ghost_meets_the_place_of_its_owner(mesh):
+    owned, ghosts = mesh
+    places = {each: (rank, at) for rank, ids in enumerate(owned) for at, each in enumerate(ids)}
+    searches = searched(owned, ghosts)
+    for rank, search in enumerate(searches):
+        sources = {
+            int(to): (peer, int(at))
+            for peer, targets in search.recvs.items()
+            for to, at in zip(targets, searches[peer].sends[rank], strict=True)
+        }
+        right = {len(owned[rank]) + at: places[each] for at, each in enumerate(ghosts[rank])}
+        assert sources == right
+        assert all(rank in searches[peer].recvs for peer in search.sends)
+
+
+@settings(deadline=None)
+@given(meshes(), st.data())
+def test_a_mesh_with_a_flaw_is_refused(mesh, data):
+    owned, ghosts = mesh
+    rank = data.draw(st.integers(0, len(owned) - 1))
+    other = data.draw(st.integers(0, len(owned) - 1).filter(lambda each: each != rank)) if (
+        len(owned) > 1
+    ) else None  # fmt: skip
+    if other is not None and owned[other] and data.draw(st.booleans()):
+        twice = data.draw(st.sampled_from(owned[other]))
+        owned[rank].append(twice)
+        one, two = sorted([rank, other])
+        with pytest.raises(ValueError, match=f"id {twice} by ranks {one} and {two}"):
+            searched(owned, ghosts)
+    else:
+        known = {each for ids in owned for each in ids}
+        orphan = data.draw(IDS.filter(lambda each: each not in known))
+        ghosts[rank].append(orphan)
+        with pytest.raises(ValueError, match=f"nobody owns id {orphan}, a ghost of rank {rank}"):
+            searched(owned, ghosts)
+
+
+@given(st.lists(IDS, min_size=1, max_size=40), st.integers(1, 1000))
+def test_a_home_depends_on_nothing_but_the_id(ids, size):
+    homes = homes_of(np.array(ids, np.int64), size)
+    assert all(0 <= home < size for home in homes)
+    assert [int(homes_of(np.array([each], np.int64), size)[0]) for each in ids] == homes.tolist()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 64, 1000, 1 << 20, 1 << 32, 1 << 40])
+@pytest.mark.parametrize("size", [2, 3, 4, 64])
+def test_homes_are_even_whatever_the_numbering(step, size):
+    count = 20_000
+    homes = homes_of(np.arange(count, dtype=np.int64) * step, size)
+    counts = np.bincount(homes, minlength=size)
+    assert counts.max() < 1.5 * count / size
+
+
+@pytest.mark.parametrize(
+    ("ids", "n_owned", "extent", "kind", "words"),
+    [
+        ([7, 8, 7], 3, 3, ValueError, "id 7 twice among the 3 that this rank owns, at places 0"),
+        ([7, 8], 1, 3, ValueError, "there are 2 ids, the fields have 3"),
+        ([7, 8], 3, 2, ValueError, "n_owned is 3"),
+        ([7, 8], True, 2, TypeError, "n_owned must be an int"),
+        ([7.5, 8], 1, 2, TypeError, "ids must be ints"),
+    ],
+)
+def test_ids_that_are_none(ids, n_owned, extent, kind, words):
+    with pytest.raises(kind, match=words):
+        Ids(ids, n_owned, extent)
