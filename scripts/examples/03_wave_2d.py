@@ -16,16 +16,9 @@ N, STEPS, SPEED = 64, 100, 0.5  # cells per rank along each axis; cells per step
 SQUARE = SPEED**2
 
 
-def moved(box, axis, by):
-    """The box of cells `by` further along an axis."""
-    return tuple(
-        slice(part.start + by, part.stop + by) if n == axis else part for n, part in enumerate(box)
-    )
-
-
 def update(box, old, now):
     """Replace the cells of `old` in this box by those of the next step."""
-    neighbors = sum(now[moved(box, axis, by)] for axis in (0, 1) for by in (-1, 1))
+    neighbors = sum(now[halo.shifted(box, axis, by)] for axis in (0, 1) for by in (-1, 1))
     old[box] = 2 * now[box] - old[box] + SQUARE * (neighbors - 4 * now[box])
 
 

@@ -2,7 +2,8 @@
 
     mpirun -n 4 python -m mpi4py scripts/examples/05_mesh.py
 
-Each rank says which places of its array it sends to whom, and which it receives from whom.
+The owners of ghosts are found by their global numbers. `NeighborExchange(comm, sends, recvs, ...)`
+takes the places of both sides instead, where a program has them.
 """
 
 import numpy as np
@@ -19,19 +20,14 @@ edges = np.random.default_rng(7).integers(total, size=(3 * total, 2))  # the sam
 mine = edges[edges[:, 0] // OWNED == comm.rank]
 ghosts = np.unique(mine[mine[:, 1] // OWNED != comm.rank, 1])
 
-# Where ghosts lie in my array, by owner; each owner is asked for them by their global numbers.
-owners = ghosts // OWNED
-wanted = [ghosts[owners == rank] for rank in range(comm.size)]
-recvs = {rank: OWNED + np.flatnonzero(owners == rank) for rank in range(comm.size)}
-sends = {rank: asked - first for rank, asked in enumerate(comm.alltoall(wanted))}
+numbers = np.concatenate([np.arange(first, first + OWNED), ghosts])  # of all places of my array
 
 with mpishare.Node() as node:
     xp = node.xp
-    field = xp.zeros((OWNED + len(ghosts), 2))  # two values per vertex
-    exchange = mpishare.NeighborExchange(comm, sends, recvs, field, node=node)
+    field = xp.zeros((len(numbers), 2))  # two values per vertex
+    exchange = mpishare.NeighborExchange.from_global_ids(comm, numbers, OWNED, field, node=node)
 
     # Owners to ghosts: each ghost becomes a copy of its vertex.
-    numbers = np.concatenate([np.arange(first, first + OWNED), ghosts])
     values = xp.asarray(np.stack([numbers, 10.0 * numbers], axis=1))
     field[:OWNED] = values[:OWNED]
     exchange.exchange(field)
