@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
+import stat
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mpishare.coordination.abort import abort_after, say
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 # Where launchers put the rank of a process, for output before MPI is started.
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# Programs that read the output of the ranks they started, and write it to their own.
+_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 
 
 class UsageError(Exception):
@@ -33,6 +38,50 @@ def is_first_process() -> bool:
         if variable in os.environ:
             return os.environ[variable] == "0"
     return True
+
+
+class StoppedError(Exception):
+    """Raised on every rank, at the same place, after rank 0 got a signal that ends the run."""
+
+
+class Signals:
+    """Signals that end a run early, on every rank at the same place. Local: catches them.
+
+    No rank may leave an MPI call half-way, where the others would wait for it forever. The first
+    signal is kept until `check`, the next of its kind ends the process.
+    """
+
+    #: Ctrl-C; what Open MPI makes of it; and one that launchers pass on.
+    KEPT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        #: The signal of rank 0, as far as this rank knows; 0: none.
+        self.found = 0
+        #: Called on this rank before all are stopped.
+        self.first: Callable[[], object] | None = None
+        for number in self.KEPT:
+            signal.signal(number, self._keep)
+
+    def _keep(self, number: int, frame: object) -> None:  # noqa: ARG002
+        self.found = number
+        signal.signal(number, signal.SIG_DFL)
+
+    def check(self) -> None:
+        """Raise `StoppedError` on every rank if rank 0 got a signal. Collective."""
+        self.found = self._comm.bcast(self.found)
+        if self.found:
+            if self.first is not None:
+                self.first()
+            raise StoppedError
+
+    @property
+    def exit_status(self) -> int:
+        """The status of a run that was ended early.
+
+        0 after SIGUSR1: who sent it knows, and Open MPI has much to say about other statuses.
+        """
+        return 0 if self.found == signal.SIGUSR1 else 128 + signal.SIGINT
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,12 +153,45 @@ def _world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Return whether `stream` is a user's terminal.
+def columns_of(stream: TextIO) -> int:
+    """Return the columns of the terminal where a person sees `stream`, 0 where nobody does. Local.
 
-    Open MPI gives each rank a pseudo-terminal; that one has no size.
+    A launcher gives its ranks pipes, or pseudo-terminals without a size; then the terminal is its
+    own, if it writes to one.
     """
-    return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+    try:
+        fd = stream.fileno()
+    except (OSError, ValueError):
+        return 0  # it is no file, or closed
+    if stream.isatty():
+        columns = os.get_terminal_size(fd).columns
+    elif stat.S_ISFIFO(os.fstat(fd).st_mode):
+        columns = 0
+    else:
+        return 0
+    return columns or _columns_of_launcher(fd)
+
+
+def _columns_of_launcher(fd: int) -> int:
+    """Return the columns of the terminal that is `fd` of the launcher, 0 where there is none."""
+    pid = os.getppid()
+    try:
+        while pid:
+            rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2]
+            name, _, numbers = rest.rpartition(")")
+            if name.startswith(_LAUNCHERS):
+                break
+            pid = int(numbers.split()[1])
+        path = Path(f"/proc/{pid}/fd/{fd}")
+        if not path.is_char_device():
+            return 0
+        terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return 0  # no launcher, or one of another user
+    try:
+        return os.get_terminal_size(terminal).columns if os.isatty(terminal) else 0
+    finally:
+        os.close(terminal)
 
 
 def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:

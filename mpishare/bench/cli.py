@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import closing
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 from mpishare.bench.cases import CASES
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import compare
-from mpishare.bench.report.render import FILE_FORMATS, render
+from mpishare.bench.report.render import FILE_FORMATS, WIDTH, heading, of_case, render
 from mpishare.cli import (
+    StoppedError,
     UsageError,
+    columns_of,
     fail_run,
     fail_usage,
     is_first_process,
-    is_terminal,
     run_on_ranks,
 )
+from mpishare.coordination.abort import say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
@@ -36,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run ``python -m mpishare.bench`` and return its exit status.
 
     Collective over COMM_WORLD, host-blocking. 0: every result was right. 1: a result was wrong, or
-    the run failed. 2: the command line is wrong. A rank that raises aborts all with status 1.
+    the run failed. 2: the command line is wrong. 130: it was interrupted. A rank that raises aborts
+    all with status 1.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["compare"]:
@@ -73,6 +76,7 @@ def case_list() -> str:
 
 def _run(comm: MPI.Intracomm, options: Options) -> int:
     from mpishare import MpiShareError
+    from mpishare.bench import environment
     from mpishare.bench.session import Session
 
     # Before the run: only rank 0 writes the files, and knows whether it can.
@@ -83,85 +87,103 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
         session = Session(comm, options)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND
         return fail_run(PROG, comm, exc)
-    found, rows = measure_all(session)
-    status = int(any(row.wrong for row in rows))
-    if comm.rank == 0:
+    found = {**environment.gather(session), "left_out": session.left_out}
+    is_shown = options.format == "table" and comm.rank == 0
+    columns = columns_of(sys.stdout) if is_shown else 0
+    width = min(columns or WIDTH, WIDTH)
+
+    def show(text: str) -> None:
+        if is_shown:
+            with session.progress.paused():
+                sys.stdout.write(text)
+
+    def finish(case: str) -> None:
+        show(of_case(case, found, session.rows, width, is_color=columns > 0))
+
+    def write(interrupted: str | None = None) -> int:
+        found["interrupted"] = interrupted
+        found["versions"] = environment.versions()  # of what the cases loaded too
         try:
-            _write(options, found, rows)
+            _write(options, found, session.rows)
         except OSError as error:
-            status = fail_run(PROG, comm, error)
-        sys.stdout.flush()
+            return fail_run(PROG, comm, error)
+        return int(any(row.wrong for row in session.rows))
+
+    show(heading(found, width))
+    interrupted = measure_all(session, finish, write)
+    status = write() if comm.rank == 0 and not interrupted else 0
+    if comm.rank == 0 and options.plot:
+        from mpishare.bench.report.plot import draw
+
+        draw(Path(options.plot), found, session.rows)
+    sys.stdout.flush()
+    if interrupted:
+        if comm.rank == 0:
+            kept = f"{options.output} has" if options.output else "above is"
+            say(f"{PROG}: interrupted in {interrupted}; {kept} what was finished\n")
+        return session.signals.exit_status
     # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
     return int(comm.bcast(status))
 
 
-def measure_all(session: Session) -> tuple[dict[str, Any], list[Row]]:
-    """Run the cases that the options name, close the node, and return the environment and the rows.
+def measure_all(
+    session: Session, finish: Callable[[str], None], write: Callable[[str], object]
+) -> str | None:
+    """Run the cases that the options name, and call `finish` with the name of each as it ends.
 
-    Collective, host-blocking. Both are the same on every rank.
+    Collective, host-blocking; closes the node. Where a signal interrupts a case, rank 0 calls
+    `write` with its name at once: Open MPI kills the ranks soon. Returns that name, if any.
     """
-    from mpishare.bench import environment
-
-    options = session.options
-    rows: list[Row] = []
+    options, backend, interrupted = session.options, session.node.backend, None
+    sizes = {name: len(options.sizes(backend, name)) for name in options.cases}
+    turns = [sizes[name] if CASES[name].is_sized else 1 for name in options.cases]
     with session.node, closing(session.progress) as progress:
-        progress.expect(_turns(options, session.node.backend))
+        progress.expect(options.repeat * sum(turns))
         for name in options.cases:
-            case = CASES[name]
-            module = import_module(f"mpishare.bench.cases.{case.module or name}")
-            rows += module.run(session, case)
-        # After the cases, which load the libraries whose versions it has.
-        found = environment.gather(session)
+            module = import_module(f"mpishare.bench.cases.{CASES[name].module or name}")
+            if session.comm.rank == 0:
+                session.signals.first = partial(write, name)
+            try:
+                module.run(session, CASES[name])
+            except StoppedError:
+                interrupted = name
+            finish(name)
+            if interrupted:
+                break
         session.close()
-    return found, rows
-
-
-def _turns(options: Options, backend: str) -> int:
-    """Return how often the bar advances: once per timed block of each variant."""
-    sized = [name for name in options.cases if CASES[name].is_sized]
-    sizes = sum(len(options.sizes(backend, name)) for name in sized)
-    return options.repeat * (sizes + len(options.cases) - len(sized))
+    return interrupted
 
 
 def _problem(options: Options) -> str | None:
     """Return why a file of the options cannot be written, None where all can."""
     if options.plot is not None and find_spec("matplotlib") is None:
-        command = f"{sys.executable} -m pip install matplotlib"
-        return f"--plot: matplotlib is not installed: {command}"
+        return f"--plot: matplotlib is not installed: {sys.executable} -m pip install matplotlib"
     if options.plot is not None and Path(options.plot).suffix not in PLOT_SUFFIXES:
         return f"--plot: {options.plot!r} must end in {', '.join(PLOT_SUFFIXES)}"
     for option, name in (("--output", options.output), ("--plot", options.plot)):
-        if name is None:
-            continue
-        path = Path(name).absolute()
-        if path.is_dir():
-            return f"{option}: {name!r} is a folder"
-        if not path.parent.is_dir():
-            return f"{option}: the folder of {name!r} does not exist"
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            return f"{option}: no permission to write {name!r}"
+        try:
+            if name is not None:
+                Path(name).open("a").close()
+        except OSError as exc:
+            return f"{option}: {name!r}: {exc.strerror}"
     return None
 
 
 def _write(options: Options, environment: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Write the report to stdout, to the file of the options, or to both."""
+    """Write the report to the file of the options, and what is not a table to stdout."""
     suffix = Path(options.output or "").suffix[1:]
     file_format = suffix if suffix in FILE_FORMATS else options.format
-    if options.output is None or file_format != options.format:
-        shown = render(options.format, environment, rows, is_color=is_terminal(sys.stdout))
-        sys.stdout.write(shown)
+    # Tables are there already.
+    if options.format != "table" and (options.output is None or file_format != options.format):
+        sys.stdout.write(render(options.format, environment, rows))
     if options.output is not None:
-        text = render(file_format, environment, rows, is_color=False)
+        text = render(file_format, environment, rows)
         try:
             Path(options.output).write_text(text)
         except OSError:
             # A full disk must not lose the run: the report goes to stdout.
             sys.stdout.write(text)
             raise
-    if options.plot is not None:
-        from mpishare.bench.report.plot import draw
-
-        draw(Path(options.plot), environment, rows)
     if options.format == "csv":
         # Stdout has rows and nothing else.
         sys.stderr.write("".join(f"{note}\n" for note in environment["notes"]))

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpishare.bench.measure import block_size, max_over_ranks, time_batches, time_each
 from mpishare.bench.report.rows import BASELINE, CLOCKS, OWN, Clock, Row, set_ratios
+from mpishare.cli import StoppedError
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -99,26 +100,8 @@ class Wrapper(Variant):
     def __init__(self, inner: Variant) -> None:
         self.inner = inner
         self.moves = inner.moves
-
-    def fill(self, token: int) -> None:
-        """Write what this rank sends."""
-        self.inner.fill(token)
-
-    def poison(self) -> None:
-        """Overwrite what this rank received."""
-        self.inner.poison()
-
-    def verify(self, token: int) -> None:
-        """Count the received words that are not those of `token`."""
-        self.inner.verify(token)
-
-    def check_around(self, step: Callable[[], None], token: int) -> None:
-        """Check a step as the inner variant checks its own."""
-        self.inner.check_around(step, token)
-
-    def wrong(self) -> int:
-        """Return how many words were wrong."""
-        return self.inner.wrong()
+        for name in ("fill", "poison", "verify", "check_around", "wrong"):
+            setattr(self, name, getattr(inner, name))
 
     def close(self) -> None:
         """Close the inner variant."""
@@ -203,32 +186,47 @@ class Comparison:
     def run(self, least_turns: int = 1) -> list[Row]:
         """Time all variants and return a row for each of them and each clock.
 
-        Collective, host-blocking. A variant that cannot be made is a row that says why; one that
-        gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
+        Collective, host-blocking; the session has them too. A variant that cannot be made is a row
+        that says why; one that gives a wrong result loses its numbers. Each has at least
+        `least_turns` timed blocks.
         """
+        timed = self._timed
+        try:
+            self._time(max(self._session.options.repeat, least_turns))
+        except StoppedError:
+            self._close()
+            raise
+        rows = [row for each in timed for row in each.rows()]
+        baselines = tuple(each.row.arm for each in timed if each.row.kind == BASELINE)
+        own = [each for each in timed if each.row.kind == OWN]
+        set_ratios(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
+        self._close()
+        self._session.rows += rows
+        return rows
+
+    def _time(self, turns: int) -> None:
         session, timed = self._session, self._timed
         for each in timed:
+            session.signals.check()
             each.start()
         for each in timed:
+            session.signals.check()
             each.check(_OUTER_STEPS, "before the timed blocks")
             each.calibrate()
-        turns = max(session.options.repeat, least_turns)
         for turn in range(turns):
             # Each is first as often as the others, so that drift of the machine affects all alike.
             first = turn % len(timed)
             for each in (*timed[first:], *timed[:first]):
+                session.signals.check()
                 session.progress.show(each.row.case, each.row.nbytes, each.row.arm)
                 each.time()
                 steps = _INNER_STEPS if turn + 1 < turns else _OUTER_STEPS
                 each.check(steps, "between timed blocks")
             session.progress.advance()
-        rows = [row for each in timed for row in each.rows()]
-        baselines = tuple(each.row.arm for each in timed if each.row.kind == BASELINE)
-        own = [each for each in timed if each.row.kind == OWN]
-        set_ratios(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
-        for each in reversed(timed):
+
+    def _close(self) -> None:
+        for each in reversed(self._timed):
             each.close()
-        return rows
 
 
 @dataclass

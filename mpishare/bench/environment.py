@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 _GIT_S = 5.0
 #: Options that change only the report.
 _REPORT_OPTIONS = ("--output", "--plot", "--format", "--revision")
+#: Packages whose version a reader must know, by their modules.
+_PACKAGES = {"numpy": "numpy", "mpi4py": "mpi4py", "cupy": "cupy", "torch": "torch"}
+_PACKAGES |= {
+    "cuda-bindings": "cuda.bindings",
+    "nvshmem4py": "nvshmem",
+    "nccl": "mpishare.bench.baselines.nccl",
+}
 #: Settings of mpishare and other libraries that a reader must know.
 _SETTINGS = (
     "MPISHARE_BACKEND",
@@ -50,17 +57,6 @@ def gather(session: Session) -> dict[str, Any]:
         if seen["node_rank"] == 0
     ]
     # The driver and packages of rank 0 stand for those of all.
-    versions = {
-        "mpishare": mpishare.__version__,
-        "python": platform.python_version(),
-        "numpy": _imported_version("numpy"),
-        "mpi4py": _imported_version("mpi4py"),
-        "cupy": _imported_version("cupy"),
-        "cuda-bindings": _imported_version("cuda.bindings"),
-        "nccl": _nccl_version(),
-        "nvshmem4py": _imported_version("nvshmem"),
-        "torch": _imported_version("torch"),
-    }
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hostname": ranks[0]["hostname"],
@@ -75,13 +71,19 @@ def gather(session: Session) -> dict[str, Any]:
         "driver": _driver_version(),
         "cuda": _cuda_version(session),
         "mpi_library": MPI.Get_library_version().strip("\0 \n").partition("\n")[0].strip(),
-        "versions": versions,
+        "versions": versions(),
         "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
         "command": command(comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
     found["notes"] = notes(found["gpus"])
     return dict(comm.bcast(found, 0))
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of the packages that are imported; a case may import more. Local."""
+    found = {name: _imported_version(module) for name, module in _PACKAGES.items()}
+    return {"mpishare": mpishare.__version__, "python": platform.python_version(), **found}
 
 
 def _describe_rank(session: Session) -> dict[str, Any]:
@@ -101,9 +103,8 @@ def _describe_rank(session: Session) -> dict[str, Any]:
             for pair in node.report().pairs
             if pair.origin != pair.target
         ]
-    gpu: dict[str, Any] | None = None
-    if device is not None:
-        gpu = {name: getattr(device, name) for name in ("name", "uuid", "pci_id", "mps")}
+    names = ("name", "uuid", "pci_id", "mps")
+    gpu = None if device is None else {name: getattr(device, name) for name in names}
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
@@ -151,11 +152,6 @@ def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) 
     # The ranks do not know which launcher started them.
     started = f"mpirun -n {ranks} python -m mpishare.bench"
     return " ".join([*settings, started, *map(shlex.quote, kept)])
-
-
-def _nccl_version() -> str | None:
-    nccl = sys.modules.get("mpishare.bench.baselines.nccl")
-    return None if nccl is None else nccl.version()
 
 
 def _imported_version(module: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import asdict, dataclass, field, fields
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import BASELINES, CASES, DEFAULT_CASES
@@ -53,18 +54,14 @@ def parse_nbytes(text: str) -> int:
     return nbytes
 
 
-def _integer(least: int, most: int | None = None) -> Callable[[str], int]:
+def _integer(least: int, most: float = inf) -> Callable[[str], int]:
     """Return an argument type: an integer from `least` to `most`."""
 
     def parse_integer(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is less than {least}")
-        if most is not None and value > most:
-            raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
+        value = int(text) if re.fullmatch(r"[+-]?\d+", text.strip()) else None
+        if value is None or not least <= value <= most:
+            limits = f"of {least} or more" if most == inf else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer {limits}")
         return value
 
     return parse_integer

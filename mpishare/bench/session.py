@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
 from mpishare.bench.progress import Progress
+from mpishare.cli import Signals
 from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.bench.baselines.library import Library
+    from mpishare.bench.cases import Case
     from mpishare.bench.options import Options
+    from mpishare.bench.report.rows import Row
 
 Made = TypeVar("Made")
 
@@ -59,6 +63,11 @@ class Session:
         self.ranks_per_gpu = max(gpus.values(), default=0)
         #: The libraries that were opened, or None and the reason.
         self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
+        #: The rows that are finished, and for each case the sizes that were left out.
+        self.rows: list[Row] = []
+        self.left_out: defaultdict[str, list[str]] = defaultdict(list)
+        #: Ends the run early.
+        self.signals = Signals(comm)
 
     @property
     def on_cuda(self) -> bool:
@@ -84,17 +93,42 @@ class Session:
 
         return synchronize_and_call
 
-    def require_memory(self, nbytes: int) -> None:
-        """Raise `MemoryError` if this node lacks memory for `nbytes` per rank. Local.
+    def device_copy(self, target: Any, source: Any) -> Callable[[], None]:
+        """Return a call of the CUDA runtime that copies on the GPU, with addresses found now."""
+        pointers, kind = (int(target.data.ptr), int(source.data.ptr)), 3  # cudaMemcpyKind
+        memcpy = self.node.xp.cuda.runtime.memcpyAsync
+        return partial(memcpy, *pointers, int(source.nbytes), kind, int(self.stream.ptr))
 
-        A host overcommits memory and then kills the process that touches it; a GPU refuses.
+    def require_memory(self, nbytes: int) -> None:
+        """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank.
+
+        Local. A host overcommits memory and then kills the process that touches it.
         """
-        needed, available = nbytes * self.node.size, _available_nbytes()
-        if not self.on_cuda and available is not None and needed > available:
+        if self.on_cuda:
+            available: int | None = self.node.xp.cuda.runtime.memGetInfo()[0]
+            where, needed = "GPU", nbytes * self.ranks_per_gpu
+        else:
+            where, needed, available = "node", nbytes * self.node.size, _available_nbytes()
+        if available is not None and needed > available:
             raise MemoryError(
-                f"{format_nbytes(needed)} of memory are needed on this node and "
+                f"{format_nbytes(needed)} of memory are needed on a {where} and "
                 f"{format_nbytes(available)} available"
             )
+
+    def fits(self, case: Case, nbytes: int, needed_nbytes: int) -> bool:
+        """Return whether there is memory for a size of a case; if not, note that it is left out.
+
+        Collective, host-blocking: the same on every rank. `needed_nbytes` is for each rank.
+        """
+        if self.on_cuda:
+            # What ranks keep of the sizes before is not free for others.
+            self.node.xp.get_default_memory_pool().free_all_blocks()
+            self.line_up()
+        _, reason = self.attempt(lambda: self.require_memory(needed_nbytes))
+        if reason is not None:
+            self.left_out[case.name].append(f"{format_nbytes(nbytes)} left out: {reason}")
+            self.progress.advance(self.options.repeat)
+        return reason is None
 
     def attempt(self, make: Callable[[], Made]) -> tuple[Made | None, str | None]:
         """Return what `make` makes, or why some rank could not make it.

@@ -57,6 +57,8 @@ def read(path: Path) -> dict:
         raise RefusedError(f"{path.name} has a wrong result in it")
     if not found["header"]["options"]["check"]:
         raise RefusedError(f"{path.name} is of a run that checked nothing")
+    if found["header"].get("interrupted"):
+        raise RefusedError(f"{path.name} is of a run that was interrupted")
     revision = found["header"]["git_revision"]
     if not revision or revision.endswith("-dirty"):
         raise RefusedError(f"{path.name} is of no revision, or of one with changes: {revision}")
@@ -133,26 +135,15 @@ def table(case: str, rows: list[dict]) -> list[str]:
     return [*lines, ""]
 
 
-def absent(rows: list[dict]) -> list[str]:
-    """Why rivals did not run, each once, and which sizes were too large for every arm."""
-    shown = [row for row in rows if row["case"] in CASES]
-    fits = {(row["case"], row["nbytes"]) for row in shown if not is_too_large(row)}
-    reasons, too_large = {}, {}
-    for row in shown:
-        size_of_case = row["case"], row["nbytes"]
-        if size_of_case not in fits:
-            too_large.setdefault(size_of_case)
-        elif row["kind"] == "rival" and not row["ok"]:
-            reasons.setdefault((row["arm"], row["reason"]))
+def absent(header: dict, rows: list[dict]) -> list[str]:
+    """Why rivals did not run, each once, and which sizes were left out."""
+    absent = [row for row in rows if row["kind"] == "rival" and not row["ok"]]
+    reasons = dict.fromkeys((row["arm"], row["reason"]) for row in absent if row["case"] in CASES)
     lines = [f"- {arm} did not run: {reason}" for arm, reason in reasons]
-    if too_large:
-        words = [f"{CASES[case]} of {size(nbytes)}" for case, nbytes in too_large]
-        lines.append(f"- Too large for the memory of the GPU: {'; '.join(words)}.")
-    return lines
-
-
-def is_too_large(row: dict) -> bool:
-    return (row["reason"] or "").startswith("Out of memory")
+    words = [
+        (CASES[case], text) for case in CASES for text in header.get("left_out", {}).get(case, ())
+    ]
+    return lines + [f"- {case}: {text}" for case, text in words]
 
 
 def brief(name: str, run: dict) -> list[str]:
@@ -169,7 +160,7 @@ def section(name: str, run: dict) -> list[str]:
     lines += ["```console", f"$ {header['command']}", "```", ""]
     for case in CASES:
         lines += table(case, rows)
-    missing = absent(rows)
+    missing = absent(header, rows)
     lines += [*missing, ""] if missing else []
     return lines
 

@@ -9,13 +9,15 @@ import pty
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from mpishare.bench.cases import CASES, DEFAULT_CASES
 from mpishare.bench.report.rows import COLUMNS
-from tests.helpers.launch import ROOT, Result, run_ranks
+from tests.helpers.launch import OPEN_MPI, ROOT, Result, launcher, run_ranks
 
 BENCH = (sys.executable, "-m", "mpishare.bench")
 QUICK = ("--iters", "5", "--repeat", "2", "--warmup", "1")
@@ -62,6 +64,18 @@ def enter_late(self):
 
 Get._find_sent = lambda self, number: None
 Put.__enter__ = enter_late
+sys.exit(main(sys.argv[1:]))
+"""
+
+# One rank has memory for 512 bytes, and none for 4 KiB.
+LITTLE_MEMORY = """
+import os, sys
+from mpi4py import MPI
+from mpishare.bench import session
+from mpishare.bench.cli import main
+
+available = session._available_nbytes
+session._available_nbytes = lambda: 100 << 10 if MPI.COMM_WORLD.rank == 1 else available()
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -213,33 +227,105 @@ def test_channels(ranks: int) -> None:
     assert all(row["ok"] == (ranks > 1) for row in rows), result.describe()
 
 
-def test_a_bar_on_stderr_where_that_is_a_terminal(tmp_path: Path) -> None:
-    # One rank without a launcher, which would put a pipe between.
-    words = ["ring", "--max", "8", "--format", "json", *QUICK]
-    env = {**os.environ, **HOST, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+def on_terminal(
+    command: Sequence[str], stdout: BinaryIO | None = None, *, interrupt_at: bytes = b""
+) -> tuple[int, str]:
+    """Run a command on a terminal of 80 columns; return its exit status and what was shown.
+
+    `stdout` may go to a file. `interrupt_at`: Ctrl-C once this was shown.
+    """
+    mpi = OPEN_MPI if launcher()[1] == "openmpi" else {}
+    env = {**os.environ, **mpi, **HOST, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
     screen, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (24, 100))
-    with (tmp_path / "stdout").open("wb") as out:
-        job = subprocess.Popen([*BENCH, *words], stdout=out, stderr=terminal, env=env)
+    termios.tcsetwinsize(terminal, (24, 80))
+    # A session of its own, whose terminal this is: Ctrl-C goes to its foreground.
+    attach = "import fcntl, os, sys, termios; fcntl.ioctl(2, termios.TIOCSCTTY, 0); "
+    attach += "os.execvp(sys.argv[1], sys.argv[1:])"
+    job = subprocess.Popen(
+        [sys.executable, "-c", attach, *command],
+        stdin=terminal,
+        stdout=stdout or terminal,
+        stderr=terminal,
+        env=env,
+        start_new_session=True,
+    )
     os.close(terminal)
     shown = b""
     with contextlib.suppress(OSError):  # what a terminal says at its end
         while chunk := os.read(screen, 4096):
             shown += chunk
+            if interrupt_at and interrupt_at in shown:
+                interrupt_at = b""
+                os.write(screen, b"\x03")
     os.close(screen)
-    assert job.wait(30) == 0, shown
-    assert b"ring 8 B" in shown
+    return job.wait(30), shown.decode(errors="replace")
+
+
+@pytest.mark.parametrize("ranks", [0, 2], ids=["alone", "mpirun"])
+def test_a_bar_on_stderr_where_a_person_sees_it(tmp_path: Path, ranks: int) -> None:
+    """Under a launcher stderr is a pipe, and the terminal that of the launcher."""
+    launch = (launcher()[0], "-n", str(ranks)) if ranks else ()
+    words = ["ring", "--max", "8", "--format", "json", *QUICK]
+    with (tmp_path / "stdout").open("wb") as out:
+        status, shown = on_terminal([*launch, *BENCH, *words], out)
+    assert status == 0, shown
+    assert "ring 8 B" in shown
     assert json.loads((tmp_path / "stdout").read_text())["rows"]
 
 
-def test_a_size_without_memory_is_a_row_that_says_so() -> None:
-    words = ["ring", "bandwidth", "--min", "1024GiB", "--max", "1024GiB", "--format", "json"]
-    result = bench(2, *words, *QUICK)
+def test_no_bar_where_nobody_sees_it() -> None:
+    result = bench(2, "ring", "--max", "8", *QUICK)
+    assert result.stderr == "", result.describe()
+    assert "\x1b" not in result.stdout, result.describe()
+
+
+# As scripts/bench starts the ranks.
+INTERRUPTIBLE = f'set -euo pipefail; source {ROOT}/scripts/lib/env.sh; interruptible "$@"'
+
+
+@pytest.mark.parametrize("is_script", [False, True], ids=["mpirun", "script"])
+def test_an_interrupt_keeps_what_is_finished(tmp_path: Path, is_script: bool) -> None:
+    mpirun, kind = launcher()
+    before = ("bash", "-c", INTERRUPTIBLE, "bench") if is_script else ()
+    output = tmp_path / "run.json"
+    words = ["fence", "ring", "--iters", "20", "--repeat", "50", "--output", str(output)]
+    command = [*before, mpirun, "-n", "2", *BENCH, *words]
+    status, shown = on_terminal(command, interrupt_at=b"ring 8 B")
+    found = json.loads(output.read_text())
+    assert found["header"]["interrupted"] == "ring"
+    assert {"fence"} <= {row["case"] for row in found["rows"]} <= {"fence", "ring"}
+    assert "Traceback" not in shown, shown
+    if kind == "openmpi" and not is_script:
+        return  # it ends the ranks itself, and shows nothing any more
+    assert status == 130, shown
+    lines = [line for line in shown.splitlines() if "mpiexec" not in line]  # what MPICH says
+    assert lines[-1].endswith(f"interrupted in ring; {output} has what was finished"), shown
+    assert "fence: " in shown  # its line of speed
+
+
+def test_sizes_without_memory_are_left_out_with_a_word() -> None:
+    words = ["ring", "bandwidth", "--min", "1024GiB", "--max", "1024GiB"]
+    result = bench(2, *words, "--format", "json", *QUICK)
     assert result.returncode == 0, result.describe()
-    rows = json.loads(result.stdout)["rows"]
-    check_rows(rows, 2)
-    assert rows
-    assert all("memory" in row["reason"] for row in rows), result.describe()
+    found = json.loads(result.stdout)
+    assert found["rows"] == []
+    assert set(found["header"]["left_out"]) == {"ring", "bandwidth"}
+    for (text,) in found["header"]["left_out"].values():
+        assert text.startswith("1 TiB left out: "), text
+        assert "of memory are needed on a node" in text
+    shown = bench(2, *words, *QUICK)
+    assert "ring 1 TiB left out: " in shown.stdout, shown.describe()
+
+
+def test_all_ranks_leave_out_what_one_of_them_lacks_memory_for() -> None:
+    words = ["ring", "halo1d", "--min", "512", "--max", "4KiB", "--format", "json"]
+    result = run_ranks(3, LITTLE_MEMORY, args=[*words, *QUICK], env=HOST)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)
+    for case in ("ring", "halo1d"):
+        assert {row["nbytes"] for row in found["rows"] if row["case"] == case} == {512}
+        (text,) = found["header"]["left_out"][case]
+        assert text.startswith("4 KiB left out: ")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +363,7 @@ def test_a_rank_that_raises_ends_all() -> None:
     assert not result.timed_out, result.describe()
     assert result.returncode != 0, result.describe()
     assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
-    assert not result.stdout.strip(), result.describe()
+    assert "median" not in result.stdout, result.describe()  # no table
     assert result.seconds < 20, result.describe()
 
 

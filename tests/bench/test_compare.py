@@ -37,7 +37,7 @@ def rows(times_us: dict[str, float | None]) -> list[Row]:
 
 
 def write(file: Path, times_us: dict[str, float | None]) -> str:
-    file.write_text(render("json", HEADER, rows(times_us), is_color=False))
+    file.write_text(render("json", HEADER, rows(times_us)))
     return str(file)
 
 
@@ -60,11 +60,11 @@ def test_medians_and_their_ratio(tmp_path: Path, capsys) -> None:
     ("text", "words"),
     [
         (None, "No such file"),
-        ("not json", "no JSON"),
-        ("[]", "no header"),
-        ('{"header": {}}', "no rows"),
-        ('{"header": {}, "rows": [1]}', "no rows"),
-        ('{"header": {}, "rows": [{"case": "ring"}]}', "a row without 'arm'"),
+        ("not json", "not the JSON of a run"),
+        ("[]", "not the JSON of a run"),
+        ('{"header": {}}', "not the JSON of a run"),
+        ('{"header": {}, "rows": [1]}', "not the JSON of a run"),
+        ('{"header": {}, "rows": [{"case": "ring"}]}', "not the JSON of a run"),
         ('{"header": {}, "rows": []}', "in common"),
     ],
 )
@@ -101,9 +101,9 @@ def test_a_file_of_another_revision_may_have_more_keys(tmp_path: Path, capsys) -
 @pytest.mark.parametrize(
     ("kind", "name", "shown", "filed"),
     [
-        ("table", "run.json", "mpishare bench", "{"),
+        ("table", "run.json", "", "{"),  # the tables are shown as the cases end
         ("json", "run.json", "", "{"),
-        ("table", "run.csv", "mpishare bench", "case,"),
+        ("json", "run.csv", "{", "case,"),
         ("csv", "run.csv", "", "case,"),
         ("table", "run.txt", "", "mpishare bench"),
         ("json", "run.txt", "", "{"),
@@ -118,15 +118,16 @@ def test_where_a_report_goes(tmp_path, capsys, kind, name, shown, filed) -> None
 
 
 @needs_matplotlib
-def test_a_plot_has_every_arm_with_a_time_and_is_the_same_again(tmp_path: Path) -> None:
-    found = rows({"fused": 4.0, "staged": 8.0, "nccl": None})
+def test_a_plot_has_mpishare_staged_and_the_fastest_and_is_the_same_again(tmp_path: Path) -> None:
+    found = rows({"fused": 4.0, "staged": 8.0, "mpi": 6.0, "nccl": None})
     files = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for file in files:
         draw(file, HEADER, found)
     texts = [file.read_text() for file in files]
     assert texts[0] == texts[1]
-    for word in ("fused", "staged", "1 MiB", "mpishare bench: 4 ranks"):
-        assert f"<!-- {word}" in texts[0], word
+    for word in ("mpishare, fused", "staged", "fastest baseline", "1 MiB", "GB/s"):
+        assert texts[0].count(f"<!-- {word}") == (2 if word == "1 MiB" else 1), word
+    assert "<!-- mpishare bench: 4 ranks on 2 cores, back to back, 2026-01-02" in texts[0]
     assert "nccl" not in texts[0]
 
 

@@ -14,7 +14,7 @@ from mpishare.bench.environment import command, notes
 from mpishare.bench.measure import BLOCK_S, block_size, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
 from mpishare.bench.problems.check import POISON, Pattern, word
-from mpishare.bench.report.render import render
+from mpishare.bench.report.render import of_case, render
 from mpishare.bench.report.rows import COLUMNS, Row, set_ratios
 from mpishare.cli import UsageError
 
@@ -34,6 +34,7 @@ HEADER = {
     "git_revision": None,
     "options": {"check": True},
     "notes": [],
+    "left_out": {},
 }
 
 
@@ -240,7 +241,7 @@ def a_run() -> list[Row]:
 
 
 def test_json_has_the_header_and_every_row() -> None:
-    found = json.loads(render("json", HEADER, a_run(), is_color=False))
+    found = json.loads(render("json", HEADER, a_run()))
     assert found["header"] == HEADER
     assert [tuple(each) for each in found["rows"]] == [COLUMNS] * 4
     assert found["rows"][0]["median_us"] == pytest.approx(2)
@@ -248,13 +249,13 @@ def test_json_has_the_header_and_every_row() -> None:
 
 
 def test_csv_has_the_same_columns() -> None:
-    found = list(csv.reader(io.StringIO(render("csv", HEADER, a_run(), is_color=False))))
+    found = list(csv.reader(io.StringIO(render("csv", HEADER, a_run()))))
     assert tuple(found[0]) == COLUMNS
     assert len(found) == 5
 
 
 def test_table_says_why_there_is_no_number() -> None:
-    text = render("table", HEADER, a_run(), is_color=False)
+    text = render("table", HEADER, a_run())
     assert "4 ranks on 1 node, backend host, 2 cores, n7" in text
     assert "wrong [1]" in text
     assert "[1] wrong result: 3 on rank 1" in text
@@ -268,21 +269,21 @@ def test_table_says_what_a_halo_case_was_of() -> None:
     found.fill([1e-6], 8)
     found.case, found.nbytes = "halo3d", 66248
     found.n, found.width, found.fields, found.corners = 91, 1, 2, True
-    text = render("table", HEADER, [found], is_color=False)
-    assert "halo3d: width 1, 2 fields, with corners" in text.splitlines()
-    assert "an axis" in text
+    text = render("table", HEADER, [found])
+    title = "halo3d: width 1, 2 fields, with corners; cells: of a rank, along an axis"
+    assert title in text.splitlines()
     assert text.split().count("91") == 1
 
 
-def test_last_line_tells_of_a_gpu_shared_without_mps() -> None:
+def test_the_heading_tells_of_a_gpu_shared_without_mps() -> None:
     shared = {"uuid": "GPU-1f3c", "ranks": [0, 1, 2, 3], "mps": False}
     alone = {**shared, "ranks": [0]}
     assert notes([{**shared, "mps": True}, alone]) == []
     (note,) = notes([alone, shared])
     assert "GPU-1f3c" in note
     assert "nvidia-cuda-mps-control -d" in note
-    text = render("table", {**HEADER, "notes": [note]}, a_run(), is_color=False)
-    assert text.splitlines()[-1] == note
+    text = render("table", {**HEADER, "notes": [note]}, a_run())
+    assert note in " ".join(text.split())
 
 
 def test_a_wrapped_variant_is_checked_as_the_innermost_one() -> None:
@@ -303,3 +304,95 @@ def test_a_wrapped_variant_is_checked_as_the_innermost_one() -> None:
 
     Other(Other(Empty())).checked_step(7)
     assert checked == ["Other", 7]
+
+
+def halo_rows() -> list[Row]:
+    """Two sizes: mpishare is slower at the first, faster at the second; one baseline is absent."""
+    times_us = {
+        ("window fields", "own"): (4.0, 6.0),
+        ("private fields", "own"): (5.0, 18.0),
+        ("persistent", "rival"): (2.0, 12.6),
+        ("neighborhood packed", "rival"): (3.0, 15.0),
+        ("persistent waitany", "rival"): None,
+    }
+    rows = []
+    for place, nbytes in enumerate((8, 64 << 10)):
+        found = []
+        for (arm, kind), us in times_us.items():
+            for clock in ("latency", "throughput"):
+                each = Row("halo1d", arm, "host", 4, nbytes, clock, kind=kind)
+                each.n, each.width, each.fields, each.corners = 4, 1, 1, False
+                if us is None:
+                    each.fail("it spins, and 4 ranks share 2 cores", wrong=False)
+                else:
+                    each.fill([us[place] * 1e-6], 2 * nbytes)
+                found.append(each)
+        rivals = [arm for arm, kind in times_us if kind == "rival"]
+        set_ratios(found, {"window fields": rivals, "private fields": rivals})
+        rows += found
+    return rows
+
+
+AT_80 = """
+halo1d: width 1, 1 field, faces alone; cells: of a rank, along an axis
+
+                                      latency, us          back to back, us
+  size  cells  variant                median   p95  ratio  median   GB/s  ratio
+   8 B      4  * window fields          4.00  4.00   2.00    4.00   0.00   2.00
+               * private fields         5.00  5.00   2.50    5.00   0.00   2.50
+                 persistent             2.00  2.00   2.00    2.00   0.01   2.00
+                 neighborhood packed    3.00  3.00   1.33    3.00   0.01   1.33
+                 persistent waitany   not run [1]
+
+64 KiB      4  * window fields          6.00  6.00   0.48    6.00  21.85   0.48
+               * private fields         18.0  18.0   1.43    18.0   7.28   1.43
+                 persistent             12.6  12.6   0.48    12.6  10.40   0.48
+                 neighborhood packed    15.0  15.0   0.40    15.0   8.74   0.40
+                 persistent waitany   not run [1]
+[1] it spins, and 4 ranks share 2 cores
+Left out at 80 columns: min, p95 back to back.
+
+halo1d 8 B: 0.5, 64 KiB: 2.1 times the best MPI form (window fields)
+halo1d 8 B: 0.4, 64 KiB: 0.7 times the best MPI form (private fields)
+"""
+
+
+def test_a_table_at_80_columns() -> None:
+    text = of_case("halo1d", HEADER, halo_rows(), 80)
+    assert text == AT_80
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_columns_are_left_out_until_a_table_fits(width: int) -> None:
+    rows = halo_rows()
+    for each in rows:
+        if each.ok:
+            each.fill([max(each.median_us, 2000.0) * 1e-6], 16)
+    text = of_case("halo1d", HEADER, rows, width)
+    lines = text.splitlines()
+    assert max(map(len, lines[2:])) <= max(width, 68)  # what remains
+    assert f"Left out at {width} columns: " in text or width == 100
+    assert "2,000" in text
+
+
+def test_the_speed_is_said_where_mpishare_wins_and_where_it_loses() -> None:
+    """In front of one baseline by its name; of several, of the best; only what was compared."""
+
+    def lines(times_us: list[tuple[str, float]]) -> list[str]:
+        rows = [row(arm, "throughput", median_us=us, p95_us=us, min_us=us) for arm, us in times_us]
+        for each in rows:
+            each.kind = "own" if each.arm in ("ring", "slow") else "rival"
+        rivals = [each.arm for each in rows if each.kind == "rival"]
+        set_ratios(rows, dict.fromkeys(("ring", "slow"), rivals))
+        return [text for text in of_case("ring", HEADER, rows).splitlines() if " times " in text]
+
+    assert lines([("ring", 2.0), ("isend", 4.2)]) == ["ring 8 B: 2.1 times isend"]
+    assert lines([("ring", 4.0), ("isend", 3.0)]) == ["ring 8 B: 0.75 times isend"]
+    assert lines([("ring", 2.0), ("isend", 3.0), ("sendrecv", 9.0)]) == [
+        "ring 8 B: 1.5 times the best MPI form"
+    ]
+    assert lines([("slow", 2.0), ("isend", 3.0), ("nccl", 1.0)]) == [
+        "ring 8 B: 0.5 times the best baseline (slow)"
+    ]
+    assert lines([("ring", 2.0)]) == []

@@ -96,16 +96,15 @@ def test_performance_has_the_first_case_alone(folder):
     assert ["| 1-D halo |" in page for page in pages] == [True, True]
 
 
-def test_a_size_without_memory_is_one_line(folder):
+def test_a_size_that_was_left_out_is_one_line(folder):
     run = a_run()
-    reason = "Out of memory allocating 194,708,598,784 bytes."
-    for arm, kind in (("fast", "own"), ("staged", "rival"), ("mpi", "rival")):
-        run["rows"].append(row(arm, kind, "latency", None, nbytes=1 << 26, reason=reason))
-    run["rows"].append(row("naive", "rival", "latency", None, reason=reason))
+    text = "64 MiB left out: 370.2 GiB of memory are needed on a GPU and 139.3 GiB available"
+    run["header"]["left_out"] = {"halo1d": [text]}
+    run["rows"].append(row("naive", "rival", "latency", None, reason="not here"))
     (folder / "gpus2.json").write_text(json.dumps(run))
     lines = results.in_full(folder)
-    assert "- Too large for the memory of the GPU: 1-D halo of 64 MiB." in lines
-    assert [line for line in lines if "allocating" in line] == [f"- naive did not run: {reason}"]
+    assert f"- 1-D halo: {text}" in lines
+    assert lines.count("- naive did not run: not here") == 1
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
@@ -125,6 +124,7 @@ def test_without_runs_there_is_no_section(folder):
         ("gpus4", lambda run: run.pop("rows"), "not the JSON of a run"),
         ("gpus4", lambda run: run["rows"][0].update(wrong=True), "a wrong result"),
         ("gpus4", lambda run: run["header"]["options"].update(check=False), "checked nothing"),
+        ("gpus4", lambda run: run["header"].update(interrupted="ring"), "was interrupted"),
         ("gpus4", lambda run: run["header"].update(git_revision="01-dirty"), "with changes"),
         ("gpus4", lambda run: run["header"].update(git_revision=None), "no revision"),
         ("gpus4", lambda run: run["rows"].__delitem__(slice(0, 2)), "mpishare has no time"),

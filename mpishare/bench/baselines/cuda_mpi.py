@@ -27,16 +27,7 @@ if TYPE_CHECKING:
 
 #: Where launchers describe the job to a rank. A child without these variables is a job of its own,
 #: of one rank, with the same library and the same settings.
-_OF_THE_JOB = (
-    "HYDI_",
-    "MPI_LOCAL",
-    "OMPI_COMM_WORLD_",
-    "OMPI_UNIVERSE_",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "SLURM_",
-)
+_OF_THE_JOB = ("HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI", "PRTE_", "SLURM_")
 _TRIAL = Path(__file__).with_name("trial.py")
 #: A child starts MPI, CuPy and a GPU in some seconds.
 _TRIAL_S = 60.0

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mpishare.bench.baselines.library import Transfer
     from mpishare.bench.session import Session
 
+_NUMBER = nccl.get_version() if nccl.available else 0
+__version__ = f"{_NUMBER // 10000}.{_NUMBER % 10000 // 100}.{_NUMBER % 100}" if _NUMBER else None
+
 
 class Nccl(Library):
     """One communicator over all ranks of the run."""
@@ -65,11 +68,3 @@ class Nccl(Library):
         """Destroy the communicator. Collective."""
         self.session.synchronize()
         self._comm.destroy()
-
-
-def version() -> str | None:
-    """Return the version of NCCL, None where it is not installed."""
-    if not nccl.available:
-        return None
-    number = nccl.get_version()
-    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"

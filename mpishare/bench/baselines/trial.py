@@ -19,31 +19,23 @@ _SIZES = (8, 64 << 10, 4 << 20)
 _NO_ACCESS = 0  # PROT_NONE
 
 
-def _device(nbytes: int, number: int) -> tuple[Any, int]:
-    import cupy
+def _memory(kind: str, nbytes: int, number: int) -> tuple[Any, int]:
+    """Return memory and its address."""
+    if kind == "device":
+        import cupy
 
-    cupy.cuda.Device(number).use()
-    array = cupy.zeros(nbytes, "u1")
-    return array, int(array.data.ptr)
-
-
-def _host(nbytes: int, number: int) -> tuple[Any, int]:  # noqa: ARG001
-    array = np.zeros(nbytes, "u1")
+        cupy.cuda.Device(number).use()
+        array = cupy.zeros(nbytes, "u1")
+        return array, int(array.data.ptr)
+    host = bytearray(nbytes) if kind == "host" else mmap.mmap(-1, nbytes, prot=_NO_ACCESS)
+    array = np.frombuffer(host, "u1")
     return array, int(array.ctypes.data)
-
-
-def _unreadable(nbytes: int, number: int) -> tuple[Any, int]:  # noqa: ARG001
-    array = np.frombuffer(mmap.mmap(-1, nbytes, prot=_NO_ACCESS), "u1")
-    return array, int(array.ctypes.data)
-
-
-_MEMORIES = {"device": _device, "host": _host, "unreadable": _unreadable}
 
 
 def _send(memory: str, number: int, nbytes: int) -> bool:
     """Return whether all words of a message arrived."""
-    sent, source = _MEMORIES[memory](nbytes, number)
-    received, target = _MEMORIES[memory](nbytes, number)
+    sent, source = _memory(memory, nbytes, number)
+    received, target = _memory(memory, nbytes, number)
     if memory != "unreadable":
         sent[:] = np.uint8(0x5A)
     if memory == "device":

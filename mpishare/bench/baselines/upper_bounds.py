@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mpishare.bench.comparison import Comparison, Variant
     from mpishare.bench.session import Session
 
-# cudaMemcpyKind
-_DEVICE_TO_DEVICE = 3
 _BLOCK = 512
 #: Thread blocks per face: with 264 in all the stores of an H200 are as fast as it can.
 _MAX_BLOCKS = 132
@@ -111,59 +109,48 @@ class _Copies(_Stores):
 
     def prepare(self) -> None:
         ring, faces = self.problem, self.fields[0]
-        self._memcpy = ring.node.xp.cuda.runtime.memcpyAsync
-        stream = int(ring.session.stream.ptr)
         pairs = (self.to_left[0], faces[LEFTWARD]), (self.to_right[0], faces[RIGHTWARD])
-        self._calls = [
-            (int(to.data.ptr), int(face.data.ptr), int(face.nbytes), _DEVICE_TO_DEVICE, stream)
-            for to, face in pairs
-        ]
+        self._copies = [ring.session.device_copy(to, face) for to, face in pairs]
 
     def step(self) -> None:
-        for arguments in self._calls:
-            self._memcpy(*arguments)
+        for copy in self._copies:
+            copy()
 
 
 class _Launch(Exchange[Ring]):
     """An empty kernel: there is nothing to check."""
 
     moves = False
+    kernel = "nothing"
 
     def __init__(self, ring: Ring) -> None:
         super().__init__(ring)
-        self._kernel = _kernel(ring, "nothing")
+        self._kernel = _kernel(ring, self.kernel)
+        self._arguments: Any = ()
 
     def step(self) -> None:
-        self._kernel((1,), (1,), ())
+        self._kernel((1,), (1,), self._arguments)
 
     def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
         step()
 
 
-class _Hop(Exchange[Ring]):
-    """A number to both neighbors, and theirs back; checked by the numbers that arrived."""
+class _Hop(_Launch):
+    """A number to both neighbors, and theirs back; checked by the numbers, which it counts."""
 
-    moves = False
+    kernel = "hop"
 
     def __init__(self, ring: Ring) -> None:
         super().__init__(ring)
         node = ring.node
         self._window = node.allocate_each((2, _FLAG_WORDS), "u8", fill=0)
         self._launches = node.xp.zeros(1, "u8")
-        self._arguments: Any = (
+        self._arguments = (
             self._window.segment(ring.left)[LEFTWARD],
             self._window.segment(ring.right)[RIGHTWARD],
             self._window.array,
             self._launches,
         )
-        self._kernel = _kernel(ring, "hop")
-
-    def step(self) -> None:
-        self._kernel((1,), (1,), self._arguments)
-
-    def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
-        """Do one step; the kernel counts by itself."""
-        step()
 
     def wrong(self) -> int:
         # The neighbors that have written less than this rank.

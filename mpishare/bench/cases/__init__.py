@@ -30,6 +30,8 @@ class Case:
 LIBRARIES = ("mpi", "nccl", "nvshmem", "torch")
 #: What the machine can do at best, see `mpishare.bench.baselines.upper_bounds`.
 UPPER_BOUNDS = "ceilings"
+#: How the names of baselines begin that are no form of MPI.
+NOT_MPI = ("memcpy", "counters", "handles", "first axis", "nccl", "nvshmem", "torch")
 
 
 def _halo(
@@ -123,7 +125,7 @@ _ALL = (
         module="halo",
         is_sized=True,
     ),
-    _halo("halo1d", "one axis", {}, None, upper_bounds=(UPPER_BOUNDS,)),
+    _halo("halo1d", "one axis", {}, None, is_default=True, upper_bounds=(UPPER_BOUNDS,)),
     # Volumes grow as the square or the cube of a face: at the largest sizes, gigabytes per rank.
     _halo(
         "halo2d",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
 
-# cudaMemcpyKind
-_DEVICE_TO_DEVICE = 3
 #: Messages of memory of a rank: the source, the pattern's, the window and the baseline's.
 _COPIES = 6
 
@@ -27,6 +25,8 @@ def run(session: Session, case: Case) -> list[Row]:
     """Run the case at every size and return its rows. Collective, host-blocking."""
     rows: list[Row] = []
     for nbytes in session.options.sizes(session.node.backend, case.name):
+        if not session.fits(case, nbytes, _COPIES * nbytes):
+            continue
         memory = _Memory(session, nbytes)
         _, unfit = session.attempt(memory.allocate)
         if unfit is None:
@@ -54,7 +54,6 @@ class _Memory:
         self.words = nbytes // 8
 
     def allocate(self) -> None:
-        self.session.require_memory(_COPIES * 8 * self.words)
         self.source: Any = self.node.xp.zeros(self.words, "u8")
         self.pattern = Pattern(self.node.xp, self.words)
 
@@ -116,10 +115,7 @@ class _BareCopy(_Copy):
 
     def __init__(self, memory: _Memory, shift: int) -> None:
         super().__init__(memory, shift)
-        self._memcpy = memory.node.xp.cuda.runtime.memcpyAsync
-        target, source = int(self.target.data.ptr), int(memory.source.data.ptr)
-        nbytes, stream = int(memory.source.nbytes), int(memory.session.stream.ptr)
-        self._arguments = target, source, nbytes, _DEVICE_TO_DEVICE, stream
+        self._copy = memory.session.device_copy(self.target, memory.source)
 
     def step(self) -> None:
-        self._memcpy(*self._arguments)
+        self._copy()

@@ -99,6 +99,8 @@ def _run_ring(session: Session, case: Case) -> list[Row]:
     rows: list[Row] = []
     for nbytes in session.options.sizes(session.node.backend, case.name):
         ring = Ring(session, nbytes)
+        if not session.fits(case, nbytes, ring.needed_nbytes):
+            continue
         _, unfit = session.attempt(ring.allocate)
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=2 * nbytes, unfit=unfit)
         comparison.add("window pairwise", partial(PairwiseRing, ring))
@@ -116,10 +118,11 @@ def _run_halo(session: Session, case: Case) -> list[Row]:
         block = _BLOCKS[case.name](options, nbytes=nbytes)
         # The smallest blocks are as large as the width: several sizes may come to the same one.
         if block in done:
-            for _ in range(options.repeat):
-                session.progress.advance()
+            session.progress.advance(options.repeat)
             continue
         done.add(block)
+        if not session.fits(case, block.face_nbytes, block.needed_nbytes):
+            continue
         grid, unfit = _make_grid(session, block)
         comparison = Comparison(
             session, case, nbytes=grid.face_nbytes, sent_nbytes=grid.sent_nbytes, unfit=unfit
@@ -159,12 +162,8 @@ def _run_calls(session: Session, case: Case) -> list[Row]:
 
 def _make_grid(session: Session, block: Block) -> tuple[Grid, str | None]:
     """Return the grid of a block, and why nothing can run on it or None. Collective."""
-    # Agreed on before the cart is made, which waits for every rank.
-    _, unfit = session.attempt(lambda: session.require_memory(block.needed_nbytes))
     grid = Grid(session, block)
-    if unfit is None:
-        _, unfit = session.attempt(grid.allocate)
-    return grid, unfit
+    return grid, session.attempt(grid.allocate)[1]
 
 
 def _add_baselines(

@@ -28,7 +28,7 @@ class Ring(Problem):
         node = session.node
         self.session, self.comm = session, session.comm
         self.node = node
-        self.nbytes, self.words = nbytes, nbytes // 8
+        self.words, self.needed_nbytes = nbytes // 8, _COPIES * nbytes
         # Ranks in node.comm; this rank itself where it is alone.
         self.left = (node.rank - 1) % node.size
         self.right = (node.rank + 1) % node.size
@@ -41,7 +41,6 @@ class Ring(Problem):
 
     def allocate(self) -> None:
         """Make the fields and the check. Local."""
-        self.session.require_memory(_COPIES * self.nbytes)
         self.fields = tuple(self.node.xp.zeros((2, self.words), "u8") for _ in range(2))
         self.check = RingCheck(self)
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.report.render import console_of, format_us, without_padding
-from mpishare.bench.report.rows import Row
-from mpishare.cli import Parser, UsageError, is_first_process, is_terminal
+from mpishare.bench.report.render import aligned, format_us
+from mpishare.bench.report.rows import COLUMNS, Row
+from mpishare.cli import Parser, UsageError
 from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROG = "python -m mpishare.bench compare"
-_REQUIRED = [
-    field.name for field in dataclasses.fields(Row) if field.default is dataclasses.MISSING
-]
 _CLOCKS = {"latency": "latency", "throughput": "back to back"}
 
 
@@ -35,50 +30,36 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("b", help="the JSON of another one")
     try:
         names = parser.parse_args(argv)
-        text = compared(names.a, names.b, is_color=is_terminal(sys.stdout))
+        sys.stdout.write(compared(names.a, names.b))
     except UsageError as exc:
-        if is_first_process():
-            sys.stderr.write(f"{PROG}: {exc} (--help says more)\n")
+        sys.stderr.write(f"{PROG}: {exc} (--help says more)\n")
         return 2
-    if is_first_process():
-        sys.stdout.write(text)
     return 0
 
 
-def compared(a: str, b: str, *, is_color: bool) -> str:
+def compared(a: str, b: str) -> str:
     """Return the table of two runs; `UsageError` if they have nothing in common."""
-    from rich import box
-    from rich.table import Table
-
     (environment_a, rows_a), (environment_b, rows_b) = read_run(a), read_run(b)
     found_a, found_b = ({_key(row): row for row in rows} for rows in (rows_a, rows_b))
     both = [key for key in found_a if key in found_b]
     if not both:
         raise UsageError(f"{a} and {b} have no case, arm, size and clock in common")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("case", "size", "arm", "clock"):
-        table.add_column(head, justify="right" if head == "size" else "left")
-    for head in ("a, us", "b, us", "b / a"):
-        table.add_column(head, justify="right")
+    lines = [["case", "size", "variant", "clock", "a, us", "b, us", "b / a"]]
     last: tuple[Any, ...] = ()
     for key in both:
         row, other = found_a[key], found_b[key]
         place = row.case, row.nbytes
-        if last and place != last:
-            table.add_section()
         case, size = (row.case, format_nbytes(row.nbytes)) if place != last else ("", "")
         last = place
         cells = [case, size if row.nbytes else "", row.arm, _CLOCKS[row.clock]]
-        table.add_row(*cells, _median(row), _median(other), _ratio(row, other))
-    console = console_of(text := io.StringIO(), is_color=is_color)
-    for letter, name, environment in (("a", a, environment_a), ("b", b, environment_b)):
-        console.print(f"{letter}: {name}: {_origin(environment)}", soft_wrap=True)
-    console.print(table)
+        lines.append([*cells, _median(row), _median(other), _ratio(row, other)])
+    texts = [f"a: {a}: {_origin(environment_a)}", f"b: {b}: {_origin(environment_b)}", ""]
+    texts += aligned(lines, left=(0, 2, 3))
     for letter, found, other_found in (("a", found_a, found_b), ("b", found_b, found_a)):
         alone = len(found.keys() - other_found.keys())
         if alone:
-            console.print(f"in {letter} alone: {alone} of {len(found)} rows", soft_wrap=True)
-    return without_padding(text)
+            texts += ["", f"in {letter} alone: {alone} of {len(found)} rows"]
+    return "\n".join(texts) + "\n"
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -98,36 +79,23 @@ def _origin(environment: dict[str, Any]) -> str:
 
 
 def _median(row: Row) -> str:
-    if row.median_us is None:
-        return "wrong" if row.wrong else "not run"
-    return format_us(row.median_us)
+    failed = "wrong" if row.wrong else "not run"
+    return failed if row.median_us is None else format_us(row.median_us)
 
 
 def _ratio(row: Row, other: Row) -> str:
-    if not row.median_us or other.median_us is None:
-        return ""
-    return f"{other.median_us / row.median_us:.2f}"
+    is_known = row.median_us and other.median_us
+    return f"{(other.median_us or 0) / (row.median_us or 1):.2f}" if is_known else ""
 
 
 def read_run(name: str) -> tuple[dict[str, Any], list[Row]]:
     """Return the environment and the rows of a run; `UsageError` if the file is not one."""
     try:
         found = json.loads(Path(name).read_text())
+        # A file of another revision may have more keys.
+        rows = [{key: row[key] for key in COLUMNS if key in row} for row in found["rows"]]
+        return dict(found["header"]), [Row(**row) for row in rows]
     except OSError as exc:
         raise UsageError(f"{name}: {exc.strerror}") from None
-    except ValueError as exc:
-        raise UsageError(f"{name}: no JSON: {exc}") from None
-    if not (isinstance(found, dict) and isinstance(found.get("header"), dict)):
-        raise UsageError(f"{name}: not a run of the bench: it has no header")
-    rows = found.get("rows")
-    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        raise UsageError(f"{name}: not a run of the bench: it has no rows")
-    for row in rows:
-        missing = [key for key in _REQUIRED if key not in row]
-        if missing:
-            raise UsageError(f"{name}: not a run of the bench: a row without {missing[0]!r}")
-    known = {field.name for field in dataclasses.fields(Row)}
-    # A file of another revision may have more keys.
-    return found["header"], [
-        Row(**{key: value for key, value in row.items() if key in known}) for row in rows
-    ]
+    except (ValueError, TypeError, LookupError):
+        raise UsageError(f"{name}: not the JSON of a run (--output a.json)") from None

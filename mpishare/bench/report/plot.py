@@ -1,111 +1,87 @@
-"""The plot of a run: time over size, a line per variant, and below it the ratios."""
+"""The plot of a run: time and bandwidth over size, of mpishare, the best baseline and staged."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import CASES
-from mpishare.bench.report.rows import CLOCKS, OWN
+from mpishare.bench.report.rows import BASELINE, OWN
 from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mpishare.bench.report.rows import Clock, Row
+    from mpishare.bench.report.rows import Row
 
-_TITLES = {"latency": "a synchronize after each", "throughput": "back to back"}
-_STYLES: dict[str, dict[str, Any]] = {
-    "own": {"linewidth": 2.2, "marker": "o", "markersize": 4},
-    "rival": {"linewidth": 1.1, "marker": ".", "markersize": 5},
-    "ceiling": {"linewidth": 0.9, "linestyle": ":", "color": "0.45"},
-}
-_WIDTH, _HEIGHT = 5.5, 5.5  # inches per case and clock
+#: Colors that color-blind readers tell apart, after Okabe and Ito; each line has a marker too.
+_OWN = (("#0072B2", "o"), ("#56B4E9", "s"), ("#009E73", "D"))
+_BEST = {"color": "#D55E00", "marker": "^", "linestyle": "--", "label": "fastest baseline"}
+_STAGED = {"color": "0.45", "marker": "x", "linestyle": ":", "label": "staged"}
+_WIDTH, _HEIGHT, _TITLE = 7.5, 2.2, 0.3  # inches: of a case, and of the title
 
 
 def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Draw the cases that run once for each size: a column per clock and two rows per case.
+    """Draw each case that ran at several sizes: the times and the bandwidths back to back.
 
     The suffix of `file` is its format. The same run gives the same bytes of SVG.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    sizes: dict[str, set[int]] = {}
+    cases: dict[str, list[Row]] = {}
     for row in rows:
-        sizes.setdefault(row.case, set()).update({row.nbytes} - {0})
-    cases = [case for case in sizes if CASES[case].is_sized and len(sizes[case]) > 1]
-    with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8}):
-        figure = Figure(
-            figsize=(_WIDTH * len(CLOCKS), _HEIGHT * max(len(cases), 1)), layout="constrained"
+        if row.median_us and row.clock == "throughput" and CASES[row.case].is_sized:
+            cases.setdefault(row.case, []).append(row)
+    cases = {name: of for name, of in cases.items() if len({row.nbytes for row in of}) > 1}
+    gpus = [str(gpu["name"]) for gpu in environment["gpus"]]
+    where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{environment['cores']} cores"
+    on = f"{environment['ranks']} ranks on {where}"
+    with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8, "lines.markersize": 5}):
+        height = _HEIGHT * max(len(cases), 1) + _TITLE
+        figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")
+        figure.suptitle(
+            f"mpishare bench: {on}, back to back, {environment['date'][:10]}", fontsize=8
         )
-        figure.suptitle(_title(environment))
         if cases:
-            # A panel of ratios has half the height of the times above it.
-            axes = figure.subplots(
-                2 * len(cases), len(CLOCKS), squeeze=False, height_ratios=[2, 1] * len(cases)
-            )
-            for number, case in enumerate(cases):
-                for column, clock in enumerate(CLOCKS):
-                    found = [row for row in rows if (row.case, row.clock) == (case, clock)]
-                    above, below = axes[2 * number][column], axes[2 * number + 1][column]
-                    _draw_times(above, case, clock, found)
-                    _draw_ratios(below, found)
+            panels = figure.subplots(len(cases), 2, squeeze=False)
+            for (name, found), (times, rates) in zip(cases.items(), panels, strict=True):
+                _draw_case(times, rates, name, found)
         else:
             figure.text(0.5, 0.4, "no case ran at several sizes", ha="center")
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def _title(environment: dict[str, Any]) -> str:
-    gpus = [str(gpu["name"]) for gpu in environment["gpus"]]
-    where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{environment['cores']} cores"
-    return f"mpishare bench: {environment['ranks']} ranks on {where}, {environment['date'][:10]}"
-
-
-def _by_variant(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows of each variant that has numbers, by size."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.median_us:
-            found.setdefault(row.arm, []).append(row)
-    return {name: sorted(each, key=lambda row: row.nbytes) for name, each in found.items()}
-
-
-def _style(number: int, row: Row) -> dict[str, Any]:
-    return {"color": f"C{number % 10}", **_STYLES[row.kind]}
-
-
-def _draw_times(axes: Any, case: str, clock: Clock, rows: Sequence[Row]) -> None:
+def _draw_case(times: Any, rates: Any, case: str, rows: Sequence[Row]) -> None:
     from matplotlib.ticker import LogLocator
 
-    for number, (name, found) in enumerate(_by_variant(rows).items()):
-        sizes, times = [row.nbytes for row in found], [row.median_us for row in found]
-        axes.plot(sizes, times, label=name, **_style(number, found[0]))
-    axes.set_title(f"{case}: {_TITLES[clock]}")
-    axes.set_ylabel("us, median of the maximum over ranks")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    _set_sizes(axes, rows)
-    if axes.has_data():
-        axes.legend(fontsize="small")
-
-
-def _draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
-    for number, (name, found) in enumerate(_by_variant(rows).items()):
-        ratios = [(row.nbytes, row.ratio) for row in found if row.kind == OWN and row.ratio]
-        if ratios:
-            axes.plot(*zip(*ratios, strict=True), label=name, **_style(number, found[0]))
-    axes.axhline(1, color="0.3", linewidth=0.9)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("of the fastest rival")
-    axes.set_xlabel("bytes of a face")
-    _set_sizes(axes, rows)
-
-
-def _set_sizes(axes: Any, rows: Sequence[Row]) -> None:
+    own = dict.fromkeys(row.arm for row in rows if row.kind == OWN)
+    lines = [
+        ({"color": color, "marker": marker, "label": f"mpishare, {arm}"}, [arm])
+        for arm, (color, marker) in zip(own, _OWN, strict=False)
+    ]
+    lines += [(_STAGED, ["staged"])] if any(row.arm == "staged" for row in rows) else []
+    lines += [(_BEST, [row.arm for row in rows if row.kind == BASELINE])]
     sizes = sorted({row.nbytes for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [format_nbytes(nbytes) for nbytes in sizes], rotation=30)
-    axes.minorticks_off()
-    axes.grid(visible=True, which="major", linewidth=0.3)
+    places = {nbytes: place for place, nbytes in enumerate(sizes)}
+    for style, arms in lines:
+        found = [row for row in rows if row.arm in arms]
+        fastest = [
+            min((row for row in found if row.nbytes == nbytes), key=lambda row: row.median_us or 0)
+            for nbytes in sorted({row.nbytes for row in found})
+        ]
+        at = [places[row.nbytes] for row in fastest]
+        times.plot(at, [row.median_us for row in fastest], fillstyle="none", **style)
+        rates.plot(at, [row.gb_per_s for row in fastest], fillstyle="none", **style)
+    times.set(title=f"{case}: time", ylabel="us", yscale="log")
+    times.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    times.yaxis.set_major_formatter("{x:g}")
+    rates.set(title=f"{case}: bandwidth of a rank", ylabel="GB/s")
+    rates.set_ylim(bottom=0)
+    for axes in (times, rates):
+        axes.set_xticks(range(len(sizes)), [format_nbytes(each) for each in sizes])
+        axes.tick_params(axis="x", rotation=30)
+        axes.minorticks_off()
+        axes.grid(visible=True, which="major", linewidth=0.3)
+    # Beside the panels: it covers no data.
+    rates.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)

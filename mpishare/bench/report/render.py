@@ -1,38 +1,44 @@
-"""The report as a table, as JSON and as CSV."""
+"""The report as tables, as JSON and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.report.rows import CLOCKS, COLUMNS, OWN, UPPER_BOUND, Clock, Row
+from mpishare.bench.cases import NOT_MPI
+from mpishare.bench.report.rows import BASELINE, CLOCKS, COLUMNS, OWN, UPPER_BOUND, Row
 from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-    from rich.table import Table
-
 #: The formats that the name of a file may ask for.
 FILE_FORMATS = ("json", "csv")
-#: Wider than any table, so that no column is squeezed.
-_WIDTH = 1000
+#: The columns of a report that no terminal shows, and the most that one has.
+WIDTH = 100
+_GAP, _BOLD, _PLAIN = "  ", "\x1b[1m", "\x1b[0m"
+_HEADS = ["size", "cells", "variant", "median", "p95", "min", "ratio"]
+_HEADS += ["median", "p95", "GB/s", "ratio"]
+_GROUPS = {3: "latency, us", 7: "back to back, us"}
+#: The columns that are left out where a table is too wide, the first one first.
+_SPARE = {5: "min", 8: "p95 back to back", 4: "p95", 1: "cells"}
 
 
-def render(kind: str, environment: dict[str, Any], rows: Sequence[Row], *, is_color: bool) -> str:
-    """Return the report as text: a ``table``, ``json`` or ``csv``.
-
-    `environment` is the header of the report; `is_color`: the text goes to a terminal.
-    """
+def render(kind: str, environment: dict[str, Any], rows: Sequence[Row]) -> str:
+    """Return the report as text: a ``table``, ``json`` or ``csv``; `environment` is its header."""
     if kind == "json":
         return as_json(environment, [row.as_dict() for row in rows])
     if kind == "csv":
-        return _as_csv(rows)
-    return _as_tables(environment, rows, is_color=is_color)
+        writer = csv.DictWriter(text := io.StringIO(), COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.as_dict() for row in rows)
+        return text.getvalue()
+    names = dict.fromkeys([*(row.case for row in rows), *environment["left_out"]])
+    return heading(environment) + "".join(of_case(name, environment, rows) for name in names)
 
 
 def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
@@ -42,51 +48,6 @@ def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     return f'{{\n "header": {{\n{keys}\n }},\n "rows": [\n{lines}\n ]\n}}\n'
 
 
-def _as_csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.as_dict() for row in rows)
-    return text.getvalue()
-
-
-def _as_tables(environment: dict[str, Any], rows: Sequence[Row], *, is_color: bool) -> str:
-    console = console_of(text := io.StringIO(), is_color=is_color)
-    for line in environment_lines(environment):
-        console.print(line, soft_wrap=True)
-    for case, of_case in groupby(rows, key=lambda row: row.case):
-        found = list(of_case)
-        bounds = [row for row in found if row.kind == UPPER_BOUND]
-        console.print()
-        _print_rows(
-            console,
-            f"{case}{_halo_text(found[0])}",
-            [row for row in found if row.kind != UPPER_BOUND],
-        )
-        if bounds:
-            _print_rows(console, f"{case}: ceilings, which leave out order or data", bounds)
-    if rows:
-        console.print()
-        console.print(_legend(environment), soft_wrap=True)
-    for note in environment["notes"]:
-        console.print(note, soft_wrap=True)
-    return without_padding(text)
-
-
-def console_of(text: io.StringIO, *, is_color: bool) -> Console:
-    """Return a console that writes to `text`, wide enough for every table."""
-    from rich.console import Console
-
-    return Console(
-        file=text, force_terminal=is_color, width=_WIDTH, highlight=False, markup=False, emoji=False
-    )
-
-
-def without_padding(text: io.StringIO) -> str:
-    """Return what was written, without the padding at the end of lines."""
-    return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
-
-
 def format_us(us: float) -> str:
     """Return microseconds with three significant digits."""
     if us >= 100:
@@ -94,18 +55,20 @@ def format_us(us: float) -> str:
     return f"{us:.1f}" if us >= 10 else f"{us:.2f}"
 
 
-def _legend(environment: dict[str, Any]) -> str:
-    checked = "every result checked" if environment["options"]["check"] else "results NOT checked"
-    return (
-        "us, maximum over the ranks; latency: a synchronize after each, back to back: one after a "
-        f"batch; {checked}.\n"
-        "ratio: time / time of the fastest baseline (of a baseline: time of the fastest variant of "
-        "mpishare / its time); below 1 mpishare is faster."
-    )
+def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Return the lines of a table, whose columns stand to the right unless they are in `left`."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        _GAP.join(
+            text.ljust(width) if index in left else text.rjust(width)
+            for index, (text, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in lines
+    ]
 
 
-def environment_lines(environment: dict[str, Any]) -> list[str]:
-    """Return the lines above the tables."""
+def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
+    """Return the lines above the tables: on what the run is, and what the columns are."""
     versions = ", ".join(f"{name} {text}" for name, text in environment["versions"].items() if text)
     where = f"{_counted(environment['ranks'], 'rank')} on {_counted(environment['nodes'], 'node')}"
     cores = _counted(environment["cores"], "core")
@@ -125,30 +88,52 @@ def environment_lines(environment: dict[str, Any]) -> list[str]:
         lines.append(f"{driver}, links: {', '.join(links) or 'none'}")
     if environment["git_revision"]:
         lines.append(f"git {environment['git_revision']}")
-    return lines
+    checked = "every result checked" if environment["options"]["check"] else "results NOT checked"
+    lines += [
+        "",
+        "*: mpishare; the others are baselines. Times are of the slowest rank, latency with a "
+        f"synchronize after each, back to back with one after a batch; {checked}.",
+        "ratio: time / time of the fastest baseline (of a baseline: time of the fastest variant of "
+        "mpishare / its time); below 1 mpishare is faster. '2.1 times' a baseline below a table is "
+        "the speed back to back; above 1 mpishare is faster.",
+    ]
+    return _filled([*lines, *environment["notes"]], width)
+
+
+def _filled(lines: Sequence[str], width: int) -> str:
+    """Return lines of text, those that are too long broken."""
+    wrap = textwrap.TextWrapper(width, subsequent_indent="  ", break_on_hyphens=False)
+    return "".join(f"{wrap.fill(line)}\n" for line in lines)
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
-    """Print one table: a line per variant and size, with both clocks side by side."""
-    reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
-    lines: list[tuple[Row, list[str]]] = []
-    for _, of_variant in groupby(rows, key=lambda row: (row.nbytes, row.arm)):
-        clocks = {row.clock: row for row in of_variant}
-        first = next(iter(clocks.values()))
-        is_new = not lines or lines[-1][0].nbytes != first.nbytes
-        sized = first.nbytes and is_new
-        cells = [format_nbytes(first.nbytes) if sized else ""]
-        cells += [str(first.n) if sized and first.n else "", first.arm]
-        for clock in CLOCKS:
-            cells += _cells(clocks.get(clock), reasons, clock)
-        lines.append((first, cells))
-    console.print(_table(title, lines))
-    for number, reason in enumerate(reasons, 1):
-        console.print(f"[{number}] {reason}", soft_wrap=True)
+def of_case(
+    case: str,
+    environment: dict[str, Any],
+    rows: Sequence[Row],
+    width: int = WIDTH,
+    *,
+    is_color: bool = False,
+) -> str:
+    """Return the tables of a case and what there is to say about them.
+
+    `is_color`: the text goes to a terminal.
+    """
+    found = [row for row in rows if row.case == case]
+    bounds = [row for row in found if row.kind == UPPER_BOUND]
+    others = [row for row in found if row.kind != UPPER_BOUND]
+    texts = [""]
+    if others:
+        texts.append(_table(f"{case}{_halo_text(others[0])}", others, width, is_color=is_color))
+    if bounds:
+        title = f"{case}: ceilings, which leave out order or data"
+        texts.append(_table(title, bounds, width, is_color=is_color))
+    left_out = [f"{case} {text}" for text in environment["left_out"].get(case, ())]
+    texts.append(_filled([*left_out, *_speeds(case, others)], width))
+    return "\n".join(texts)
 
 
 def _halo_text(row: Row) -> str:
@@ -156,39 +141,72 @@ def _halo_text(row: Row) -> str:
     if row.width is None:
         return ""
     kind = "with corners" if row.corners else "faces alone"
-    return f": width {row.width}, {_counted(row.fields or 0, 'field')}, {kind}"
+    fields = _counted(row.fields or 0, "field")
+    return f": width {row.width}, {fields}, {kind}; cells: of a rank, along an axis"
 
 
-def _table(title: str, lines: Sequence[tuple[Row, list[str]]]) -> Table:
-    """Return the table of these lines, without columns that are empty."""
-    from rich import box
-    from rich.table import Table
+def _table(title: str, rows: Sequence[Row], width: int, *, is_color: bool) -> str:
+    """Return one table: a line per variant and size, with both clocks side by side."""
+    reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
+    table, owners = [_HEADS], [rows[0]]
+    for (nbytes, arm), of_variant in groupby(rows, key=lambda row: (row.nbytes, row.arm)):
+        clocks = {row.clock: row for row in of_variant}
+        row = next(iter(clocks.values()))
+        is_new = len(table) == 1 or nbytes != owners[-1].nbytes
+        if is_new and len(table) > 1:
+            table.append([""] * len(_HEADS))
+            owners.append(row)
+        cells = [format_nbytes(nbytes) if is_new and nbytes else ""]
+        cells += [str(row.n) if is_new and row.n else "", f"{' *'[row.kind == OWN]} {arm}"]
+        table.append(cells + [text for clock in CLOCKS for text in _cells(clocks.get(clock))])
+        owners.append(row)
+    widths = [max(map(len, column)) + len(_GAP) for column in zip(*table, strict=True)]
+    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in table[1:])]
+    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+    left_out: list[str] = []
+    for index, name in _SPARE.items():
+        if index in columns and sum(widths[each] for each in columns) - len(_GAP) > width:
+            columns.remove(index)
+            left_out.append(name)
+    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] if left_out else []
+    groups = ""
+    for index, name in _GROUPS.items():
+        if index in columns:
+            groups = groups.ljust(sum(widths[each] for each in columns if each < index)) + name
+    lead = sum(widths[index] for index in columns if index < 3)
+    lines = [[cells[index] for index in columns] for cells in table]
+    printed = aligned(lines, left=(columns.index(2),))
+    for number, row in enumerate(owners):
+        if row.reason is not None and printed[number] and number:
+            verdict = "wrong" if row.wrong else "not run"
+            printed[number] = f"{printed[number]:{lead}}{verdict} [{reasons.index(row.reason) + 1}]"
+        if is_color and number and printed[number] and row.kind == OWN:
+            printed[number] = f"{_BOLD}{printed[number]}{_PLAIN}"
+    return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
 
-    heads = ["size", "cells\nan axis", "arm", "latency\nmedian", "\np95", "\nmin", "\nn", "\nratio"]
-    heads += ["back to back\nmedian", "\np95", "\nn", "\nGB/s", "\nratio"]
-    used = [index for index in range(len(heads)) if any(cells[index] for _, cells in lines)]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index in used:
-        table.add_column(heads[index], justify="left" if heads[index] == "arm" else "right")
-    last = lines[0][0].nbytes
-    for row, cells in lines:
-        if row.nbytes != last:
-            table.add_section()
-            last = row.nbytes
-        table.add_row(*(cells[index] for index in used), style=None if row.kind == OWN else "dim")
-    return table
 
-
-def _cells(row: Row | None, reasons: Sequence[str], clock: Clock) -> list[str]:
+def _cells(row: Row | None) -> list[str]:
     """Return the cells of one clock: with the minimum for latency, with the rate for throughput."""
-    if row is None:
-        return [""] * 5
-    if row.median_us is None or row.p95_us is None or row.min_us is None:
-        verdict = "wrong" if row.wrong else "not run"
-        return [f"{verdict} [{reasons.index(str(row.reason)) + 1}]", "", "", "", ""]
+    if row is None or row.median_us is None or row.p95_us is None or row.min_us is None:
+        return [""] * 4
+    rate = "" if row.gb_per_s is None else f"{row.gb_per_s:.2f}"
+    third = format_us(row.min_us) if row.clock == "latency" else rate
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    median, p95, count = format_us(row.median_us), format_us(row.p95_us), str(row.count)
-    if clock == "latency":
-        return [median, p95, format_us(row.min_us), count, ratio]
-    rate = "" if row.gb_per_s is None else f"{row.gb_per_s:.3g}"
-    return [median, p95, count, rate, ratio]
+    return [format_us(row.median_us), format_us(row.p95_us), third, ratio]
+
+
+def _speeds(case: str, rows: Sequence[Row]) -> list[str]:
+    """Return how many times as fast as the best baseline each variant of mpishare is."""
+    baselines = {row.arm for row in rows if row.kind == BASELINE and row.median_us}
+    kind = "baseline" if any(arm.startswith(NOT_MPI) for arm in baselines) else "MPI form"
+    best = f"the best {kind}" if len(baselines) > 1 else "".join(baselines)
+    times: dict[str, list[str]] = {}
+    for row in rows:
+        if row.kind == OWN and row.ratio and row.clock == rows[-1].clock:
+            size = f" {format_nbytes(row.nbytes)}" if row.nbytes else ""
+            shown = format(1 / row.ratio, ".1f" if row.ratio < 1.005 else ".2g")
+            times.setdefault(row.arm, []).append(f"{size}: {shown}")
+    return [
+        f"{case}{','.join(found)} times {best}{'' if arm == case else f' ({arm})'}"
+        for arm, found in times.items()
+    ]
