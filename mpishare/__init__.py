@@ -1,5 +1,6 @@
 """MPI windows for GPU memory, ordered on streams."""
 
+from mpishare.attach import attach
 from mpishare.channel import Channel
 from mpishare.errors import (
     ClosedError,
@@ -37,6 +38,7 @@ __all__ = [
     "UnsupportedError",
     "Window",
     "__version__",
+    "attach",
 ]
 
 __version__ = "0.1.0"

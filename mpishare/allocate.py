@@ -15,6 +15,8 @@ from mpishare.coordination.agreement import require_same
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, format_nbytes
 from mpishare.memory.kinds import Kind
 from mpishare.ordering.epochs import epoch_counters
+from mpishare.viewers.names import check_name
+from mpishare.viewers.publication import Publication
 from mpishare.window import Segment, Window
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ _CUDA_DTYPES = "?bhilqBHILQefdFD"
 """Type characters of the dtypes that CuPy has."""
 
 
-def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any) -> Window:
+def allocate(
+    context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any, *, name: Any = None
+) -> Window:
     """Make a window that one rank allocates. Collective; see `Node.allocate`."""
     call = "Node.allocate"
 
@@ -40,6 +44,7 @@ def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any
             "dtype": str(layout[1]),
             "fill": _describe_fill(call, fill, layout[1]),
             "owner": owner_rank(context, call, owner),
+            "name": check_name(call, name),
         }
 
     arguments = context.agreement.step(call, check)
@@ -47,22 +52,24 @@ def allocate(context: NodeContext, shape: Any, dtype: Any, fill: Any, owner: Any
     owner = arguments[0]["owner"]
     segments: list[Segment | None] = [None] * context.size
     segments[owner] = Segment(tuple(arguments[0]["shape"]))
-    return make_window(context, call, segments, np.dtype(dtype), owner, _filler(fill))
+    return make_window(context, call, segments, np.dtype(dtype), owner, _filler(fill), name=name)
 
 
-def allocate_each(context: NodeContext, shape: Any, dtype: Any, fill: Any) -> Window:
+def allocate_each(
+    context: NodeContext, shape: Any, dtype: Any, fill: Any, *, name: Any = None
+) -> Window:
     """Make a window with a segment that each rank allocates. Collective."""
     call = "Node.allocate_each"
 
-    def check() -> tuple[list[int], str]:
+    def check() -> tuple[list[int], dict[str, Any]]:
         layout = check_layout(context, call, shape, dtype)
         _describe_fill(call, fill, layout[1])
-        return list(layout[0]), str(layout[1])
+        return list(layout[0]), {"dtype": str(layout[1]), "name": check_name(call, name)}
 
     arguments = context.agreement.step(call, check)
-    require_same(call, [{"dtype": name} for _, name in arguments], context.rank)
+    require_same(call, [common for _, common in arguments], context.rank)
     segments = [Segment(tuple(extents)) for extents, _ in arguments]
-    return make_window(context, call, segments, np.dtype(dtype), None, _filler(fill))
+    return make_window(context, call, segments, np.dtype(dtype), None, _filler(fill), name=name)
 
 
 def make_window(
@@ -73,6 +80,8 @@ def make_window(
     owner: int | None,
     write: Callable[[Any], None] | None,
     exported: Exported | None = None,
+    *,
+    name: str | None = None,
 ) -> Window:
     """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
@@ -87,6 +96,7 @@ def make_window(
     """
     memories: list[Memory | None] = [None] * context.size
     published: list[str] = []
+    publication: Publication | None = None
     agreement, backend, rank = context.agreement, context.backend, context.rank
     mine = segments[rank]
 
@@ -122,16 +132,43 @@ def make_window(
             agreement.step(call, create)
             handles = agreement.step(call, publish)
             agreement.step(call, open_others)
+            if name is not None:
+                publication = _publish_name(context, call, name, handles, segments, dtype)
             counters = context.take_counters(call, epoch_counters(context.size))
         except BaseException as error:
             _clear_frames(error)
+            if publication is not None:
+                publication.discard()
             _undo(context, call, memories)
             raise
         finally:
             for token in published:
                 backend.retract(token)
         number = context.next_number("window")
-        return Window(context, number, counters, memories, segments, dtype, owner)
+        return Window(
+            context, number, counters, memories, segments, dtype, owner, publication=publication
+        )
+
+
+def _publish_name(
+    context: NodeContext,
+    call: str,
+    name: str,
+    handles: Sequence[str],
+    segments: Sequence[Segment | None],
+    dtype: np.dtype[Any],
+) -> Publication:
+    kinds = {context.open_handle(packed, r, 0).kind for r, packed in enumerate(handles) if packed}
+    return Publication(
+        context,
+        call,
+        name,
+        handles,
+        [None if segment is None else segment.shape for segment in segments],
+        dtype,
+        strides=[None if segment is None else segment.strides for segment in segments],
+        why_not_live="" if kinds <= {Kind.ALLOCATION} else "it was shared in place",
+    )
 
 
 def open_memory(context: NodeContext, packed: str, rank: int, nbytes: int) -> Memory:

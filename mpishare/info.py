@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from mpishare.cli import Parser, UsageError, fail_run, fail_usage, run_on_ranks, seconds
+from mpishare.viewers.survey import as_text, attachable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,6 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the reports as JSON")
     parser.add_argument(
+        "--attachable",
+        action="store_true",
+        help="list the named windows of this machine and their viewers instead; starts no MPI",
+    )
+    parser.add_argument(
         "--timeout-s",
         type=seconds,
         default=300.0,
@@ -46,7 +52,15 @@ def main(argv: list[str] | None = None) -> int:
         options = parser.parse_args(argv)
     except UsageError as exc:
         return fail_usage(PROG, str(exc))
+    if options.attachable:
+        return _list_attachable(is_json=options.json)
     return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
+
+
+def _list_attachable(*, is_json: bool) -> int:
+    windows = attachable()
+    sys.stdout.write(json.dumps(windows, indent=1) + "\n" if is_json else as_text(windows))
+    return 0
 
 
 def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:

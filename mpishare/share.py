@@ -15,6 +15,7 @@ from mpishare.backends.parts import EmptyMemory, WindowPart
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.kinds import FREED, Kind, Refusal
+from mpishare.viewers.names import check_name
 from mpishare.window import Segment
 
 if TYPE_CHECKING:
@@ -46,14 +47,15 @@ class _Source:
         }
 
 
-def share(context: NodeContext, source: Any, owner: Any, copy: Any) -> Window:
+def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any = None) -> Window:
     """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
     call = "Node.share"
     mine: list[_Source] = []
 
     def look() -> dict[str, Any]:
         rank = owner_rank(context, call, owner)
-        arguments = {"owner": rank, "copy": _check_copy(call, copy)}
+        arguments: dict[str, Any] = {"owner": rank, "copy": _check_copy(call, copy)}
+        arguments["name"] = check_name(call, name)
         if context.rank == rank:
             mine.append(_look_at(context, call, source, copy))
             arguments |= mine[0].describe()
@@ -61,24 +63,24 @@ def share(context: NodeContext, source: Any, owner: Any, copy: Any) -> Window:
 
     try:
         replies = context.agreement.step(call, look)
-        same = [{name: reply[name] for name in ("owner", "copy")} for reply in replies]
+        same = [{key: reply[key] for key in ("owner", "copy", "name")} for reply in replies]
         require_same(call, same, context.rank)
         rank = replies[0]["owner"]
         segments: list[Segment | None] = [None] * context.size
         segments[rank], dtype = _segment(replies[rank])
-        return _make(context, call, segments, dtype, rank, mine)
+        return _make(context, call, segments, dtype, rank, mine, name)
     except BaseException:
         _let_go(mine)
         raise
 
 
-def share_each(context: NodeContext, source: Any, copy: Any) -> Window:
+def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None) -> Window:
     """Make a window whose segments are the ranks' own arrays. Collective; see `Node.share_each`."""
     call = "Node.share_each"
     mine: list[_Source] = []
 
     def look() -> dict[str, Any]:
-        arguments = {"copy": _check_copy(call, copy)}
+        arguments = {"copy": _check_copy(call, copy), "name": check_name(call, name)}
         mine.append(_look_at(context, call, source, copy))
         return arguments | mine[0].describe()
 
@@ -86,12 +88,12 @@ def share_each(context: NodeContext, source: Any, copy: Any) -> Window:
         replies = context.agreement.step(call, look)
         found = [_segment(reply) for reply in replies]
         same = [
-            {"copy": reply["copy"], "dtype": str(dtype)}
+            {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}
             for reply, (_, dtype) in zip(replies, found, strict=True)
         ]
         require_same(call, same, context.rank)
         segments = [segment for segment, _ in found]
-        return _make(context, call, segments, found[context.rank][1], None, mine)
+        return _make(context, call, segments, found[context.rank][1], None, mine, name)
     except BaseException:
         _let_go(mine)
         raise
@@ -104,13 +106,14 @@ def _make(
     dtype: np.dtype[Any],
     owner: int | None,
     mine: list[_Source],
+    name: str | None,
 ) -> Window:
     def write(array: Any) -> None:
         array[...] = context.backend.xp.asarray(mine[0].array)
 
     exported = mine[0].exported if mine else None
     try:
-        window = make_window(context, call, segments, dtype, owner, write, exported)
+        window = make_window(context, call, segments, dtype, owner, write, exported, name=name)
     finally:
         if exported is not None:
             exported.retract()

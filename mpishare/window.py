@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare import ranges
+from mpishare.attach import attach_again
 from mpishare.context import NodeObject
-from mpishare.errors import ClosedError, format_nbytes
+from mpishare.errors import ClosedError, UnsupportedError, format_nbytes
 from mpishare.ordering.epochs import Epochs
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mpishare.backends import Memory
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
+    from mpishare.viewers.publication import Publication
 
 log = logging.getLogger("mpishare.window")
 
@@ -48,7 +50,7 @@ class Window(Epochs, NodeObject):
     Attributes
     ----------
     name : str
-        ``window 3``: the number is the same on every rank, and never used again.
+        As given; else ``window 3``: the number is the same on every rank, and never used again.
     shape : tuple of int
         Of `array`.
     dtype : numpy.dtype
@@ -68,14 +70,18 @@ class Window(Epochs, NodeObject):
         segments: Sequence[Segment | None],
         dtype: np.dtype[Any],
         owner: int | None,
+        *,
+        publication: Publication | None = None,
     ) -> None:
-        super().__init__(context, counters, f"window {number}")
+        super().__init__(context, counters, publication.name if publication else f"window {number}")
         self._number = number
+        self._publication = publication
         self._context = context
         self._memories: list[Memory | None] = memories
         self._segments = segments
         self._arrays: dict[int, Any] = {}
         self._lent: Any = None
+        self._viewers: list[int] = []
         self._home = context.rank if owner is None else owner
         self.owner = owner
         self.dtype = dtype
@@ -172,12 +178,43 @@ class Window(Epochs, NodeObject):
         self._lent = self.array
         return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
 
+    def snapshot(self, stream: Any = None) -> None:
+        """Copy this rank's segment as it is now, for processes that `attach`.
+
+        Local; on CUDA stream-ordered, it does not block: neither waits for a viewer nor for another
+        rank. The first call takes memory for three copies of the segment; a viewer sees number n
+        once every rank that has a segment has made its n-th call. On a rank without a segment it
+        does nothing.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            As of `fence`.
+
+        Raises
+        ------
+        UnsupportedError
+            If the window has no name, if there is no room in /dev/shm for the copies, or if the
+            stream is being captured.
+        CudaError
+            If there is not that much memory on the GPU.
+        """
+        self._check()
+        if self._publication is None:
+            raise UnsupportedError(
+                f"{self.name}: snapshot failed: nobody can attach to a window that has no name. "
+                "Make it with name='...'."
+            )
+        if self._memories[self._home] is not None and self._home == self._context.rank:
+            self._publication.take(self.segment(self._home), self._chain, stream)
+
     def close(self) -> None:
         """Unmap the window on all ranks, then free it.
 
         Collective, host-blocking: waits for this process's streams and for the other ranks.
         Closing twice does nothing. Arrays that are still held stay valid: then the memory is kept
-        until the node is closed, and a `ResourceWarning` names the window.
+        until the node is closed, and a `ResourceWarning` names the window. So it is where processes
+        outside the job map memory of it on a GPU and have not let go after 3 s.
 
         Raises
         ------
@@ -196,6 +233,13 @@ class Window(Epochs, NodeObject):
         log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
         if not is_gone:
             self._context.retained.append(lambda: self._release(None))
+        if self._viewers and self._context.rank == 0:
+            warnings.warn(
+                f"{self.name} of shape {self.shape} was closed while processes {self._viewers} "
+                "outside the job map it: its memory is kept",
+                ResourceWarning,
+                stacklevel=2,
+            )
         if is_held:
             warnings.warn(
                 f"{self.name} of shape {self.shape} was closed while arrays of it are held: its "
@@ -205,11 +249,14 @@ class Window(Epochs, NodeObject):
             )
 
     def _release(self, counters: Counters | None) -> bool:
-        """Unmap and free what no array holds; return whether all is gone on all ranks.
+        """Unmap and free what nobody holds; return whether all is gone on all ranks.
 
         Collective, host-blocking. Part of `close`, and once more when the node is closed.
         """
         rank = self._context.rank
+        if self._publication is not None:
+            self._viewers = self._publication.let_go(f"{self.name}: close")
+        viewers = self._viewers
 
         def release() -> list[int]:
             others = [r for r in range(len(self._memories)) if r != rank]
@@ -217,19 +264,31 @@ class Window(Epochs, NodeObject):
 
         def free(kept: list[list[int]]) -> bool:
             # Not while a rank still maps my segment.
-            return not any(rank in ranks for ranks in kept) and self._unmap(rank)
+            return not viewers and not any(rank in ranks for ranks in kept) and self._unmap(rank)
 
         return all(self._context.close_in_order(f"{self.name}: close", release, free, counters))
 
     def _abandon(self) -> None:
         self._is_closed = True
+        if self._publication is not None:
+            self._publication.abandon()
         self._arrays.clear()
         self._forget()
 
+    def __reduce__(self) -> Any:
+        """Return what makes a named window an attached one in another process of this machine."""
+        if self._publication is None:
+            raise TypeError(
+                "an mpishare Window cannot be pickled: it belongs to one process. Give it a name "
+                "(name='...'): then it becomes an attached one on the other side"
+            )
+        return attach_again, (self.name, self._publication.job)
+
     def __repr__(self) -> str:
         """Name the window, its shape and its owner."""
+        name = self.name.capitalize() if self._publication is None else f"Window {self.name!r}"
         return (
-            f"<mpishare.{self.name.capitalize()}: shape={self.shape}, dtype={self.dtype}, "
+            f"<mpishare.{name}: shape={self.shape}, dtype={self.dtype}, "
             f"owner={self.owner}{self._state()}>"
         )
 

@@ -289,6 +289,17 @@ class Backend(ABC):
     def import_pool(self, fd: int) -> PeerMemory:
         """Map the memory of another rank's pool, given its descriptor as it arrived here."""
 
+    def descriptor(self, token: str) -> int | None:
+        """Return a descriptor, to be read alone, of published memory that is a file; else None."""
+        return None
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy from address to address, of a GPU or of registered host memory."""
+        raise NotImplementedError(f"the {self.name} backend has no streams")
+
+    def make_current(self) -> None:
+        """Make this rank's GPU the current one of the calling thread."""
+
     def register(self, memory: SharedMemory) -> int:
         """Make host memory accessible to the GPU; return its device address, 0 without a GPU."""
         return 0
@@ -303,6 +314,13 @@ class Backend(ABC):
     def enter(self, stream: Any) -> StreamInfo:
         """Return the stream of a call, given in any accepted form; None: the current one."""
         return 0, None, True, False
+
+    def new_stream(self) -> Any:
+        """Create a stream of the highest priority, which waits for no default stream."""
+        raise NotImplementedError(f"the {self.name} backend has no streams")
+
+    def close_stream(self, stream: Any) -> None:
+        """Destroy a stream of `new_stream`."""
 
     def is_current(self, stream: int) -> bool:
         """Whether a call without ``stream=`` would be enqueued on this stream now."""

@@ -135,6 +135,14 @@ class CudaBackend(Backend):
         """Import another rank's memory pool."""
         return PeerCudaPool(fd, self.device, self._where)
 
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy; unified addressing tells where either lies."""
+        self.call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def make_current(self) -> None:
+        """Make this rank's GPU the current one of the calling thread."""
+        self.xp.cuda.Device(self.device.ordinal).use()
+
     def register(self, memory: SharedMemory) -> int:
         """Pin host memory and return its device address."""
         self.call("cuMemHostRegister", memory.address, memory.nbytes, _HOST_REGISTER_FLAGS)
@@ -268,7 +276,7 @@ class CudaBackend(Backend):
 
         def synchronize() -> None:
             try:
-                self.xp.cuda.Device(self.device.ordinal).use()
+                self.make_current()
                 self.call("cuCtxSynchronize")
             except BaseException as error:
                 failures.append(error)

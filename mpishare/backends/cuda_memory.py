@@ -27,7 +27,7 @@ def open_legacy_handle(token: str, uuid: str, where: str) -> int:
         driver.memory_handle(bytes.fromhex(token)),
         _IPC_LAZY_PEER_ACCESS,
         where=where,
-        remedy=f"This rank cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
+        remedy=f"This process cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
         "ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of --gpus-per-task; "
         "in a container give it all GPUs. `python -m mpishare.info` shows every pair",
     )
@@ -93,6 +93,11 @@ class CudaMemory:
         memory = cupy.cuda.UnownedMemory(self.address, self.nbytes, anchor, self._ordinal)
         pointer = cupy.cuda.MemoryPointer(memory, offset)
         return cupy.ndarray(shape, dtype=dtype, memptr=pointer, strides=strides)
+
+    def when_dropped(self, then: Callable[[], object]) -> None:
+        """Call `then` when the last array on it is gone; not at the end of the interpreter."""
+        if (anchor := self._anchor()) is not None:
+            weakref.finalize(anchor, then).atexit = False
 
     def close(self) -> bool:
         """Unmap or free; return False, with nothing done, while arrays on it are alive."""

@@ -214,7 +214,7 @@ def choose_device(wanted: Any, rank: int) -> int:
             raise ValueError(f"device={wanted}: this rank sees GPUs 0 to {count - 1}")
         return wanted
     if isinstance(wanted, str):
-        names = [uuid_of(ordinal) for ordinal in range(count)]
+        names = visible_uuids()
         found = [ordinal for ordinal, name in enumerate(names) if name.startswith(wanted)]
         if len(found) != 1:
             raise ValueError(f"device={wanted!r} names {len(found)} of this rank's GPUs: {names}")
@@ -256,6 +256,11 @@ def _driver_version() -> str:
         return f"{_MODULE_VERSION.read_text().strip()} ({version})"
     except OSError:
         return version  # WSL2 has no such module
+
+
+def visible_uuids() -> list[str]:
+    """Return the UUIDs of the GPUs that this process sees, by ordinal. Local."""
+    return [uuid_of(ordinal) for ordinal in range(cupy.cuda.runtime.getDeviceCount())]
 
 
 def link(ordinal: int, uuid: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,10 @@ class HostBackend(Backend):
         memory = shared.attach(token, nbytes)
         memory.close_file()
         return HostMemory(memory)
+
+    def descriptor(self, token: str) -> int:
+        """Open the file for reading alone."""
+        return shared.open_file(token, os.O_RDONLY)
 
     def retract(self, token: str) -> None:
         """Remove the name."""

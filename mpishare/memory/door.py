@@ -11,11 +11,13 @@ import contextlib
 import errno
 import json
 import os
+import select
 import selectors
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
 
@@ -30,12 +32,15 @@ _NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
 _MAX_FDS = 250  # of a message: the kernel takes 253
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _LONGEST = 107  # bytes of a name, the first zero included: sockaddr_un
+_MAX_LEASES = 256  # of a door: visitors must not use up the descriptors of this process
 
 
-class _Lease(NamedTuple):
+@dataclass(eq=False)
+class _Lease:
     name: str
     connection: socket.socket
     pid: int
+    asked: dict[str, Any] = field(default_factory=dict)
 
 
 class Door:
@@ -47,16 +52,22 @@ class Door:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # an answer may ask for the leases
         self._selector = selectors.DefaultSelector()
-        self._answers: dict[str, tuple[socket.socket, Answer]] = {}
+        self._answers: dict[str, tuple[socket.socket, Answer, Callable[[], object]]] = {}
         self._leases: list[_Lease] = []
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def open(self, name: str, answer: Answer) -> None:
+    def open(self, name: str, answer: Answer, left: Callable[[], object] = lambda: None) -> None:
         """Answer at a name from now on.
+
+        Parameters
+        ----------
+        left : callable, optional
+            Called in the door's thread when a visitor has left who came to the name.
 
         Raises
         ------
@@ -77,17 +88,24 @@ class Door:
                 raise HandleError(f"the name {name!r} is taken on this machine") from None
             raise
         with self._lock:
-            self._answers[name] = listener, answer
+            self._answers[name] = listener, answer, left
             self._selector.register(listener, selectors.EVENT_READ, name)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
             self._thread.start()
         self._wake_writer.send(b"w")
 
-    def leases(self, name: str) -> list[int]:
-        """Return the process identifiers of those who were answered at a name and still hold on."""
+    def leases(self, name: str, asked: str = "") -> list[int]:
+        """Return the process identifiers of those who came to a name and still hold on.
+
+        Parameters
+        ----------
+        asked : str, optional
+            A key: only of those whose requests held a true value of it.
+        """
         with self._lock:
-            return [lease.pid for lease in self._leases if lease.name == name]
+            leases = [lease for lease in self._leases if lease.name == name]
+            return [lease.pid for lease in leases if not asked or lease.asked.get(asked)]
 
     def tell(self, name: str, message: dict[str, Any]) -> None:
         """Send a message to all that hold a lease of a name; who does not read it misses it."""
@@ -97,19 +115,24 @@ class Door:
                 with contextlib.suppress(OSError):
                     connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 
+    def withdraw(self, name: str, kept_as: str) -> None:
+        """Answer no more at a name; its leases go on under another, which nobody can visit."""
+        with self._lock:
+            self._stop(name)
+            for lease in self._leases:
+                if lease.name == name:
+                    lease.name = kept_as
+
     def shut(self, name: str) -> None:
         """Answer no more at a name, and end its leases."""
         with self._lock:
-            if name in self._answers:
-                listener, _ = self._answers.pop(name)
-                self._selector.unregister(listener)
-                listener.close()
+            self._stop(name)
             for lease in [lease for lease in self._leases if lease.name == name]:
                 self._end(lease)
 
     def close(self) -> None:
         """Shut all names, and end the thread. Waits for the answer that is being given."""
-        for name in list(self._answers):
+        for name in {*self._answers, *(lease.name for lease in self._leases)}:
             self.shut(name)
         self._is_closed = True
         self._wake_writer.send(b"w")
@@ -118,6 +141,7 @@ class Door:
         self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
+        os.close(self._spare)
 
     def _serve(self) -> None:
         while not self._is_closed:
@@ -137,19 +161,35 @@ class Door:
             return  # shut since
         try:
             connection, _ = self._answers[name][0].accept()
-        except OSError:  # who knocked is gone, or this process has no descriptor left
+        except OSError as error:  # who knocked is gone, or this process has no descriptor left
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(name)
             return
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        if uid != os.getuid():
+        pid, uid = _peer(connection)
+        is_full = len(self._leases) >= _MAX_LEASES
+        if uid != os.getuid() or is_full:
+            why = f"it has {_MAX_LEASES} visitors already" if is_full else "another user"
             with contextlib.suppress(OSError):
-                connection.send(json.dumps({"refused": "another user"}).encode())
+                connection.send(json.dumps({"refused": why}).encode())
             connection.close()
             return
         connection.setblocking(False)
         lease = _Lease(name, connection, pid)
         self._leases.append(lease)
         self._selector.register(connection, selectors.EVENT_READ, lease)
+
+    def _turn_away(self, name: str) -> None:
+        """Accept with the spare descriptor and hang up; else the selector would report it again."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            self._answers[name][0].accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _stop(self, name: str) -> None:
+        if name in self._answers:
+            listener, _, _ = self._answers.pop(name)
+            self._selector.unregister(listener)
+            listener.close()
 
     def _reply(self, lease: _Lease) -> None:
         try:
@@ -163,7 +203,9 @@ class Door:
             return
         fds: Sequence[int] = ()
         try:
-            reply, fds = self._answers[lease.name][1](json.loads(text))
+            request = json.loads(text)
+            reply, fds = self._answers[lease.name][1](request)
+            lease.asked |= request
         except Exception as error:  # whatever was asked: the job goes on, the asker is told
             reply = {"refused": f"{type(error).__name__}: {error}"}
         try:
@@ -175,6 +217,8 @@ class Door:
         self._leases.remove(lease)
         self._selector.unregister(lease.connection)
         lease.connection.close()
+        if lease.name in self._answers:
+            self._answers[lease.name][2]()
 
 
 class Visit:
@@ -210,6 +254,27 @@ class Visit:
                 f"nobody answers at {name!r} on this machine ({error.strerror}): the process has "
                 "ended, or it is in another network namespace"
             ) from None
+        if (owner := _peer(self._connection)[1]) != os.getuid():
+            self._connection.close()
+            raise HandleError(f"{name!r} is answered by a process of another user, {owner}")
+
+    def is_over(self) -> bool:
+        """Whether the door has ended the connection, or said something on its own account."""
+        return bool(self._wait(0))
+
+    def wait_until_over(self) -> None:
+        """Block until `is_over`, or until another thread calls `hang_up`."""
+        self._wait(None)
+
+    def _wait(self, timeout_ms: int | None) -> list[tuple[int, int]]:
+        waiter = select.poll()  # not `select`, for descriptors above 1023; one cannot be shared
+        waiter.register(self._connection, select.POLLIN)
+        return waiter.poll(timeout_ms)
+
+    def hang_up(self) -> None:
+        """End the connection for both sides, and a wait of another thread; `close` follows."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def fileno(self) -> int:
         """Return the socket's descriptor, to wait for what the door says on its own account."""
@@ -233,7 +298,9 @@ class Visit:
         except TimeoutError:
             raise self._late() from None
         except OSError as error:
-            raise self._gone(error.strerror or "") from None
+            text, fds = self._last_words(), []
+            if not text:
+                raise self._gone(error.strerror or "") from None
         if not text:
             raise self._gone("the connection was closed")
         for fd in fds:
@@ -244,6 +311,13 @@ class Visit:
                 os.close(fd)
             raise UnsupportedError(f"{self._name!r} was refused: {reply['refused']}")
         return reply, fds
+
+    def _last_words(self) -> bytes:
+        """Return what a door said before it hung up: that it refuses, and why."""
+        try:
+            return self._connection.recv(_NBYTES)
+        except OSError:
+            return b""
 
     def close(self) -> None:
         """End the connection, and with it the lease. May be repeated."""
@@ -266,6 +340,13 @@ class Visit:
 
     def _gone(self, why: str) -> HandleError:
         return HandleError(f"the process that answered at {self._name!r} is gone ({why})")
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
 
 
 def _address(name: str) -> bytes:

@@ -39,13 +39,15 @@ def huge_nbytes() -> int:
         return 0
 
 
-def map_file(fd: int, nbytes: int) -> tuple[mmap.mmap, memoryview]:
-    """Map the first bytes of a file, shared. Local.
+def map_file(fd: int, nbytes: int, offset: int = 0) -> tuple[mmap.mmap, memoryview]:
+    """Map bytes of a file, shared. Local.
 
     Parameters
     ----------
     nbytes : int, bytes
         Whole pages.
+    offset : int, bytes
+        Where they begin: whole pages, for huge ones whole huge pages.
 
     Returns
     -------
@@ -62,15 +64,15 @@ def map_file(fd: int, nbytes: int) -> tuple[mmap.mmap, memoryview]:
     try:
         start = _address(held)
         skipped = -start % slack if slack else 0
-        _map_over(start + skipped, nbytes, fd)
+        _map_over(start + skipped, nbytes, fd, offset)
         return held, memoryview(held)[skipped : skipped + nbytes]
     except BaseException:
         held.close()
         raise
 
 
-def make_huge(fd: int, view: memoryview) -> None:
-    """Put huge pages under a file that has no page yet, as far as they are to be had. Local.
+def make_huge(fd: int, view: memoryview, offset: int = 0) -> None:
+    """Put huge pages under bytes of a file that have no page yet, as far as there are. Local.
 
     Where they are not (Linux before 6.1, memory in fragments) small ones serve as well, only
     slower; it is for the caller to reserve what is missing. One small page of each is there before,
@@ -87,7 +89,7 @@ def make_huge(fd: int, view: memoryview) -> None:
     if not count:
         return
     for number in range(count):
-        os.posix_fallocate(fd, number * huge, mmap.PAGESIZE)
+        os.posix_fallocate(fd, offset + number * huge, mmap.PAGESIZE)
     if _madvise(_address(view), count * huge, _MADV_COLLAPSE):
         why = os.strerror(ctypes.get_errno())
         log.debug("no huge pages for %d bytes of shared memory: %s", len(view), why)
@@ -97,9 +99,9 @@ def _address(buffer: mmap.mmap | memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-def _map_over(address: int, nbytes: int, fd: int) -> None:
+def _map_over(address: int, nbytes: int, fd: int, offset: int) -> None:
     """Put the file in place of what is mapped there."""
     flags = mmap.MAP_SHARED | _MAP_FIXED
-    if _mmap(address, nbytes, _PROTECTION, flags, fd, 0) != address:
+    if _mmap(address, nbytes, _PROTECTION, flags, fd, offset) != address:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -66,11 +66,12 @@ class SharedMemory:
         The open file, for locks.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, offset: int = 0) -> None:
         self.fd = fd
         self.nbytes = nbytes
+        self._offset = offset
         try:
-            self._mapping, self.buffer = map_file(fd, nbytes)
+            self._mapping, self.buffer = map_file(fd, nbytes, offset)
         except BaseException:
             os.close(fd)
             raise
@@ -123,13 +124,30 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     except BaseException:
         os.close(fd)
         raise
+    if is_sparse:
+        with _room_for(nbytes):
+            return SharedMemory(fd, nbytes)
+    return _reserved(fd, nbytes, 0)
+
+
+def reserve_part(fd: int, offset: int, nbytes: int) -> SharedMemory:
+    """Reserve and map whole pages of a sparse file of shared memory. Local.
+
+    Raises
+    ------
+    UnsupportedError
+        As `create`.
+    """
+    _check_room(nbytes)
+    return _reserved(os.dup(fd), nbytes, offset)
+
+
+def _reserved(fd: int, nbytes: int, offset: int) -> SharedMemory:
     with _room_for(nbytes):
-        memory = SharedMemory(fd, nbytes)
-        if is_sparse:
-            return memory
+        memory = SharedMemory(fd, nbytes, offset)
         try:
-            make_huge(fd, memory.buffer)
-            os.posix_fallocate(fd, 0, nbytes)
+            make_huge(fd, memory.buffer, offset)
+            os.posix_fallocate(fd, offset, nbytes)
         except BaseException:
             memory.close()
             raise
@@ -193,14 +211,19 @@ def attach(name: str, nbytes: int) -> SharedMemory:
     OSError
         If there is no such memory here.
     """
-    if not _NAME.fullmatch(name):
-        raise HandleError(f"{name!r} is not a name of shared memory")
-    fd = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_CLOEXEC)
+    fd = open_file(name, os.O_RDWR)
     size = os.fstat(fd).st_size
     if size < nbytes:
         os.close(fd)
         raise HandleError(f"shared memory of {size} bytes where {nbytes} bytes are needed")
     return SharedMemory(fd, size)
+
+
+def open_file(name: str, flags: int) -> int:
+    """Return a descriptor of the file behind a name. Local; raises as `attach`."""
+    if not _NAME.fullmatch(name):
+        raise HandleError(f"{name!r} is not a name of shared memory")
+    return os.open(f"{FOLDER}/{name}", flags | os.O_CLOEXEC)
 
 
 def forget(name: str) -> None:

@@ -85,9 +85,11 @@ def test_the_step_that_overlaps_computes_each_cell_once() -> None:
 
 
 def test_every_fragment_is_known() -> None:
-    """A block of Python that is no program has a test of its own, above."""
+    """A block of Python that is no program has a test of its own, above; two are of an example."""
     found = [b for p in PAGES for b in blocks(p) if b.language == "python" and not b.is_program]
     assert sorted(b.text.splitlines()[0] for b in found) == [
+        "# in a notebook",  # scripts/examples/08_attach.py
+        "# in the job",
         "# of scripts/applications/jacobi2d.py",
         "halo.start(u)",
     ]

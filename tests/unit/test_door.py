@@ -141,3 +141,104 @@ def test_no_descriptor_is_left(name):
         once()
     assert descriptors() == before
     assert threading.active_count() == 1
+
+
+def test_a_withdrawn_name_keeps_its_leases_and_can_be_opened_again(door, name):
+    door.open(name, lambda request: ({}, []))
+    with Visit(name, 5.0) as visit:
+        visit.ask({"maps": True})
+        door.withdraw(name, "elsewhere")
+        assert door.leases("elsewhere") == door.leases("elsewhere", "maps") == [os.getpid()]
+        assert door.leases("elsewhere", "other") == door.leases(name) == []
+        assert not visit.is_over()
+        door.open(name, lambda request: ({"second": True}, []))
+        with Visit(name, 5.0) as second:
+            assert second.ask({}) == ({"second": True}, [])
+        with pytest.raises(UnsupportedError, match="KeyError"):
+            visit.ask({})
+        door.tell("elsewhere", {"is_over": True})
+        assert wait_for(visit.is_over)
+        door.shut("elsewhere")
+        assert wait_for(lambda: not door.leases("elsewhere"))
+
+
+def test_who_left_is_told(door, name):
+    left = []
+    door.open(name, lambda request: ({}, []), lambda: left.append(door.leases(name)))
+    with Visit(name, 5.0) as visit, Visit(name, 5.0) as other:
+        visit.ask({})
+        other.ask({})
+        visit.close()
+        assert wait_for(lambda: left == [[os.getpid()]])
+
+
+def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, name):
+    door.open(name, lambda request: ({}, []))
+    with Visit(name, 5.0) as visit:
+        visit.ask({})
+        thread = threading.Thread(target=visit.wait_until_over)
+        thread.start()
+        assert not visit.is_over()  # beside the wait
+        visit.hang_up()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_too_many_visitors_are_refused_and_cost_nothing(door, name):
+    door.open(name, lambda request: ({}, []))
+    visits = []
+    for _ in range(256):
+        visits.append(Visit(name, 5.0))
+        visits[-1].ask({})
+    before = descriptors()
+    with Visit(name, 5.0) as visit, pytest.raises(UnsupportedError, match="256 visitors already"):
+        visit.ask({})
+    visits.pop().close()
+    assert wait_for(lambda: len(door.leases(name)) == 255)
+    assert descriptors() == before - 2
+    with Visit(name, 5.0) as visit:
+        assert visit.ask({}) == ({}, [])
+    for visit in visits:
+        visit.close()
+
+
+def test_a_process_without_descriptors_turns_visitors_away_and_does_not_spin(name):
+    source = f"""
+import os, resource, sys, time
+from mpishare.memory.door import Door
+door = Door()
+door.open({name!r}, lambda request: ({{}}, []))
+files = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    while True:
+        files.append(os.dup(0))
+except OSError:
+    pass
+print("full", flush=True)
+sys.stdin.readline()
+begin = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - begin, flush=True)
+for fd in files:
+    os.close(fd)
+print("room", flush=True)
+sys.stdin.readline()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", source],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "full\n"
+        with Visit(name, 5.0) as visit, pytest.raises(HandleError, match="is gone"):
+            visit.ask({})
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert float(process.stdout.readline()) < 0.2
+        assert process.stdout.readline() == "room\n"
+        with Visit(name, 5.0) as visit:
+            assert visit.ask({}) == ({}, [])
+        process.stdin.close()

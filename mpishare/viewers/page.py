@@ -1,0 +1,149 @@
+"""The page: numbers of the snapshots of one window, in memory that the job and viewers map.
+
+Each rank writes its own slot, viewers only read. A snapshot k goes into buffer k modulo 3 of a
+track: k is stored into BEGIN before the copy and into END behind it. What a viewer copied out of a
+buffer is whole if END and BEGIN were k before, and BEGIN still is k afterwards (a seqlock). There
+are two tracks: buffers in host memory, and on CUDA buffers on the rank's GPU.
+"""
+
+from __future__ import annotations
+
+import mmap
+import platform
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpishare.coordination.control_block import ORDERED_MACHINES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+VERSION = 1
+BUFFERS = 3
+TOKEN_NBYTES = 64
+
+# Words of 8 bytes. Of the header, written by the leader, STRIDE by the first rank with a segment:
+WANTED = 0
+"""1 once a viewer without these GPUs asked for snapshots in host memory."""
+STRIDE = 1
+"""Snapshots whose number is a multiple are copied from GPUs to host memory: 0, or a power of 2, so
+that they use the three buffers in turn."""
+# Of a slot:
+HOST = 0
+DEVICE = 9
+"""Where a track begins: BEGIN of its three buffers, then END of them."""
+BEGIN = 0
+END = 3
+MARK = 6
+"""Of the host track, on CUDA: what the buffer on the GPU held when it had been copied."""
+TOKEN = 16
+TOKEN_READY = 24
+"""1 once TOKEN holds the IPC handle of the rank's buffers on its GPU."""
+HOST_FAILED = 25
+"""1 if this rank cannot copy to host memory."""
+
+_SLOT_WORDS = 32
+_BLOCK_NBYTES = 2 << 20
+"""Buffers of a rank begin at a multiple of this, for huge pages: free in a sparse file."""
+
+
+def slot(rank: int) -> int:
+    """Return the first word of a rank's slot."""
+    return (rank + 1) * _SLOT_WORDS
+
+
+def page_nbytes(size: int) -> int:
+    """Return the size of the page of a node of so many ranks."""
+    return 8 * slot(size)
+
+
+def buffer_nbytes(nbytes: int) -> int:
+    """Return how far apart the buffers of a segment stand: whole pages."""
+    return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def block_offsets(segments: Sequence[int | None]) -> tuple[list[int], int]:
+    """Return where each rank's host buffers begin in the file of the page, and the file's size.
+
+    Parameters
+    ----------
+    segments : sequence of int or None, bytes
+        For each rank, the size of its segment; None for a rank that has none.
+    """
+    offsets = []
+    end = page_nbytes(len(segments))
+    for nbytes in segments:
+        end = -(-end // _BLOCK_NBYTES) * _BLOCK_NBYTES
+        offsets.append(end)
+        end += 0 if nbytes is None else BUFFERS * buffer_nbytes(nbytes)
+    return offsets, end
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether an array fills its memory, in whatever order of its axes: C, Fortran, any other."""
+    expected = itemsize
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent != 1:
+            if stride != expected:
+                return 0 in shape
+            expected *= extent
+    return True
+
+
+def newest(page: memoryview[int], starts: Sequence[int], checked: Sequence[int]) -> int:
+    """Return the newest snapshot that is whole on all ranks; 0 if there is none.
+
+    Parameters
+    ----------
+    starts : sequence of int
+        For each rank that has a segment, the first word of its track.
+    checked : sequence of int
+        The words that hold the number of a whole snapshot: BEGIN, END, MARK.
+    """
+    first = starts[0] + END
+    for number in sorted(page[first : first + BUFFERS], reverse=True):
+        place = number % BUFFERS
+        if all(page[start + word + place] == number for start in starts for word in checked):
+            return number
+    return 0
+
+
+def is_begun_over(page: memoryview[int], starts: Sequence[int], number: int) -> bool:
+    """Whether any rank has begun to write another snapshot where this one is, or was."""
+    place = number % BUFFERS
+    return any(page[start + place] != number for start in starts)
+
+
+def _load_barrier() -> Callable[[], None]:
+    """Return what orders the loads before it and those behind it, without MPI."""
+    if platform.machine() in ORDERED_MACHINES:
+        return lambda: None
+    lock = threading.Lock()
+
+    def barrier() -> None:
+        # The release of the first lock waits for all loads before it, the second lock is taken
+        # after that, and loads behind a lock that was taken wait for it.
+        with lock:
+            pass
+        with lock:
+            pass
+
+    return barrier
+
+
+load_barrier = _load_barrier()
+
+
+def token_bytes(page: memoryview[int], rank: int) -> bytes:
+    """Return the IPC handle of a rank's buffers."""
+    first = slot(rank) + TOKEN
+    return np.array(page[first : first + TOKEN_NBYTES // 8], dtype=np.uint64).tobytes()
+
+
+def write_token(page: memoryview[int], rank: int, token: bytes) -> None:
+    """Store the IPC handle of a rank's buffers; TOKEN_READY is for the caller."""
+    first = slot(rank) + TOKEN
+    for index, word in enumerate(np.frombuffer(token, dtype=np.uint64).tolist()):
+        page[first + index] = word

@@ -1,0 +1,295 @@
+"""A named window as processes outside the job find it: its page, its door, its viewers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.coordination.poll import poll
+from mpishare.errors import HandleError, UnsupportedError
+from mpishare.memory.shared import map_on_all_ranks
+from mpishare.viewers import page as layout
+from mpishare.viewers.names import door_name, job_id
+from mpishare.viewers.snapshots import CudaSnapshots, HostSnapshots, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.context import NodeContext
+    from mpishare.memory.shared import SharedMemory
+    from mpishare.ordering.stream_chain import StreamChain
+
+LET_GO_S = 3.0
+"""How long closing a window waits for viewers that map its memory on a GPU."""
+
+FDS_PER_REPLY = 200
+
+
+class Publication:
+    """What a named window has beside its memory. Made collectively, host-blocking.
+
+    Parameters
+    ----------
+    context : NodeContext
+        The node's.
+    call : str
+        The collective call that this is a part of.
+    name : str
+        The window's, checked.
+    handles : sequence of str
+        For each rank, the packed handle of its segment; empty for a rank that has none. On the
+        host backend the tokens are still published.
+    shapes, dtype
+        As of `Window`.
+    strides : sequence of tuple of int or None, bytes, optional
+        For each rank, how its segment lies in memory; None: in C order.
+    why_not_live : str, optional
+        Why no other process can map the segments by these handles: then there are snapshots alone.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if another window of this job has the name.
+    UnsupportedError
+        If there is no room, or if an array leaves gaps in its memory.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        call: str,
+        name: str,
+        handles: Sequence[str],
+        shapes: Sequence[tuple[int, ...] | None],
+        dtype: np.dtype[Any],
+        *,
+        strides: Sequence[tuple[int, ...] | None] | None = None,
+        why_not_live: str = "",
+    ) -> None:
+        self.name = name
+        self._context = context
+        self._shapes = shapes
+        self._dtype = dtype
+        self._owners = [rank for rank, shape in enumerate(shapes) if shape is not None]
+        self._nbytes = [
+            None if shape is None else int(np.prod(shape, dtype=object)) * dtype.itemsize
+            for shape in shapes
+        ]
+        self._strides = strides or [None] * len(shapes)
+        self._check_dense(call)
+        self._why_not_live = why_not_live
+        self._tokens = [
+            context.open_handle(packed, rank, 0).token if packed and not why_not_live else ""
+            for rank, packed in enumerate(handles)
+        ]
+        self._fds: list[int] = []
+        self._memory: SharedMemory | None = None
+        self._page: Page | None = None
+        self._snapshots: HostSnapshots | CudaSnapshots | None = None
+        self._door = ""
+        self._is_ended = False
+        self._is_registered = False
+        step = context.agreement.step
+        self._memory = map_on_all_ranks(
+            lambda work: step(call, work),
+            layout.page_nbytes(context.size),
+            is_maker=self._is_leader,
+        )
+        try:
+            replies = step(call, self._open)
+            self.job = str(replies[0][0])
+            self._check_free(call, is_taken=replies[0][1])
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._context.rank == 0
+
+    def take(self, array: Any, chain: StreamChain, stream: Any) -> None:
+        """Take a snapshot of this rank's segment; see `Window.snapshot`."""
+        if isinstance(self._snapshots, CudaSnapshots):
+            handle = chain.enter("snapshot", stream)
+            self._snapshots.take(array.data.ptr, handle)
+            if not chain.stays_alive:
+                chain.leave()
+        elif self._snapshots is not None:
+            self._snapshots.take(array)
+
+    def let_go(self, call: str) -> list[int]:
+        """End the publication and wait some seconds for viewers that map memory on a GPU.
+
+        Collective, host-blocking; once all streams are done. May be repeated, with less to wait
+        for. What viewers map on the host they keep: it is no hazard to them, nor to the job.
+
+        Returns
+        -------
+        list of int
+            The viewers that still map memory of the window: it must not be freed.
+        """
+        viewers = self._context.agreement.step(call, self._end)[0]
+        is_gone = True
+        if isinstance(self._snapshots, CudaSnapshots):
+            is_gone = self._snapshots.close(is_viewed=bool(viewers))
+        elif self._snapshots is not None:
+            self._snapshots.close()
+        if is_gone:
+            self._snapshots = None
+        self._free()
+        return list(viewers)
+
+    def abandon(self) -> None:
+        """Answer no more, and end all leases. Local."""
+        if self._door:
+            self._context.descriptors.door.shut(self._door)
+            self._door = ""
+
+    def discard(self) -> None:
+        """Undo the making, of which no viewer knows. Local."""
+        self.abandon()
+        self._free()
+
+    # --- making
+
+    def _check_dense(self, call: str) -> None:
+        for rank, (shape, strides) in enumerate(zip(self._shapes, self._strides, strict=True)):
+            if shape is None or strides is None:
+                continue
+            if not layout.is_dense(shape, strides, self._dtype.itemsize):
+                raise UnsupportedError(
+                    f"{call} failed: name={self.name!r}: the array of rank {rank} leaves gaps "
+                    f"(shape {shape}, strides {strides}), of which no snapshot can be taken. Give "
+                    "the window no name, or share a contiguous array."
+                )
+
+    def _check_free(self, call: str, *, is_taken: bool) -> None:
+        if is_taken:
+            raise ValueError(
+                f"{call} failed: the name {self.name!r} is taken by another window of job "
+                f"{self.job}. Choose another one, or close that window first."
+            )
+
+    def _open(self) -> list[Any]:
+        """Open the files and the door; return the job, and whether the name is taken."""
+        context, memory = self._context, self._memory
+        if memory is None:  # for the type checker
+            return []
+        offsets, nbytes = layout.block_offsets(self._nbytes)
+        if self._is_leader:
+            os.ftruncate(memory.fd, nbytes)
+        address = context.backend.register(memory)
+        self._is_registered = True
+        mine = self._nbytes[context.rank]
+        if mine is not None:
+            self._page = Page(
+                memory,
+                address,
+                context.rank,
+                offsets[context.rank],
+                mine,
+                sum(filter(None, self._nbytes)),
+                is_first=context.rank == self._owners[0],
+            )
+            self._snapshots = (
+                CudaSnapshots(self._page, context.backend)
+                if context.backend.has_streams
+                else HostSnapshots(self._page, context.memory_barrier)
+            )
+        if not self._is_leader:
+            return ["", False]
+        job = job_id(os.getpid())
+        self._fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        for token in filter(None, self._tokens):
+            fd = context.backend.descriptor(token)
+            if fd is not None:
+                self._fds.append(fd)
+        door = door_name(job, self.name)
+        try:
+            context.descriptors.door.open(door, self._answer, self._viewer_left)
+        except HandleError:
+            return [job, True]
+        self._door = door
+        return [job, False]
+
+    # --- in the door's thread
+
+    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
+        if request.get("version", layout.VERSION) != layout.VERSION:
+            return {"version": layout.VERSION}, []
+        if "fds" in request:
+            first = int(request["fds"])
+            return {}, self._fds[first : first + FDS_PER_REPLY]
+        if request.get("wants_host_copies"):
+            self._want_host_copies(1)
+            return {}, []
+        return self._description(), []
+
+    def _viewer_left(self) -> None:
+        if not self._context.descriptors.door.leases(self._door, "wants_host_copies"):
+            self._want_host_copies(0)
+
+    def _want_host_copies(self, value: int) -> None:
+        if self._memory is not None:
+            # One byte of the word, the others are zero: no view would outlive the page.
+            self._memory.buffer[8 * layout.WANTED] = value
+
+    def _description(self) -> dict[str, Any]:
+        context = self._context
+        return {
+            "version": layout.VERSION,
+            "name": self.name,
+            "backend": context.backend.name,
+            "dtype": repr(np.lib.format.dtype_to_descr(self._dtype)),
+            "shapes": [None if shape is None else list(shape) for shape in self._shapes],
+            "strides": [None if each is None else list(each) for each in self._strides],
+            "tokens": self._tokens if context.backend.has_streams else None,
+            "why_not_live": self._why_not_live,
+            "uuids": context.uuids,
+            "fds": len(self._fds),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "viewers": context.descriptors.door.leases(self._door, "attaches"),
+        }
+
+    # --- closing
+
+    def _end(self) -> list[int]:
+        """On the leader: stop answering, tell the viewers, wait for those that map GPU memory."""
+        if not self._is_leader or not self._door:
+            return []
+        door = self._context.descriptors.door
+        if not self._context.backend.has_streams:
+            self.abandon()
+            return []
+        if not self._is_ended:
+            kept_as = f"{self._door}#{id(self)}"
+            door.withdraw(self._door, kept_as)
+            self._door = kept_as
+            door.tell(self._door, {"is_over": True})
+            poll(lambda: not self._mapping(), LET_GO_S, pause_s=0.002)
+            self._is_ended = True
+        viewers = self._mapping()
+        if not viewers:
+            self.abandon()
+        return viewers
+
+    def _mapping(self) -> list[int]:
+        return self._context.descriptors.door.leases(self._door, "maps")
+
+    def _free(self) -> None:
+        """Give back the page and the files, once nothing writes there."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        if self._page is not None:
+            self._page.words.release()
+            self._page = None
+        if self._memory is not None:
+            if self._is_registered:
+                self._context.backend.unregister(self._memory)
+            self._memory.close()
+            self._memory = None

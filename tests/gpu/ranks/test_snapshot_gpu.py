@@ -1,0 +1,269 @@
+"""Snapshots on streams, viewers without a GPU, and what a viewer on the GPU lets go of."""
+
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from mpishare import UnsupportedError
+from mpishare.viewers import page as layout
+from mpishare.viewers import snapshots
+from tests.helpers.held import gpu_free
+from tests.helpers.latch import Latch, within
+from tests.helpers.viewer import SharedViewer, Viewer
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    """These tests prove nothing on another backend."""
+    assert node.backend == "cuda"
+
+
+@pytest.fixture(scope="module")
+def viewer(comm):
+    """A process outside the job, of rank 0."""
+    viewer = Viewer() if comm.rank == 0 else None
+    yield viewer
+    if viewer:
+        viewer.close()
+
+
+@pytest.fixture
+def view(node, viewer):
+    """Runs source in it."""
+    shared = SharedViewer(node, viewer)
+    yield shared
+    shared.reset()
+
+
+@pytest.fixture
+def view_without_gpu(node):
+    viewer = Viewer(NO_GPU) if node.rank == 0 else None
+    shared = SharedViewer(node, viewer)
+    yield shared
+    shared.reset()
+    if viewer:
+        viewer.close()
+
+
+def snapshot_until(node, window, view, source, count=200):
+    """Take snapshots, each with its number as the values, until the viewer answers with a value."""
+    for step in range(1, count):
+        window.array.fill(step)
+        window.snapshot()
+        got = view(source)
+        if not (isinstance(got, dict) and got.get("error") == "PeerTimeout"):
+            return got
+        time.sleep(0.01)
+    raise AssertionError(f"no frame after {count} snapshots: {got}")
+
+
+def check_host_frames(node, view, why):
+    window = node.allocate_each((64, 64 + node.rank), name="hidden")
+    assert view("there = attach('hidden')") is None
+    told = view("there.array")
+    assert told["error"] == "UnsupportedError"
+    assert why in told["text"]
+    source = (
+        "(lambda f: [type(f.array).__module__, f.number]"
+        " + [np.unique(f.segment(r)).tolist() for r in there.ranks])(there.latest(0.05))"
+    )
+    kind, number, *values = snapshot_until(node, window, view, source)
+    assert kind == "numpy"
+    assert values == [[float(number)]] * node.size
+    shapes = view("[there.latest().segment(r).shape for r in there.ranks]")
+    assert shapes == [[64, 64 + rank] for rank in range(node.size)]
+    window.close()
+    assert view("there.latest()")["error"] == "ClosedError"
+
+
+def test_a_viewer_without_a_gpu_gets_frames_through_host_memory(node, view_without_gpu):
+    check_host_frames(node, view_without_gpu, "no GPU is visible")
+
+
+def test_a_viewer_without_cupy_gets_frames_through_host_memory(node):
+    viewer = Viewer() if node.rank == 0 else None
+    try:
+        view = SharedViewer(node, viewer)
+        view("sys.modules['cupy'] = None")
+        check_host_frames(node, view, "CuPy")
+    finally:
+        if viewer:
+            viewer.close()
+
+
+LOOK = """
+torn, missed, seen = 0, 0, set()
+end = time.time() + 4
+while time.time() < end:
+    try:
+        f = there.latest(0.2)
+    except TimeoutError:
+        missed += 1
+        continue
+    seen.add(f.number)
+    torn += any(bool((f.segment(r) != f.number).any()) for r in there.ranks)
+"""
+
+
+def watched(node, view, name, pause_s):
+    """Take snapshots while the viewer looks whether all values of a frame are one."""
+    window = node.allocate_each(4 << 20, "i4", name=name)
+    assert view(f"there = attach('{name}')") is None
+    view.send(LOOK)
+    step, begin = 0, time.monotonic()
+    while node.comm.bcast(time.monotonic() - begin < 5, 0):
+        for _ in range(20):
+            step += 1
+            window.array.fill(step)
+            window.snapshot()
+            if pause_s:
+                node.synchronize()
+                time.sleep(pause_s)
+        node.synchronize()
+        window.fence()
+    assert view.answer() is None
+    seen, torn, missed = view("len(seen), torn, missed")
+    if node.rank == 0:
+        print(f"\n{name}: {step} snapshots, {seen} frames seen, {torn} torn, {missed} timeouts")
+    assert torn == 0
+    return seen
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.002])
+def test_no_frame_is_torn(node, view, pause_s):
+    seen = watched(node, view, f"on-gpu-{pause_s}", pause_s)
+    # With nothing else on the GPU three copies are over before one has been read.
+    assert seen > 20 or not pause_s
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.002])
+def test_no_frame_through_host_memory_is_torn(node, view_without_gpu, pause_s):
+    """Copies to the host run behind and are overtaken: no torn one may be taken for whole."""
+    assert watched(node, view_without_gpu, f"on-host-{pause_s}", pause_s) > 20
+
+
+def test_a_snapshot_is_taken_in_the_order_of_its_stream(node, view):
+    import cupy
+
+    window = node.allocate_each(1 << 16, "i4", fill=1, name="order")
+    window.snapshot()
+    node.synchronize()
+    view("there = attach('order'); f = there.latest()")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with Latch() as latch:
+        latch.hold(stream.ptr)
+        with stream:
+            window.array.fill(2)
+            window.snapshot()
+            window.array.fill(3)
+        if view.viewer:
+            assert view.viewer("there.latest().number") == 1
+        node.barrier()
+        latch.release()
+        node.synchronize(stream)
+    node.barrier()
+    assert view("f = there.latest()") is None
+    assert view("f.number, np.unique(host(f.array)).tolist()") == [2, [2]]
+    with stream:
+        window.snapshot(stream=stream)
+
+
+def test_a_snapshot_in_a_capture_is_refused(node):
+    import cupy
+
+    window = node.allocate_each(8, fill=0, name="captured")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        try:
+            with pytest.raises(UnsupportedError, match="captured into a graph"):
+                window.snapshot()
+        finally:
+            stream.end_capture()
+
+
+def test_a_viewer_on_the_gpu_lets_go_when_the_window_closes(node, view):
+    free = []
+    for _ in range(5):
+        window = node.allocate_each(32 << 20, "u1", fill=1, name="let-go")
+        window.snapshot()
+        view("there = attach('let-go'); f = there.latest(); del f")
+        begin = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            window.close()
+        assert time.monotonic() - begin < 2
+        view("import cupy; cupy.get_default_memory_pool().free_all_blocks()")
+        free.append(gpu_free())
+    assert free[-1] > free[1] - (16 << 20), free
+
+
+def test_an_array_that_is_dropped_ends_the_lease(node, view):
+    window = node.allocate_each(1 << 20, "u1", fill=1, name="dropped")
+    view("there = attach('dropped'); live = there.array; there.close()")
+    door = node._context.descriptors.door
+    publication = window._publication
+    if node.rank == 0:
+        assert len(door.leases(publication._door, "maps")) == 1
+    view("del live")
+    if node.rank == 0:
+        end = time.monotonic() + 5
+        while door.leases(publication._door, "maps") and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not door.leases(publication._door, "maps")
+    node.barrier()
+
+
+def test_live_memory_of_every_gpu(node, view):
+    window = node.allocate_each(1000, "f8", fill=node.rank + 1, name="live")
+    view("there = attach('live')")
+    sums = view("[float(there.segment(r).sum().get()) for r in there.ranks]")
+    assert sums == [1000.0 * (rank + 1) for rank in range(node.size)]
+    assert np.asarray(window.array.get()).sum() == 1000.0 * (node.rank + 1)
+
+
+def test_a_viewer_that_sees_one_of_two_gpus(node):
+    """It cannot map the other one: frames come through host memory."""
+    uuids = node._context.uuids
+    if len(set(uuids)) == 1:
+        pytest.skip("all ranks share one GPU")
+    viewer = Viewer({"CUDA_VISIBLE_DEVICES": uuids[0]}) if node.rank == 0 else None
+    try:
+        check_host_frames(node, SharedViewer(node, viewer), "is not visible")
+    finally:
+        if viewer:
+            viewer.close()
+
+
+def test_copies_to_the_host_end_with_their_viewers(node, view_without_gpu):
+    window = node.allocate_each(100, fill=0, name="wanted")
+    view_without_gpu("there = attach('wanted')")
+    words = window._publication._page.words
+    assert words[layout.WANTED] == 1
+    snapshot_until(node, window, view_without_gpu, "there.latest(0.05).number")
+    view_without_gpu("there.close()")
+    assert within(5, lambda: words[layout.WANTED] == 0)
+    window.snapshot()
+    view_without_gpu("there = attach('wanted')")
+    assert words[layout.WANTED] == 1
+
+
+def test_no_room_on_the_host_is_told_to_the_viewer_and_not_to_the_job(
+    node, view_without_gpu, monkeypatch, caplog
+):
+    def refuse(page):
+        raise UnsupportedError("no room")
+
+    monkeypatch.setattr(snapshots.Page, "reserve", refuse)
+    window = node.allocate_each(100, fill=0, name="roomless")
+    view_without_gpu("there = attach('roomless')")
+    window.snapshot()
+    told = snapshot_until(node, window, view_without_gpu, "there.latest(0.05)")
+    assert told["error"] == "UnsupportedError"
+    assert "no room in host memory" in told["text"]
+    assert within(5, lambda: "no snapshots in host memory for viewers" in caplog.text)
+    window.close()

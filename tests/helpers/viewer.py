@@ -1,0 +1,121 @@
+"""A process outside the job that runs what a test tells it, line by line, and answers in JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tests.helpers.launch import ROOT
+
+LOOP = """
+import functools, gc, json, os, sys, time
+import numpy as np
+import mpishare
+from mpishare.viewers.names import job_id
+
+# The windows of the process that started this one, whatever other jobs there are.
+attach = functools.partial(mpishare.attach, job=job_id(os.getppid()))
+
+def host(array):
+    return np.asarray(array.get() if hasattr(array, "get") else array).tolist()
+
+def reset():
+    for value in list(here.values()):
+        if type(value).__module__ == "mpishare.attach" and hasattr(value, "close"):
+            value.close()
+    here.clear()
+    here.update(first)
+    gc.collect()
+
+first = dict(globals())
+here = dict(first)
+for line in sys.stdin:
+    source = json.loads(line)
+    try:
+        try:
+            code = compile(source, "viewer", "eval")
+        except SyntaxError:
+            exec(source, here)
+            answer = {"value": None}
+        else:
+            answer = {"value": eval(code, here)}
+    except Exception as error:
+        answer = {"error": type(error).__name__, "text": str(error)}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Viewer:
+    """`viewer("expression or statements")` returns its value, or {"error", "text"}."""
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOOP],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+
+    def __call__(self, source: str) -> Any:
+        self.send(source)
+        return self.answer()
+
+    def send(self, source: str) -> None:
+        self.process.stdin.write(json.dumps(source) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        line = self.process.stdout.readline()
+        assert line, f"the viewer ended with status {self.process.wait(10)}"
+        answer = json.loads(line)
+        return answer if "error" in answer else answer["value"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> int:
+        self.process.stdin.close()
+        status = self.process.wait(20)
+        self.process.stdout.close()
+        return status
+
+    def __enter__(self) -> "Viewer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None and exception[0] is not None:
+            self.process.kill()
+        self.close()
+
+
+class SharedViewer:
+    """A viewer of rank 0. Calls are collective: all that was done before is over by then."""
+
+    def __init__(self, node: Any, viewer: Viewer | None) -> None:
+        self.node = node
+        self.viewer = viewer
+
+    def __call__(self, source: str) -> Any:
+        """Run source; every rank gets the value."""
+        self.node.synchronize()
+        self.node.barrier()
+        return self.node.comm.bcast(self.viewer(source) if self.viewer else None, 0)
+
+    def send(self, source: str) -> None:
+        """Let it begin to run source."""
+        if self.viewer:
+            self.viewer.send(source)
+
+    def answer(self) -> Any:
+        """Return what came of `send`, on every rank."""
+        return self.node.comm.bcast(self.viewer.answer() if self.viewer else None, 0)
+
+    def reset(self) -> None:
+        """Let it close what it attached to, and forget all names."""
+        self("reset()")

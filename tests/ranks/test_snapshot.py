@@ -1,0 +1,324 @@
+"""Named windows seen from outside the job: live memory, snapshots, names, and nothing left."""
+
+import functools
+import gc
+import pickle
+
+import numpy as np
+import pytest
+
+from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
+from mpishare.viewers import publication
+from tests.helpers.held import held
+from tests.helpers.viewer import SharedViewer, Viewer
+
+
+@pytest.fixture(scope="module")
+def viewer(comm):
+    """A process outside the job, of rank 0."""
+    viewer = Viewer() if comm.rank == 0 else None
+    yield viewer
+    if viewer:
+        viewer.close()
+
+
+@pytest.fixture
+def view(node, viewer):
+    """Runs source in it."""
+    shared = SharedViewer(node, viewer)
+    yield shared
+    shared.reset()
+
+
+def shape_of(rank):
+    return (3, 4 + rank)
+
+
+def values(rank, step):
+    return np.full(shape_of(rank), 100.0 * rank + step)
+
+
+def take(node, window, step):
+    window.array[...] = node.xp.asarray(values(node.rank, step))
+    window.snapshot()
+
+
+def test_a_viewer_sees_the_segments_of_all_ranks(node, view):
+    window = node.allocate_each(shape_of(node.rank), name="density")
+    assert window.name == "density"
+    take(node, window, 1)
+    view("there = attach('density')")
+    assert view("there.shape, str(there.dtype), there.ranks") == [
+        [3, 4],
+        "float64",
+        list(range(node.size)),
+    ]
+    frame = view("f = there.latest()\nnumber = f.number") or view("number")
+    assert frame == 1
+    for rank in range(node.size):
+        assert view(f"host(f.segment({rank}))") == values(rank, 1).tolist()
+        assert view(f"host(there.segment({rank}))") == values(rank, 1).tolist()
+    assert view("host(f.array)") == values(0, 1).tolist()
+    assert view("'mpi4py.MPI' in sys.modules") is False
+    assert view("f.segment(99)")["error"] == "ValueError"
+    assert view("there.segment(99)")["error"] == "ValueError"
+    assert view("there.close()") is None
+
+
+def test_a_frame_stays_while_live_memory_moves_on(node, view):
+    window = node.allocate_each(shape_of(node.rank), name="moving")
+    take(node, window, 1)
+    view("there = attach('moving'); old = there.latest(); live = there.array")
+    window.array[...] = 7.0
+    assert view("host(live)") == np.full(shape_of(0), 7.0).tolist()
+    assert view("host(there.latest().array)") == values(0, 1).tolist()
+    take(node, window, 2)
+    assert view("host(there.latest().array)") == values(0, 2).tolist()
+    assert view("host(old.array)") == values(0, 1).tolist()
+    assert view("there.latest().number") == 2
+
+
+def test_many_snapshots_use_the_buffers_in_turn(node, view):
+    window = node.allocate_each(shape_of(node.rank), name="turns")
+    view("there = None")
+    for step in range(1, 9):
+        take(node, window, step)
+        view("there = there or attach('turns')")
+        got = view(
+            "(lambda f: [f.number] + [host(f.segment(r)) for r in there.ranks])(there.latest())"
+        )
+        assert got == [step] + [values(rank, step).tolist() for rank in range(node.size)]
+
+
+@pytest.mark.ranks(min=2)
+def test_a_frame_is_whole_on_all_ranks(node, view):
+    window = node.allocate_each(shape_of(node.rank), name="whole")
+    last = node.size - 1
+    if node.rank != last:
+        take(node, window, 1)
+    view("there = attach('whole', timeout_s=0.2)")
+    late = view("there.latest()")
+    assert late["error"] == "PeerTimeout"
+    assert f"rank {last}: 0; the job has to call window.snapshot()" in late["text"]
+    take(node, window, 1 if node.rank == last else 2)
+    assert view("there.latest().number") == 1
+    assert view(f"host(there.latest().segment({last}))") == values(last, 1).tolist()
+
+
+def test_the_window_of_one_rank(node, view):
+    owner = node.size - 1
+    window = node.allocate((2, 3), "i4", fill=5, owner=owner, name="of-one")
+    window.snapshot()
+    view("there = attach('of-one')")
+    assert view("there.ranks, there.shape, str(there.dtype)") == [[owner], [2, 3], "int32"]
+    assert view("host(there.latest().array)") == [[5] * 3] * 2
+    shared = node.share(lambda: np.arange(6, dtype="u2"), name="shared.1")
+    shared.snapshot()
+    assert view("host(attach('shared.1').latest().array)") == list(range(6))
+    assert view("host(attach('shared.1').array)") == list(range(6))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5, 0, 2), (1000, 300)], ids=str)
+def test_shapes(node, view, shape):
+    window = node.allocate_each(shape, "f4", fill=2.0, name="shapes")
+    window.snapshot()
+    view("there = attach('shapes')")
+    expected = np.full(shape, 2.0).tolist()
+    assert view(f"host(there.latest().segment({node.size - 1}))") == expected
+    assert view("host(there.array)") == expected
+
+
+def test_dtypes_of_numpy_alone(host_node):
+    node = host_node
+    dtype = np.dtype([("place", "f8", (3,)), ("id", "i4"), ("name", "S5")])
+    window = node.share(np.zeros(4, dtype), name="records")
+    window.snapshot()
+    node.barrier()
+    if node.rank == 0:
+        with Viewer() as viewer:
+            assert viewer("there = attach('records')") is None
+            assert viewer("repr(there.dtype) == repr(there.latest().array.dtype)") is True
+            assert viewer("there.dtype.descr") == [
+                ["place", "<f8", [3]],
+                ["id", "<i4"],
+                ["name", "|S5"],
+            ]
+    node.barrier()
+
+
+def test_a_viewer_is_told_when_the_window_closes(node, view):
+    window = node.allocate_each(shape_of(node.rank), name="closing")
+    take(node, window, 1)
+    view("there = attach('closing'); f = there.latest()")
+    window.close()
+    for call in ("there.array", "there.latest()"):
+        told = view(call)
+        assert told["error"] == "ClosedError", told
+        assert "has closed the window" in told["text"]
+    assert view("host(f.array)") == values(0, 1).tolist()
+    assert view("there.close()") is None
+    assert view("there.latest()")["error"] == "ClosedError"
+    assert view("attach('closing')")["error"] == "HandleError"
+    with pytest.raises(ClosedError):
+        window.snapshot()
+
+
+def test_iteration_gives_each_frame_once_and_ends_with_the_window(node, view):
+    window = node.allocate_each(shape_of(node.rank), name="loop")
+    view("there = attach('loop'); it = iter(there)")
+    numbers = []
+    for step in (1, 2, 3):
+        take(node, window, step)
+        numbers.append(view("next(it).number"))
+    assert numbers == [1, 2, 3]
+    window.close()
+    assert view("next(it, None)") is None
+
+
+def test_pickling_gives_an_attached_window_that_can_be_written(node, view):
+    window = node.allocate_each(4, "i8", fill=3, name="pickled")
+    with pytest.raises(TypeError, match=r"cannot be pickled.*Give it a name"):
+        pickle.dumps(node.allocate(2))
+    data = pickle.dumps(window).hex()
+    data = node.comm.bcast(data, 0)
+    assert view(f"import pickle\nthere = pickle.loads(bytes.fromhex('{data}'))") is None
+    assert view("host(there.array)") == [3] * 4
+    assert view(f"there.segment({node.size - 1})[2:] = 9") is None
+    if node.backend == "cuda":
+        view("import cupy; cupy.cuda.Device().synchronize()")
+    expected = [3, 3, 9, 9] if node.rank == node.size - 1 else [3] * 4
+    assert (
+        np.asarray(window.array.get() if node.backend == "cuda" else window.array).tolist()
+        == expected
+    )
+    if node.backend == "host":
+        assert "read-only" in view("attach('pickled').array[0] = 1")["text"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 41, "ä", b"x", 3], ids=repr)
+def test_names_that_are_none(node, name):
+    with pytest.raises(TypeError if not isinstance(name, str) else ValueError, match="name"):
+        node.allocate(2, name=name)
+    with pytest.raises(TypeError if not isinstance(name, str) else ValueError, match="name"):
+        node.allocate_each(2, name=name)
+    with pytest.raises((TypeError if not isinstance(name, str) else ValueError), match="name"):
+        node.share([1], name=name)
+
+
+def test_a_name_is_taken_once_on_all_ranks(node):
+    before = held()
+    first = node.allocate(2, name="taken")
+    for call in (node.allocate, node.allocate_each):
+        with pytest.raises(ValueError, match="'taken' is taken by another window of job"):
+            call(3, name="taken")
+    first.close()
+    gc.collect()
+    assert held() == before
+    node.allocate(2, name="taken").close()
+
+
+@pytest.mark.ranks(min=2)
+def test_names_that_differ(node):
+    for call in (node.allocate, node.allocate_each, node.share):
+        with pytest.raises(MismatchError, match="name="):
+            call([1], name=f"n{node.rank}")
+    with pytest.raises((ValueError, PeerError)):
+        node.allocate(2, name="a b" if node.rank == 0 else "ab")
+
+
+def test_a_window_without_a_name_has_no_snapshots(node):
+    window = node.allocate(2)
+    with pytest.raises(UnsupportedError, match="has no name"):
+        window.snapshot()
+
+
+def test_nothing_is_left(node, view):
+    def once():
+        window = node.allocate_each(100_000, name="leak")
+        window.snapshot()
+        view("there = attach('leak'); f = there.latest(); there.close()")
+        window.close()
+
+    once()
+    gc.collect()
+    view("files = lambda: len(os.listdir('/proc/self/fd'))")
+    before, viewers = held(), view("files()")
+    for _ in range(3):
+        once()
+    gc.collect()
+    assert held() == before
+    if node.backend == "host":  # the driver opens files of its own when it likes
+        assert view("files()") == viewers
+
+
+def test_a_held_array_of_the_viewer_stays_valid(node, view):
+    """On CUDA the job keeps the memory then, and says who holds it."""
+    window = node.allocate_each(4, fill=1.5, name="kept")
+    view("there = attach('kept'); live = there.array")
+    is_kept = node.backend == "cuda"
+    if is_kept and node.rank == 0:
+        with pytest.warns(ResourceWarning, match="outside the job map it"):
+            window.close()
+    else:
+        window.close()
+    assert view("host(live)") == [1.5] * 4
+    view("del live")
+    assert view("there.close()") is None
+    view("del there")
+
+
+def test_info_lists_what_is_there_without_mpi(node, view):
+    node.allocate_each(shape_of(node.rank), "i4", name="listed")
+    view("there = attach('listed')")
+    listed = view(
+        "import subprocess\n"
+        "command = [sys.executable, '-X', 'importtime', '-m', 'mpishare.info', '--attachable']\n"
+        "done = subprocess.run(command, capture_output=True, text=True)\n"
+        "asjson = subprocess.run([*command, '--json'], capture_output=True, text=True).stdout"
+    )
+    assert listed is None
+    assert view("done.returncode") == 0
+    assert view("'mpi4py.MPI' in done.stderr") is False
+    text = view("done.stdout")
+    line = next(line for line in text.splitlines() if line.startswith("listed  job "))
+    assert "int32, (3, 4) of rank 0" in line
+    window = view("[w for w in json.loads(asjson) if w['name'] == 'listed'][0]")
+    assert window["ranks"] == list(range(node.size))
+    assert window["shapes"] == [list(shape_of(rank)) for rank in range(node.size)]
+    assert window["viewers"] == view("[os.getpid()]")
+    assert window["job"] == view("there.job")
+
+
+def test_a_window_whose_memory_cannot_be_mapped_outside_has_snapshots(node, view, monkeypatch):
+    make = functools.partial(publication.Publication, why_not_live="it is somebody else's")
+    monkeypatch.setattr("mpishare.allocate.Publication", make)
+    window = node.allocate_each(shape_of(node.rank), name="frames-only")
+    take(node, window, 1)
+    view("there = attach('frames-only')")
+    assert "it is somebody else's. Snapshots are there" in view("there.array")["text"]
+    last = node.size - 1
+    assert view(f"host(there.latest().segment({last}))") == values(last, 1).tolist()
+
+
+def test_memory_order_travels(node, view, monkeypatch):
+    """The window's bytes as an array in Fortran order, as `share` may make them."""
+    strides = [(8, 24)] * node.size
+    make = functools.partial(publication.Publication, strides=strides)
+    monkeypatch.setattr("mpishare.allocate.Publication", make)
+    window = node.allocate_each((3, 4), name="fortran")
+    numbers = np.arange(12.0).reshape(3, 4)
+    window.array[...] = node.xp.asarray(numbers)
+    window.snapshot()
+    view("there = attach('fortran'); f = there.latest()")
+    expected = numbers.ravel().reshape(4, 3).T.tolist()
+    last = node.size - 1
+    for array in (f"there.segment({last})", f"f.segment({last})"):
+        assert view(f"host({array})") == expected
+        assert view(f"{array}.strides") == [8, 24]
+
+
+def test_an_array_with_gaps_has_no_name(node, monkeypatch):
+    make = functools.partial(publication.Publication, strides=[(64, 8)] * node.size)
+    monkeypatch.setattr("mpishare.allocate.Publication", make)
+    with pytest.raises(UnsupportedError, match="leaves gaps"):
+        node.allocate_each((3, 4), name="gaps")
