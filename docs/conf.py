@@ -1,7 +1,9 @@
 """Sphinx makes the documentation with this: scripts/docs."""
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -54,8 +56,18 @@ def tested_versions() -> str:
     return "\n".join([*lines, ""])
 
 
-def setup(_: object) -> None:
+def caption_options(_: object, name: str, source: list[str]) -> None:
+    """Show what stands behind the language of a block, as on the page of errors: `ranks=2`."""
+    if name == "errors":
+        options = r"^```python (\S.*)$"
+        source[0] = re.sub(
+            options, r"```{code-block} python\n:caption: \1\n", source[0], flags=re.M
+        )
+
+
+def setup(app: Any) -> None:
     """Write what is made from other files."""
+    app.connect("source-read", caption_options)
     folder = ROOT / "docs" / "_generated"
     folder.mkdir(exist_ok=True)
     (folder / "versions.md").write_text(tested_versions())
