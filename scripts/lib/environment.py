@@ -143,6 +143,9 @@ class Environment:
             made = [sys.executable, "-m", "venv", str(self.folder)]
         if subprocess.run(made, stdout=sys.stderr, check=False).returncode != 0:
             raise SystemExit("setup: no virtual environment; Debian has venv in python3-venv")
+        # Whoever activates it gets the MPI that was chosen, and what that needs.
+        with (self.folder / "bin" / "activate").open("a") as activate:
+            activate.write('\n[ ! -f "$VIRTUAL_ENV/env.sh" ] || . "$VIRTUAL_ENV/env.sh"\n')
         site = next(self.folder.glob("lib/python3*/site-packages"))
         # The package is used from the source tree: nothing to build, nothing to reinstall.
         (site / "mpishare.pth").write_text(f"{ROOT}\n")

@@ -1,6 +1,7 @@
 """Make the tables of figures from the runs in docs/results. Standard library only.
 
-The README has the first case of each run, docs/results/README.md all. A ratio is that of two
+docs/performance.md has the first case of each run, docs/results/README.md all; the figure of the
+README is made of one. A ratio is that of two
 medians of one file: arms that were measured in turn, in one process and one run. A file that is not
 there is left out; one of another name is an error, since nobody would see that it is not used.
 `--check` changes nothing, and fails where the tables are not what the files give.
@@ -12,9 +13,11 @@ import json
 import sys
 from pathlib import Path
 
+from figure import svg
+
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-#: What each file is of, in the order of the README.
+#: What each file is of, in the order of the tables.
 RUNS = {
     "gpus4": "Four GPUs, one rank each",
     "gpus2": "Two GPUs, one rank each",
@@ -31,7 +34,7 @@ CASES = {
     "faces": "faces across the last axis",
 }
 PRIVATE = "private fields"
-#: Beside the runs: what examples printed with --json, a line each.
+#: Beside the runs: what applications printed with --json, a line each.
 APPLICATIONS = "applications.jsonl"
 ORDERS = ("plain", "last", "first", "beside")
 CLOCKS = ("latency", "throughput")
@@ -94,9 +97,9 @@ def span(times: list[float | None]) -> str:
 
 
 def table(case: str, rows: list[dict]) -> list[str]:
-    """A line a size: the time of the fastest arm of mpishare, and its ratio to each rival.
+    """A line a size: the time of mpishare, and its ratio to each baseline.
 
-    Beside it that of fields which are in no window.
+    Fields in windows and private ones have a line each; of other arms the fastest counts.
     """
     rows = [row for row in rows if row["case"] == case]
     medians = {(row["nbytes"], row["arm"], row["clock"]): row["median_us"] for row in rows}
@@ -106,23 +109,29 @@ def table(case: str, rows: list[dict]) -> list[str]:
     sizes = sorted({row["nbytes"] for row in rows if row["ok"]})
     if not (sizes and rivals):
         return []
-    others = [PRIVATE] * (PRIVATE in mine)
-    heads = [CASES[case], "mpishare, us", *(f"{arm}, us" for arm in others)]
+    kinds = {"": mine}
+    if PRIVATE in mine:
+        kinds = {"private": [PRIVATE], "in windows": [arm for arm in mine if arm != PRIVATE]}
+    heads = [CASES[case], *["fields"] * (len(kinds) > 1), "mpishare, us"]
     heads += [f"of {arm}" for arm in rivals]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for nbytes in sizes:
-        times = []
-        for clock in CLOCKS:
-            found = [medians.get((nbytes, arm, clock)) for arm in mine]
-            times.append(min((time for time in found if time), default=None))
-        if None in times:
+        written = len(lines)
+        for kind, arms in kinds.items():
+            times = []
+            for clock in CLOCKS:
+                found = [medians.get((nbytes, arm, clock)) for arm in arms]
+                times.append(min((time for time in found if time), default=None))
+            if None in times:
+                continue
+            cells = [kind] * bool(kind) + [span(times)]
+            for arm in rivals:
+                theirs = [medians.get((nbytes, arm, clock)) for clock in CLOCKS]
+                pairs = zip(times, theirs, strict=True)
+                cells.append(cell([time / other if other else None for time, other in pairs]))
+            lines.append("| " + " | ".join([size(nbytes), *cells]) + " |")
+        if len(lines) == written:
             raise RefusedError(f"{case} at {size(nbytes)}: mpishare has no time")
-        cells = [span([medians.get((nbytes, arm, clock)) for clock in CLOCKS]) for arm in others]
-        for arm in rivals:
-            theirs = [medians.get((nbytes, arm, clock)) for clock in CLOCKS]
-            pairs = zip(times, theirs, strict=True)
-            cells.append(cell([time / other if other else None for time, other in pairs]))
-        lines.append("| " + " | ".join([size(nbytes), span(times), *cells]) + " |")
     return [*lines, ""]
 
 
@@ -138,7 +147,7 @@ def absent(header: dict, rows: list[dict]) -> list[str]:
 
 
 def brief(name: str, run: dict) -> list[str]:
-    """What the README says of a run."""
+    """What docs/performance.md says of a run."""
     machine, _ = origin(run["header"])
     return [f"**{RUNS[name]}**: {machine}", "", *table(next(iter(CASES)), run["rows"])]
 
@@ -157,7 +166,7 @@ def section(name: str, run: dict) -> list[str]:
 
 
 def applications(path: Path) -> list[str]:
-    """A line each that an example printed."""
+    """A line each that an application printed."""
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if any(each["checked"] is False for each in found):
         raise RefusedError(f"{path.name} has a wrong result in it")
@@ -166,14 +175,16 @@ def applications(path: Path) -> list[str]:
     lines = [
         "## Applications",
         "",
-        "The examples of `scripts/examples`, as they print with `--json` (`--compare`, `--bench`,",
-        "`--graph`), one rank a GPU. The step is that of the fastest order where several were",
-        "timed: *plain* exchanges, then updates; *last* updates the shell last, *first* first, and",
-        "*beside* on another stream. Efficiency is one rank alone, on as many cells, over all.",
+        "The programs of `scripts/applications`, as they print with `--json` (`--compare`,",
+        "`--bench`, `--graph`), one rank a GPU. The step is that of the fastest order where",
+        "several were timed: *plain* exchanges, then updates; *last* updates the shell last,",
+        "*first* first, and *beside* on another stream. Efficiency is one rank alone, on as many",
+        "cells, over all.",
         "In the last two columns above 1 mpishare is faster.",
         "",
-        "| example | cells in all | ranks | step, us | step over max(interior, exchange) + shell | "
-        "efficiency | exchange, us | with pinned, times as long | with naive, times as long |",
+        "| application | cells in all | ranks | step, us | step over max(interior, exchange) + "
+        "shell | efficiency | exchange, us | with pinned, times as long | "
+        "with naive, times as long |",
         "|---" * 9 + "|",
     ]
 
@@ -201,23 +212,22 @@ def applications(path: Path) -> list[str]:
     return [*lines, ""]
 
 
-def in_readme(folder: Path) -> list[str]:
-    """What stands between the marks of the README; nothing where there are no runs."""
+def in_brief(folder: Path) -> list[str]:
+    """What stands between the marks of docs/performance.md; nothing where there are no runs."""
     found = runs(folder)
     if not found:
         return []
     lines = [
         "## Figures",
         "",
-        "Made from the runs in [docs/results](docs/results/README.md), which has more cases, the",
-        "versions and commands, why a baseline did not run, the applications and the plots; and",
-        "what mpishare loses: a few bytes copied through windows by hand (`ring`) take longer than",
-        "messages, where a `HaloExchange` of the same bytes takes a fraction. Times are medians of",
-        "the maximum over the ranks, with a synchronize after each exchange / back to",
-        "back; the time is the better of fields in windows and private ones, which have a column.",
-        "A ratio compares two variants of one run, timed in turns, and every result was checked.",
-        "Below 1 mpishare is faster. *staged* is pinned buffers and non-blocking messages, *naive*",
-        "`asnumpy`, `Sendrecv`, `asarray`; the others are the calls of MPI or the libraries.",
+        "Made from the runs in [results](results/README.md), which has more cases, the versions",
+        "and commands, why a baseline did not run, the applications and the plots. Times are",
+        "medians of the maximum over the ranks, with a synchronize after each exchange / back to",
+        "back. *Private* fields are any arrays; fields *in windows* are those of",
+        "`node.allocate_each`. A ratio is time over time of a baseline of the same run, timed in",
+        "turns: below 1 mpishare is faster. Every result was checked. *staged* is pinned buffers",
+        "and non-blocking messages, *naive* `asnumpy`, `Sendrecv`, `asarray`; the others are the",
+        "calls of MPI or the libraries.",
         "",
     ]
     for name, run in found.items():
@@ -232,7 +242,9 @@ def in_full(folder: Path) -> list[str]:
 
 
 #: The files, and what stands between their marks.
-PAGES = {"README.md": in_readme, "docs/results/README.md": in_full}
+PAGES = {"docs/performance.md": in_brief, "docs/results/README.md": in_full}
+FIGURE = "docs/figures/halo1d.svg"
+FIGURE_RUN, FIGURE_TITLE = "gpus2", "Time of one 1-D halo exchange, two GPUs, back to back"
 
 
 def updated(name: str, old: str, lines: list[str]) -> str:
@@ -245,18 +257,28 @@ def updated(name: str, old: str, lines: list[str]) -> str:
     return f"{before}{BEGIN}\n{text}{END}{after}"
 
 
+def figure(folder: Path) -> dict[str, str]:
+    """The figure of the README, by its name; none where its run is missing."""
+    run = runs(folder).get(FIGURE_RUN)
+    return {} if run is None else {FIGURE: svg(run, FIGURE_TITLE)}
+
+
 def main(words: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(prog="scripts/results", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where it would")
     options = parser.parse_args(words)
     old = {name: (root / name).read_text() for name in PAGES}
+    folder = root / "docs" / "results"
     try:
-        made = {name: lines(root / "docs" / "results") for name, lines in PAGES.items()}
-        new = {name: updated(name, old[name], made[name]) for name in PAGES}
+        made = {name: lines(folder) for name, lines in PAGES.items()}
+        new = {name: updated(name, old[name], made[name]) for name in PAGES} | figure(folder)
     except RefusedError as refused:
         print(f"scripts/results: {refused}", file=sys.stderr)
         return 1
-    for name in PAGES:
+    if FIGURE in new:
+        file = root / FIGURE
+        old[FIGURE] = file.read_text() if file.exists() else ""
+    for name in new:
         if options.check:
             names, pair = (name, "what docs/results gives"), (old[name], new[name])
             lines = difflib.unified_diff(*map(str.splitlines, pair), *names, lineterm="")

@@ -5,7 +5,7 @@ Standard library only.
 
 modules at the root    files mpishare/*.py, `__init__` included
 rooms                  the package seen from above: each module at its root, each folder in it
-                       (bench is one), and the examples as one
+                       (bench is one), and the applications as one
 arrows                 pairs of rooms of which the first imports from the second: all imports,
                        also those in functions and those for type checkers alone
   without type checks  the same without imports under `if TYPE_CHECKING`
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE, EXAMPLES = "mpishare", "examples"
+PACKAGE, APPLICATIONS = "mpishare", "applications"
 CLOCKS = {"sleep", "sched_yield", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
 TIMED = {"wait", "join"}
 LONG, COMPLEX, WORST = 400, 10, 10
@@ -70,13 +70,13 @@ def tree_of(where: str) -> Iterator[Path]:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Every module of the package and every example, by its dotted name."""
+    """Every module of the package and every application, by its dotted name."""
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    for path in sorted((root / "scripts" / EXAMPLES).glob("*.py")):
-        found[f"{EXAMPLES}.{path.stem}"] = path
+    for path in sorted((root / "scripts" / APPLICATIONS).glob("*.py")):
+        found[f"{APPLICATIONS}.{path.stem}"] = path
     return found
 
 
@@ -115,7 +115,7 @@ def edges(modules: dict[str, Path]) -> dict[tuple[str, str], bool]:
 
 def room(module: str) -> str:
     head, _, rest = module.partition(".")
-    return head if head == EXAMPLES else rest.partition(".")[0] or "__init__"
+    return head if head == APPLICATIONS else rest.partition(".")[0] or "__init__"
 
 
 def arrows(found: dict[tuple[str, str], bool], *, with_typing: bool) -> set[tuple[str, str]]:

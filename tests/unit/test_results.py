@@ -3,12 +3,14 @@
 import copy
 import importlib.util
 import json
+import sys
 
 import pytest
 
 from mpishare.bench.report.render import as_json
 from tests.helpers.launch import ROOT
 
+sys.path.insert(0, str(ROOT / "scripts" / "lib"))  # where it imports from, started as a program
 spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "lib" / "results.py")
 results = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(results)
@@ -57,7 +59,7 @@ def folder(tmp_path):
     return made
 
 
-def test_the_readme_is_what_the_runs_give(capsys):
+def test_the_pages_are_what_the_runs_give(capsys):
     assert results.main(["--check"]) == 0, capsys.readouterr().out
 
 
@@ -84,7 +86,7 @@ def test_a_table_is_made_and_stays(folder, capsys):
     assert any("MPICH Version: 5.0" in line for line in lines)
 
 
-def test_the_readme_has_the_first_case_alone(folder):
+def test_performance_has_the_first_case_alone(folder):
     run = a_run()
     run["rows"] += [each | {"case": "ring"} for each in run["rows"]]
     (folder / "cpu-mpich.json").write_text(json.dumps(run))
@@ -112,7 +114,7 @@ def test_a_quoted_run_has_a_line_per_row(file):
 
 
 def test_without_runs_there_is_no_section(folder):
-    assert results.in_readme(folder) == results.in_full(folder) == []
+    assert results.in_brief(folder) == results.in_full(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_what_cannot_be_quoted_is_refused(folder, capsys, name, change, words):
     (folder / f"{name}.json").write_text(json.dumps(run))
     assert results.main([], folder.parents[1]) == 1
     assert words in capsys.readouterr().err
-    assert (folder.parents[1] / "README.md").read_text() == README
+    assert (folder.parents[1] / "docs/performance.md").read_text() == README
 
 
 @pytest.mark.parametrize("page", results.PAGES)

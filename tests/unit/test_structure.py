@@ -52,7 +52,7 @@ def wait(event, worker):
     "mpishare/halo/fused.cu": "// a kernel\n" * 3,
     "mpishare/bench/__init__.py": "import mpishare\n",
     "mpishare/bench/measure.py": "while time.sleep(1): pass\n",
-    "scripts/examples/jacobi.py": "from mpishare import Node\n",
+    "scripts/applications/jacobi.py": "from mpishare import Node\n",
     "tests/test_it.py": "x = 1\n" * 401,
 }
 
@@ -69,12 +69,12 @@ def tree(tmp_path):
 def test_a_known_tree(tree):
     found = structure.measure(tree)
     assert found.lists["rooms"] == [
-        *("__init__", "bench", "errors", "examples", "halo", "node", "waits"),
+        *("__init__", "applications", "bench", "errors", "halo", "node", "waits"),
     ]
     assert found.lists["arrows"] == [
         "__init__ -> node",
+        "applications -> __init__",
         "bench -> __init__",
-        "examples -> __init__",
         "halo -> waits",
         "node -> errors",
         "node -> halo",

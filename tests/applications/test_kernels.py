@@ -1,23 +1,23 @@
-"""The kernels of the examples compile for every architecture we name, as those of mpishare do."""
+"""The kernels of the applications compile for every architecture, as those of mpishare do."""
 
 import pytest
 
 from tests.helpers.launch import ROOT
 from tests.unit.test_kernels import ARCHITECTURES, compile_cuda
 
-EXAMPLES = ROOT / "scripts" / "examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.cu") if path.stem != "boxes")
+APPLICATIONS = ROOT / "scripts" / "applications"
+NAMES = sorted(path.stem for path in APPLICATIONS.glob("*.cu") if path.stem != "boxes")
 
 
 def test_every_program_has_its_kernels():
-    files = EXAMPLES.glob("*.py")
+    files = APPLICATIONS.glob("*.py")
     assert sorted(path.stem for path in files if "def solve(" in path.read_text()) == NAMES
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles(name, architecture):
-    source = (EXAMPLES / "boxes.cu").read_text() + (EXAMPLES / f"{name}.cu").read_text()
+    source = (APPLICATIONS / "boxes.cu").read_text() + (APPLICATIONS / f"{name}.cu").read_text()
     code, log = compile_cuda(source, architecture)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""

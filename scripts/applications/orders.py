@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     import mpishare
+    from mpishare.bench.progress import Progress
 
 ORDERS = ("plain", "last", "first", "beside")
 NEW_FIRST = ("first", "beside")  # these exchange the field that the step makes
@@ -178,7 +179,12 @@ def lengths(steps: int, every: int, *, is_graph: bool) -> list[int]:
 
 
 def compare(
-    node: mpishare.Node, cart: MPI.Cartcomm, steps: Steps, count: int, calls: int
+    node: mpishare.Node,
+    cart: MPI.Cartcomm,
+    steps: Steps,
+    count: int,
+    calls: int,
+    progress: Progress,
 ) -> dict[str, float]:
     """Time calls of `count` steps in each order, and without neighbors, in turns. Collective.
 
@@ -198,7 +204,7 @@ def compare(
     for act in actions.values():
         for _ in steps.fields:
             act()
-    times = timing.alone_us(node, cart, actions, calls)
+    times = timing.alone_us(node, cart, actions, calls, progress)
     steps.order = mine
     found = {f"{order}_us": time / count for order, time in times.items()}
     return found | {f"{order}_efficiency": times["alone"] / times[order] for order in ORDERS}

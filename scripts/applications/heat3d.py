@@ -6,7 +6,7 @@ first and then updates everything, and against its parts. `--order` names other 
 `--wrap` the update finds the neighbors along an axis that no rank cuts by itself, so that neither
 an exchange nor the order of a step has to do with its faces, which lie across all lines of memory.
 
-    mpirun -n 4 python scripts/examples/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
+    mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 200 --check --plot heat3d.png
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     heat.begin()
     heat.warm_up(counts)
     heat.begin()
-    step_us = timing.steps_us(node, cart, counts, heat.advance)
+    progress = common.progress(args, cart)
+    step_us = timing.steps_us(node, cart, counts, heat.advance, progress)
     whole = None
     if args.check or args.plot:
         whole = outcome.gather(cart, heat.u[heat.mine])
@@ -186,7 +187,7 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
         "shell": functools.partial(heat.update, heat.shell),
     }
     calls = min(args.steps, 20)
-    times = timing.alone_us(node, cart, heat.actions(heat.halo) | parts, calls)
+    times = timing.alone_us(node, cart, heat.actions(heat.halo) | parts, calls, progress)
     heat.order = args.order
     result = outcome.Outcome("heat3d", args, node, cart, step_us, times["exchange"])
     result.facts |= {"interior_us": times["interior"], "shell_us": times["shell"]}
@@ -199,9 +200,12 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
         }
     if args.bench:
         count = max(counts)
-        result.facts |= orders.compare(node, cart, heat, count, -(-args.steps // count))
+        result.facts |= orders.compare(node, cart, heat, count, -(-args.steps // count), progress)
     if args.compare:
-        result.facts |= timing.compare_forms(node, cart, heat.make_halo, heat.actions, calls)
+        result.facts |= timing.compare_forms(
+            node, cart, heat.make_halo, heat.actions, calls, progress
+        )
+    progress.close()
     heat.close()
     if whole is not None and args.check:
         result.wrong = check(whole, args, node.backend)
@@ -227,7 +231,7 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; the exit status is 1 where the check fails."""
+    """Run the application; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=64, steps=500)
     common.add_orders(parser, said="beside; plain where ranks share a GPU")
     parser.add_argument(

@@ -4,7 +4,7 @@ The problem of NVIDIA's multi-gpu-programming-models: float32, periodic in y, th
 column held at one period of a sine, zero inside, and the norm of the change every so many steps.
 Small blocks are exchanged and then updated; with large ones the exchange is hidden: see `--order`.
 
-    mpirun -n 4 python scripts/examples/jacobi2d.py --n 128 --steps 3000 --check --plot jacobi2d.png
+    mpirun -n 4 python scripts/applications/jacobi2d.py --n 128 --steps 3000 --check --plot u.png
 """
 
 from __future__ import annotations
@@ -183,19 +183,23 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
     jacobi.begin()
     jacobi.warm_up(counts)
     jacobi.begin()
-    step_us = timing.steps_us(node, cart, counts, jacobi.run)
+    progress = common.progress(args, cart)
+    step_us = timing.steps_us(node, cart, counts, jacobi.run, progress)
     norm, whole = jacobi.norm, None
     if args.check or args.plot:
         whole = outcome.gather(cart, jacobi.u[jacobi.halo.owned])
     calls = min(args.steps, 100)
-    exchange_us = timing.alone_us(node, cart, jacobi.actions(jacobi.halo), calls)["exchange"]
-    result = outcome.Outcome("jacobi2d", args, node, cart, step_us, exchange_us)
+    times = timing.alone_us(node, cart, jacobi.actions(jacobi.halo), calls, progress)
+    result = outcome.Outcome("jacobi2d", args, node, cart, step_us, times["exchange"])
     result.facts["norm"] = norm
     if args.bench:
         count = min(args.norm_every, graphs.LONGEST)
-        result.facts |= orders.compare(node, cart, jacobi, count, -(-args.steps // count))
+        result.facts |= orders.compare(node, cart, jacobi, count, -(-args.steps // count), progress)
     if args.compare:
-        result.facts |= timing.compare_forms(node, cart, jacobi.make_halo, jacobi.actions, calls)
+        result.facts |= timing.compare_forms(
+            node, cart, jacobi.make_halo, jacobi.actions, calls, progress
+        )
+    progress.close()
     jacobi.close()
     if whole is not None and args.check:
         result.wrong = check(whole, norm, args, node.backend)
@@ -214,7 +218,7 @@ def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; the exit status is 1 where the check fails."""
+    """Run the application; the exit status is 1 where the check fails."""
     parser = common.parser(__doc__, n=512, steps=500)
     common.add_orders(parser, said=f"plain to {SMALL} cells a rank, then beside")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What the examples share: their arguments, their grid, and how they end.
+"""What the applications share: their arguments, their grid, and how they end.
 
 Nothing here exchanges halos: that is in the programs, in three lines, and in `staged.py`.
 """
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import timing
 from mpi4py import MPI
 from orders import ORDERS
 from timing import FORMS
 
+from mpishare.bench.progress import Progress
 from mpishare.cli import run_on_ranks
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(description: str | None, *, n: int, steps: int) -> Parser:
-    """Return a parser of the options that every example has."""
+    """Return a parser of the options that every application has."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--n", type=count, default=n, help=f"cells a rank along each axis ({n})")
     made.add_argument("--cells", type=count, metavar="N", help="cells of the whole, instead of --n")
@@ -74,7 +76,7 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
 
 
 def add_orders(made: Parser, *, said: str) -> None:
-    """Add the options of an example whose steps come in several orders.
+    """Add the options of an application whose steps come in several orders.
 
     Parameters
     ----------
@@ -121,6 +123,14 @@ def parse(
     if problem:
         made.error(problem)
     return args, world.Create_cart(dims, periods=periods)
+
+
+def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> Progress:
+    """Return the bar of what is timed, begun; it is seen on rank 0's terminal alone."""
+    made = Progress(is_shown=cart.rank == 0)
+    phases = 1 + args.compare + getattr(args, "bench", False)
+    made.expect(timing.SHOWN + phases * timing.REPEATS)
+    return made
 
 
 def run(main: Callable[[], int]) -> NoReturn:

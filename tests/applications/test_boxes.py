@@ -1,4 +1,4 @@
-"""The boxes of the examples: every cell once, also as the threads of a GPU take them."""
+"""The boxes of the applications: every cell once, also as the threads of a GPU take them."""
 
 import importlib.util
 import itertools
@@ -8,7 +8,9 @@ import pytest
 
 from tests.helpers.launch import ROOT
 
-SPEC = importlib.util.spec_from_file_location("boxes", ROOT / "scripts" / "examples" / "boxes.py")
+SPEC = importlib.util.spec_from_file_location(
+    "boxes", ROOT / "scripts" / "applications" / "boxes.py"
+)
 boxes = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(boxes)
 

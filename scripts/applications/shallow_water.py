@@ -3,7 +3,7 @@
 Depth and momentum on a periodic rectangle in float64, by the two-step scheme of Lax and Wendroff:
 half a step to where four cells meet, so that a cell needs all eight around it. Mass is conserved.
 
-    mpirun -n 4 python scripts/examples/shallow_water.py --n 128 --steps 150 --check --plot sea.png
+    mpirun -n 4 python scripts/applications/shallow_water.py --n 96 --steps 150 --check --plot h.png
 """
 
 from __future__ import annotations
@@ -173,17 +173,21 @@ def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> 
         water.step()
     water.begin()
     mass = water.mass()
-    step_us = timing.steps_us(node, cart, [1] * args.steps, water.step)
+    progress = common.progress(args, cart)
+    step_us = timing.steps_us(node, cart, [1] * args.steps, water.step, progress)
     drift = water.mass() / mass - 1
     found: list[Any] = []
     if args.check or args.plot:
         found = [outcome.gather(cart, field[water.halo.owned]) for field in water.now]
     calls = min(args.steps, 100)
-    exchange_us = timing.alone_us(node, cart, water.actions(water.halo), calls)["exchange"]
-    result = outcome.Outcome("shallow_water", args, node, cart, step_us, exchange_us)
+    times = timing.alone_us(node, cart, water.actions(water.halo), calls, progress)
+    result = outcome.Outcome("shallow_water", args, node, cart, step_us, times["exchange"])
     result.facts["mass_drift"] = drift
     if args.compare:
-        result.facts |= timing.compare_forms(node, cart, water.make_halo, water.actions, calls)
+        result.facts |= timing.compare_forms(
+            node, cart, water.make_halo, water.actions, calls, progress
+        )
+    progress.close()
     if found and cart.rank == 0 and args.check:
         result.wrong = check(found, drift, args, node.backend)
     if found and cart.rank == 0 and args.plot:
@@ -205,7 +209,7 @@ def draw(found: Sequence[np.ndarray], args: argparse.Namespace, cart: MPI.Cartco
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; the exit status is 1 where the check fails."""
+    """Run the application; the exit status is 1 where the check fails."""
     args, cart = common.parse(common.parser(__doc__, n=256, steps=500), arguments, [True, True])
     with mpishare.Node() as node, common.stream(node):
         return solve(args, cart, node)

@@ -145,12 +145,12 @@ class Boxes:
 
 
 def source(name: str) -> str:
-    """Return the CUDA source of an example."""
+    """Return the CUDA source of an application."""
     return (HERE / "boxes.cu").read_text() + (HERE / f"{name}.cu").read_text()
 
 
 def kernels(xp: Any, name: str, *names: str) -> tuple[Any, ...]:
-    """Compile kernels of an example; none on NumPy."""
+    """Compile kernels of an application; none on NumPy."""
     if xp is np:
         return tuple(None for _ in names)
     module = xp.RawModule(code=source(name), options=("--std=c++17", "--fmad=false"))

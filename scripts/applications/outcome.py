@@ -1,4 +1,4 @@
-"""What an example found: the whole field, whether it is right, and how rank 0 says so."""
+"""What an application found: the whole field, whether it is right, and how rank 0 says so."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compare(backend: str, name: str, found: np.ndarray, right: np.ndarray) -> li
 
 @dataclass
 class Outcome:
-    """What an example found; rank 0 prints it."""
+    """What an application found; rank 0 prints it."""
 
     program: str
     args: argparse.Namespace

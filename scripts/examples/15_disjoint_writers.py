@@ -1,0 +1,33 @@
+"""One buffer of a pool, and every rank writes its own part of it from its own GPU.
+
+    mpirun -n 4 python -m mpi4py scripts/examples/15_disjoint_writers.py
+
+The parts are disjoint: nobody waits for anybody until all is written.
+"""
+
+import mpishare
+
+PART = 1 << 20  # elements per rank
+
+with mpishare.Node() as node:
+    xp, comm = node.xp, node.comm
+    pool = node.pool()
+    buffer = handle = None
+    if node.is_leader:
+        buffer = pool.allocate(PART * node.size, "i4")
+        handle = pool.handle(buffer)
+    handle = comm.bcast(handle)
+    if not node.is_leader:
+        buffer = pool.open(handle)  # on this rank's GPU, over the link where it is another one
+
+    mine = buffer[PART * node.rank : PART * (node.rank + 1)]
+    mine[...] = PART * node.rank + xp.arange(PART)
+    node.synchronize()  # my part is written
+    node.barrier()  # so are all others
+
+    wrong = int((buffer != xp.arange(PART * node.size)).sum())
+    if wrong:
+        raise SystemExit(f"rank {node.rank}: WRONG: {wrong} elements")
+    node.barrier()  # all have read, before the owner may drop it
+    if node.is_leader:
+        print(f"{node.size} ranks wrote {buffer.nbytes >> 20} MiB: right")

