@@ -161,6 +161,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
 
     def choose() -> dict[str, Any]:
         _require_device(setup.mine, setup.node)
+        _engine_class(setup)  # imported where a failure becomes one of all ranks
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
@@ -199,13 +200,17 @@ def make_engine(
     is_reverse : bool
         Whether cells that arrive are added, and the cells that were sent are set to zero.
     """
+    return _engine_class(setup)(setup, sends, recvs, is_reverse=is_reverse)
+
+
+def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     if setup.on_gpu:
         from mpishare.halo.cuda.engine import CudaEngine
 
-        return CudaEngine(setup, sends, recvs, is_reverse=is_reverse)
+        return CudaEngine
     from mpishare.halo.host.engine import HostEngine
 
-    return HostEngine(setup, sends, recvs, is_reverse=is_reverse)
+    return HostEngine
 
 
 def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:

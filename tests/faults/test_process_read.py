@@ -242,6 +242,8 @@ def without_memory(stage: Stage) -> None:
 
     import numpy as np
 
+    import mpishare.halo.host.engine  # needs memory of its own
+
     node = stage.node(timeout_s=10.0)
     cart = stage.world.Create_cart((stage.size,), (True,))
     field = np.zeros((4, 64 << 20), "u1", order="F" if stage.rank == 1 else "C")
