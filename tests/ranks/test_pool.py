@@ -1,6 +1,7 @@
 """Pools: what one rank allocates alone, the others open, and nobody reuses before all let go."""
 
 import gc
+import os
 import pickle
 import random
 
@@ -276,6 +277,50 @@ def test_the_handle_of_a_dropped_array_is_refused(node, pool):
         assert (values_of(pool.open(other)) == 2).all()
     node.barrier()
     del kept
+
+
+def in_a_fork(work):
+    """What `work` returns in a forked child that then ends, as a bool."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if work() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@TWO
+def test_what_a_forked_child_drops_is_not_let_go(host_node):
+    """Nor may it allocate: the child would write into the table of its parent."""
+    node, pool = host_node, host_node.pool(owner=0, max_nbytes=4 * MIB)
+    array, handle = own_and_opened(node, pool, 4 * MIB, "u1")
+
+    def drop_all():
+        nonlocal array
+        del array
+        gc.collect()
+        return True
+
+    def is_refused():
+        try:
+            pool.allocate(8) if node.rank == pool.owner else pool.open(handle)
+        except UnsupportedError as error:
+            return "fork" in str(error)
+
+    assert in_a_fork(drop_all)
+    assert in_a_fork(is_refused)
+    node.barrier()
+    if node.rank != pool.owner:
+        assert pool.open(handle)[-1] == 1  # the owner's child ended nothing
+        gc.collect()
+    node.barrier()
+    if node.rank == pool.owner:
+        del array
+        with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
+            pool.allocate(4 * MIB, "u1")  # nor did the others' children
+    node.barrier()
 
 
 @TWO
