@@ -16,6 +16,7 @@ import selectors
 import socket
 import struct
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -60,6 +61,7 @@ class Door:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        _doors.add(self)
 
     def open(self, name: str, answer: Answer, left: Callable[[], object] = lambda: None) -> None:
         """Answer at a name from now on.
@@ -132,6 +134,8 @@ class Door:
 
     def close(self) -> None:
         """Shut all names, and end the thread. Waits for the answer that is being given."""
+        if self._is_closed:
+            return  # in a fork
         for name in {*self._answers, *(lease.name for lease in self._leases)}:
             self.shut(name)
         self._is_closed = True
@@ -139,6 +143,21 @@ class Door:
         if self._thread is not None:
             self._thread.join()
         self._selector.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+        os.close(self._spare)
+
+    def _close_copies(self) -> None:
+        """In a fork: close its copies of the sockets, so that those of its parent end with that."""
+        self._lock = threading.RLock()  # the thread that held it is not here
+        self._is_closed = True
+        # Nothing is unregistered: the selector's file is the parent's.
+        self._selector.close()
+        for listener, _, _ in self._answers.values():
+            listener.close()
+        for lease in self._leases:
+            lease.connection.close()
+        self._answers, self._leases = {}, []
         self._wake_reader.close()
         self._wake_writer.close()
         os.close(self._spare)
@@ -340,6 +359,18 @@ class Visit:
 
     def _gone(self, why: str) -> HandleError:
         return HandleError(f"the process that answered at {self._name!r} is gone ({why})")
+
+
+_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for door in _doors:
+        if not door._is_closed:
+            door._close_copies()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
