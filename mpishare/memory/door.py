@@ -33,6 +33,7 @@ _NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
 _MAX_FDS = 250  # of a message: the kernel takes 253
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _LONGEST = 107  # bytes of a name, the first zero included: sockaddr_un
+_UNASKED = "unasked"  # marks what a door says on its own account: it is the answer to nothing
 _MAX_LEASES = 256  # of a door: visitors must not use up the descriptors of this process
 
 
@@ -113,9 +114,10 @@ class Door:
         """Send a message to all that hold a lease of a name; who does not read it misses it."""
         with self._lock:
             connections = [lease.connection for lease in self._leases if lease.name == name]
+            text = json.dumps(message | {_UNASKED: True}).encode()
             for connection in connections:
                 with contextlib.suppress(OSError):
-                    connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+                    connection.send(text, socket.MSG_DONTWAIT)
 
     def withdraw(self, name: str, kept_as: str) -> None:
         """Answer no more at a name; its leases go on under another, which nobody can visit."""
@@ -309,7 +311,7 @@ class Visit:
         PeerTimeout
             If it does not answer in time.
         HandleError
-            If the process ended.
+            If the process ended, or ends the visit: what it says on its own account.
         """
         try:
             self._connection.send(json.dumps(request).encode())
@@ -325,6 +327,8 @@ class Visit:
         for fd in fds:
             os.set_inheritable(fd, False)
         reply = json.loads(text)
+        if _UNASKED in reply:
+            raise self._gone("it ended the visit")
         if "refused" in reply:
             for fd in fds:
                 os.close(fd)

@@ -290,3 +290,15 @@ def test_a_forked_child_that_closes_its_door_leaves_that_of_its_parent(door, nam
     fork(lambda: call(door, name))
     with Visit(name, 2.0) as visit:
         assert visit.ask({"word": "hello"})[0] == {"word": "hello"}
+
+
+def test_what_a_door_says_on_its_own_account_is_no_answer(door, name):
+    """Else a viewer would map memory whose owner has stopped counting who does."""
+    door.open(name, lambda request: ({"asked": True}, []))
+    with Visit(name, 5.0) as visit:
+        assert visit.ask({}) == ({"asked": True}, [])
+        door.withdraw(name, "kept")
+        door.tell("kept", {"is_over": True})
+        with pytest.raises(HandleError, match="ended the visit"):
+            visit.ask({"maps": True})
+        assert door.leases("kept", "maps") == []
