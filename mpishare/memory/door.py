@@ -261,6 +261,7 @@ class Visit:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
+        self._pid = os.getpid()
         address = _address(name)
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(timeout_s)
@@ -293,7 +294,12 @@ class Visit:
         return waiter.poll(timeout_ms)
 
     def hang_up(self) -> None:
-        """End the connection for both sides, and a wait of another thread; `close` follows."""
+        """End the connection for both sides, and a wait of another thread; `close` follows.
+
+        Not in a fork: the connection is its parent's.
+        """
+        if os.getpid() != self._pid:
+            return
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

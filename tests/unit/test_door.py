@@ -302,3 +302,13 @@ def test_what_a_door_says_on_its_own_account_is_no_answer(door, name):
         with pytest.raises(HandleError, match="ended the visit"):
             visit.ask({"maps": True})
         assert door.leases("kept", "maps") == []
+
+
+def test_a_forked_child_of_a_visitor_ends_no_lease(door, name, fork):
+    door.open(name, lambda request: ({}, []))
+    with Visit(name, 5.0) as visit:
+        visit.ask({})
+        fork(lambda: (visit.hang_up(), visit.close()))
+        assert not visit.is_over()
+        visit.ask({})
+        assert door.leases(name) == [os.getpid()]
