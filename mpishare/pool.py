@@ -212,8 +212,9 @@ class Pool(NodeObject):
         """Unmap the pool on all ranks, then free it.
 
         Collective, host-blocking: waits for this process's streams and for the other ranks.
-        Closing twice does nothing. Arrays that are still held stay valid: then the memory is kept
-        until the node is closed, and a `ResourceWarning` names the pool.
+        Closing twice does nothing. Arrays that are still held stay valid, and a `ResourceWarning`
+        names the pool: then the memory is kept until the node is closed, on the host backend until
+        the last of them is gone.
 
         Raises
         ------
@@ -246,20 +247,22 @@ class Pool(NodeObject):
         Collective, host-blocking. Part of `close`, and once more when the node is closed.
         """
         call, blocks = f"{self.name}: close", self._blocks
+        # There the memory goes with the last array: to wait for that would keep it for good.
+        is_host = not self._context.backend.has_streams
 
         def release() -> bool:
             if isinstance(blocks, OwnBlocks):
                 return True
             self._context.drain(call)
             blocks.finish()
-            return blocks.is_empty and self._unmap()
+            return (is_host or blocks.is_empty) and self._unmap()
 
         def free(released: list[bool]) -> bool:
             # Not while a rank still maps a block.
             if isinstance(blocks, OpenBlocks) or not all(released):
                 return all(released)
             blocks.give_back()
-            return blocks.is_empty and self._unmap()
+            return (is_host or blocks.is_empty) and self._unmap()
 
         return all(self._context.close_in_order(call, release, free, None))
 
@@ -280,7 +283,8 @@ class Pool(NodeObject):
 
     def _check(self, call: str) -> None:
         agreement = self._context.agreement
-        if threading.get_ident() != agreement.thread:
+        is_forked = agreement.failure is not None and not agreement.is_own_process
+        if is_forked or threading.get_ident() != agreement.thread:
             agreement.check()
         if self._is_closed:
             raise ClosedError(f"{call} failed: the pool is closed")

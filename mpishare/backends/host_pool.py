@@ -112,6 +112,7 @@ class HostPool:
     def close(self) -> None:
         """Unmap; where arrays are alive, with the last of them."""
         self._memory.close()
+        del self._memory  # the arrays alone keep the mapping, not who still holds the pool
 
     def _reserve(self, end: int) -> None:
         if end > self._n_reserved:

@@ -167,6 +167,8 @@ class OwnBlocks:
         return any(not self._is_dead(rank) for rank in self._table.holders(block.slot))
 
     def _drop(self, watch: _Watch) -> None:
+        if not self._table.is_writable:
+            return
         block: Block = watch.of
         self._table.end(block.slot, block.generation)
         self._dropped.append(block)
@@ -272,6 +274,8 @@ class OpenBlocks:
         return array
 
     def _drop(self, watch: _Watch) -> None:
+        if not self._table.is_writable:
+            return
         self._dropped.append(watch.of)
         if not self._backend.has_streams:
             self.settle()

@@ -10,6 +10,7 @@ least one of the two sees the other (Dekker): a block is never opened that the o
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,16 @@ class BlockTable:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._n_groups = 0
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether this process may write: not after `close`, nor in a fork.
+
+        A fork has copies of this rank's arrays. To drop those says nothing of the arrays here.
+        """
+        return not self._is_closed and os.getpid() == self._pid
 
     @staticmethod
     def nbytes_for(size: int) -> int:
@@ -116,6 +127,7 @@ class BlockTable:
 
     def close(self) -> None:
         """Unmap the table. May be repeated."""
+        self._is_closed = True
         self._words.release()
         self._memory.close()
 

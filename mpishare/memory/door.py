@@ -16,6 +16,7 @@ import selectors
 import socket
 import struct
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +33,7 @@ _NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
 _MAX_FDS = 250  # of a message: the kernel takes 253
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _LONGEST = 107  # bytes of a name, the first zero included: sockaddr_un
+_UNASKED = "unasked"  # marks what a door says on its own account: it is the answer to nothing
 _MAX_LEASES = 256  # of a door: visitors must not use up the descriptors of this process
 
 
@@ -60,6 +62,7 @@ class Door:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        _doors.add(self)
 
     def open(self, name: str, answer: Answer, left: Callable[[], object] = lambda: None) -> None:
         """Answer at a name from now on.
@@ -111,9 +114,10 @@ class Door:
         """Send a message to all that hold a lease of a name; who does not read it misses it."""
         with self._lock:
             connections = [lease.connection for lease in self._leases if lease.name == name]
+            text = json.dumps(message | {_UNASKED: True}).encode()
             for connection in connections:
                 with contextlib.suppress(OSError):
-                    connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+                    connection.send(text, socket.MSG_DONTWAIT)
 
     def withdraw(self, name: str, kept_as: str) -> None:
         """Answer no more at a name; its leases go on under another, which nobody can visit."""
@@ -132,6 +136,8 @@ class Door:
 
     def close(self) -> None:
         """Shut all names, and end the thread. Waits for the answer that is being given."""
+        if self._is_closed:
+            return  # in a fork
         for name in {*self._answers, *(lease.name for lease in self._leases)}:
             self.shut(name)
         self._is_closed = True
@@ -139,6 +145,21 @@ class Door:
         if self._thread is not None:
             self._thread.join()
         self._selector.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+        os.close(self._spare)
+
+    def _close_copies(self) -> None:
+        """In a fork: close its copies of the sockets, so that those of its parent end with that."""
+        self._lock = threading.RLock()  # the thread that held it is not here
+        self._is_closed = True
+        # Nothing is unregistered: the selector's file is the parent's.
+        self._selector.close()
+        for listener, _, _ in self._answers.values():
+            listener.close()
+        for lease in self._leases:
+            lease.connection.close()
+        self._answers, self._leases = {}, []
         self._wake_reader.close()
         self._wake_writer.close()
         os.close(self._spare)
@@ -240,6 +261,7 @@ class Visit:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
+        self._pid = os.getpid()
         address = _address(name)
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(timeout_s)
@@ -272,7 +294,12 @@ class Visit:
         return waiter.poll(timeout_ms)
 
     def hang_up(self) -> None:
-        """End the connection for both sides, and a wait of another thread; `close` follows."""
+        """End the connection for both sides, and a wait of another thread; `close` follows.
+
+        Not in a fork: the connection is its parent's.
+        """
+        if os.getpid() != self._pid:
+            return
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -290,7 +317,7 @@ class Visit:
         PeerTimeout
             If it does not answer in time.
         HandleError
-            If the process ended.
+            If the process ended, or ends the visit: what it says on its own account.
         """
         try:
             self._connection.send(json.dumps(request).encode())
@@ -306,6 +333,8 @@ class Visit:
         for fd in fds:
             os.set_inheritable(fd, False)
         reply = json.loads(text)
+        if _UNASKED in reply:
+            raise self._gone("it ended the visit")
         if "refused" in reply:
             for fd in fds:
                 os.close(fd)
@@ -340,6 +369,18 @@ class Visit:
 
     def _gone(self, why: str) -> HandleError:
         return HandleError(f"the process that answered at {self._name!r} is gone ({why})")
+
+
+_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for door in _doors:
+        if not door._is_closed:
+            door._close_copies()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:

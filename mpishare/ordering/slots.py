@@ -71,11 +71,17 @@ class Block:
         self._ranks, self._places = tuple(awaited), tuple(awaited.values())
         self._memory_barrier = context.memory_barrier
         self._spins_per_yield = context.spins_per_yield
+        self._agreement = context.agreement
         self._wait_on_host = context.agreement.wait
         self._check_released = context.check_released
         self._signals: _StreamSignals | None = None
         if context.backend.has_streams:
             self._signals = _StreamSignals(context, name, call, counters, self._places, mine)
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a fork's copy of a block: the slot is still its parent's."""
+        return self._agreement.failure is not None and not self._agreement.is_own_process
 
     def pending(self) -> list[int]:
         """Return the ranks whose signal the streams of this rank wait for."""
@@ -136,6 +142,8 @@ class Put(Block):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         was_open, self.is_open = self.is_open, False
+        if self._is_forked:
+            return
         number, signals = self._count + 1, self._signals
         if kind is not None:
             if signals is not None:
@@ -193,6 +201,8 @@ class Get(Block):
         if not self.is_open:
             return  # the channel was closed in its block
         self.is_open = False
+        if self._is_forked:
+            return
         number = self._count + 1
         if self._signals is not None:
             self._signals.write(number)

@@ -1,6 +1,7 @@
 """Channels: every consumer gets every frame, whole and in order, and no slot is used too early."""
 
 import gc
+import os
 import random
 import time
 
@@ -429,6 +430,43 @@ def test_closed_inside_a_block(node):
 
 
 @TWO
+@TWO
+@pytest.mark.parametrize("end", ["put", "get"])
+def test_a_forked_child_that_leaves_a_block_leaves_it_to_its_parent(host_node, end):
+    node = host_node
+    channel = node.channel(4, producer=0, consumers=[1], slots=1)
+
+    def leave_in_a_fork(block):
+        before = list(channel._counters.view)
+        child = os.fork()
+        if child == 0:
+            block.__exit__(None, None, None)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert list(channel._counters.view) == before
+
+    if node.rank == 0:
+        block = channel.put()
+        with block as slot:
+            slot[...] = 1
+            if end == "put":
+                leave_in_a_fork(block)
+        node.barrier()
+    if node.rank == 1:
+        if end == "put":
+            node.barrier()
+        block = channel.get()
+        with block as slot:
+            if end == "get":
+                leave_in_a_fork(block)
+            assert (slot == 1).all()
+        if end == "get":
+            node.barrier()
+    if node.rank > 1:
+        node.barrier()
+    channel.close()
+
+
 def test_a_loop_that_is_left_open_does_not_keep_the_channel_open(node):
     channel = node.channel(4, "i8")
     frames = iter(channel)

@@ -1,6 +1,7 @@
 """Pools: what one rank allocates alone, the others open, and nobody reuses before all let go."""
 
 import gc
+import os
 import pickle
 import random
 
@@ -278,6 +279,50 @@ def test_the_handle_of_a_dropped_array_is_refused(node, pool):
     del kept
 
 
+def in_a_fork(work):
+    """What `work` returns in a forked child that then ends, as a bool."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if work() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@TWO
+def test_what_a_forked_child_drops_is_not_let_go(host_node):
+    """Nor may it allocate: the child would write into the table of its parent."""
+    node, pool = host_node, host_node.pool(owner=0, max_nbytes=4 * MIB)
+    array, handle = own_and_opened(node, pool, 4 * MIB, "u1")
+
+    def drop_all():
+        nonlocal array
+        del array
+        gc.collect()
+        return True
+
+    def is_refused():
+        try:
+            pool.allocate(8) if node.rank == pool.owner else pool.open(handle)
+        except UnsupportedError as error:
+            return "fork" in str(error)
+
+    assert in_a_fork(drop_all)
+    assert in_a_fork(is_refused)
+    node.barrier()
+    if node.rank != pool.owner:
+        assert pool.open(handle)[-1] == 1  # the owner's child ended nothing
+        gc.collect()
+    node.barrier()
+    if node.rank == pool.owner:
+        del array
+        with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
+            pool.allocate(4 * MIB, "u1")  # nor did the others' children
+    node.barrier()
+
+
 @TWO
 def test_a_rank_that_holds_it_cannot_open_what_was_dropped_again(node, pool):
     array, handle = own_and_opened(node, pool, 10)
@@ -492,6 +537,30 @@ def test_an_array_that_the_owner_alone_holds_outlives_its_pool(node, pool):
         pool.close()
 
 
+def test_a_pool_whose_arrays_outlive_the_node_leaves_nothing_with_the_last_of_them():
+    def once():
+        with Node(backend="host") as node:
+            pool = node.pool(max_nbytes=4 * MIB)
+            array, _ = own_and_opened(node, pool, 4 * MIB, "u1", value=3)
+            node.barrier()
+            if node.rank == node.size - 1:
+                array = array[5:]
+            with pytest.warns(ResourceWarning, match=pool.name):
+                node.close()
+        array[-1 - node.rank] += 1
+        assert array[-1 - node.rank] == 4
+        return array
+
+    once()
+    gc.collect()
+    before = held()
+    array = once()
+    assert held().mapped > before.mapped
+    del array
+    gc.collect()
+    assert (held().fds, held().mapped) == (before.fds, before.mapped)
+
+
 def test_a_pool_leaves_nothing():
     with Node() as node:
         node.pool().close()  # opens the owner's door
@@ -507,7 +576,7 @@ def test_a_pool_leaves_nothing():
                 pool.close()
             del view
             gc.collect()
-            node._context.retained[-1]()  # as when the node is closed
+            node._context.release_retained()  # as when the node is closed
         assert within(5, lambda: (held().fds, held().mapped) == (before.fds, before.mapped))
         if node.backend == "cuda":
             assert gpu_free() >= free - 64 * MIB

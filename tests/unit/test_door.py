@@ -242,3 +242,73 @@ sys.stdin.readline()
         with Visit(name, 5.0) as visit:
             assert visit.ask({}) == ({}, [])
         process.stdin.close()
+
+
+@pytest.fixture
+def fork():
+    """Fork a child that does some work, then waits for its end, which is the end of the test."""
+    reader, writer = os.pipe()
+    children = []
+
+    def fork(work):
+        done_reader, done_writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(writer)
+                work()
+                os.write(done_writer, b"d")
+                os.read(reader, 1)
+            finally:
+                os._exit(0)
+        os.close(done_writer)
+        assert os.read(done_reader, 1) == b"d"
+        os.close(done_reader)
+        children.append(child)
+
+    yield fork
+    os.close(writer)
+    os.close(reader)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def test_a_forked_child_keeps_no_door_open(door, name, fork):
+    door.open(name, lambda request: ({}, []))
+    with Visit(name, 5.0) as visit:
+        visit.ask({})
+        fork(lambda: None)
+        door.shut(name)
+        assert wait_for(visit.is_over)
+    with pytest.raises(HandleError, match="nobody answers"):
+        Visit(name, 0.5)
+
+
+@pytest.mark.parametrize("call", [lambda door, _: door.close(), Door.shut])
+def test_a_forked_child_that_closes_its_door_leaves_that_of_its_parent(door, name, fork, call):
+    door.open(name, lambda request: ({"word": request["word"]}, []))
+    fork(lambda: call(door, name))
+    with Visit(name, 2.0) as visit:
+        assert visit.ask({"word": "hello"})[0] == {"word": "hello"}
+
+
+def test_what_a_door_says_on_its_own_account_is_no_answer(door, name):
+    """Else a viewer would map memory whose owner has stopped counting who does."""
+    door.open(name, lambda request: ({"asked": True}, []))
+    with Visit(name, 5.0) as visit:
+        assert visit.ask({}) == ({"asked": True}, [])
+        door.withdraw(name, "kept")
+        door.tell("kept", {"is_over": True})
+        with pytest.raises(HandleError, match="ended the visit"):
+            visit.ask({"maps": True})
+        assert door.leases("kept", "maps") == []
+
+
+def test_a_forked_child_of_a_visitor_ends_no_lease(door, name, fork):
+    door.open(name, lambda request: ({}, []))
+    with Visit(name, 5.0) as visit:
+        visit.ask({})
+        fork(lambda: (visit.hang_up(), visit.close()))
+        assert not visit.is_over()
+        visit.ask({})
+        assert door.leases(name) == [os.getpid()]
