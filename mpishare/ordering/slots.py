@@ -77,6 +77,27 @@ class Block:
         if context.backend.has_streams:
             self._signals = _StreamSignals(context, name, call, counters, self._places, mine)
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what would be the slot's: the block was taken for it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(self._not_a_slot())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse to be read like the slot."""
+        raise TypeError(self._not_a_slot())
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refuse to be written like the slot."""
+        raise TypeError(self._not_a_slot())
+
+    def _not_a_slot(self) -> str:
+        call = self._call.rpartition(" ")[2]
+        return (
+            f"{self._call} failed: the slot is there inside a with block only. Write "
+            f"with channel.{call}() as slot: ..."
+        )
+
     def pending(self) -> list[int]:
         """Return the ranks whose signal the streams of this rank wait for."""
         if self._signals is None:
