@@ -31,7 +31,7 @@ LIBRARIES = ("mpi", "nccl", "nvshmem", "torch")
 #: What the machine can do at best, see `mpishare.bench.baselines.upper_bounds`.
 UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
-NOT_MPI = ("memcpy", "counters", "handles", "first axis", "nccl", "nvshmem", "torch")
+NOT_MPI = ("memcpy", "counters", "handles", "first axis", "window", "nccl", "nvshmem", "torch")
 
 
 def _halo(

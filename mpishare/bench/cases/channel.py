@@ -28,11 +28,10 @@ def run(session: Session, case: Case) -> list[Row]:
     """Run the case at every size and return its rows. Collective, host-blocking."""
     rows: list[Row] = []
     for nbytes in session.options.sizes(session.node.backend, case.name):
-        unfit = None
-        if min(session.comm.allgather(session.node.size)) < 2:
-            unfit = "a channel needs two ranks on every node"
-        else:
-            _, unfit = session.attempt(partial(session.require_memory, _FRAMES * nbytes))
+        if not session.fits(case, nbytes, _FRAMES * nbytes):
+            continue
+        has_two = min(session.comm.allgather(session.node.size)) >= 2
+        unfit = None if has_two else "a channel needs two ranks on every node"
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
         comparison.add("channel", partial(_Channel, session, nbytes))
         comparison.add_baselines("window", {"window": partial(_Windows, session, nbytes)})

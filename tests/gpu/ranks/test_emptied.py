@@ -13,19 +13,19 @@ from mpishare import HaloExchange, Node
 @pytest.fixture
 def emptying(monkeypatch, node):
     """A node on that platform."""
-    from mpishare.backends.cuda import CudaBackend
+    from mpishare.backends import driver
 
-    call = CudaBackend.call
+    call = driver.call
 
-    def call_and_empty(backend, name, *arguments, **options):
-        found = call(backend, name, *arguments, **options)
+    def call_and_empty(name, *arguments, **options):
+        found = call(name, *arguments, **options)
         if name == "cuIpcGetMemHandle":
-            start, nbytes = call(backend, "cuMemGetAddressRange", arguments[0])
-            call(backend, "cuMemsetD8", start, 0, nbytes)
-            call(backend, "cuCtxSynchronize")
+            start, nbytes = call("cuMemGetAddressRange", arguments[0])
+            call("cuMemsetD8", start, 0, nbytes)
+            call("cuCtxSynchronize")
         return found
 
-    monkeypatch.setattr(CudaBackend, "call", call_and_empty)
+    monkeypatch.setattr(driver, "call", call_and_empty)
     with Node(node.comm) as other:
         yield other
 
