@@ -116,6 +116,8 @@ class Channel(NodeObject):
             Inside another block of this channel, or after `end`.
         ValueError
             On a rank that is not the producer.
+        TypeError
+            If it is given a frame.
         UnsupportedError
             If the stream is being captured.
         """
@@ -123,6 +125,11 @@ class Channel(NodeObject):
         block = self._sending
         if block is None or block.is_open or self._is_ended:
             self._refuse("put", f"rank {self.producer} is the producer", block)
+        if stream is not None and hasattr(stream, "shape"):
+            raise TypeError(
+                f"{self.name}: put failed: it takes no frame, but a stream. Write "
+                "with channel.put() as slot: slot[...] = frame"
+            )
         block.stream = stream
         return block
 
@@ -257,7 +264,10 @@ class Channel(NodeObject):
         if self._is_closed:
             raise ClosedError(f"{failed}: the channel is closed")
         if block is None:
-            raise ValueError(f"{failed}: {roles}, not rank {self._context.rank}")
+            raise ValueError(
+                f"{failed}: {roles}, not rank {self._context.rank}. Call it there, or make the "
+                "channel with producer= and consumers=."
+            )
         if block.is_open:
             raise EpochError(f"{failed}: a slot is open. Leave its block first.")
         raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")

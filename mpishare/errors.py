@@ -101,11 +101,22 @@ def peer_error(call: str, failures: dict[int, str]) -> PeerError:
     """Return the error that says which other ranks failed in a call, and how."""
     # The call is named once.
     texts = {r: text.replace(f": {call} failed: ", ": ", 1) for r, text in failures.items()}
+    whole = f"{call} failed on {name_ranks(failures)}: {_joined(texts)}"
+    return PeerError(whole, failures=failures)
+
+
+def departure_error(call: str, departures: dict[int, str]) -> PeerError:
+    """Return the error of a call that could not end, since other ranks had left before it."""
+    verb = "has" if len(departures) == 1 else "have"
+    whole = f"{call} failed: {name_ranks(departures)} {verb} left: {_joined(departures)}"
+    return PeerError(whole, failures=departures)
+
+
+def _joined(texts: dict[int, str]) -> str:
+    """Join what each rank says; of one rank, which is named before, the text alone."""
     if len(texts) == 1:
-        whole = next(iter(texts.values()))
-    else:
-        whole = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(texts.items()))
-    return PeerError(f"{call} failed on {name_ranks(failures)}: {whole}", failures=failures)
+        return next(iter(texts.values()))
+    return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(texts.items()))
 
 
 def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:

@@ -203,7 +203,8 @@ class Pool(NodeObject):
             return blocks.open(block, layout, number, keeper)
         except HandleError as error:
             raise HandleError(
-                f"{call} failed: {error}. Open a handle while the owner keeps its array."
+                f"{call} failed: {error}. Open a handle while the owner keeps its array, as "
+                "until a node.barrier() that comes after."
             ) from None
 
     # --- closing
@@ -293,7 +294,8 @@ class Pool(NodeObject):
         self._check(call)
         if isinstance(self._blocks, OpenBlocks):
             raise ValueError(  # noqa: TRY004
-                f"{call} failed: rank {self.owner} is the owner, not rank {self._context.rank}"
+                f"{call} failed: rank {self.owner} is the owner, not rank {self._context.rank}. "
+                "The owner allocates and makes handles; the others open them."
             )
         return self._blocks
 

@@ -188,8 +188,8 @@ def _as_array(context: NodeContext, call: str, source: Any) -> Any:
         )
     if isinstance(source, int) and not isinstance(source, bool):
         raise TypeError(
-            f"{call} failed: {source:#x} is an int, not an array. Wrap an address in an array of "
-            "its library (cupy.cuda.UnownedMemory), a number in numpy.array."
+            f"{call} failed: {source} is an int, not an array. Wrap a number in numpy.array, an "
+            "address in an array of its library (cupy.cuda.UnownedMemory)."
         )
     xp = context.backend.xp
     if isinstance(source, np.ndarray | xp.ndarray):

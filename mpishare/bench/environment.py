@@ -76,7 +76,7 @@ def gather(session: Session) -> dict[str, Any]:
         "command": command(comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
-    found["notes"] = notes(found["gpus"])
+    found["notes"] = crowded(ranks) + notes(found["gpus"])
     return dict(comm.bcast(found, 0))
 
 
@@ -109,6 +109,7 @@ def _describe_rank(session: Session) -> dict[str, Any]:
         "rank": session.comm.rank,
         "hostname": platform.node(),
         "cores": len(os.sched_getaffinity(0)),
+        "affinity": sorted(os.sched_getaffinity(0)),
         "node_rank": node.rank,
         "node_ranks": list(node.ranks),
         "gpu": gpu,
@@ -124,6 +125,25 @@ def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             entry = {**seen["gpu"], "hostname": seen["hostname"], "ranks": []}
             found.setdefault(seen["gpu"]["uuid"], entry)["ranks"].append(seen["rank"])
     return list(found.values())
+
+
+def crowded(ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a note for each host with more ranks than cores; `ranks`: the description of each."""
+    hosts: dict[str, list[dict[str, Any]]] = {}
+    for seen in ranks:
+        hosts.setdefault(seen["hostname"], []).append(seen)
+    found = []
+    for hostname, there in hosts.items():
+        # Ranks may be bound, each to cores of its own.
+        ncores = len(set().union(*(seen["affinity"] for seen in there)))
+        if len(there) > ncores:
+            cores = f"{ncores} core" if ncores == 1 else f"{ncores} cores"
+            found.append(
+                f"{len(there)} ranks share {cores} of {hostname}: a wait, mpishare's or MPI's, "
+                "may take a turn of the scheduler, milliseconds, which hide what is measured. "
+                "Start no more ranks than cores (-n)."
+            )
+    return found
 
 
 def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:

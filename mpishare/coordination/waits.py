@@ -20,10 +20,10 @@ from mpishare.errors import (
     PeerError,
     PeerTimeout,
     UnsupportedError,
+    departure_error,
     describe,
     describe_stragglers,
     name_ranks,
-    peer_error,
 )
 
 if TYPE_CHECKING:
@@ -211,10 +211,10 @@ class Waits:
             causes = dict.fromkeys(exited, _EXITED)
         reasons = causes or followers
         if missing:
-            text, timeout_s = str(peer_error(call, reasons)), self.timeout_s
+            text, timeout_s = str(departure_error(call, reasons)), self.timeout_s
             self.fail(lambda: PeerTimeout(text, ranks=missing, timeout_s=timeout_s), fatal=True)
         else:
-            self.fail(lambda: peer_error(call, reasons), fatal=False)
+            self.fail(lambda: departure_error(call, reasons), fatal=False)
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
         """Break the node since ranks are missing, tell the others, and return the error."""

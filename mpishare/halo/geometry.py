@@ -191,7 +191,9 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
         found = []
     if axes is None and not found:
         todo = (
-            f": say which with axes=, e.g. axes={tuple(range(-naxes, 0))}" if ndim > naxes else ""
+            f": say which with axes=, e.g. axes={tuple(range(-naxes, 0))}"
+            if ndim > naxes
+            else ": make a cart of no more axes than the field has"
         )
         raise ValueError(
             f"the cart cuts {naxes} {'axis' if naxes == 1 else 'axes'}, the field has {ndim}{todo}"

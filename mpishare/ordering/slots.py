@@ -83,6 +83,27 @@ class Block:
         """Whether this is a fork's copy of a block: the slot is still its parent's."""
         return self._agreement.failure is not None and not self._agreement.is_own_process
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what would be the slot's: the block was taken for it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(self._not_a_slot())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse to be read like the slot."""
+        raise TypeError(self._not_a_slot())
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refuse to be written like the slot."""
+        raise TypeError(self._not_a_slot())
+
+    def _not_a_slot(self) -> str:
+        call = self._call.rpartition(" ")[2]
+        return (
+            f"{self._call} failed: the slot is there inside a with block only. Write "
+            f"with channel.{call}() as slot: ..."
+        )
+
     def pending(self) -> list[int]:
         """Return the ranks whose signal the streams of this rank wait for."""
         if self._signals is None:

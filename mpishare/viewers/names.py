@@ -86,7 +86,9 @@ def find(name: str, job: str | None) -> Listed:
     call = f"attach({name!r})" if job is None else f"attach({name!r}, job={job!r})"
     if found:
         jobs = ", ".join(repr(each.job) for each in found)
-        raise HandleError(f"{call} failed: jobs {jobs} have a window of that name. Pass job=.")
+        raise HandleError(
+            f"{call} failed: jobs {jobs} have a window of that name. Pass job= with one of them."
+        )
     windows = ", ".join(f"{each.name!r} of job {each.job}" for each in mine) or "none"
     owners = [each.uid for each in there if each.name == name and each.uid != os.getuid()]
     other = (

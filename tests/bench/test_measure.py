@@ -10,7 +10,7 @@ import pytest
 
 from mpishare.bench.cases import CASES, DEFAULT_CASES
 from mpishare.bench.comparison import Variant, Wrapper
-from mpishare.bench.environment import command, notes
+from mpishare.bench.environment import command, crowded, notes
 from mpishare.bench.measure import BLOCK_S, block_size, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
 from mpishare.bench.problems.check import POISON, Pattern, word
@@ -275,6 +275,16 @@ def test_table_says_what_a_halo_case_was_of() -> None:
     assert text.split().count("91") == 1
 
 
+def test_the_heading_tells_of_more_ranks_than_cores() -> None:
+    def seen(hostname: str, *affinities: list[int]) -> list[dict[str, object]]:
+        return [{"hostname": hostname, "affinity": cores} for cores in affinities]
+
+    bound, roomy = seen("a", [0], [1]), seen("b", [0, 1], [0, 1])
+    assert crowded([*bound, *roomy]) == []
+    (note,) = crowded([*bound, *seen("c", [0, 1], [0, 1], [0, 1])])
+    assert note.startswith("3 ranks share 2 cores of c: ")
+
+
 def test_the_heading_tells_of_a_gpu_shared_without_mps() -> None:
     shared = {"uuid": "GPU-1f3c", "ranks": [0, 1, 2, 3], "mps": False}
     alone = {**shared, "ranks": [0]}
@@ -352,8 +362,8 @@ halo1d: width 1, 1 field, faces alone; cells: of a rank, along an axis
 [1] it spins, and 4 ranks share 2 cores
 Left out at 80 columns: min, p95 back to back.
 
-halo1d 8 B: 0.5, 64 KiB: 2.1 times the best MPI form (window fields)
-halo1d 8 B: 0.4, 64 KiB: 0.7 times the best MPI form (private fields)
+halo1d 8 B: 0.5, 64 KiB: 2.1 times as fast as the best MPI form (window fields)
+halo1d 8 B: 0.4, 64 KiB: 0.7 times as fast as the best MPI form (private fields)
 """
 
 
@@ -387,12 +397,12 @@ def test_the_speed_is_said_where_mpishare_wins_and_where_it_loses() -> None:
         set_ratios(rows, dict.fromkeys(("ring", "slow"), rivals))
         return [text for text in of_case("ring", HEADER, rows).splitlines() if " times " in text]
 
-    assert lines([("ring", 2.0), ("isend", 4.2)]) == ["ring 8 B: 2.1 times isend"]
-    assert lines([("ring", 4.0), ("isend", 3.0)]) == ["ring 8 B: 0.75 times isend"]
+    assert lines([("ring", 2.0), ("isend", 4.2)]) == ["ring 8 B: 2.1 times as fast as isend"]
+    assert lines([("ring", 4.0), ("isend", 3.0)]) == ["ring 8 B: 0.75 times as fast as isend"]
     assert lines([("ring", 2.0), ("isend", 3.0), ("sendrecv", 9.0)]) == [
-        "ring 8 B: 1.5 times the best MPI form"
+        "ring 8 B: 1.5 times as fast as the best MPI form"
     ]
     assert lines([("slow", 2.0), ("isend", 3.0), ("nccl", 1.0)]) == [
-        "ring 8 B: 0.5 times the best baseline (slow)"
+        "ring 8 B: 0.5 times as fast as the best baseline (slow)"
     ]
     assert lines([("ring", 2.0)]) == []

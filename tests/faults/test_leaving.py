@@ -134,6 +134,7 @@ def test_a_rank_exits_outside_of_with(way, python):
         words = "ZeroDivisionError: the words of rank 1"
         expected = words if way == "raise" else "exited without closing the node"
         assert told.failures[1] == expected
+        assert told.text == f"Node.barrier failed: rank 1 has left: {expected}"
         assert told.end - left < LIMIT_S
     assert played.result.seconds < 15
     if way == "exit 0":

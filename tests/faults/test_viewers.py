@@ -307,7 +307,7 @@ def test_a_name_of_two_jobs():
     told = played.rank(0)
     assert told["any"]["error"] == "HandleError"
     assert all(repr(job) in told["any"]["text"] for job in told["jobs"])
-    assert "Pass job=" in told["any"]["text"]
+    assert "Pass job= with one of them" in told["any"]["text"]
     assert told["seen"] == [[0.0, 0.0], [1.0, 1.0]]
     assert told["as int"] == [0.0, 0.0]
     assert told["wrong"]["error"] == "HandleError"

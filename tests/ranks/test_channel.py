@@ -367,6 +367,40 @@ def test_only_the_right_end_may_call(node):
 # --- closing
 
 
+@TWO
+def test_the_wrong_end_is_told_the_right_one(node):
+    channel = node.channel(1)
+    if node.rank == channel.producer:
+        with pytest.raises(ValueError, match=r"are the consumers, not rank 0\. Call it there"):
+            channel.get()
+    else:
+        with pytest.raises(ValueError, match=rf"producer, not rank {node.rank}\. Call it there"):
+            channel.put()
+    node.barrier()
+
+
+@TWO
+def test_a_block_is_no_slot(node):
+    """Calls without `with` would send nothing, and say nothing."""
+    channel = node.channel(2, "i4")
+    if node.rank == channel.producer:
+        block, words = channel.put(), r"Write with channel\.put\(\) as slot"
+        with pytest.raises(TypeError, match=words):
+            block[...] = 1
+        with pytest.raises(TypeError, match=r"put failed: it takes no frame"):
+            channel.put(node.xp.ones(2))
+        send(channel, 7)
+    else:
+        block, words = channel.get(), r"Write with channel\.get\(\) as slot"
+        with pytest.raises(AttributeError, match=words):
+            _ = block.sum
+        assert receive(channel) == 7
+    with pytest.raises(TypeError, match=words):
+        _ = block[0]
+    assert not hasattr(block, "_nothing")
+    channel.close()
+
+
 def test_close_is_idempotent_and_use_after_it_an_error(node):
     channel = node.channel(4)
     channel.close()

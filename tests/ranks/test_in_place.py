@@ -255,7 +255,7 @@ def test_an_int_is_no_array(node, copy):
     for call, others in ((node.share, "PeerError"), (node.share_each, "TypeError")):
         error, names = on_every_rank(node, lambda call=call: call(0xDEADBEEF, copy=copy))
         assert names == ["TypeError"] + [others] * (node.size - 1)
-        assert "0xdeadbeef is an int" in str(error)
+        assert f"{0xDEADBEEF} is an int, not an array. Wrap a number in" in str(error)
 
 
 @pytest.mark.parametrize("copy", [True, False, None])

@@ -94,8 +94,8 @@ def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
         "*: mpishare; the others are baselines. Times are of the slowest rank, latency with a "
         f"synchronize after each, back to back with one after a batch; {checked}.",
         "ratio: time / time of the fastest baseline (of a baseline: time of the fastest variant of "
-        "mpishare / its time); below 1 mpishare is faster. '2.1 times' a baseline below a table is "
-        "the speed back to back; above 1 mpishare is faster.",
+        "mpishare / its time); below 1 mpishare is faster. Lines below a table tell the opposite, "
+        "the speed back to back: '2.1 times as fast'.",
     ]
     return _filled([*lines, *environment["notes"]], width)
 
@@ -207,6 +207,6 @@ def _speeds(case: str, rows: Sequence[Row]) -> list[str]:
             shown = format(1 / row.ratio, ".1f" if row.ratio < 1.005 else ".2g")
             times.setdefault(row.arm, []).append(f"{size}: {shown}")
     return [
-        f"{case}{','.join(found)} times {best}{'' if arm == case else f' ({arm})'}"
+        f"{case}{','.join(found)} times as fast as {best}{'' if arm == case else f' ({arm})'}"
         for arm, found in times.items()
     ]
