@@ -300,7 +300,6 @@ def test_what_a_forked_child_drops_is_not_let_go(host_node):
     def drop_all():
         nonlocal array
         del array
-        gc.collect()
         return True
 
     def is_refused():
