@@ -536,9 +536,11 @@ def test_an_array_that_the_owner_alone_holds_outlives_its_pool(node, pool):
         pool.close()
 
 
-def test_a_pool_whose_arrays_outlive_the_node_leaves_nothing_with_the_last_of_them():
+def test_a_pool_whose_arrays_outlive_the_node_leaves_nothing_with_the_last_of_them(monkeypatch):
+    monkeypatch.setenv("MPISHARE_BACKEND", "host")
+
     def once():
-        with Node(backend="host") as node:
+        with Node() as node:
             pool = node.pool(max_nbytes=4 * MIB)
             array, _ = own_and_opened(node, pool, 4 * MIB, "u1", value=3)
             node.barrier()
