@@ -14,16 +14,18 @@ from mpishare.backends.parts import EmptyMemory, WindowPart
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, format_nbytes
 from mpishare.memory.kinds import Kind
+from mpishare.memory.segment import Segment
 from mpishare.ordering.epochs import epoch_counters
 from mpishare.viewers.names import check_name
 from mpishare.viewers.publication import Publication
-from mpishare.window import Segment, Window
+from mpishare.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import Exported, Memory
     from mpishare.context import NodeContext
+    from mpishare.memory.handle import Handle
 
     Shape = tuple[int, ...]
 
@@ -95,6 +97,7 @@ def make_window(
         Memory that exists already, and is this rank's segment.
     """
     memories: list[Memory | None] = [None] * context.size
+    opened: list[Handle | None] = [None] * context.size
     published: list[str] = []
     publication: Publication | None = None
     agreement, backend, rank = context.agreement, context.backend, context.rank
@@ -123,9 +126,11 @@ def make_window(
 
     def open_others() -> None:
         for other, segment in enumerate(segments):
-            if other != rank and segment is not None:
+            if segment is not None and (other != rank or name is not None):
                 nbytes = nbytes_of(segment.shape, dtype)
-                memories[other] = open_memory(context, handles[other], other, nbytes)
+                opened[other] = handle = context.open_handle(handles[other], other, nbytes)
+                if other != rank:
+                    memories[other] = open_memory(context, handle, other)
 
     with ranges.span(call):
         try:
@@ -133,7 +138,7 @@ def make_window(
             handles = agreement.step(call, publish)
             agreement.step(call, open_others)
             if name is not None:
-                publication = _publish_name(context, call, name, handles, segments, dtype)
+                publication = Publication(context, call, name, segments, opened, dtype)
             counters = context.take_counters(call, epoch_counters(context.size))
         except BaseException as error:
             _clear_frames(error)
@@ -150,30 +155,8 @@ def make_window(
         )
 
 
-def _publish_name(
-    context: NodeContext,
-    call: str,
-    name: str,
-    handles: Sequence[str],
-    segments: Sequence[Segment | None],
-    dtype: np.dtype[Any],
-) -> Publication:
-    kinds = {context.open_handle(packed, r, 0).kind for r, packed in enumerate(handles) if packed}
-    return Publication(
-        context,
-        call,
-        name,
-        handles,
-        [None if segment is None else segment.shape for segment in segments],
-        dtype,
-        strides=[None if segment is None else segment.strides for segment in segments],
-        why_not_live="" if kinds <= {Kind.ALLOCATION} else "it was shared in place",
-    )
-
-
-def open_memory(context: NodeContext, packed: str, rank: int, nbytes: int) -> Memory:
+def open_memory(context: NodeContext, handle: Handle, rank: int) -> Memory:
     """Map what another rank allocated or gave, as its kind demands. Local."""
-    handle = context.open_handle(packed, rank, nbytes)
     if handle.kind == Kind.ALLOCATION:
         return context.backend.open(handle.token, handle.capacity, handle.uuid)
     if handle.kind == Kind.EMPTY:

@@ -14,6 +14,7 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError
 from mpishare.memory.door import Visit
 from mpishare.viewers import page as layout
+from mpishare.viewers.frame import Frame
 from mpishare.viewers.live import map_files, map_on_gpu, open_gpu
 from mpishare.viewers.names import check_name, door_name, find, job_text
 from mpishare.viewers.readers import CudaReader, HostReader, segments_of
@@ -27,35 +28,6 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.0005
 _TRIES = 16
 """Copies in a row of snapshots that are overwritten meanwhile, before the core is given away."""
-
-
-class Frame:
-    """A snapshot: copies that belong to this process.
-
-    Attributes
-    ----------
-    number : int
-        From 1: how often each rank had called `Window.snapshot`.
-    """
-
-    def __init__(self, number: int, arrays: dict[int, Any]) -> None:
-        self.number = number
-        self._arrays = arrays
-
-    @property
-    def array(self) -> Any:
-        """The whole window, or the first rank's segment where each rank has one."""
-        return next(iter(self._arrays.values()))
-
-    def segment(self, rank: int) -> Any:
-        """Return that rank's segment; ValueError if it has none."""
-        if rank not in self._arrays:
-            raise ValueError(f"rank {rank!r} has no segment; ranks {list(self._arrays)} do")
-        return self._arrays[rank]
-
-    def __repr__(self) -> str:
-        """Name the number and the ranks."""
-        return f"<mpishare frame {self.number} of ranks {list(self._arrays)}>"
 
 
 class Attached:
@@ -96,7 +68,8 @@ class Attached:
         self._lock = threading.RLock()
         self._arrays: dict[int, Any] = {}
         self._memories: list[CudaMemory] = []
-        self._why_not_live = told["why_not_live"]
+        why = told["why_not_live"]
+        self._refusals: dict[int, str] = dict.fromkeys(self.ranks, why) if why else {}
         self._why_not_here = ""  # why frames come through host memory, if they do
         self._is_closed = False
         self._is_over = False
@@ -105,17 +78,18 @@ class Attached:
         size = len(told["shapes"])
         is_on_gpu = told["backend"] == "cuda"
         backend = self._open_memory(told["tokens"]) if is_on_gpu else None
-        if backend is not None:
+        if backend is not None and not self._why_not_here:
             self._reader = CudaReader(fds[0], self._segments, size, self.dtype, backend)
+        else:
+            self._reader = HostReader(fds[0], self._segments, size, self.dtype, is_on_gpu=is_on_gpu)
+        if self._why_not_here:
+            visit.ask({"wants_host_copies": True})
+        if backend is not None:
             self._thread = threading.Thread(
                 target=self._let_go_in_time, args=[backend], name="mpishare-attached", daemon=True
             )
             self._thread.start()
-            return
-        self._reader = HostReader(fds[0], self._segments, size, self.dtype, is_on_gpu=is_on_gpu)
-        if is_on_gpu:
-            visit.ask({"wants_host_copies": True})
-        elif not self._why_not_live:
+        elif not is_on_gpu and not self._refusals:
             self._arrays = map_files(self._segments, self.dtype, fds[1:], is_writable=writable)
 
     @property
@@ -140,16 +114,16 @@ class Attached:
         ClosedError
             If the job has ended or closed the window, or if this object is closed.
         UnsupportedError
-            If this process cannot map the memory: it does not see the GPU.
+            If this process cannot map that rank's memory: it does not see the GPU.
         ValueError
             If that rank has no segment.
         """
         with self._lock:
             self._check()
-            if self._why_not_live:
+            if rank in self._refusals:
                 raise UnsupportedError(
-                    f"the live memory of {self.name!r} cannot be mapped here: "
-                    f"{self._why_not_live}. Snapshots are there: latest()."
+                    f"the live memory of {self.name!r} of rank {rank} cannot be mapped here: "
+                    f"{self._refusals[rank]}. Snapshots are there: latest()."
                 )
             if rank not in self._arrays:
                 raise ValueError(f"{self.name}: rank {rank!r} has no segment; {self.ranks} do")
@@ -237,18 +211,28 @@ class Attached:
     # --- making
 
     def _open_memory(self, tokens: list[str]) -> CudaBackend | None:
-        """Map the segments on this process's GPU; None, with the reason, where that cannot be."""
+        """Map the segments on this process's GPU, all that can be; None where none can."""
         try:
-            backend = open_gpu([segment.uuid for segment in self._segments])
-            self._visit.ask({"maps": True})
-            if not self._why_not_live:
-                self._memories = map_on_gpu(backend, self._segments, tokens)
+            backend, hidden = open_gpu([segment.uuid for segment in self._segments])
         except (UnsupportedError, CudaError) as error:
-            self._why_not_live = self._why_not_here = str(error).rstrip(".")
+            self._why_not_here = str(error).rstrip(".")
+            self._refusals = dict.fromkeys(self.ranks, self._why_not_here) | self._refusals
+            return None
+        self._visit.ask({"maps": True})
+        if self._refusals:  # shared in place: nothing tells whether a hidden GPU can be mapped
+            self._why_not_here = f"{hidden} is not visible" if hidden else ""
+        else:
+            memories, self._refusals = map_on_gpu(backend, self._segments, tokens)
+            self._why_not_here = next(iter(self._refusals.values()), "")
+            self._memories = list(memories.values())
+            for segment in self._segments:
+                if segment.rank in memories:
+                    self._arrays[segment.rank] = memories[segment.rank].array(
+                        segment.shape, self.dtype, segment.strides
+                    )
+        if self._why_not_here and not self._memories:
             self._visit.ask({"maps": False})
             return None
-        for segment, memory in zip(self._segments, self._memories, strict=False):  # or none
-            self._arrays[segment.rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return backend
 
     # --- reading
@@ -335,8 +319,9 @@ def attach(
     """Attach to a named window of a job on this machine. Local, host-blocking: some milliseconds.
 
     Needs no MPI and starts none. The job never waits for who has attached. On CUDA, where this
-    process sees the GPUs of the window, it makes a context on the first of them and makes that one
-    current; where it does not, it gets snapshots through host memory, as NumPy arrays.
+    process sees GPUs of the window, it makes a context on the first of them, makes that one current
+    and maps what the driver allows; where it cannot map the memory of all ranks, it gets snapshots
+    through host memory, as NumPy arrays: the first that the job takes after this call.
 
     Parameters
     ----------

@@ -14,8 +14,8 @@ from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
+from mpishare.memory.segment import Segment
 from mpishare.ordering.slots import Block, Get, Put, channel_counters
-from mpishare.window import Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

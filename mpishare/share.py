@@ -15,12 +15,13 @@ from mpishare.backends.parts import EmptyMemory, WindowPart
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory.kinds import FREED, Kind, Refusal
+from mpishare.memory.segment import Segment
 from mpishare.viewers.names import check_name
-from mpishare.window import Segment
 
 if TYPE_CHECKING:
     from mpishare.context import NodeContext
-    from mpishare.window import Shape, Window
+    from mpishare.memory.segment import Shape
+    from mpishare.window import Window
 
 log = logging.getLogger("mpishare.window")
 

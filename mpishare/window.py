@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,26 +20,10 @@ if TYPE_CHECKING:
     from mpishare.backends import Memory
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
+    from mpishare.memory.segment import Segment
     from mpishare.viewers.publication import Publication
 
 log = logging.getLogger("mpishare.window")
-
-Shape = tuple[int, ...]
-
-
-class Segment(NamedTuple):
-    """How the elements of one rank's part of a window lie in memory.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Elements along each axis.
-    strides : tuple of int or None, bytes
-        Along each axis; None in C order.
-    """
-
-    shape: Shape
-    strides: Shape | None = None
 
 
 class Window(Epochs, NodeObject):
@@ -228,11 +212,15 @@ class Window(Epochs, NodeObject):
         self._is_closed = True
         self._arrays.clear()
         is_held = any(memory is not None and memory.is_held for memory in self._memories)
-        is_gone = self._release(self._counters)
-        self._forget()
+        is_gone = False
+        try:
+            is_gone = self._release(self._counters)
+        finally:
+            # After an error too, which all ranks have: nothing may find this memory again.
+            self._forget()
+            if not is_gone:
+                self._context.retained.append(lambda: self._release(None))
         log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
-        if not is_gone:
-            self._context.retained.append(lambda: self._release(None))
         if self._viewers and self._context.rank == 0:
             warnings.warn(
                 f"{self.name} of shape {self.shape} was closed while processes {self._viewers} "

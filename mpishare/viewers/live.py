@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.errors import UnsupportedError
+from mpishare.errors import CudaError, UnsupportedError
 from mpishare.viewers.readers import Segment, map_part
 
 if TYPE_CHECKING:
@@ -41,33 +41,51 @@ def map_files(
 
 def map_on_gpu(
     backend: CudaBackend, segments: Sequence[Segment], tokens: Sequence[str]
-) -> list[CudaMemory]:
-    """Return each segment's memory, mapped on this process's GPU. Local.
+) -> tuple[dict[int, CudaMemory], dict[int, str]]:
+    """Map each rank's segment on this process's GPU, where the driver allows it. Local.
 
-    Raises
-    ------
-    CudaError
-        If one of them cannot be mapped; then none is.
+    It is tried, whether or not this process sees that rank's GPU: where ``CUDA_VISIBLE_DEVICES``
+    alone hides a GPU its memory can be mapped, where a control group hides it, it cannot.
+
+    Returns
+    -------
+    memories : dict of int to CudaMemory
+        By rank, those that are mapped.
+    refusals : dict of int to str
+        By rank, why the others are not.
     """
-    memories: list[CudaMemory] = []
+    memories: dict[int, CudaMemory] = {}
+    refusals: dict[int, str] = {}
     try:
         for segment in segments:
-            token = tokens[segment.rank]
-            memories.append(backend.open(token, max(segment.nbytes, 1), segment.uuid))
+            nbytes = max(segment.nbytes, 1)
+            try:
+                memory = backend.open(tokens[segment.rank], nbytes, segment.uuid)
+            except CudaError as error:
+                refusals[segment.rank] = str(error).rstrip(".")
+            else:
+                memories[segment.rank] = memory
     except BaseException:
-        for memory in memories:
+        for memory in memories.values():
             memory.close()
         raise
-    return memories
+    return memories, refusals
 
 
-def open_gpu(uuids: Sequence[str]) -> CudaBackend:
-    """Return the backend of this process on the first of these GPUs, which becomes current. Local.
+def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, str]:
+    """Return this process's backend on the first of these GPUs that it sees. Local.
+
+    Returns
+    -------
+    backend : CudaBackend
+        Its GPU is the current one now.
+    hidden : str
+        Names those of the GPUs that this process does not see; empty where it sees all.
 
     Raises
     ------
     UnsupportedError
-        If this process does not see all of them, or has not the packages to use them.
+        If this process sees none of them, or has not the packages to use them.
     """
     if why := _why_no_gpu():
         raise UnsupportedError(why)
@@ -76,11 +94,12 @@ def open_gpu(uuids: Sequence[str]) -> CudaBackend:
         from mpishare.backends.driver import visible_uuids
     except ImportError as error:
         raise UnsupportedError(f"CuPy or cuda-bindings cannot be loaded: {error}") from None
-    names = visible_uuids()
-    hidden = sorted({uuid for uuid in uuids if uuid not in names})
-    if hidden:
-        raise UnsupportedError(f"{', '.join(uuid[:12] for uuid in hidden)} is not visible")
-    return CudaBackend(names.index(uuids[0]), f"process {os.getpid()}")
+    visible = visible_uuids()
+    hidden = ", ".join(sorted({uuid[:12] for uuid in uuids if uuid not in visible}))
+    ordinals = [visible.index(uuid) for uuid in uuids if uuid in visible]
+    if not ordinals:
+        raise UnsupportedError(f"{hidden} is not visible")
+    return CudaBackend(ordinals[0], f"process {os.getpid()}"), hidden
 
 
 @functools.cache  # where no GPU is visible, the driver takes 60 ms to say so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, UnsupportedError
+from mpishare.memory.kinds import Kind
 from mpishare.memory.shared import map_on_all_ranks
 from mpishare.viewers import page as layout
 from mpishare.viewers.names import door_name, job_id
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.context import NodeContext
+    from mpishare.memory.handle import Handle
+    from mpishare.memory.segment import Segment
     from mpishare.memory.shared import SharedMemory
     from mpishare.ordering.stream_chain import StreamChain
 
@@ -39,15 +43,14 @@ class Publication:
         The collective call that this is a part of.
     name : str
         The window's, checked.
-    handles : sequence of str
-        For each rank, the packed handle of its segment; empty for a rank that has none. On the
-        host backend the tokens are still published.
-    shapes, dtype
-        As of `Window`.
-    strides : sequence of tuple of int or None, bytes, optional
-        For each rank, how its segment lies in memory; None: in C order.
-    why_not_live : str, optional
-        Why no other process can map the segments by these handles: then there are snapshots alone.
+    segments : sequence of Segment or None
+        For each rank, its segment; None for a rank that has none.
+    handles : sequence of Handle or None
+        For each rank, the handle of its segment. On the host backend the tokens are still
+        published. Memory that was shared in place no process outside the job can map by its
+        handle: then there are snapshots alone.
+    dtype : numpy.dtype
+        Of the elements.
 
     Raises
     ------
@@ -62,29 +65,24 @@ class Publication:
         context: NodeContext,
         call: str,
         name: str,
-        handles: Sequence[str],
-        shapes: Sequence[tuple[int, ...] | None],
+        segments: Sequence[Segment | None],
+        handles: Sequence[Handle | None],
         dtype: np.dtype[Any],
-        *,
-        strides: Sequence[tuple[int, ...] | None] | None = None,
-        why_not_live: str = "",
     ) -> None:
         self.name = name
         self._context = context
-        self._shapes = shapes
+        self._shapes = [None if segment is None else segment.shape for segment in segments]
+        self._strides = [None if segment is None else segment.strides for segment in segments]
         self._dtype = dtype
-        self._owners = [rank for rank, shape in enumerate(shapes) if shape is not None]
+        self._owners = [rank for rank, shape in enumerate(self._shapes) if shape is not None]
         self._nbytes = [
-            None if shape is None else int(np.prod(shape, dtype=object)) * dtype.itemsize
-            for shape in shapes
+            None if shape is None else math.prod(shape) * dtype.itemsize for shape in self._shapes
         ]
-        self._strides = strides or [None] * len(shapes)
         self._check_dense(call)
-        self._why_not_live = why_not_live
-        self._tokens = [
-            context.open_handle(packed, rank, 0).token if packed and not why_not_live else ""
-            for rank, packed in enumerate(handles)
-        ]
+        is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
+        self._why_not_live = "it was shared in place" if is_in_place else ""
+        self._tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
+        self._number = 0  # of snapshots
         self._fds: list[int] = []
         self._memory: SharedMemory | None = None
         self._page: Page | None = None
@@ -112,13 +110,16 @@ class Publication:
 
     def take(self, array: Any, chain: StreamChain, stream: Any) -> None:
         """Take a snapshot of this rank's segment; see `Window.snapshot`."""
+        # Of calls, whether or not they raise: else the numbers of the ranks would drift apart
+        # after an error on one of them, and frames would be of different steps.
+        self._number += 1
         if isinstance(self._snapshots, CudaSnapshots):
             handle = chain.enter("snapshot", stream)
-            self._snapshots.take(array.data.ptr, handle)
+            self._snapshots.take(self._number, array.data.ptr, handle)
             if not chain.stays_alive:
                 chain.leave()
         elif self._snapshots is not None:
-            self._snapshots.take(array)
+            self._snapshots.take(self._number, array)
 
     def let_go(self, call: str) -> list[int]:
         """End the publication and wait some seconds for viewers that map memory on a GPU.
@@ -131,16 +132,10 @@ class Publication:
         list of int
             The viewers that still map memory of the window: it must not be freed.
         """
-        viewers = self._context.agreement.step(call, self._end)[0]
-        is_gone = True
-        if isinstance(self._snapshots, CudaSnapshots):
-            is_gone = self._snapshots.close(is_viewed=bool(viewers))
-        elif self._snapshots is not None:
-            self._snapshots.close()
-        if is_gone:
-            self._snapshots = None
-        self._free()
-        return list(viewers)
+        step = self._context.agreement.step
+        viewers = list(step(call, self._end)[0])
+        step(call, lambda: self._free(is_viewed=bool(viewers)))
+        return viewers
 
     def abandon(self) -> None:
         """Answer no more, and end all leases. Local."""
@@ -151,7 +146,7 @@ class Publication:
     def discard(self) -> None:
         """Undo the making, of which no viewer knows. Local."""
         self.abandon()
-        self._free()
+        self._free(is_viewed=False)
 
     # --- making
 
@@ -280,11 +275,15 @@ class Publication:
     def _mapping(self) -> list[int]:
         return self._context.descriptors.door.leases(self._door, "maps")
 
-    def _free(self) -> None:
-        """Give back the page and the files, once nothing writes there."""
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
+    def _free(self, *, is_viewed: bool) -> None:
+        """Give back the buffers, the page and the files, once nothing writes there."""
+        if isinstance(self._snapshots, HostSnapshots):
+            self._snapshots.close()
+            self._snapshots = None
+        elif self._snapshots is not None and self._snapshots.close(is_viewed=is_viewed):
+            self._snapshots = None
+        while self._fds:
+            os.close(self._fds.pop())
         if self._page is not None:
             self._page.words.release()
             self._page = None

@@ -87,20 +87,17 @@ class HostSnapshots:
         self._memory_barrier = memory_barrier
         self._buffers: list[Any] = []
         self._memory: SharedMemory | None = None
-        self._number = 0
 
-    def take(self, array: Any) -> None:
-        """Copy the segment into the next buffer. Local, host-blocking."""
+    def take(self, number: int, array: Any) -> None:
+        """Copy the segment into the buffer of this number. Local, host-blocking."""
         if not self._buffers:
             self._make_buffers(array)
-        number = self._number + 1
         words, place = self._page.words, self._page.slot + HOST + number % BUFFERS
         words[place + BEGIN] = number
         self._memory_barrier()
         np.copyto(self._buffers[number % BUFFERS], array)
         self._memory_barrier()
         words[place + END] = number
-        self._number = number
 
     def close(self) -> None:
         """Unmap the buffers. Local."""
@@ -132,14 +129,12 @@ class CudaSnapshots:
         self._memory: Memory | None = None
         self._begin: list[Signals] = []
         self._end: list[Signals] = []
-        self._number = 0
         self._host_copies: HostCopies | None = None
 
-    def take(self, address: int, stream: int) -> None:
-        """Enqueue the copy of the segment into the next buffer. Local; does not block."""
+    def take(self, number: int, address: int, stream: int) -> None:
+        """Enqueue the copy of the segment into the buffer of this number. Local; no blocking."""
         page, backend = self._page, self._backend
         memory = self._memory or self._make_buffers()
-        number = self._number + 1
         place = number % BUFFERS
         # The mark is written behind BEGIN and before the copy: each write is seen everywhere
         # before the next thing on the stream begins.
@@ -147,7 +142,6 @@ class CudaSnapshots:
         if page.nbytes:
             backend.copy(memory.address + place * page.step, address, page.nbytes, stream)
         self._end[place].enqueue(stream, [number])
-        self._number = number
         if page.words[layout.WANTED]:
             if self._host_copies is None:
                 self._host_copies = HostCopies(page, backend, memory.address)

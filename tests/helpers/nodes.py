@@ -25,9 +25,13 @@ def _lend(backend: str) -> Node:
 def _take_back(node: Node) -> None:
     if node.is_closed or node._context.agreement.failure is not None:
         return
-    node.synchronize()
-    for child in node._context.children:
-        child.close()
+    try:
+        node.synchronize()
+        for child in node._context.children:
+            child.close()
+    except BaseException as error:
+        node.__exit__(type(error), error, error.__traceback__)
+        raise
 
 
 @pytest.fixture

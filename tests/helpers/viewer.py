@@ -1,11 +1,16 @@
-"""A process outside the job that runs what a test tells it, line by line, and answers in JSON."""
+"""A process outside the job that runs what a test tells it, line by line, and answers in JSON.
+
+Also a pytest plugin of tests/ranks and tests/gpu/ranks: the fixtures `viewer` and `view`.
+"""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
+
+import pytest
 
 from tests.helpers.launch import ROOT
 
@@ -118,4 +123,24 @@ class SharedViewer:
 
     def reset(self) -> None:
         """Let it close what it attached to, and forget all names."""
-        self("reset()")
+        if not self.node.is_closed:
+            self("reset()")
+        elif self.viewer:  # the test failed, and left the node
+            self.viewer("reset()")
+
+
+@pytest.fixture(scope="module")
+def viewer(comm: Any) -> Generator[Viewer | None]:
+    """A process outside the job, of rank 0."""
+    viewer = Viewer() if comm.rank == 0 else None
+    yield viewer
+    if viewer:
+        viewer.close()
+
+
+@pytest.fixture
+def view(node: Any, viewer: Viewer | None) -> Generator[SharedViewer]:
+    """Runs source in it."""
+    shared = SharedViewer(node, viewer)
+    yield shared
+    shared.reset()

@@ -313,7 +313,7 @@ def test_a_handle_of_an_unknown_kind(node):
     context = node._context
     packed = context.handle("token", 0, 8, 8, "carrier pigeon")
     with pytest.raises(HandleError, match="'carrier pigeon'"):
-        open_memory(context, packed, node.rank, 8)
+        open_memory(context, context.open_handle(packed, node.rank, 8), node.rank)
 
 
 # --- halo fields

@@ -8,24 +8,7 @@ import pytest
 
 from mpishare import ClosedError, MismatchError, PeerError, UnsupportedError
 from tests.helpers.held import held
-from tests.helpers.viewer import SharedViewer, Viewer
-
-
-@pytest.fixture(scope="module")
-def viewer(comm):
-    """A process outside the job, of rank 0."""
-    viewer = Viewer() if comm.rank == 0 else None
-    yield viewer
-    if viewer:
-        viewer.close()
-
-
-@pytest.fixture
-def view(node, viewer):
-    """Runs source in it."""
-    shared = SharedViewer(node, viewer)
-    yield shared
-    shared.reset()
+from tests.helpers.viewer import Viewer
 
 
 def shape_of(rank):
@@ -74,6 +57,26 @@ def test_a_frame_stays_while_live_memory_moves_on(node, view):
     assert view("host(there.latest().array)") == values(0, 2).tolist()
     assert view("host(old.array)") == values(0, 1).tolist()
     assert view("there.latest().number") == 2
+
+
+@pytest.mark.ranks(min=2)
+def test_numbers_count_the_calls_also_where_one_raises(node, view, monkeypatch):
+    """Else the second of one rank would be seen beside the first of another."""
+    window = node.allocate_each(shape_of(node.rank), name="counted")
+    last = node.size - 1
+    with monkeypatch.context() as patch:
+        if node.rank == last:
+            kind = type(window._publication._snapshots)
+            patch.setattr(kind, "_make_buffers", lambda *_: {}["no room"])
+            with pytest.raises(KeyError, match="no room"):
+                take(node, window, 1)
+        else:
+            take(node, window, 1)
+    take(node, window, 2)
+    view("there = attach('counted'); f = there.latest()")
+    assert view("f.number") == 2
+    for rank in range(node.size):
+        assert view(f"host(f.segment({rank}))") == values(rank, 2).tolist()
 
 
 def test_many_snapshots_use_the_buffers_in_turn(node, view):
@@ -159,6 +162,26 @@ def test_a_viewer_is_told_when_the_window_closes(node, view):
     assert view("attach('closing')")["error"] == "HandleError"
     with pytest.raises(ClosedError):
         window.snapshot()
+
+
+def test_a_close_that_raises_leaves_nothing_in_the_node(node, monkeypatch):
+    """Neither an address at which a later field would be found, nor a name that is taken."""
+    window = node.allocate_each(shape_of(node.rank), name="stuck")
+    window.snapshot()
+    publication, context = window._publication, node._context
+    place = window._memories[node.rank].address
+    with monkeypatch.context() as patch:
+        if node.rank == 0:
+            patch.setattr(publication, "_free", lambda **_: {}["cannot be freed"])
+        with pytest.raises(KeyError if node.rank == 0 else PeerError, match="cannot be freed"):
+            window.close()
+    assert window.is_closed
+    assert window not in context.children
+    assert context.locate(place, 1) is None
+    node.allocate_each(3, name="stuck").close()
+    context.release_retained()
+    assert not context.retained
+    assert publication._memory is None
 
 
 def test_iteration_gives_each_frame_once_and_ends_with_the_window(node, view):

@@ -5,9 +5,12 @@ import os
 import pytest
 
 from mpishare import HandleError
+from mpishare.errors import CudaError
 from mpishare.viewers import names
 from mpishare.viewers import page as layout
+from mpishare.viewers.live import map_on_gpu
 from mpishare.viewers.page import BEGIN, BUFFERS, END, HOST, MARK
+from mpishare.viewers.readers import Segment
 
 
 @pytest.fixture
@@ -116,6 +119,22 @@ def test_a_token_comes_back(page):
     layout.write_token(page, 1, token)
     assert layout.token_bytes(page, 1) == token
     assert layout.token_bytes(page, 0) == layout.token_bytes(page, 2) == bytes(64)
+
+
+class WalledGpu:
+    """A backend whose driver maps the memory of all ranks but one."""
+
+    def open(self, token, nbytes, uuid):
+        if token == "walled":
+            raise CudaError("cuIpcOpenMemHandle failed.", call="", code=1, name="")
+        return token, nbytes, uuid
+
+
+def test_memory_that_one_rank_hides_does_not_hide_that_of_the_others():
+    segments = [Segment(rank, (2,), None, 8 * rank, f"GPU-{rank}") for rank in (0, 2, 3)]
+    mapped, refused = map_on_gpu(WalledGpu(), segments, ["a", "", "walled", "d"])
+    assert mapped == {0: ("a", 1, "GPU-0"), 3: ("d", 24, "GPU-3")}
+    assert refused == {2: "cuIpcOpenMemHandle failed"}
 
 
 def test_the_longest_name_and_job_fit_an_address():

@@ -22,23 +22,6 @@ def on_cuda(node):
     assert node.backend == "cuda"
 
 
-@pytest.fixture(scope="module")
-def viewer(comm):
-    """A process outside the job, of rank 0."""
-    viewer = Viewer() if comm.rank == 0 else None
-    yield viewer
-    if viewer:
-        viewer.close()
-
-
-@pytest.fixture
-def view(node, viewer):
-    """Runs source in it."""
-    shared = SharedViewer(node, viewer)
-    yield shared
-    shared.reset()
-
-
 @pytest.fixture
 def view_without_gpu(node):
     viewer = Viewer(NO_GPU) if node.rank == 0 else None
@@ -227,16 +210,43 @@ def test_live_memory_of_every_gpu(node, view):
 
 
 def test_a_viewer_that_sees_one_of_two_gpus(node):
-    """It cannot map the other one: frames come through host memory."""
+    """CUDA_VISIBLE_DEVICES hides a GPU, not its memory: it is mapped as between ranks."""
     uuids = node._context.uuids
     if len(set(uuids)) == 1:
         pytest.skip("all ranks share one GPU")
     viewer = Viewer({"CUDA_VISIBLE_DEVICES": uuids[0]}) if node.rank == 0 else None
     try:
-        check_host_frames(node, SharedViewer(node, viewer), "is not visible")
+        view = SharedViewer(node, viewer)
+        window = node.allocate_each(100, "i4", fill=node.rank + 1, name="half-seen")
+        window.snapshot()
+        assert view("there = attach('half-seen'); f = there.latest()") is None
+        for array in ("there.segment(r)", "f.segment(r)"):
+            found = view(f"[np.unique(host({array})).tolist() for r in there.ranks]")
+            assert found == [[rank + 1] for rank in range(node.size)]
+        window.close()
     finally:
         if viewer:
             viewer.close()
+
+
+@pytest.mark.ranks(min=2)
+def test_a_viewer_that_cannot_map_the_memory_of_one_rank(node, view):
+    """As where a control group hides a GPU: live memory of the others, frames by the host."""
+    last = node.size - 1
+    window = node.allocate_each(100, "i4", fill=node.rank + 1, name="walled")
+    window._publication._tokens[last] = "00" * 64  # the driver knows no such memory
+    assert view("there = attach('walled')") is None
+    told = view(f"there.segment({last})")
+    assert told["error"] == "UnsupportedError"
+    assert f"of rank {last} cannot be mapped here: cuIpcOpenMemHandle failed" in told["text"]
+    assert view("np.unique(host(there.array)).tolist()") == [1]
+    source = "(lambda f: [type(f.array).__module__, f.number, f.segment(there.ranks[-1])[0]])("
+    kind, number, value = snapshot_until(
+        node, window, view, f"[str(x) for x in {source}there.latest(0.05))]"
+    )
+    assert (kind, value) == ("numpy", number)
+    assert view("len(there._memories)") == last
+    window.close()
 
 
 def test_copies_to_the_host_end_with_their_viewers(node, view_without_gpu):
