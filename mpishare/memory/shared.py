@@ -116,35 +116,27 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     """
     nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     with _usable_folder():
-        if not is_sparse:
-            _check_room(nbytes)
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(fd, nbytes)
-    except BaseException:
+        if not is_sparse:
+            return reserve_part(fd, 0, nbytes)
+        with _no_room_is_said(nbytes):
+            return SharedMemory(os.dup(fd), nbytes)
+    finally:
         os.close(fd)
-        raise
-    if is_sparse:
-        with _room_for(nbytes):
-            return SharedMemory(fd, nbytes)
-    return _reserved(fd, nbytes, 0)
 
 
 def reserve_part(fd: int, offset: int, nbytes: int) -> SharedMemory:
-    """Reserve and map whole pages of a sparse file of shared memory. Local.
+    """Reserve and map whole pages of a file of shared memory. Local.
 
     Raises
     ------
     UnsupportedError
         As `create`.
     """
-    _check_room(nbytes)
-    return _reserved(os.dup(fd), nbytes, offset)
-
-
-def _reserved(fd: int, nbytes: int, offset: int) -> SharedMemory:
     with _room_for(nbytes):
-        memory = SharedMemory(fd, nbytes, offset)
+        memory = SharedMemory(os.dup(fd), nbytes, offset)
         try:
             make_huge(fd, memory.buffer, offset)
             os.posix_fallocate(fd, offset, nbytes)
@@ -169,13 +161,20 @@ def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
     UnsupportedError
         As `create`.
     """
-    _check_room(nbytes)
     with _room_for(nbytes):
         os.posix_fallocate(memory.fd, start, nbytes)
 
 
 @contextlib.contextmanager
 def _room_for(nbytes: int) -> Iterator[None]:
+    """Look whether there is room before it is taken, and say where there turned out to be none."""
+    _check_room(nbytes)
+    with _no_room_is_said(nbytes):
+        yield
+
+
+@contextlib.contextmanager
+def _no_room_is_said(nbytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
