@@ -45,6 +45,10 @@ _LOCAL_EVENT_FLAGS = 2  # no timing
 _EVENT_FLAGS = 2 | 4  # no timing, interprocess
 _HOST_REGISTER_FLAGS = 1 | 2  # portable, device map
 
+_pinned: dict[int, SharedMemory] = {}
+"""By address, held until it is unpinned. A node that ends by an error unpins nothing: once its
+memory were unmapped, the kernel would put another mapping there, which could not be pinned."""
+
 
 class CudaBackend(Backend):
     """Memory, streams and events on the GPU of this rank.
@@ -145,12 +149,15 @@ class CudaBackend(Backend):
 
     def register(self, memory: SharedMemory) -> int:
         """Pin host memory and return its device address."""
-        self.call("cuMemHostRegister", memory.address, memory.nbytes, _HOST_REGISTER_FLAGS)
-        return int(self.call("cuMemHostGetDevicePointer", memory.address, 0))
+        address = memory.address
+        self.call("cuMemHostRegister", address, memory.nbytes, _HOST_REGISTER_FLAGS)
+        _pinned[address] = memory
+        return int(self.call("cuMemHostGetDevicePointer", address, 0))
 
     def unregister(self, memory: SharedMemory) -> None:
         """Unpin it."""
         self.call("cuMemHostUnregister", memory.address)
+        del _pinned[memory.address]
 
     def enter(self, stream: Any) -> StreamInfo:
         """Return the stream of a call.

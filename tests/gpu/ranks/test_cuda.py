@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpishare import CudaError, Node, PeerError, UnsupportedError
+from mpishare import CudaError, HaloExchange, Node, PeerError, UnsupportedError
 from mpishare.errors import format_nbytes
 from tests.helpers.held import gpu_free
 
@@ -337,3 +337,21 @@ def test_tensor_over_a_window_keeps_its_memory(node):
         win.close()
     assert tensor.tolist() == [8] * 6
     node.barrier()
+
+
+def test_pinned_memory_of_nodes_that_were_left_is_in_nobodys_way():
+    """Unmapped while it is pinned, its address would be given to memory that cannot be pinned."""
+
+    def leave():
+        with Node(timeout_s=40) as node:
+            node.allocate_each(1000, name="left").snapshot()
+            cart = node.comm.Create_cart([node.size], [True])
+            HaloExchange(cart, node.xp.zeros((4, 9)), 1, axes=0, node=node).exchange()
+            node.synchronize()
+            node.barrier()
+            raise ZeroDivisionError
+
+    for _ in range(6):
+        with pytest.raises(ZeroDivisionError):
+            leave()
+        gc.collect()
