@@ -10,10 +10,10 @@ the end. Without streams `sent` is `full` as well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
-from mpishare.errors import ClosedError, UnsupportedError
+from mpishare.errors import ClosedError, EpochError, UnsupportedError
 from mpishare.ordering.counter_ops import spin_until
 from mpishare.ordering.stream_chain import StreamChain
 
@@ -63,6 +63,7 @@ class Block:
     ) -> None:
         self.stream: Any = None
         self.is_open = False
+        self._is_over = False
         self._call = f"{name}: {call}"
         self._count = 0  # of the blocks that were left
         self._arrays = arrays
@@ -113,10 +114,20 @@ class Block:
     def close(self) -> None:
         """Let go of the slots and of the stream."""
         self.is_open = False
+        self._is_over = True
         self._arrays = []
         self._view = NO_COUNTERS.view
         if self._signals is not None:
             self._signals.close()
+
+    def _refuse(self) -> NoReturn:
+        """Say why the block cannot be entered, though it was taken."""
+        failed = f"{self._call} failed at the begin of its block"
+        if self.is_open:
+            raise EpochError(f"{failed}: a slot is open. Leave its block first.")
+        if not self._arrays:
+            raise ClosedError(f"{failed}: the channel is closed")
+        raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
 
     def _behind(self, places: tuple[int, ...], count: int) -> list[int]:
         view = self._view
@@ -153,6 +164,8 @@ class Put(Block):
         self._room = self._slots if consumers else _ENDED
 
     def __enter__(self) -> Any:
+        if self.is_open or self._is_over:
+            self._refuse()
         number = self._count + 1
         if self._signals is not None:
             self._signals.enter(self.stream)
@@ -178,7 +191,8 @@ class Put(Block):
         self._view[_SENT] = self._count = number
 
     def end(self) -> None:
-        """Say that no frame comes after those that were sent."""
+        """Say that no frame comes after the last one that was sent."""
+        self._is_over = True
         self._memory_barrier()
         self._view[_SENT] = self._count + _ENDED
 
@@ -208,6 +222,8 @@ class Get(Block):
         self._sent = 0  # frames that are known to be sent
 
     def __enter__(self) -> Any:
+        if self.is_open or self._is_over:
+            self._refuse()
         number, signals = self._count + 1, self._signals
         if signals is not None:
             signals.enter(self.stream)

@@ -318,6 +318,33 @@ def test_no_slot_inside_a_slot(node):
     node.barrier()
 
 
+@TWO
+def test_a_block_that_is_entered_twice(node):
+    """The second enter is refused by its own reason, and the frame of the first is sent."""
+    channel = node.channel(4, "i8")
+    if node.rank == channel.producer:
+        block = channel.put()
+        with block as slot:
+            slot[...] = 5
+            with pytest.raises(EpochError, match="put failed at the begin of its block: a slot is"):
+                block.__enter__()
+        again = channel.put()
+        channel.end()
+        with pytest.raises(EpochError, match="put failed at the begin of its block: the stream w"):
+            again.__enter__()
+    else:
+        block = channel.get()
+        with block as slot:
+            with pytest.raises(EpochError, match="get failed at the begin of its block: a slot is"):
+                block.__enter__()
+            assert slot.tolist() == [5] * 4
+        assert list(channel) == []
+        again = channel.get()
+    channel.close()
+    with pytest.raises(ClosedError, match="failed at the begin of its block: the channel is clos"):
+        again.__enter__()
+
+
 # --- the end
 
 
