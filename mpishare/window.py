@@ -133,6 +133,14 @@ class Window(Epochs, NodeObject):
             self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return self._arrays[rank]
 
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse to be read like the array."""
+        raise TypeError(f"{self.name} is a window, not an array: read window.array[...]")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refuse to be written like the array."""
+        raise TypeError(f"{self.name} is a window, not an array: write window.array[...] = values")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return `array` for NumPy: the same memory. `TypeError` where it is on a GPU."""
         if self._context.backend.has_streams:

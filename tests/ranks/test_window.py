@@ -767,6 +767,15 @@ def test_another_array_does_not_replace_the_window(node):
     assert values_of(win.array).tolist() == [5, 5]
 
 
+def test_an_index_of_a_window_names_the_array(node):
+    win = node.allocate(2, fill=5)
+    with pytest.raises(TypeError, match=r"is a window, not an array: read window.array\[\.\.\.\]"):
+        win[0]
+    with pytest.raises(TypeError, match=r"write window.array\[\.\.\.\] = values"):
+        win[0] = 3
+    assert values_of(win.array).tolist() == [5, 5]
+
+
 # --- as other libraries see it
 
 
