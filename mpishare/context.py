@@ -12,10 +12,10 @@ from mpishare.backends.suballocator import Suballocator
 from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError
+from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind
-from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

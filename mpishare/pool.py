@@ -30,8 +30,8 @@ from mpishare.errors import (
     HandleError,
     UnsupportedError,
 )
+from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.block_table import BlockTable
-from mpishare.memory.shared import map_on_all_ranks
 from mpishare.setup.pool_memory import share_pool_memory
 
 if TYPE_CHECKING:

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends import Backend
+from mpishare.backends import Backend, InPlace
 from mpishare.backends.host_pool import HostPool
 from mpishare.memory import shared
+from mpishare.memory.kinds import POOLED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Memory
+    from mpishare.backends import Exported, Memory
+    from mpishare.memory.descriptors import Descriptors
+    from mpishare.memory.kinds import Refusal
     from mpishare.memory.shared import SharedMemory
 
 
@@ -57,9 +60,13 @@ class HostMemory:
         """Give the memory a name."""
         if self._memory is None:
             raise ValueError("the memory is closed")
-        name = shared.publish(self._memory)
-        self._memory.close_file()  # the mapping does not need it
-        return name
+        return shared.publish(self._memory)
+
+    def retract(self, name: str) -> None:
+        """Remove the name, and close the file: the mapping does not need it."""
+        shared.forget(name)
+        if self._memory is not None:
+            self._memory.close_file()
 
     def close(self) -> bool:
         """Unmap; where arrays are alive, the memory is unmapped with the last of them."""
@@ -77,6 +84,10 @@ class HostBackend(Backend):
     name = "host"
     xp = np
 
+    def __init__(self) -> None:
+        self._published: dict[str, HostMemory] = {}
+        self._pools: weakref.WeakSet[HostPool] = weakref.WeakSet()
+
     def allocate(self, nbytes: int) -> HostMemory:
         """Reserve shared memory."""
         return HostMemory(shared.create(nbytes))
@@ -85,7 +96,9 @@ class HostBackend(Backend):
         """Give the memory a name."""
         if not isinstance(memory, HostMemory):
             raise TypeError(f"{memory!r} is not memory of the host backend")
-        return memory.publish()
+        token = memory.publish()
+        self._published[token] = memory
+        return token
 
     def open(self, token: str, nbytes: int, uuid: str) -> HostMemory:  # noqa: ARG002  no GPU
         """Map memory that another rank reserved."""
@@ -99,12 +112,41 @@ class HostBackend(Backend):
 
     def retract(self, token: str) -> None:
         """Remove the name."""
-        shared.forget(token)
+        self._published.pop(token).retract(token)
+
+    def in_place(self, descriptors: Descriptors, timeout_s: float) -> HostInPlace:  # noqa: ARG002
+        """Return why memory that exists already is not shared."""
+        return HostInPlace(self._pools)
 
     def create_pool(self, max_nbytes: int) -> HostPool:
         """Make a sparse memory file."""
-        return HostPool.create(max_nbytes)
+        return self._noted(HostPool.create(max_nbytes))
 
     def import_pool(self, fd: int) -> HostPool:
         """Map another rank's."""
-        return HostPool.import_(fd)
+        return self._noted(HostPool.import_(fd))
+
+    def _noted(self, pool: HostPool) -> HostPool:
+        self._pools.add(pool)
+        return pool
+
+
+class HostInPlace(InPlace):
+    """Says of a NumPy array that is in no window why the others cannot map it.
+
+    Parameters
+    ----------
+    pools : WeakSet of HostPool
+        Those of the node, whose arrays travel in their own way.
+    """
+
+    def __init__(self, pools: weakref.WeakSet[HostPool]) -> None:
+        self._pools = pools
+
+    def export(
+        self, source: Any, address: int, nbytes: int, *, is_host: bool
+    ) -> Exported | Refusal:
+        """Return the reason."""
+        if any(pool.has(address) for pool in self._pools):
+            return POOLED
+        return super().export(source, address, nbytes, is_host=is_host)

@@ -36,6 +36,7 @@ class HostPool:
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         self._base = memory.address
+        self._end = self._base + memory.nbytes
         self._spans = FreeList(memory.nbytes)
         self._n_reserved = 0
 
@@ -99,6 +100,10 @@ class HostPool:
         )
         return array, block
 
+    def has(self, address: int) -> bool:
+        """Whether an address is in the pool's memory, as it is mapped here."""
+        return self._base <= address < self._end
+
     def find(self, array: Any) -> tuple[int, int] | None:
         """Return the block that an array lies in, and the array's offset; None if in none."""
         if not isinstance(array, np.ndarray):
@@ -111,6 +116,7 @@ class HostPool:
 
     def close(self) -> None:
         """Unmap; where arrays are alive, with the last of them."""
+        self._end = self._base
         self._memory.close()
         del self._memory  # the arrays alone keep the mapping, not who still holds the pool
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.errors import MpiShareError, PeerTimeout, describe, describe_stragglers, peer_error
+from mpishare.memory.shared import remove_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,6 +152,7 @@ class Watchdog:
                 left.append(rank)
         if dead:
             agreement.fail(_death(dead, agreement), fatal=True)
+            remove_abandoned()  # what it was about to share with the others
         elif left:
             agreement.fail_departed("the node", left)
 

@@ -10,7 +10,8 @@ from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
 from mpishare.errors import PeerTimeout
-from mpishare.memory.shared import map_on_all_ranks, place
+from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.shared import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

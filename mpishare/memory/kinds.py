@@ -93,6 +93,11 @@ PRIVATE = Refusal(
     f"Allocate it with node.allocate_each and write into window.array, {_COPY}",
 )
 
+POOLED = Refusal(
+    "it is in a pool, whose arrays travel one by one",
+    f"Send pool.handle(array) to the others, which open it by pool.open, {_COPY}",
+)
+
 
 def classify(found: PointerAttributes, ordinal: int) -> Kind | Refusal:
     """Return how GPU memory travels from a rank that uses GPU `ordinal`, or why it does not."""

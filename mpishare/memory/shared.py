@@ -4,7 +4,8 @@ Why not an MPI shared window: an array of a freed window is a segmentation fault
 than /dev/shm is made without complaint and kills the process at the first touch, and `Win.Free`
 cannot be called once a rank is gone. A file that is unlinked as soon as every rank has opened it
 has none of these: its room is reserved before anyone touches it, and it lives as long as somebody
-maps it. Only a job that is killed in the instant between name and unlink leaves a file behind.
+maps it. A process that is killed in the instant between name and unlink leaves a file behind: the
+lock that it held is gone then, by which others know that they may remove it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -24,10 +26,7 @@ from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    Steps = Callable[[Callable[[], Any]], list[Any]]
-    """Does some work and returns the results of all ranks, or raises on every rank."""
+    from collections.abc import Iterator
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
 _NOT_USABLE = (
@@ -187,8 +186,10 @@ def publish(memory: SharedMemory) -> str:
     """Give memory a name under which others can `attach` it, until `forget`. Local.
 
     A step of its own, so that the name is there for a moment only: what is killed while pages are
-    reserved, or filled, leaves nothing behind.
+    reserved, or filled, leaves nothing behind. The file stays open until `forget`, since its lock
+    says that this process is alive.
     """
+    fcntl.flock(memory.fd, fcntl.LOCK_EX)
     name = f"mpishare-{os.getpid()}-{secrets.token_hex(16)}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
     with _usable_folder():
@@ -228,6 +229,27 @@ def open_file(name: str, flags: int) -> int:
 def forget(name: str) -> None:
     """Remove the name; the memory lives on as long as it is mapped. May be repeated."""
     Path(FOLDER, name).unlink(missing_ok=True)
+
+
+def remove_abandoned() -> None:
+    """Remove the names of processes that were killed before they could `forget` them. Local.
+
+    The kernel ends a lock with its process, whatever PID namespace that was in.
+    """
+    for path in Path(FOLDER).glob("mpishare-*"):
+        if not _NAME.fullmatch(path.name):
+            continue
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
+            continue  # forgotten meanwhile, or another user's
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass  # being attached to
+        finally:
+            os.close(fd)
 
 
 @contextlib.contextmanager
@@ -291,88 +313,3 @@ def _available() -> int:
     if limit != "max":
         limits.append(int(limit) - used + (int(cache[1]) if cache else 0))
     return min(limits, default=1 << 62)
-
-
-class SharedAllocation:
-    """Host memory that several ranks map, made in three steps that all ranks take.
-
-    Parameters
-    ----------
-    nbytes : int, bytes
-        The size.
-    is_maker : bool
-        True on the one rank that allocates it.
-    is_sparse : bool
-        As in `create`.
-
-    Attributes
-    ----------
-    memory : SharedMemory
-        With its file open; there after `attach`.
-    """
-
-    memory: SharedMemory
-
-    def __init__(self, nbytes: int, *, is_maker: bool, is_sparse: bool = False) -> None:
-        self._nbytes = nbytes
-        self._is_sparse = is_sparse
-        self._is_maker = is_maker
-        self._made: list[SharedMemory] = []
-        self._published: list[str] = []
-
-    def create(self) -> None:
-        """Make it, without a name yet. Local."""
-        if self._is_maker:
-            self._made.append(create(self._nbytes, is_sparse=self._is_sparse))
-
-    def publish(self) -> str:
-        """Return the name by which the others find it, on all other ranks nothing. Local."""
-        self._published.extend(publish(memory) for memory in self._made)
-        return self._published[0] if self._published else ""
-
-    def attach(self, names: Iterable[str]) -> None:
-        """Map it, given what `publish` returned on each rank. Local."""
-        if not self._made:
-            self._made.append(attach(next(filter(None, names)), self._nbytes))
-        self.memory = self._made[0]
-
-    def forget(self) -> None:
-        """Remove the name: all have attached it, or never will."""
-        for own in self._published:
-            forget(own)
-
-    def close(self) -> None:
-        """Unmap. Local, may be repeated."""
-        for memory in self._made:
-            memory.close()
-        self._made = []
-
-
-def map_on_all_ranks(
-    step: Steps, nbytes: int, *, is_maker: bool, is_sparse: bool = False
-) -> SharedMemory:
-    """Map the same zeroed memory on every rank. Collective, host-blocking.
-
-    Parameters
-    ----------
-    step : callable
-        How the ranks agree.
-    nbytes, is_maker, is_sparse
-        As `SharedAllocation`.
-
-    Returns
-    -------
-    SharedMemory
-        With its file open. After an error on any rank nothing is left mapped.
-    """
-    allocation = SharedAllocation(nbytes, is_maker=is_maker, is_sparse=is_sparse)
-    try:
-        step(allocation.create)
-        names = step(allocation.publish)
-        step(lambda: allocation.attach(names))
-    except BaseException:
-        allocation.close()
-        raise
-    finally:
-        allocation.forget()
-    return allocation.memory

@@ -18,7 +18,8 @@ from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
-from mpishare.memory.shared import map_on_all_ranks, place
+from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.shared import place, remove_abandoned
 from mpishare.setup.preflight import (
     check_fork,
     check_singleton,
@@ -269,6 +270,8 @@ def _report(
 
 
 def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
+    if node_comm.rank == 0:
+        remove_abandoned()  # of jobs that were killed whole
     memory = map_on_all_ranks(
         lambda work: agree(node_comm, CALL, work, deadline_s),
         ControlBlock.nbytes_for(node_comm.size),

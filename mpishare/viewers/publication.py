@@ -11,8 +11,8 @@ import numpy as np
 
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, UnsupportedError
+from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.kinds import Kind
-from mpishare.memory.shared import map_on_all_ranks
 from mpishare.viewers import page as layout
 from mpishare.viewers.names import door_name, job_id
 from mpishare.viewers.snapshots import CudaSnapshots, HostSnapshots, Page

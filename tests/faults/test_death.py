@@ -83,6 +83,28 @@ def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
         assert played.raised(rank, "first", "PeerTimeout").ranks == [2], played.describe()
 
 
+def sharing(stage: Stage) -> None:
+    from mpishare.memory import shared
+
+    node = stage.node()
+    publish = shared.publish
+
+    def publish_and_die(memory: object) -> None:
+        report({"name": publish(memory)})
+        stage.die()
+
+    if stage.rank == 1:
+        shared.publish = publish_and_die
+    stage.attempt("allocate", lambda: node.allocate(8, owner=1, name="half-made"))
+
+
+def test_a_rank_killed_while_it_shares_memory_leaves_no_name():
+    """`play` looks for names that are left; the watchdog of the survivor has to remove it."""
+    played = play(2, sharing, survivable=True)
+    assert played.raised(0, "allocate", "PeerTimeout").ranks == [1]
+    assert played.rank(1)["name"].startswith("mpishare-")
+
+
 def unwatched(stage: Stage) -> None:
     mpishare.coordination.watchdog.Watchdog.start = lambda self: None
     node = stage.node(timeout_s=2.0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpishare
-from mpishare import ClosedError, HandleError, MismatchError, PeerError
+from mpishare import ClosedError, HandleError, MismatchError, PeerError, UnsupportedError
 from mpishare.allocate import open_memory
 from tests.helpers.held import held
 from tests.ranks.test_window import nothing_leaked, on_every_rank, put, some, values_of
@@ -248,6 +248,17 @@ def test_none_of_one_rank_for_all(node, caplog):
         assert told == (is_copied and node.is_leader)
         is_same = address_of(win.array) == address_of(base.array)
         assert node.comm.allgather(is_same) == [not is_copied] * node.size
+
+
+def test_an_array_of_a_host_pool_is_not_called_private(host_node):
+    node = host_node
+    pool = node.pool(max_nbytes=1 << 16)
+    source = pool.allocate(4) if node.rank == pool.owner else None
+    with pytest.raises((UnsupportedError, PeerError), match=r"it is in a pool, .*|rank 0"):
+        node.share(source, copy=False)
+    del source
+    pool.close()
+    node.share(np.zeros(4)).close()
 
 
 @pytest.mark.parametrize("copy", [True, False, None])

@@ -4,6 +4,7 @@ import errno
 import gc
 import mmap
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -67,6 +68,33 @@ def test_name_is_gone_after_forget():
     shared.forget(name)
     with pytest.raises(FileNotFoundError):
         shared.attach(name, 1)
+    memory.close()
+
+
+PUBLISH = """
+import os, signal
+from mpishare.memory import shared
+print(shared.publish(shared.create(1)), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_name_whose_process_was_killed_is_removed_and_no_other():
+    memory = shared.create(1)
+    mine = shared.publish(memory)
+    other = Path(shared.FOLDER, "mpishare-unknown")
+    other.touch()
+    command = [sys.executable, "-c", PUBLISH]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    name = killed.stdout.strip()
+    assert killed.returncode == -signal.SIGKILL
+    assert Path(shared.FOLDER, name).exists()
+    shared.remove_abandoned()
+    assert not Path(shared.FOLDER, name).exists()
+    assert other.exists()
+    other.unlink()
+    shared.attach(mine, 1).close()
+    shared.forget(mine)
     memory.close()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import SLOT_WORDS
-from mpishare.memory.shared import SharedAllocation
+from mpishare.memory.allocation import SharedAllocation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -1,0 +1,100 @@
+"""Host memory that several ranks map, made in steps that all of them take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.memory import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from mpishare.memory.shared import SharedMemory
+
+    Steps = Callable[[Callable[[], Any]], list[Any]]
+    """Does some work and returns the results of all ranks, or raises on every rank."""
+
+
+class SharedAllocation:
+    """Host memory that several ranks map, made in three steps that all ranks take.
+
+    Parameters
+    ----------
+    nbytes : int, bytes
+        The size.
+    is_maker : bool
+        True on the one rank that allocates it.
+    is_sparse : bool
+        As in `create`.
+
+    Attributes
+    ----------
+    memory : SharedMemory
+        With its file open; there after `attach`.
+    """
+
+    memory: SharedMemory
+
+    def __init__(self, nbytes: int, *, is_maker: bool, is_sparse: bool = False) -> None:
+        self._nbytes = nbytes
+        self._is_sparse = is_sparse
+        self._is_maker = is_maker
+        self._made: list[SharedMemory] = []
+        self._published: list[str] = []
+
+    def create(self) -> None:
+        """Make it, without a name yet. Local."""
+        if self._is_maker:
+            self._made.append(shared.create(self._nbytes, is_sparse=self._is_sparse))
+
+    def publish(self) -> str:
+        """Return the name by which the others find it, on all other ranks nothing. Local."""
+        self._published.extend(shared.publish(memory) for memory in self._made)
+        return self._published[0] if self._published else ""
+
+    def attach(self, names: Iterable[str]) -> None:
+        """Map it, given what `publish` returned on each rank. Local."""
+        if not self._made:
+            self._made.append(shared.attach(next(filter(None, names)), self._nbytes))
+        self.memory = self._made[0]
+
+    def forget(self) -> None:
+        """Remove the name: all have attached it, or never will."""
+        for own in self._published:
+            shared.forget(own)
+
+    def close(self) -> None:
+        """Unmap. Local, may be repeated."""
+        for memory in self._made:
+            memory.close()
+        self._made = []
+
+
+def map_on_all_ranks(
+    step: Steps, nbytes: int, *, is_maker: bool, is_sparse: bool = False
+) -> SharedMemory:
+    """Map the same zeroed memory on every rank. Collective, host-blocking.
+
+    Parameters
+    ----------
+    step : callable
+        How the ranks agree.
+    nbytes, is_maker, is_sparse
+        As `SharedAllocation`.
+
+    Returns
+    -------
+    SharedMemory
+        With its file open. After an error on any rank nothing is left mapped.
+    """
+    allocation = SharedAllocation(nbytes, is_maker=is_maker, is_sparse=is_sparse)
+    try:
+        step(allocation.create)
+        names = step(allocation.publish)
+        step(lambda: allocation.attach(names))
+    except BaseException:
+        allocation.close()
+        raise
+    finally:
+        allocation.forget()
+    return allocation.memory
