@@ -42,7 +42,7 @@ class Attached:
     dtype : numpy.dtype
         Of the elements.
     ranks : tuple of int
-        Of the node, those that have a segment.
+        Of the node, that have a segment.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class Signals:
     def exit_status(self) -> int:
         """The status of a run that was ended early.
 
-        0 after SIGUSR1: who sent it knows, and Open MPI has much to say about other statuses.
+        0 after SIGUSR1: the sender knows, and Open MPI prints much about other statuses.
         """
         return 0 if self.found == signal.SIGUSR1 else 128 + signal.SIGINT
 
@@ -130,8 +130,8 @@ def fail_usage(prog: str, message: str) -> int:
 def fail_run(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
     """Print why the node could not be made or the report not written, and return exit status 1.
 
-    Local. Where the node fails, every rank raises, and the error of rank 0 names those of the
-    others: it alone prints. After a timeout each rank prints, since rank 0 may be the missing one.
+    Local. Where the node fails, every rank raises, and rank 0, whose error names the errors of the
+    others, prints alone. After a timeout each rank prints, since rank 0 may be the missing one.
     """
     if comm.rank == 0 or isinstance(error, TimeoutError):
         sys.stderr.write(f"{prog}: {error}\n")

@@ -6,6 +6,7 @@ It, `cuda_pools` and `cuda_chunks` alone use cuda.bindings. Imported only where 
 from __future__ import annotations
 
 import ctypes
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,12 @@ def _filled(handle: Any, data: bytes) -> Any:
     return handle
 
 
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Return the driver; opened once, since each opening looks for it in the file system."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def pointer_attributes(address: int) -> PointerAttributes | None:
     """Return what the driver tells of an address; None where it knows no memory. Local."""
     values = {name: _pointer_attribute(number, address) for name, number in _ATTRIBUTES.items()}
@@ -123,8 +130,9 @@ def mapping(address: int) -> tuple[int, int]:
 def _pointer_attribute(number: int, address: int) -> int | None:
     """Return an attribute, which has 4 or 8 bytes; None where the driver has none."""
     value = ctypes.c_uint64(0)
-    get = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
-    failed = get(ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address))
+    failed = _library().cuPointerGetAttribute(
+        ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address)
+    )
     return None if failed else value.value
 
 
@@ -178,7 +186,7 @@ class CudaSignals:
             self._params[_PARAM_WORDS * index + 3] = flags if kind == "wait" else 0
         self._rest = CudaSignals(rest, flags, where) if rest else None
         # No argtypes: their conversions take longer than the call's own.
-        self._call = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
+        self._call = _library().cuStreamBatchMemOp_v2
         self._handle = 0
         self._stream = ctypes.c_void_p(0)
 

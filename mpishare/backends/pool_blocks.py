@@ -1,4 +1,4 @@
-"""The blocks of a pool: those that its owner allocated, and those that another rank opened.
+"""The blocks of a pool, as its owner allocates them and as another rank opens them.
 
 Importers come first: what the owner drops stays in limbo until every rank that opened it has let
 go, and a rank lets go when its arrays are dropped and its streams have done with them.

@@ -31,7 +31,7 @@ class Ids:
     Parameters
     ----------
     ids : array of int
-        One for each place: of those that this rank owns, then of its ghosts.
+        One for each place: the owned ones first, then the ghosts.
     n_owned : int
         How many it owns.
     extent : int
@@ -87,12 +87,12 @@ class Ids:
 
 
 class Directory:
-    """The owners of the ids whose home this rank is. Local.
+    """Owners by id, for all ids that have their home on this rank. Local.
 
     Parameters
     ----------
     ids : array of int
-        Those that rank 0 owns, then those of rank 1, and so on.
+        The ids that rank 0 owns, then those of rank 1, and so on.
     counts : array of int
         How many of each rank.
     """
@@ -128,8 +128,8 @@ def homes_of(ids: Array, size: int) -> Array:
 class Search:
     """One rank's part of the search for the owners of all ghosts. Local.
 
-    Numbers that go to all ranks, or come from them, are pairs: those for rank 0 first, and how
-    many there are for each rank.
+    What goes to all ranks, or comes from them, is a pair: the numbers, rank by rank, and how many
+    there are for each rank.
     """
 
     def __init__(self, ids: Ids, size: int) -> None:

@@ -64,13 +64,13 @@ class BlockTable:
     def is_writable(self) -> bool:
         """Whether this process may write: not after `close`, nor in a fork.
 
-        A fork has copies of this rank's arrays. To drop those says nothing of the arrays here.
+        A fork has copies of this rank's arrays, and may drop them while the arrays here live on.
         """
         return not self._is_closed and os.getpid() == self._pid
 
     @staticmethod
     def nbytes_for(size: int) -> int:
-        """Bytes of a table for that many ranks, of which pages are taken as they are needed."""
+        """Bytes of a table for that many ranks; its pages are taken as they are needed."""
         return 8 * _PAGE_WORDS * (1 + size) * _GROUPS
 
     # --- the owner

@@ -50,9 +50,9 @@ def map_on_gpu(
     Returns
     -------
     memories : dict of int to CudaMemory
-        By rank, those that are mapped.
+        By rank, where it is mapped.
     refusals : dict of int to str
-        By rank, why the others are not.
+        By rank, why it is not.
     """
     memories: dict[int, CudaMemory] = {}
     refusals: dict[int, str] = {}

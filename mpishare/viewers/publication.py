@@ -253,7 +253,7 @@ class Publication:
     # --- closing
 
     def _end(self) -> list[int]:
-        """On the leader: stop answering, tell the viewers, wait for those that map GPU memory."""
+        """On the leader: stop answering, tell the viewers, wait while any maps GPU memory."""
         if not self._is_leader or not self._door:
             return []
         door = self._context.descriptors.door

@@ -23,6 +23,8 @@ from tests.helpers.reporting import report
 ENABLE_RECOVERY = {"openmpi": ["--enable-recovery"], "mpich": []}
 KEEPER = """"$@"; status=$?; [ $status -lt 128 ] || exec sleep 30; exit $status"""
 KEEP = {"openmpi": [], "mpich": ["/bin/sh", "-c", KEEPER, "keeper"]}
+DEATH_LIMIT_S = 5.0
+"""Within which a death is told to every survivor."""
 BACKENDS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
 KILLING_BACKENDS = ["host", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.kills])]
 
@@ -72,6 +74,21 @@ class Played:
             for name in names:
                 told = self.told(rank, name)
                 assert told.error is None, f"rank {rank}, {name}: {told}\n{self.describe()}"
+
+    def released(self, timeout_s: float | None) -> Told:
+        """How the stream of `Stage.stream_waits` ended: rank 1 was named in time, and it ran on.
+
+        `timeout_s` is the deadline of the node; None where rank 1 died long before.
+        """
+        told = self.raised(0, "synchronize", "PeerTimeout")
+        assert told.ranks == [1]
+        if timeout_s is None:
+            assert told.end - self.rank(1)["died"] < DEATH_LIMIT_S
+        else:
+            assert timeout_s <= told.seconds < timeout_s + 1
+        assert self.rank(0)["is done"]
+        assert self.raised(0, "afterwards", "PeerTimeout").ranks == [1]
+        return told
 
     def ended_well(self) -> None:
         """The job ended with status 0 and said nothing."""

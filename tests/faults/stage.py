@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mpishare
 from tests.helpers.reporting import my_rank, report
@@ -64,6 +65,29 @@ class Stage:
             "allocate": lambda: node.allocate(8),
             "barrier": node.barrier,
         }
+
+    def stream_waits(
+        self, node: mpishare.Node, stream: Any, enqueue: Callable, then: Callable, *, dies: bool
+    ) -> None:
+        """Let rank 0's stream wait for rank 1, which dies, or never comes. Ends the scene.
+
+        `then` is another call that would wait for rank 1, given a stream.
+        """
+        node.synchronize(stream)
+        node.barrier()
+        if self.rank == 1:
+            if dies:
+                time.sleep(0.5)
+                self.die()
+            self.world.Barrier()
+            return
+        enqueue()
+        self.attempt("synchronize", node.synchronize, stream)
+        time.sleep(0.3)
+        report({"is done": stream.done})
+        self.attempt("afterwards", then, stream)
+        if not dies:
+            self.world.Barrier()
 
     def second_node(self, comm: object) -> None:
         """Another node, made, used and closed: tells "second node"."""
