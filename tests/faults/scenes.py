@@ -23,7 +23,7 @@ from tests.helpers.reporting import report
 ENABLE_RECOVERY = {"openmpi": ["--enable-recovery"], "mpich": []}
 KEEPER = """"$@"; status=$?; [ $status -lt 128 ] || exec sleep 30; exit $status"""
 KEEP = {"openmpi": [], "mpich": ["/bin/sh", "-c", KEEPER, "keeper"]}
-DEATH_LIMIT_S = 5.0
+LIMIT_S = 5.0
 """Within which a death is told to every survivor."""
 BACKENDS = ["host", pytest.param("cuda", marks=pytest.mark.gpu)]
 KILLING_BACKENDS = ["host", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.kills])]
@@ -83,7 +83,7 @@ class Played:
         told = self.raised(0, "synchronize", "PeerTimeout")
         assert told.ranks == [1]
         if timeout_s is None:
-            assert told.end - self.rank(1)["died"] < DEATH_LIMIT_S
+            assert told.end - self.rank(1)["died"] < LIMIT_S
         else:
             assert timeout_s <= told.seconds < timeout_s + 1
         assert self.rank(0)["is done"]

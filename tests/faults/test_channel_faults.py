@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from tests.faults.scenes import BACKENDS, KILLING_BACKENDS, play
+from tests.faults.scenes import BACKENDS, KILLING_BACKENDS, LIMIT_S, play
 from tests.faults.stage import Stage
 from tests.helpers.reporting import report
 
-LIMIT_S = 5.0
 TIMEOUT_S = 2.0
 
 

@@ -6,12 +6,11 @@ import time
 import pytest
 
 import mpishare
-from tests.faults.scenes import KILLING_BACKENDS, play
+from tests.faults.scenes import KILLING_BACKENDS, LIMIT_S, play
 from tests.faults.stage import CALLS, Stage
 from tests.helpers.reporting import report
 
 VICTIM = 1
-LIMIT_S = 5.0
 
 
 def killed(stage: Stage, place: str, victim: int) -> None:
