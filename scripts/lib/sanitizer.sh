@@ -7,6 +7,7 @@ sanitizer_options=(--report-api-errors no --error-exitcode 99)
 
 # find_sanitizer PYTHON FOLDER: sets `sanitizer` to its path, or `no_sanitizer` to why it cannot be
 # used. FOLDER gets the log of a trial.
+# shellcheck disable=SC2034  # no_sanitizer is for the caller
 find_sanitizer() {
   local said
   sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || sanitizer=
