@@ -9,15 +9,18 @@ sanitizer_options=(--report-api-errors no --error-exitcode 99)
 # used. FOLDER gets the log of a trial.
 # shellcheck disable=SC2034  # no_sanitizer is for the caller
 find_sanitizer() {
-  local said
-  sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || sanitizer=
+  local said=
   no_sanitizer=
-  if [[ -z $sanitizer ]]; then
+  if ! sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer); then
     no_sanitizer="no compute-sanitizer here"
-  elif ! said=$("$sanitizer" "${sanitizer_options[@]}" --log-file "$2/trial.log" \
+    return
+  fi
+  : >"$2/trial.log"
+  if ! said=$("$sanitizer" "${sanitizer_options[@]}" --log-file "$2/trial.log" \
     "$1" -c 'import cupy; cupy.ones(1).sum().get()' 2>&1) || ! grep -q 'SUMMARY: 0 ' "$2/trial.log"; then
     # Under gVisor it cannot attach.
-    no_sanitizer="compute-sanitizer does not run here: $(tail -qn 1 "$2/trial.log" - <<<"$said" | paste -sd' ')"
+    said=$(echo "$said" | cat "$2/trial.log" - | sed '/^$/d' | tail -n 2 | paste -sd' ')
+    no_sanitizer="compute-sanitizer does not run here: $said"
   fi
 }
 
