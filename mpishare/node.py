@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.context import NotPicklable
@@ -117,8 +118,12 @@ class Node(Factory, NotPicklable):
     def report(self) -> Report:
         """Return who shares with whom, by which route, and why not where not.
 
-        Local: the probe ran when the node was made. ``str()`` is a text, `Report.pairs` data.
+        Local: the probe ran when the node was made; the first call on a GPU takes 0.4 ms more, for
+        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data.
         """
+        backend = self._context.backend
+        if backend.has_streams and self._report.exports_pools is None:
+            self._report = replace(self._report, exports_pools=backend.exports_pools())
         return self._report
 
     def barrier(self) -> None:

@@ -46,9 +46,6 @@ class Device:
     driver : str
         The driver's version and its CUDA version, e.g. ``580.159 (CUDA 13.0)``; ``CUDA 13.0`` where
         the kernel does not tell.
-    exports_pools : bool
-        Whether a memory pool of it could be exported as a file descriptor. Tried when the node is
-        made, since the driver's word for it is not true everywhere.
     """
 
     ordinal: int
@@ -58,7 +55,6 @@ class Device:
     mps: bool
     compute_capability: str
     driver: str
-    exports_pools: bool = False
 
 
 class Memory(Protocol):
@@ -288,6 +284,13 @@ class Backend(ABC):
     @abstractmethod
     def import_pool(self, fd: int) -> PeerMemory:
         """Map the memory of another rank's pool, given its descriptor as it arrived here."""
+
+    def exports_pools(self) -> bool | None:
+        """Whether memory pools can be exported as file descriptors; None without a GPU.
+
+        Tried at the first call, since the driver's word for it is not true everywhere.
+        """
+        return None
 
     def descriptor(self, token: str) -> int | None:
         """Return a descriptor, to be read alone, of published memory that is a file; else None."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,8 +68,8 @@ class CudaBackend(Backend):
     def __init__(self, ordinal: int, where: str) -> None:
         cupy.cuda.Device(ordinal).use()
         cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
-        exports_pools = cuda_pools.can_export(ordinal)
-        self.device = replace(driver.device_of(ordinal), exports_pools=exports_pools)
+        self.device = driver.device_of(ordinal)
+        self._exports_pools: bool | None = None
         self._ordinal = ordinal
         self._where = f"{where}, {self.device.uuid[:12]}"
         self._mappings = Mappings()
@@ -130,6 +129,12 @@ class CudaBackend(Backend):
 
     def retract(self, token: str) -> None:
         """Do nothing: a handle holds no resources."""
+
+    def exports_pools(self) -> bool:
+        """Make a pool and export it at the first call; return whether that worked."""
+        if self._exports_pools is None:
+            self._exports_pools = cuda_pools.can_export(self._ordinal)
+        return self._exports_pools
 
     def create_pool(self, max_nbytes: int) -> OwnCudaPool:
         """Make a memory pool on this rank's GPU that can be exported."""

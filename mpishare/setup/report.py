@@ -95,6 +95,9 @@ class Report:
         What the user may want to change.
     is_wsl2 : bool
         Whether the machine is a Windows Subsystem for Linux.
+    exports_pools : bool or None
+        Whether memory pools can be exported as file descriptors, as the rank that asks for the
+        report sees it with its GPU; None without a GPU.
     """
 
     backend: str
@@ -104,6 +107,7 @@ class Report:
     pairs: tuple[Pair, ...]
     notes: tuple[str, ...]
     is_wsl2: bool = False
+    exports_pools: bool | None = None
 
     @property
     def can_share(self) -> bool:
@@ -184,6 +188,8 @@ class Report:
             who = f"rank {member.rank} (given rank {member.given_rank}), pid {member.pid}"
             lines.append(f"  {who}{gpu}{role}")
         lines += self._describe_devices()
+        if self.exports_pools is not None:
+            lines.append(f"  memory pools {'can' if self.exports_pools else 'cannot'} be exported")
         lines.append("  from \\ to " + "".join(f"{rank:>12}" for rank in range(count)))
         for origin in range(count):
             cells = [pair for pair in self.pairs if pair.origin == origin]
@@ -210,11 +216,7 @@ class Report:
         for member in self.members:
             if member.device is not None:
                 device = member.device
-                can = "can" if device.exports_pools else "cannot"
-                text = (
-                    f"driver {device.driver}, compute capability {device.compute_capability}, "
-                    f"memory pools {can} be exported"
-                )
+                text = f"driver {device.driver}, compute capability {device.compute_capability}"
                 ranks.setdefault(text, []).append(member.rank)
         return [f"  GPU of {name_ranks(those)}: {text}" for text, those in ranks.items()]
 

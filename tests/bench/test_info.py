@@ -32,7 +32,7 @@ from mpishare.node import Node
 
 GPU = Device(
     ordinal=0, uuid="GPU-5", pci_id="0000:06:00.0", name="H200", mps=MPS,
-    compute_capability="9.0", driver="CUDA 13.0", exports_pools=True,
+    compute_capability="9.0", driver="CUDA 13.0",
 )
 report = Node.report
 

@@ -18,7 +18,6 @@ GPUS = [
         mps=False,
         compute_capability="9.0",
         driver="580.159 (CUDA 13.0)",
-        exports_pools=True,
     )
     for number in range(2)
 ]
@@ -65,14 +64,20 @@ def test_text():
 
 
 def test_text_names_driver_and_capability_once_for_equal_gpus():
-    assert (
-        "  GPU of ranks 0, 1: driver 580.159 (CUDA 13.0), compute capability 9.0, memory pools can "
-        "be exported\n"
-    ) in str(report(*WHOLE))
-    older = replace(GPUS[1], compute_capability="8.0", exports_pools=False)
+    assert ("  GPU of ranks 0, 1: driver 580.159 (CUDA 13.0), compute capability 9.0\n") in str(
+        report(*WHOLE)
+    )
+    older = replace(GPUS[1], compute_capability="8.0")
     text = str(Report("cuda", None, 0, (member(0, GPUS[0]), member(1, older)), tuple(WHOLE), ()))
     assert "  GPU of rank 0: driver 580.159 (CUDA 13.0), compute capability 9.0" in text
-    assert "compute capability 8.0, memory pools cannot be exported" in text
+    assert "  GPU of rank 1: driver 580.159 (CUDA 13.0), compute capability 8.0\n" in text
+
+
+def test_pools_are_spoken_of_where_they_were_tried():
+    found = report(*WHOLE)
+    assert "pools" not in str(found)
+    assert "\n  memory pools can be exported\n" in str(replace(found, exports_pools=True))
+    assert "\n  memory pools cannot be exported\n" in str(replace(found, exports_pools=False))
 
 
 def test_wsl2_is_said():

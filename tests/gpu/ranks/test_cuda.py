@@ -4,7 +4,6 @@ import gc
 import os
 import re
 import subprocess
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,13 +61,13 @@ def test_device_as_nvidia_smi_describes_it(node):
 
 def test_pools_of_this_gpu_are_exported_and_nothing_is_kept(node):
     """On Linux with a discrete GPU they can be; a hundred tries leave no open file."""
-    from mpishare.backends import driver
+    from mpishare.backends import cuda_pools
 
-    assert node.device.exports_pools
+    assert node.report().exports_pools
+    assert "\n  memory pools can be exported\n" in str(node.report())
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(100):
-        found = driver.device_of(node.device.ordinal)
-        assert replace(found, exports_pools=node.device.exports_pools) == node.device
+        assert cuda_pools.can_export(node.device.ordinal)
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # noqa: PTH208
 
 
