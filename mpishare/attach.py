@@ -77,10 +77,8 @@ class Attached:
         self._reader: CudaReader | HostReader | None = None
         size = len(told["shapes"])
         is_on_gpu = told["backend"] == "cuda"
-        backend = self._open_memory(told["tokens"]) if is_on_gpu else None
-        if backend is not None and not self._why_not_here:
-            self._reader = CudaReader(fds[0], self._segments, size, self.dtype, backend)
-        else:
+        backend = self._open_memory(told["tokens"], fds[0], size) if is_on_gpu else None
+        if self._reader is None:
             self._reader = HostReader(fds[0], self._segments, size, self.dtype, is_on_gpu=is_on_gpu)
         if self._why_not_here:
             visit.ask({"wants_host_copies": True})
@@ -210,7 +208,7 @@ class Attached:
 
     # --- making
 
-    def _open_memory(self, tokens: list[str]) -> CudaBackend | None:
+    def _open_memory(self, tokens: list[str], fd: int, size: int) -> CudaBackend | None:
         """Map the segments on this process's GPU, all that can be; None where none can."""
         try:
             backend, hidden = open_gpu([segment.uuid for segment in self._segments])
@@ -219,8 +217,9 @@ class Attached:
             self._refusals = dict.fromkeys(self.ranks, self._why_not_here) | self._refusals
             return None
         self._visit.ask({"maps": True})
-        if self._refusals:  # shared in place: nothing tells whether a hidden GPU can be mapped
-            self._why_not_here = f"{hidden} is not visible" if hidden else ""
+        reader = CudaReader(fd, self._segments, size, self.dtype, backend)
+        if self._refusals:  # shared in place: their snapshots alone can be mapped
+            self._why_not_here = reader.map_hidden(hidden)
         else:
             memories, self._refusals = map_on_gpu(backend, self._segments, tokens)
             self._why_not_here = next(iter(self._refusals.values()), "")
@@ -230,7 +229,11 @@ class Attached:
                     self._arrays[segment.rank] = memories[segment.rank].array(
                         segment.shape, self.dtype, segment.strides
                     )
-        if self._why_not_here and not self._memories:
+        if not self._why_not_here:
+            self._reader = reader
+            return backend
+        reader.close()
+        if not self._memories:
             self._visit.ask({"maps": False})
             return None
         return backend

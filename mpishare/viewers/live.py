@@ -72,15 +72,15 @@ def map_on_gpu(
     return memories, refusals
 
 
-def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, str]:
+def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
     """Return this process's backend on the first of these GPUs that it sees. Local.
 
     Returns
     -------
     backend : CudaBackend
         Its GPU is the current one now.
-    hidden : str
-        Names those of the GPUs that this process does not see; empty where it sees all.
+    hidden : set of str
+        The other GPUs of these, as far as this process does not see them.
 
     Raises
     ------
@@ -95,11 +95,11 @@ def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, str]:
     except ImportError as error:
         raise UnsupportedError(f"CuPy or cuda-bindings cannot be loaded: {error}") from None
     visible = visible_uuids()
-    hidden = ", ".join(sorted({uuid[:12] for uuid in uuids if uuid not in visible}))
     ordinals = [visible.index(uuid) for uuid in uuids if uuid in visible]
     if not ordinals:
-        raise UnsupportedError(f"{hidden} is not visible")
-    return CudaBackend(ordinals[0], f"process {os.getpid()}"), hidden
+        names = ", ".join(sorted({uuid[:12] for uuid in uuids}))
+        raise UnsupportedError(f"{names} is not visible")
+    return CudaBackend(ordinals[0], f"process {os.getpid()}"), {*uuids} - {*visible}
 
 
 @functools.cache  # where no GPU is visible, the driver takes 60 ms to say so

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.errors import CudaError
 from mpishare.viewers import page as layout
 from mpishare.viewers.page import BEGIN, BUFFERS, DEVICE, END, HOST, MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from mpishare.backends import Memory
     from mpishare.backends.cuda import CudaBackend
@@ -187,6 +188,22 @@ class CudaReader(Reader):
         self._backend = backend
         self._memories: dict[int, Memory] = {}
         self._stream = backend.xp.cuda.Stream(non_blocking=True)
+
+    def map_hidden(self, hidden: Collection[str]) -> str:
+        """Map the buffers on GPUs that this process does not see; return why that cannot be.
+
+        Where they are not there yet, before the first snapshot, nothing tells.
+        """
+        for segment in self._segments:
+            if segment.uuid not in hidden:
+                continue
+            if not self._page[layout.slot(segment.rank) + layout.TOKEN_READY]:
+                return f"{segment.uuid[:12]} is not visible"
+            try:
+                self._buffers_of(segment)
+            except CudaError as error:
+                return str(error).rstrip(".")
+        return ""
 
     def _copy(self, place: int) -> dict[int, Any]:
         backend, copies = self._backend, {}
