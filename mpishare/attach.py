@@ -322,9 +322,10 @@ def attach(
     """Attach to a named window of a job on this machine. Local, host-blocking: some milliseconds.
 
     Needs no MPI and starts none. The job never waits for who has attached. On CUDA, where this
-    process sees GPUs of the window, it makes a context on the first of them, makes that one current
-    and maps what the driver allows; where it cannot map the memory of all ranks, it gets snapshots
-    through host memory, as NumPy arrays: the first that the job takes after this call.
+    process sees a GPU, it makes a context on the first of the window's that it sees, else on its
+    own first, makes that one current and maps what the driver allows. Where it cannot map the
+    memory of all ranks, it gets snapshots through host memory, as NumPy arrays: the first that the
+    job takes after this call.
 
     Parameters
     ----------

@@ -73,19 +73,19 @@ def map_on_gpu(
 
 
 def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
-    """Return this process's backend on the first of these GPUs that it sees. Local.
+    """Return this process's backend on the first of these GPUs that it sees, else on any. Local.
 
     Returns
     -------
     backend : CudaBackend
         Its GPU is the current one now.
     hidden : set of str
-        The other GPUs of these, as far as this process does not see them.
+        Those of the GPUs that this process does not see.
 
     Raises
     ------
     UnsupportedError
-        If this process sees none of them, or has not the packages to use them.
+        If this process sees no GPU, or has not the packages to use one.
     """
     if why := _why_no_gpu():
         raise UnsupportedError(why)
@@ -95,11 +95,8 @@ def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
     except ImportError as error:
         raise UnsupportedError(f"CuPy or cuda-bindings cannot be loaded: {error}") from None
     visible = visible_uuids()
-    ordinals = [visible.index(uuid) for uuid in uuids if uuid in visible]
-    if not ordinals:
-        names = ", ".join(sorted({uuid[:12] for uuid in uuids}))
-        raise UnsupportedError(f"{names} is not visible")
-    return CudaBackend(ordinals[0], f"process {os.getpid()}"), {*uuids} - {*visible}
+    ordinal = next((visible.index(uuid) for uuid in uuids if uuid in visible), 0)
+    return CudaBackend(ordinal, f"process {os.getpid()}"), {*uuids} - {*visible}
 
 
 @functools.cache  # where no GPU is visible, the driver takes 60 ms to say so

@@ -209,20 +209,30 @@ def test_live_memory_of_every_gpu(node, view):
     assert np.asarray(window.array.get()).sum() == 1000.0 * (node.rank + 1)
 
 
-def test_a_viewer_that_sees_one_of_two_gpus(node):
+@pytest.mark.parametrize("way", ["each", "in place", "of the other"])
+def test_a_viewer_that_sees_one_of_two_gpus(node, way):
     """CUDA_VISIBLE_DEVICES hides a GPU, not its memory: it is mapped as between ranks."""
-    uuids = node._context.uuids
-    if len(set(uuids)) == 1:
-        pytest.skip("all ranks share one GPU")
+    uuids, last = node._context.uuids, node.size - 1
+    if uuids[0] == uuids[last]:
+        pytest.skip("the first and the last rank share one GPU")
     viewer = Viewer({"CUDA_VISIBLE_DEVICES": uuids[0]}) if node.rank == 0 else None
     try:
         view = SharedViewer(node, viewer)
-        window = node.allocate_each(100, "i4", fill=node.rank + 1, name="half-seen")
+        if way == "of the other":
+            window = node.allocate(100, "i4", fill=7, owner=last, name="half-seen")
+            right = [[7]]
+        else:
+            window = node.allocate_each(
+                100, "i4", fill=node.rank + 1, name="base" if way == "in place" else "half-seen"
+            )
+            right = [[rank + 1] for rank in range(node.size)]
+        if way == "in place":
+            window = node.share_each(window.array, copy=False, name="half-seen")
         window.snapshot()
-        assert view("there = attach('half-seen'); f = there.latest()") is None
-        for array in ("there.segment(r)", "f.segment(r)"):
-            found = view(f"[np.unique(host({array})).tolist() for r in there.ranks]")
-            assert found == [[rank + 1] for rank in range(node.size)]
+        assert view(f"there = attach('{window.name}'); f = there.latest()") is None
+        for array in ("there.segment(r)", "f.segment(r)")[way == "in place" :]:
+            assert view(f"[np.unique(host({array})).tolist() for r in there.ranks]") == right
+        assert view("type(f.array).__module__") == "cupy"
         window.close()
     finally:
         if viewer:
