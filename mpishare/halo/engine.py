@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mpishare.context import NodeContext
     from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import MessageInfo, PartKey
+    from mpishare.halo.message import MessageInfo
     from mpishare.halo.node_cache import NodeCache
     from mpishare.halo.plan_comm import PlanComm
     from mpishare.node import Node
@@ -55,8 +55,6 @@ class PlanSetup:
         For each rank, what it sends and receives.
     routes : list of dict of int to str
         For each rank, its route to each peer.
-    units : dict of PartKey to int, bytes
-        On CUDA, for each part the widest unit that both of its ends can move.
     begin : float, seconds
         When the setup began, on the performance counter.
     """
@@ -79,7 +77,6 @@ class PlanSetup:
     sends: list[list[MessageInfo]] = field(default_factory=list)
     recvs: list[list[MessageInfo]] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
-    units: dict[PartKey, int] = field(default_factory=dict)
     begin: float = field(default_factory=perf_counter)
 
     @property

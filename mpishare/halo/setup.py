@@ -13,10 +13,9 @@ from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
-from mpishare.halo.cuda.work_items import unit_of
 from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import FieldLayout, Layout, as_numpy
-from mpishare.halo.message import PartKey, pack_messages, unpack_messages
+from mpishare.halo.message import pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
     NodeChoice,
     context_of,
@@ -167,7 +166,6 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
             "routes": [*found.items()],
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
-            "units": _units(setup, sends, recvs) if setup.on_gpu else [],
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -183,9 +181,6 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
-    for *key, unit in (row for reply in replies for row in reply["units"]):
-        part = PartKey(*key)
-        setup.units[part] = min(unit, setup.units.get(part, unit))
     routes.refuse(setup.call, setup.routes, setup.same["require"])
     routes.warn(setup.name, setup.comm, report, setup.routes)
 
@@ -211,18 +206,6 @@ def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     from mpishare.halo.host.engine import HostEngine
 
     return HostEngine
-
-
-def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
-
-    rank = setup.comm.rank
-    ends = [(rank, each.peer, each) for each in sends]
-    ends += [(each.peer, rank, each) for each in recvs]
-    return [
-        [sender, receiver, message.tag, part.field, unit_of(part, setup.mine[part.field])]
-        for sender, receiver, message in ends
-        for part in message.parts
-    ]
 
 
 def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:

@@ -46,9 +46,7 @@ class Buffers:
         each = direction
         neighbors = each.peers("fused", "copy")
         self._layouts = {
-            rank: staging_layout(
-                each.messages, each.routes, each.units, each.ranks_here, rank, each.sharing
-            )
+            rank: staging_layout(each.messages, each.routes, each.ranks_here, rank, each.sharing)
             for rank in (each.rank, *neighbors)
         }
         self._pinned, pinned_nbytes = pinned_layout(each.messages, each.ranks_here)

@@ -44,7 +44,7 @@ class Direction:
     ) -> None:
         comm, context = setup.comm, setup.context
         self.rank, self.ranks_here = comm.rank, list(comm.ranks_here)
-        self.layouts, self.units = setup.mine, setup.units
+        self.layouts = setup.mine
         self.sends, self.recvs, self.is_reverse = sends, recvs, is_reverse
         uuids = context.uuids
         self.ranks_per_gpu = uuids.count(uuids[context.rank])

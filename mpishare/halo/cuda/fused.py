@@ -56,11 +56,10 @@ class Fused:
         for part, target in direction.local():
             work.add_local(part, target)
         _add_receives(work, direction, buffers)
-        items, pointers = work.load(), (launcher.state("fused"), buffers.flags.abort)
+        prepare = launcher.for_fused(work, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
-            launch = launcher.prepare("fused", items, *pointers, blocks=blocks, threads=threads)
-            return GraphCache(launcher, launch, capturing, handles)
+            return GraphCache(launcher, prepare(blocks=blocks, threads=threads), capturing, handles)
 
         blocks = launcher.max_blocks
         self.alone = cache(blocks, THREADS, handles)

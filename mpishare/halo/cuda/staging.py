@@ -27,7 +27,7 @@ class StagingLayout:
     Attributes
     ----------
     flags : dict of PartKey to list of int, bytes
-        For each fused part that does not travel by LL, the offsets of its chunks' flags; for each
+        For each fused part that is too large for LL, the offsets of its chunks' flags; for each
         fused neighbor without parts its one flag, at `silent_key`.
     fused, copied : dict of PartKey to int, bytes
         The offsets of the packed parts; for fused ones, in the first of two buffers.
@@ -52,7 +52,6 @@ def silent_key(sender: int, receiver: int) -> PartKey:
 def staging_layout(
     messages: Messages,
     routes: Sequence[Mapping[int, str]],
-    units: Mapping[PartKey, int],
     ranks_here: Sequence[int],
     rank: int,
     sharing: Container[int] = (),
@@ -65,8 +64,6 @@ def staging_layout(
         For each rank of the plan, what it sends.
     routes : sequence of mapping of int to str
         For each rank, its route to each peer.
-    units : mapping of PartKey to int, bytes
-        For each fused part the widest unit that both ends can move.
     ranks_here : sequence of int
         The ranks of the node.
     rank : int
@@ -77,7 +74,7 @@ def staging_layout(
     incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
     fused = {key: part.nbytes for key, part, route in incoming if route == "fused"}
     copied = {key: part.nbytes for key, part, route in incoming if route == "copy"}
-    by_ll = {key for key, nbytes in fused.items() if uses_ll(nbytes, units[key])}
+    by_ll = {key for key, nbytes in fused.items() if uses_ll(nbytes)}
     layout = StagingLayout()
     counts = {
         key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))

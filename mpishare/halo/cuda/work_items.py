@@ -78,7 +78,7 @@ _MAX_CHUNKS = 1024
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
 _AHEAD = 64
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
-_LL_UNITS, _LL_MAX_NBYTES = (4, 8), 128 << 10
+_LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
 
 
 def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
@@ -99,28 +99,21 @@ def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
         yield begin, min(step, nbytes - begin)
 
 
-def uses_ll(nbytes: int, unit: int) -> bool:
+def uses_ll(nbytes: int) -> bool:
     """Whether a fused part travels by LL, with the flag in the data. Same at both ends.
 
     Parameters
     ----------
     nbytes : int, bytes
         Size of the part.
-    unit : int, bytes
-        The widest unit that both ends can move, whatever arrays the calls pass.
     """
-    return nbytes <= _LL_MAX_NBYTES and unit >= _LL_UNITS[0]
+    return nbytes <= _LL_MAX_NBYTES
 
 
 def alignment_of(layout: FieldLayout) -> int:
     """Return the alignment that every array of the dtype has, in bytes: 16 at most."""
     size = layout.dtype.itemsize
     return min(size & -size, ALIGN)
-
-
-def unit_of(part: Part, layout: FieldLayout) -> int:
-    """Return the widest unit in which a part can be moved in any array of the layout, in bytes."""
-    return StridedCells.of(part, layout, alignment_of(layout)).unit
 
 
 @dataclass(frozen=True)
@@ -271,7 +264,7 @@ class WorkList:
         shares_gpu : bool
             As for `chunks`.
         """
-        unit = _LL_UNITS[-1] if kind in (PUT_LL, GET_LL) else ALIGN
+        unit = _LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN
         cells = self._cells(part, unit)
         item = Item(
             self._record(part, cells).tobytes(),
@@ -324,8 +317,17 @@ class WorkList:
         part["unit"] = 1
         self._append(0, Item(part.tobytes(), flag=flag, stalled_on=stalled_on, kind=kind))
 
+    @property
+    def is_ll(self) -> bool:
+        """Whether all items travel by LL."""
+        return all(item.kind in (PUT_LL, GET_LL) for _, item in self._items)
+
     def load(self) -> ItemArray:
-        """Copy the items to the GPU.
+        """Copy the items to the GPU, in the order of `records`."""
+        return ItemArray(self._upload(self.records()), len(self))
+
+    def records(self) -> np.ndarray[Any, Any]:
+        """Return the items in their order, as `ITEM_RECORD`; a record of zeros if there is none.
 
         An item that waits comes after the item of another rank that it waits for, in the order of
         all ranks: chunk k of a part is packed at position k, and waited for at a later one.
@@ -335,7 +337,7 @@ class WorkList:
         for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
             is_part = name == "part"
             records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
-        return ItemArray(self._upload(records), len(items))
+        return records
 
     def _append(self, index: int, item: Item) -> None:
         waits = item.kind in (UNPACK, GET_LL)
