@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare import ranges
+from mpishare.context import Location
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
+from mpishare.halo.cuda.direct import locations
 from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import FieldLayout, Layout, as_numpy
 from mpishare.halo.message import pack_messages, unpack_messages
@@ -166,6 +168,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
             "routes": [*found.items()],
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
+            "locations": _locations(setup),
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -181,6 +184,9 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
+    setup.locations = [
+        [place and Location(*place) for place in reply["locations"]] for reply in replies
+    ]
     routes.refuse(setup.call, setup.routes, setup.same["require"])
     routes.warn(setup.name, setup.comm, report, setup.routes)
 
@@ -206,6 +212,13 @@ def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     from mpishare.halo.host.engine import HostEngine
 
     return HostEngine
+
+
+def _locations(setup: PlanSetup) -> list[Location | None]:
+    """Return where my fields lie in windows, for ranks that would store into them."""
+    if not (setup.on_gpu and setup.fields):
+        return [None] * len(setup.mine)
+    return locations(setup.context, _addresses(setup.fields, setup.mine), setup.mine)
 
 
 def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpishare.halo.cuda.work_items import RECORD_OPTIONS
+from mpishare.halo.cuda.records import RECORD_OPTIONS
 from tests.helpers.launch import ROOT
 
 SOURCES = sorted((ROOT / "mpishare").rglob("*.cu"))

@@ -9,19 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
-from mpishare.halo.cuda.work_items import (
+from mpishare.halo.cuda.records import (
     AXES,
     ITEM_RECORD,
     PACK,
     PART_RECORD,
     PUT_LL,
     UNPACK,
-    Slot,
-    StridedCells,
-    WorkList,
-    chunks,
 )
+from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
+from mpishare.halo.cuda.work_items import Slot, StridedCells, WorkList, chunks
 from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import MessageInfo, Part, PartInfo

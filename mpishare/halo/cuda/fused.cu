@@ -7,7 +7,9 @@
 //
 // Small parts travel by LL, as in NCCL: each 64-bit store carries 32 bits of data and 32 bits of
 // epoch, so that the reader needs no fence. Larger parts travel by plain stores, with one flag per
-// chunk (release at the sender, acquire at the receiver).
+// chunk (release at the sender, acquire at the receiver). Between ranks that share a GPU large parts
+// go straight into ghosts in a window: the receiver says by a flag that its kernel has begun, so
+// that nothing on its stream reads them any more.
 #include "ll.cuh"
 
 // Device memory that stays from one launch to the next. The blocks of a launch together add EPOCH
@@ -25,26 +27,39 @@ __device__ void run_item(
     const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* abort
 ) {
     char* packed = item.packed + (epoch & 1 ? item.parity_offset : 0);
+    char* field = fields.at[item.part.field];
+    const Ghosts* ghosts = reinterpret_cast<const Ghosts*>(item.target);
     const Wait wait(item, abort, &state->aborted, epoch);
     switch (item.kind) {
         case PUT_LL:
         case GET_LL:
-            run_ll(item, fields.at[item.part.field], packed, wait);
+            run_ll(item, field, packed, wait);
+            break;
+        case READY:
+            if (threadIdx.x == 0)
+                store_release(ghosts->ready, 2 * epoch + (ghosts->field == field));
             break;
         case UNPACK: {
-            bool is_ready = threadIdx.x || wait_for(item.flag, wait);
-            if (__syncthreads_and(is_ready)) copy_item(item, fields, packed);
+            bool is_ready = threadIdx.x || wait_for(item.flag, epoch, wait);
+            bool is_stored = ghosts && ghosts->field == field; // by the sender, into the ghosts
+            if (__syncthreads_and(is_ready) && !is_stored) copy_item(item, fields, packed);
             break;
         }
         default:
-            copy_item(item, fields, packed);
+            char* into = nullptr;
+            if (item.kind == PACK && ghosts) {
+                bool is_ready = threadIdx.x || wait_for(ghosts->ready, 2 * epoch, wait);
+                if (!__syncthreads_and(is_ready)) break;
+                if (*const_cast<volatile Word*>(ghosts->ready) & 1) into = ghosts->field;
+            }
+            copy_item(item, fields, packed, into);
             __syncthreads();
             // Releases the stores of the whole block: the barrier orders them before this one.
             if (threadIdx.x == 0 && item.flag) store_release(item.flag, epoch);
     }
 }
 
-// Items are ordered so that each is packed before it is waited for, alike on all ranks. Blocks take
+// Items are ordered so that each comes before those that wait for it, alike on all ranks. Blocks take
 // them in that order, so that one resident block per rank is enough for progress: by block index
 // where there is a block per item (blocks start in that order), else by tickets.
 extern "C" __global__ void __launch_bounds__(512, 2) fused(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.kernels import THREADS
-from mpishare.halo.cuda.work_items import GET_LL, PACK, PUT_LL, UNPACK
+from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

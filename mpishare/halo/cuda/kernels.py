@@ -12,7 +12,8 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.work_items import ITEM_RECORD, SIZE_OPTIONS, WorkList
+from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
+from mpishare.halo.cuda.work_items import WorkList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

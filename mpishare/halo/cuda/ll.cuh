@@ -45,9 +45,9 @@ struct Wait {
     }
 };
 
-// Returns whether the flag reached the epoch; false: aborted. Epochs compare cyclically.
-__device__ bool wait_for(const Word* flag, Wait wait) {
-    while (static_cast<long long>(load_acquire(flag) - wait.epoch) < 0)
+// Returns whether the flag reached the value; false: aborted. Epochs compare cyclically.
+__device__ bool wait_for(const Word* flag, Word value, Wait wait) {
+    while (static_cast<long long>(load_acquire(flag) - value) < 0)
         if (!wait.keep_waiting()) return false;
     wait.end();
     return true;
