@@ -23,8 +23,10 @@ struct State {
 
 const Word EPOCH = 1 << 20;
 
+// `allowed`: those of the last ghosts for which this block has waited, in shared memory.
 __device__ void run_item(
-    const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* abort
+    const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* abort,
+    const Ghosts** allowed
 ) {
     char* packed = item.packed + (epoch & 1 ? item.parity_offset : 0);
     char* field = fields.at[item.part.field];
@@ -48,8 +50,11 @@ __device__ void run_item(
         default:
             char* into = nullptr;
             if (item.kind == PACK && ghosts) {
-                bool is_ready = threadIdx.x || wait_for(ghosts->ready, 2 * epoch, wait);
+                // Other chunks of the same part need not wait again.
+                bool is_ready = ghosts == *allowed || threadIdx.x
+                                || wait_for(ghosts->ready, 2 * epoch, wait);
                 if (!__syncthreads_and(is_ready)) break;
+                if (threadIdx.x == 0) *allowed = ghosts;
                 if (*const_cast<volatile Word*>(ghosts->ready) & 1) into = ghosts->field;
             }
             copy_item(item, fields, packed, into);
@@ -68,6 +73,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
 ) {
     __shared__ Item item;
     __shared__ unsigned ticket;
+    __shared__ const Ghosts* allowed;
+    if (threadIdx.x == 0) allowed = nullptr;
     const Word epoch = *const_cast<volatile Word*>(&state->arrived) / EPOCH + 1;
     const bool is_one_each = count <= gridDim.x;
     unsigned index = blockIdx.x;
@@ -82,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
             reinterpret_cast<uint4*>(&item)[threadIdx.x] =
                 reinterpret_cast<const uint4*>(items + index)[threadIdx.x];
         __syncthreads();
-        run_item(item, fields, epoch, state, abort);
+        run_item(item, fields, epoch, state, abort, &allowed);
         if (is_one_each) break;
         __syncthreads();
     }
