@@ -18,7 +18,8 @@ from mpishare.halo.cuda.records import (
     UNPACK,
 )
 from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
-from mpishare.halo.cuda.work_items import Slot, StridedCells, WorkList, chunks
+from mpishare.halo.cuda.strided import StridedCells
+from mpishare.halo.cuda.work_items import Slot, WorkList, chunks
 from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import MessageInfo, Part, PartInfo

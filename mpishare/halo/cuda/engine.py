@@ -18,7 +18,7 @@ from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
 from mpishare.halo.cuda.launch_order import LaunchOrder
 from mpishare.halo.cuda.streamed import StreamedRoutes
-from mpishare.halo.cuda.work_items import alignment_of
+from mpishare.halo.cuda.strided import alignment_of
 from mpishare.halo.layout import require_number
 from mpishare.halo.message import ALIGN
 from mpishare.ordering.stream_chain import StreamChain

@@ -46,7 +46,7 @@ __device__ void run_item(
     switch (item.kind) {
         case PUT_LL:
         case GET_LL:
-            run_ll(item, field, packed, wait);
+            run_ll(item, {item.first, item.nunits}, field, packed, wait);
             break;
         case READY:
             if (threadIdx.x == 0)
@@ -60,7 +60,8 @@ __device__ void run_item(
         }
         default:
             char* into = nullptr;
-            if (item.kind == PACK && ghosts) {
+            // Ranks that share a GPU alone have such parts.
+            if (DEPTH > 1 && item.kind == PACK && ghosts) {
                 if (ghosts != last->ghosts) { // else another chunk of the same part
                     __syncthreads();
                     if (threadIdx.x == 0) wait_for_ghosts(ghosts, wait, last);
@@ -69,7 +70,8 @@ __device__ void run_item(
                 }
                 into = last->into;
             }
-            copy_item(item, fields, packed, into);
+            if (into) scatter_item(item, field, into);
+            else copy_item(item, fields, packed);
             __syncthreads();
             // Releases the stores of the whole block: the barrier orders them before this one.
             if (threadIdx.x == 0 && item.flag) store_release(item.flag, epoch);

@@ -13,7 +13,7 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
-from mpishare.halo.cuda.work_items import WorkList
+from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, WorkList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,9 +26,8 @@ _BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work
 _DEPTH_OF_SHARED_GPU = 4
 _MAX_FIELDS = 448  # 3.5 KiB of the 4 KiB of a launch's parameters
 _SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
-_MAX_LL_ITEMS = 16  # 3 KiB of the 4 KiB of a launch's parameters
+_MAX_LL_PARTS = 16  # 3 KiB of the 4 KiB of a launch's parameters
 _MAX_LL_FIELDS = 64  # another 0.5 KiB
-_LL_STATE_WORDS = _MAX_LL_ITEMS + 1  # the epochs of the blocks, and the abort flag
 _FILES = {
     "fused": "fused.cu",
     "fused_ll": "fused_ll.cu",
@@ -60,7 +59,12 @@ def kernel(name: str, nfields: int, depth: int, device: int) -> int:
 
 @functools.cache
 def _module(file: str, nfields: int, depth: int) -> cupy.RawModule:
-    sizes = f"-DNFIELDS={nfields}", f"-DDEPTH={depth}", f"-DNITEMS={_MAX_LL_ITEMS}"
+    sizes = (
+        f"-DNFIELDS={nfields}",
+        f"-DDEPTH={depth}",
+        f"-DNITEMS={_MAX_LL_PARTS}",
+        f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
+    )
     return cupy.RawModule(code=source(file), options=(*sizes, *SIZE_OPTIONS))
 
 
@@ -147,7 +151,8 @@ class Launcher:
     def for_fused(self, work: WorkList, abort: int) -> Callable[..., driver.Launch]:
         """Return what prepares launches of route ``fused``, given ``blocks=`` and ``threads=``.
 
-        All launches of a launcher count the same epochs: they must be for the same parts.
+        All launches of a launcher count the same epochs: they must be for the same parts. Few small
+        parts get a kernel with a block per chunk.
 
         Parameters
         ----------
@@ -156,31 +161,36 @@ class Launcher:
         abort : int
             The address of the word that ends all waits.
         """
-        if self._is_small(work):
-            epochs = self.state("fused_ll", _LL_STATE_WORDS)
-            return functools.partial(self._prepare_ll, work.records(), epochs, abort)
+        parts, log_chunks = work.ll_parts(), work.log_ll_chunks
+        blocks = len(parts) << log_chunks
+        is_small = (
+            work.is_ll
+            and len(parts) <= _MAX_LL_PARTS
+            and len(self._layouts) <= _MAX_LL_FIELDS
+            and blocks <= self.max_blocks // 2  # what any launch may have: see `Fused.beside`
+        )
+        if is_small:
+            state = self.state("fused_ll", blocks + 1)
+            return functools.partial(self._prepare_ll, parts, log_chunks, state, abort)
         return functools.partial(self.prepare, "fused", work.load(), self.state("fused"), abort)
-
-    def _is_small(self, work: WorkList) -> bool:
-        """Whether the smaller kernel can be used, which has a block per item."""
-        most = min(_MAX_LL_ITEMS, self.max_blocks // 2)  # of any launch: see `Fused.beside`
-        return work.is_ll and len(work) <= most and len(self._layouts) <= _MAX_LL_FIELDS
 
     def _prepare_ll(
         self,
-        records: np.ndarray[Any, Any],
-        epochs: int,
+        parts: np.ndarray[Any, Any],
+        log_chunks: int,
+        state: int,
         abort: int,
         *,
         blocks: int = 0,
         threads: int = THREADS,
     ) -> driver.Launch:
-        del blocks  # one per item
-        padded = np.zeros(_MAX_LL_ITEMS, ITEM_RECORD)
-        padded[: len(records)] = records
+        blocks = len(parts) << log_chunks
+        padded = np.zeros(_MAX_LL_PARTS, ITEM_RECORD)
+        padded[: len(parts)] = parts
         items = (ctypes.c_char * padded.nbytes).from_buffer_copy(padded.tobytes())
-        pointers = map(ctypes.c_uint64, (epochs, epochs + 8 * _MAX_LL_ITEMS, abort))
-        return self._launch("fused_ll", len(records), threads, [self.pointers, items, *pointers])
+        pointers = map(ctypes.c_uint64, (state, state + 8 * blocks, abort))
+        arguments = [self.pointers, items, ctypes.c_uint32(log_chunks), *pointers]
+        return self._launch("fused_ll", blocks, threads, arguments)
 
     def _launch(self, name: str, grid: int, threads: int, arguments: list[Any]) -> driver.Launch:
         function = kernel(name, len(self._layouts), self._depth, self._device)
@@ -189,12 +199,12 @@ class Launcher:
 
     def warm_up(self) -> None:
         """Launch each prepared kernel once on no items: a later load would wait for the streams."""
-        nothing, zeros = self.work_list(()), self.upload(np.zeros(_LL_STATE_WORDS, np.uint64))
+        nothing, zeros = self.work_list(()), self.upload(np.zeros(4, np.uint64))
         items = nothing.load()
         rest = {"fused": (zeros, zeros), "streamed": (zeros, 0), "add": ()}
         for name in sorted(self._names):
             if name == "fused_ll":
-                launch = self._prepare_ll(nothing.records(), zeros, zeros)
+                launch = self._prepare_ll(nothing.records(), 0, zeros, zeros)
             else:
                 launch = self.prepare(name, items, *rest[name])
             launch.enqueue(0)

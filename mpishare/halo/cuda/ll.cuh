@@ -90,12 +90,19 @@ struct LL<Word> {
     }
 };
 
+// Units of a part.
+struct Range {
+    unsigned first, nunits;
+};
+
 // A unit per store: one of 8 or 4 bytes.
 template <class Unit>
-__device__ __forceinline__ void put_ll(const Item& item, char* field, char* packed, Word epoch) {
+__device__ __forceinline__ void put_ll(
+    const Item& item, Range range, char* field, char* packed, Word epoch
+) {
 #pragma unroll 1
-    for (unsigned i = threadIdx.x; i < item.nunits; i += blockDim.x) {
-        unsigned unit = item.first + i;
+    for (unsigned i = threadIdx.x; i < range.nunits; i += blockDim.x) {
+        unsigned unit = range.first + i;
         Unit data = *reinterpret_cast<Unit*>(field + offset_of(item.part, unit));
         LL<Unit>::put(packed, unit, data, epoch << 32);
     }
@@ -103,11 +110,11 @@ __device__ __forceinline__ void put_ll(const Item& item, char* field, char* pack
 
 template <class Unit>
 __device__ __forceinline__ void get_ll(
-    const Item& item, char* field, const char* packed, Wait wait
+    const Item& item, Range range, char* field, const char* packed, Wait wait
 ) {
 #pragma unroll 1
-    for (unsigned i = threadIdx.x; i < item.nunits; i += blockDim.x) {
-        unsigned unit = item.first + i;
+    for (unsigned i = threadIdx.x; i < range.nunits; i += blockDim.x) {
+        unsigned unit = range.first + i;
         Unit* to = reinterpret_cast<Unit*>(field + offset_of(item.part, unit));
         Unit data;
         while (!LL<Unit>::get(packed, unit, data, wait.epoch << 32))
@@ -121,14 +128,14 @@ __device__ __forceinline__ void get_ll(
 // whatever its unit, which may be another one at the other end. Apart from the code of the wider
 // units, of which there is better little.
 __device__ __noinline__ void put_ll_narrow(
-    const Item& item, char* field, char* packed, Word epoch
+    const Item& item, Range range, char* field, char* packed, Word epoch
 ) {
     const unsigned nbytes = item.part.unit, shift = nbytes == 2 ? 1 : 2, count = 1 << shift;
 #pragma unroll 1
-    for (unsigned i = threadIdx.x << shift; i < item.nunits; i += blockDim.x << shift) {
-        unsigned unit = item.first + i, data = 0;
+    for (unsigned i = threadIdx.x << shift; i < range.nunits; i += blockDim.x << shift) {
+        unsigned unit = range.first + i, data = 0;
 #pragma unroll 1
-        for (unsigned k = 0; k < min(count, item.nunits - i); ++k) {
+        for (unsigned k = 0; k < min(count, range.nunits - i); ++k) {
             const char* cell = field + offset_of(item.part, unit + k);
             unsigned bytes = nbytes == 2 ? *reinterpret_cast<const unsigned short*>(cell)
                                          : *reinterpret_cast<const unsigned char*>(cell);
@@ -139,16 +146,16 @@ __device__ __noinline__ void put_ll_narrow(
 }
 
 __device__ __noinline__ void get_ll_narrow(
-    const Item& item, char* field, const char* packed, Wait wait
+    const Item& item, Range range, char* field, const char* packed, Wait wait
 ) {
     const unsigned nbytes = item.part.unit, shift = nbytes == 2 ? 1 : 2, count = 1 << shift;
 #pragma unroll 1
-    for (unsigned i = threadIdx.x << shift; i < item.nunits; i += blockDim.x << shift) {
-        unsigned unit = item.first + i, data;
+    for (unsigned i = threadIdx.x << shift; i < range.nunits; i += blockDim.x << shift) {
+        unsigned unit = range.first + i, data;
         while (!LL<unsigned>::get(packed, unit >> shift, data, wait.epoch << 32))
             if (!wait.keep_waiting()) return;
 #pragma unroll 1
-        for (unsigned k = 0; k < min(count, item.nunits - i); ++k, data >>= 8 * nbytes) {
+        for (unsigned k = 0; k < min(count, range.nunits - i); ++k, data >>= 8 * nbytes) {
             char* cell = field + offset_of(item.part, unit + k);
             if (nbytes == 2) *reinterpret_cast<unsigned short*>(cell) = data;
             else *cell = data;
@@ -159,16 +166,16 @@ __device__ __noinline__ void get_ll_narrow(
 
 // Runs an item of kind PUT_LL or GET_LL by all threads of a block.
 __device__ __forceinline__ void run_ll(
-    const Item& item, char* field, char* packed, const Wait& wait
+    const Item& item, Range range, char* field, char* packed, const Wait& wait
 ) {
     const int nbytes = item.part.unit;
     if (item.kind == PUT_LL) {
-        if (nbytes == 8) put_ll<Word>(item, field, packed, wait.epoch);
-        else if (nbytes == 4) put_ll<unsigned>(item, field, packed, wait.epoch);
-        else put_ll_narrow(item, field, packed, wait.epoch);
+        if (nbytes == 8) put_ll<Word>(item, range, field, packed, wait.epoch);
+        else if (nbytes == 4) put_ll<unsigned>(item, range, field, packed, wait.epoch);
+        else put_ll_narrow(item, range, field, packed, wait.epoch);
     } else {
-        if (nbytes == 8) get_ll<Word>(item, field, packed, wait);
-        else if (nbytes == 4) get_ll<unsigned>(item, field, packed, wait);
-        else get_ll_narrow(item, field, packed, wait);
+        if (nbytes == 8) get_ll<Word>(item, range, field, packed, wait);
+        else if (nbytes == 4) get_ll<unsigned>(item, range, field, packed, wait);
+        else get_ll_narrow(item, range, field, packed, wait);
     }
 }

@@ -110,11 +110,11 @@ __device__ __forceinline__ void copy_units(char* const* from, char* const* to, b
     }
 }
 
-// Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread. The other
-// end is `packed`, or the cells `target` of the field `into`.
-template <int COUNT>
+// Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread. SCATTERS:
+// `other` is a field, with cells `item.target`; else the packed cells.
+template <int COUNT, bool SCATTERS>
 __device__ __forceinline__ void copy_units_of(
-    const Item& item, char* field, char* packed, char* into, unsigned i
+    const Item& item, char* field, char* other, unsigned i
 ) {
     char* from[COUNT];
     char* to[COUNT];
@@ -122,10 +122,10 @@ __device__ __forceinline__ void copy_units_of(
     for (int k = 0; k < COUNT; ++k) {
         unsigned unit = item.first + i + k * blockDim.x;
         char* cell = field + offset_of(item.part, unit);
-        char* other = into ? into + offset_of(*item.target, unit)
-                           : packed + static_cast<long long>(unit) * item.part.unit;
-        from[k] = item.kind == UNPACK ? other : cell;
-        to[k] = item.kind == UNPACK ? cell : other;
+        char* there = other + (SCATTERS ? offset_of(*item.target, unit)
+                                        : static_cast<long long>(unit) * item.part.unit);
+        from[k] = !SCATTERS && item.kind == UNPACK ? there : cell;
+        to[k] = !SCATTERS && item.kind == UNPACK ? cell : there;
     }
     const bool zeroes = item.kind == PACK_AND_ZERO;
     switch (item.part.unit) {
@@ -179,21 +179,30 @@ __device__ __forceinline__ void copy_rows(const Item& item, Row cells, Row other
     else copy_row<unsigned long long>(from, to, item.nunits);
 }
 
-__device__ void copy_item(
-    const Item& item, const Fields& fields, char* packed, char* ghosts = nullptr
-) {
-    char* field = fields.at[item.part.field];
-    char* into = item.kind == LOCAL ? field : ghosts;
-    const bool are_rows = is_row(item.part) && (!into || is_row(*item.target));
-    if (are_rows && item.kind != PACK_AND_ZERO) {
-        const long long unit = item.part.unit;
-        const Row other = into ? row_of(*item.target, into, item.first)
-                               : Row{packed + unit * (item.first + threadIdx.x), unit};
-        return copy_rows(item, row_of(item.part, field, item.first), other);
-    }
+template <bool SCATTERS>
+__device__ __forceinline__ void copy_cells(const Item& item, char* field, char* other) {
     unsigned i = threadIdx.x;
     if (DEPTH > 1)
         for (; i + (DEPTH - 1) * blockDim.x < item.nunits; i += DEPTH * blockDim.x)
-            copy_units_of<DEPTH>(item, field, packed, into, i);
-    for (; i < item.nunits; i += blockDim.x) copy_units_of<1>(item, field, packed, into, i);
+            copy_units_of<DEPTH, SCATTERS>(item, field, other, i);
+    for (; i < item.nunits; i += blockDim.x) copy_units_of<1, SCATTERS>(item, field, other, i);
+}
+
+// Stores an item into the cells `item.target` of a field. Apart from the code of most copies.
+__device__ __noinline__ void scatter_item(const Item& item, char* field, char* into) {
+    if (is_row(item.part) && is_row(*item.target))
+        copy_rows(item, row_of(item.part, field, item.first),
+                  row_of(*item.target, into, item.first));
+    else copy_cells<true>(item, field, into);
+}
+
+__device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
+    char* field = fields.at[item.part.field];
+    if (item.kind == LOCAL) return scatter_item(item, field, field);
+    if (is_row(item.part) && item.kind != PACK_AND_ZERO) {
+        const long long unit = item.part.unit;
+        const Row other = {packed + unit * (item.first + threadIdx.x), unit};
+        return copy_rows(item, row_of(item.part, field, item.first), other);
+    }
+    copy_cells<false>(item, field, packed);
 }

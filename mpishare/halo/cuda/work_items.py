@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from mpishare.halo.cuda.records import (
     READY,
     UNPACK,
 )
+from mpishare.halo.cuda.strided import StridedCells
 from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import ALIGN, Part
@@ -44,6 +43,8 @@ _MAX_CHUNKS = 1024
 _AHEAD = 64
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
 _LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
+LL_CHUNK_NBYTES = 4096
+"""What a block of fused_ll.cu moves: one pass of its threads."""
 
 
 def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
@@ -73,77 +74,6 @@ def uses_ll(nbytes: int) -> bool:
         Size of the part.
     """
     return nbytes <= _LL_MAX_NBYTES
-
-
-def alignment_of(layout: FieldLayout) -> int:
-    """Return the alignment that every array of the dtype has, in bytes: 16 at most."""
-    size = layout.dtype.itemsize
-    return min(size & -size, ALIGN)
-
-
-@dataclass(frozen=True)
-class StridedCells:
-    """The cells of a part as strided axes of units."""
-
-    first: int
-    extents: list[int]
-    steps: list[int]
-    along: int
-    unit: int
-
-    @classmethod
-    def of(cls, part: Part, layout: FieldLayout, alignment: int) -> StridedCells:
-        """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
-        start = part.box.start if part.box is not None else (0,) * len(part.shape)
-        along = -1 if part.box is not None else part.axis
-        itemsize = layout.dtype.itemsize
-        return _strided_cells(start, part.shape, along, layout.strides, itemsize, alignment)
-
-
-# Many fields of one layout have the same cells.
-@lru_cache(maxsize=256)
-def _strided_cells(
-    start: tuple[int, ...],
-    shape: tuple[int, ...],
-    along: int,
-    strides: tuple[int, ...],
-    itemsize: int,
-    alignment: int,
-) -> StridedCells:
-    first = sum(at * step for at, step in zip(start, strides, strict=True))
-    axes: list[tuple[int, int, bool]] = []  # extent, step, whether `places` index it
-    for axis, (extent, step) in enumerate(zip(shape, strides, strict=True)):
-        if extent != 1 or axis == along:
-            _append_axis(axes, extent, step, is_along=axis == along)
-    _append_axis(axes, itemsize, 1, is_along=False)
-    run = axes[-1][0] if axes[-1][1] == 1 else 1
-    unit = gcd(first, run, ALIGN, *(step for _, step, _ in axes[:-1]))
-    unit = min(unit & -unit, alignment)
-    extents = [extent for extent, _, _ in axes]
-    steps = [step for _, step, _ in axes]
-    extents[-1] //= unit
-    steps[-1] = unit
-    indexed = [is_along for _, _, is_along in axes]
-    if len(extents) > AXES:
-        raise UnsupportedError(
-            f"cells of shape {shape} in a field of strides {strides} need {len(extents)} axes: "
-            f"{AXES} are allowed"
-        )
-    if prod(extents) >= 1 << 31:
-        raise UnsupportedError(f"{prod(extents)} units in one part of a message: too many")
-    return StridedCells(first, extents, steps, indexed.index(True) if True in indexed else -1, unit)
-
-
-def _append_axis(
-    axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along: bool
-) -> None:
-    """Append an axis, merged with the one before where both are one contiguous run."""
-    if axes:
-        before, before_step, before_along = axes[-1]
-        if not is_along and not before_along and before_step == extent * step:
-            axes[-1] = before * extent, step, False
-            return
-    axes.append((extent, step, is_along))
 
 
 class Ghosts(NamedTuple):
@@ -238,6 +168,8 @@ class WorkList:
         self._alignments = alignments
         self._upload = upload
         self._items: list[tuple[int, Item]] = []  # with the position in the launch
+        self._ll_parts: list[Item] = []
+        self._max_ll_chunks = 1
 
     def __len__(self) -> int:
         """How many items there are."""
@@ -274,6 +206,10 @@ class WorkList:
             target=target,
             kind=kind,
         )
+        if kind in (PUT_LL, GET_LL):
+            self._ll_parts.append(item._replace(nunits=part.nbytes // cells.unit))
+            nchunks = -(-part.nbytes // LL_CHUNK_NBYTES)
+            self._max_ll_chunks = max(self._max_ll_chunks, nchunks)
         self._add_chunks(item, part, cells, slot.flags, shares_gpu=shares_gpu)
 
     def add_local(self, part: Part, target: Part) -> None:
@@ -323,6 +259,11 @@ class WorkList:
         """Whether all items travel by LL."""
         return all(item.kind in (PUT_LL, GET_LL) for _, item in self._items)
 
+    @property
+    def log_ll_chunks(self) -> int:
+        """Of the chunks of the largest part by LL: the logarithm to the base of 2, rounded up."""
+        return (self._max_ll_chunks - 1).bit_length()
+
     def load(self) -> ItemArray:
         """Copy the items to the GPU, in the order of `records`."""
         return ItemArray(self._upload(self.records()), len(self))
@@ -334,12 +275,11 @@ class WorkList:
         all ranks: chunk k of a part is packed at position k, and waited for at a later one. To
         store it into ghosts waits as well, for an item of kind ``READY``: these come first.
         """
-        items = [item for _, item in sorted(self._items, key=lambda each: each[0])]
-        records = np.zeros(max(1, len(items)), ITEM_RECORD)
-        for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
-            is_part = name == "part"
-            records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
-        return records
+        return _records([item for _, item in sorted(self._items, key=lambda each: each[0])])
+
+    def ll_parts(self) -> np.ndarray[Any, Any]:
+        """Return the parts that travel by LL, an item each: those that are sent come first."""
+        return _records(sorted(self._ll_parts, key=lambda item: item.kind == GET_LL))
 
     def _append(self, index: int, item: Item) -> None:
         waits = item.kind in (UNPACK, GET_LL)
@@ -390,3 +330,11 @@ class WorkList:
             first, nunits = begin // cells.unit, nbytes // cells.unit
             addresses = packed, parity_offset, flag, stalled_on, target
             self._append(index, Item(part_record, *addresses, first, nunits, kind, element))
+
+
+def _records(items: Sequence[Item]) -> np.ndarray[Any, Any]:
+    records = np.zeros(max(1, len(items)), ITEM_RECORD)
+    for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
+        is_part = name == "part"
+        records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
+    return records
