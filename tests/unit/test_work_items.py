@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import (
     AXES,
+    GET_LL,
     ITEM_RECORD,
     PACK,
     PART_RECORD,
@@ -236,3 +237,23 @@ def test_an_empty_list_is_one_record_of_zeros():
     work = WorkList([], [], lambda array: loaded.append(array.tobytes()) or 7)
     assert work.load() == (7, 0)
     assert loaded == [bytes(ITEM.size)]
+
+
+def test_parts_by_ll_are_known_whole_and_those_sent_come_first():
+    layout = FieldLayout((4, 5000), (5000, 1), np.dtype("u1"), 0)
+    work = WorkList([layout], [16], lambda array: 0)
+    rows = [Part.of_box(0, layout, Box((row, 0), (row + 1, 5000))) for row in range(4)]
+    assert work.is_ll
+    work.add_copy(GET_LL, rows[0], Slot(1000, 64), 7)
+    work.add_copy(PUT_LL, rows[1], Slot(2000, 64))
+    work.add_copy(PUT_LL, Part.of_box(0, layout, Box((2, 3), (3, 10))), Slot(3000, 64))
+    parts = work.ll_parts()
+    assert parts["kind"].tolist() == [PUT_LL, PUT_LL, GET_LL]
+    assert parts["packed"].tolist() == [2000, 3000, 1000]
+    units = parts["part"]["unit"].tolist()
+    assert units == [8, 1, 8]
+    assert (parts["nunits"] * units).tolist() == [5000, 7, 5000]
+    assert (work.log_ll_chunks, len(work)) == (1, 5)  # of 4 KiB
+    assert work.is_ll
+    work.add_signal(PACK, 1)
+    assert not work.is_ll

@@ -94,6 +94,23 @@ def test_small_faces_of_odd_sizes(node, dtype, axis, shift):
 
 
 @TWO
+@pytest.mark.parametrize(
+    ("nbytes", "kernel"), [(8, "fused_ll"), (64 * KIB, "fused_ll"), (129 * KIB, "fused")]
+)
+def test_small_faces_have_a_kernel_of_their_own(node, nbytes, kernel):
+    """As long as each chunk can have a block at once, which ranks of one GPU may not have."""
+    cart = ring(node)
+    field = node.xp.zeros((4, nbytes), "u1")
+    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        if {route for rank, route in halo.routes.items() if rank != cart.rank} != {"fused"}:
+            pytest.skip(f"routes {halo.routes}")
+        launcher = halo._forward._launcher
+        has_room = 4 * max(nbytes // (4 * KIB), 1) <= launcher.max_blocks // 2
+        assert launcher._names == {kernel if has_room else "fused"}
+    cart.Free()
+
+
+@TWO
 def test_strided_faces_of_bytes_and_large_ones_in_one_plan(node):
     """Columns of single bytes, columns of numbers, and whole planes: every way in one launch."""
     xp, cart = node.xp, node.comm.Create_cart([node.size, 1], [True, True])
