@@ -15,7 +15,7 @@ from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import MessageInfo, Part, PartInfo, PartKey
 
-N = 1 << 17
+N = 1 << 19
 LAYOUT = FieldLayout((4, N), (8 * N, 8), np.dtype("f8"), 0)
 SENT, GHOST = Box((1, 0), (2, N)), Box((3, 0), (4, N))
 KEY = PartKey(0, 1, 0, 0)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import MessageInfo
 
-# A smaller part waits longer for the flag than the copy takes.
-_MIN_NBYTES = 1 << 20
+MIN_NBYTES = 4 << 20
+"""Size of the parts that go straight: to wait for a flag takes longer than to copy smaller ones."""
 
 
 def locations(
@@ -69,7 +69,7 @@ class DirectParts:
             box = boxes.get(key)
             is_near = uuids[ranks_here[key.sender]] == uuids[ranks_here[key.receiver]]
             is_in_window = setup.locations[key.receiver][key.field] is not None
-            if is_near and is_in_window and box is not None and info.nbytes >= _MIN_NBYTES:
+            if is_near and is_in_window and box is not None and info.nbytes >= MIN_NBYTES:
                 self._boxes[key] = box
         self.keys = set(self._boxes)
 

@@ -74,8 +74,13 @@ class Fused:
 def _add_sends(work: WorkList, direction: Direction, buffers: Buffers) -> None:
     for message, part in direction.outgoing("fused"):
         slot = buffers.outgoing(message, part)
-        shares_gpu = direction.shares_gpu(message.peer)
-        work.add_copy(PACK if slot.flags else PUT_LL, part, slot, shares_gpu=shares_gpu)
+        work.add_copy(
+            PACK if slot.flags else PUT_LL,
+            part,
+            slot,
+            buffers.flags.stalled_on(message.peer),  # before it stores into ghosts
+            shares_gpu=direction.shares_gpu(message.peer),
+        )
     for peer in direction.peers("fused"):
         flag = buffers.silent_flag(direction.rank, peer)
         if flag is not None:

@@ -31,7 +31,7 @@ struct __align__(16) Item {
     char* packed;                   // first unit of the part in the buffer of even epochs
     long long parity_offset;        // from there to the buffer of odd epochs
     unsigned long long* flag;       // PACK, UNPACK: holds the epoch once the chunk is there
-    unsigned long long* stalled_on; // UNPACK, GET_LL: tells the host which peer is waited for
+    unsigned long long* stalled_on; // of what may wait: tells the host for which peer
     const Part* target; // LOCAL: the destination; sums: the packed cells; fused: Ghosts or null
     unsigned first;
     unsigned nunits;

@@ -185,7 +185,7 @@ class WorkList:
         kind : int
             ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``.
         stalled_on : int
-            The address of the word that says that this rank waits for the sender.
+            The address of the word that says that this rank waits for the other one.
         shares_gpu : bool
             As for `chunks`.
         """

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mpishare
+from mpishare.halo.cuda import direct
 from tests.helpers.latch import Latch, within
 
 TWO = pytest.mark.ranks(min=2)
@@ -34,6 +35,13 @@ __global__ void next(unsigned long long* step) { ++*step; }
 @pytest.fixture(autouse=True)
 def on_cuda(node):
     assert node.backend == "cuda"
+
+
+@pytest.fixture(autouse=True)
+def smaller_parts(monkeypatch):
+    """So that the tests take less memory and time."""
+    assert direct.MIN_NBYTES > MIB
+    monkeypatch.setattr(direct, "MIN_NBYTES", MIB)
 
 
 @pytest.fixture
