@@ -248,5 +248,6 @@ class Plan(NodeObject):
             raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
 
     def _forget(self) -> None:
-        self._fields, self._open = [], None
+        self._fields = self._setup.fields = []
+        self._open = None
         self._context.unregister(self)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.kernels import THREADS
-from mpishare.halo.cuda.work_items import GET_LL, PACK, PUT_LL, UNPACK
+from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +56,10 @@ class Fused:
         for part, target in direction.local():
             work.add_local(part, target)
         _add_receives(work, direction, buffers)
-        items, pointers = work.load(), (launcher.state("fused"), buffers.flags.abort)
+        prepare = launcher.for_fused(work, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
-            launch = launcher.prepare("fused", items, *pointers, blocks=blocks, threads=threads)
-            return GraphCache(launcher, launch, capturing, handles)
+            return GraphCache(launcher, prepare(blocks=blocks, threads=threads), capturing, handles)
 
         blocks = launcher.max_blocks
         self.alone = cache(blocks, THREADS, handles)
@@ -75,8 +74,13 @@ class Fused:
 def _add_sends(work: WorkList, direction: Direction, buffers: Buffers) -> None:
     for message, part in direction.outgoing("fused"):
         slot = buffers.outgoing(message, part)
-        shares_gpu = direction.shares_gpu(message.peer)
-        work.add_copy(PACK if slot.flags else PUT_LL, part, slot, shares_gpu=shares_gpu)
+        work.add_copy(
+            PACK if slot.flags else PUT_LL,
+            part,
+            slot,
+            buffers.flags.stalled_on(message.peer),  # before it stores into ghosts
+            shares_gpu=direction.shares_gpu(message.peer),
+        )
     for peer in direction.peers("fused"):
         flag = buffers.silent_flag(direction.rank, peer)
         if flag is not None:

@@ -7,6 +7,7 @@
 #ifndef DEPTH
 #define DEPTH 1
 #endif
+const int ROW_DEPTH = DEPTH > 1 ? DEPTH : 2; // of cells that lie in a row
 
 // The cells of one field in one message, in the order in which they travel: units of `unit` bytes,
 // last axis fastest.
@@ -21,7 +22,7 @@ struct Part {
     int unit;
 };
 
-enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL };
+enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY };
 
 // A chunk of a part, and where it lies packed. The part is embedded, so that one read of global
 // memory brings all of it.
@@ -30,8 +31,8 @@ struct __align__(16) Item {
     char* packed;                   // first unit of the part in the buffer of even epochs
     long long parity_offset;        // from there to the buffer of odd epochs
     unsigned long long* flag;       // PACK, UNPACK: holds the epoch once the chunk is there
-    unsigned long long* stalled_on; // UNPACK, GET_LL: tells the host which peer is waited for
-    const Part* target;             // LOCAL: the destination; in sums: the packed cells
+    unsigned long long* stalled_on; // of what may wait: tells the host for which peer
+    const Part* target; // LOCAL: the destination; sums: the packed cells; fused: Ghosts or null
     unsigned first;
     unsigned nunits;
     int kind;
@@ -39,9 +40,18 @@ struct __align__(16) Item {
     long long unused;               // pads to 16 bytes
 };
 
+// The cells of a receiver that a sender on the same GPU may store into, without staging, at
+// exchanges at which the receiver says so.
+struct Ghosts {
+    Part part;
+    char* field;               // of the receiver, as this rank maps it
+    unsigned long long* ready; // twice the epoch, plus 1 where they may be stored into
+};
+
 // The sizes of the NumPy records come with the compiler options.
 static_assert(sizeof(Part) == Part_nbytes, "size of Part");
 static_assert(sizeof(Item) == Item_nbytes, "size of Item");
+static_assert(sizeof(Ghosts) == Ghosts_nbytes, "size of Ghosts");
 // So do their offsets where the tests compile this: not every NVRTC in use has __builtin_offsetof.
 #ifdef Part_first
 #define SAME_OFFSET(Record, field) \
@@ -65,6 +75,9 @@ SAME_OFFSET(Item, nunits);
 SAME_OFFSET(Item, kind);
 SAME_OFFSET(Item, element);
 SAME_OFFSET(Item, unused);
+SAME_OFFSET(Ghosts, part);
+SAME_OFFSET(Ghosts, field);
+SAME_OFFSET(Ghosts, ready);
 #endif
 
 struct Fields {
@@ -97,10 +110,11 @@ __device__ __forceinline__ void copy_units(char* const* from, char* const* to, b
     }
 }
 
-// Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread.
-template <int COUNT>
+// Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread. SCATTERS:
+// `other` is a field, with cells `item.target`; else the packed cells.
+template <int COUNT, bool SCATTERS>
 __device__ __forceinline__ void copy_units_of(
-    const Item& item, char* field, char* packed, unsigned i
+    const Item& item, char* field, char* other, unsigned i
 ) {
     char* from[COUNT];
     char* to[COUNT];
@@ -108,10 +122,10 @@ __device__ __forceinline__ void copy_units_of(
     for (int k = 0; k < COUNT; ++k) {
         unsigned unit = item.first + i + k * blockDim.x;
         char* cell = field + offset_of(item.part, unit);
-        char* other = item.kind == LOCAL ? field + offset_of(*item.target, unit)
-                                         : packed + static_cast<long long>(unit) * item.part.unit;
-        from[k] = item.kind == UNPACK ? other : cell;
-        to[k] = item.kind == UNPACK ? cell : other;
+        char* there = other + (SCATTERS ? offset_of(*item.target, unit)
+                                        : static_cast<long long>(unit) * item.part.unit);
+        from[k] = !SCATTERS && item.kind == UNPACK ? there : cell;
+        to[k] = !SCATTERS && item.kind == UNPACK ? cell : there;
     }
     const bool zeroes = item.kind == PACK_AND_ZERO;
     switch (item.part.unit) {
@@ -123,11 +137,72 @@ __device__ __forceinline__ void copy_units_of(
     }
 }
 
-__device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
-    char* field = fields.at[item.part.field];
+// Wide units in one row with equal steps, as most large faces are: no division finds them, and more
+// of them are in flight.
+__device__ __forceinline__ bool is_row(const Part& part) {
+    return part.axes == 1 && part.along < 0 && part.unit >= 8;
+}
+
+struct Row {
+    char* at; // the cell of this thread
+    long long step;
+};
+
+__device__ __forceinline__ Row row_of(const Part& part, char* field, unsigned first) {
+    return {field + part.first + part.step[0] * (first + threadIdx.x), part.step[0]};
+}
+
+template <class Unit>
+__device__ __forceinline__ void copy_row(Row from, Row to, unsigned nunits) {
+    const unsigned stride = blockDim.x;
+    const long long from_step = from.step * stride, to_step = to.step * stride;
+    unsigned i = threadIdx.x;
+    for (; i + (ROW_DEPTH - 1) * stride < nunits; i += ROW_DEPTH * stride) {
+        Unit unit[ROW_DEPTH];
+#pragma unroll
+        for (int k = 0; k < ROW_DEPTH; ++k)
+            unit[k] = *reinterpret_cast<Unit*>(from.at + k * from_step);
+#pragma unroll
+        for (int k = 0; k < ROW_DEPTH; ++k)
+            *reinterpret_cast<Unit*>(to.at + k * to_step) = unit[k];
+        from.at += ROW_DEPTH * from_step;
+        to.at += ROW_DEPTH * to_step;
+    }
+#pragma unroll 1
+    for (; i < nunits; i += stride, from.at += from_step, to.at += to_step)
+        *reinterpret_cast<Unit*>(to.at) = *reinterpret_cast<Unit*>(from.at);
+}
+
+__device__ __forceinline__ void copy_rows(const Item& item, Row cells, Row other) {
+    const Row from = item.kind == UNPACK ? other : cells, to = item.kind == UNPACK ? cells : other;
+    if (item.part.unit == 16) copy_row<uint4>(from, to, item.nunits);
+    else copy_row<unsigned long long>(from, to, item.nunits);
+}
+
+template <bool SCATTERS>
+__device__ __forceinline__ void copy_cells(const Item& item, char* field, char* other) {
     unsigned i = threadIdx.x;
     if (DEPTH > 1)
         for (; i + (DEPTH - 1) * blockDim.x < item.nunits; i += DEPTH * blockDim.x)
-            copy_units_of<DEPTH>(item, field, packed, i);
-    for (; i < item.nunits; i += blockDim.x) copy_units_of<1>(item, field, packed, i);
+            copy_units_of<DEPTH, SCATTERS>(item, field, other, i);
+    for (; i < item.nunits; i += blockDim.x) copy_units_of<1, SCATTERS>(item, field, other, i);
+}
+
+// Stores an item into the cells `item.target` of a field. Apart from the code of most copies.
+__device__ __noinline__ void scatter_item(const Item& item, char* field, char* into) {
+    if (is_row(item.part) && is_row(*item.target))
+        copy_rows(item, row_of(item.part, field, item.first),
+                  row_of(*item.target, into, item.first));
+    else copy_cells<true>(item, field, into);
+}
+
+__device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
+    char* field = fields.at[item.part.field];
+    if (item.kind == LOCAL) return scatter_item(item, field, field);
+    if (is_row(item.part) && item.kind != PACK_AND_ZERO) {
+        const long long unit = item.part.unit;
+        const Row other = {packed + unit * (item.first + threadIdx.x), unit};
+        return copy_rows(item, row_of(item.part, field, item.first), other);
+    }
+    copy_cells<false>(item, field, packed);
 }

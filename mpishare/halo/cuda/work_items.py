@@ -1,67 +1,31 @@
-"""Work items: what a kernel copies, and between which addresses.
-
-`PART_RECORD` and `ITEM_RECORD` are the structs of work_items.cuh. The compiler asserts that their
-sizes agree (`SIZE_OPTIONS`), and in the tests their offsets too (`RECORD_OPTIONS`).
-"""
+"""Work items: what a kernel copies, and between which addresses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpishare.errors import UnsupportedError
+from mpishare.halo.cuda.records import (
+    AXES,
+    GET_LL,
+    GHOSTS_RECORD,
+    ITEM_RECORD,
+    LOCAL,
+    PART_RECORD,
+    PUT_LL,
+    READY,
+    UNPACK,
+)
+from mpishare.halo.cuda.strided import StridedCells
 from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import ALIGN, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-AXES = 8
-PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL = range(6)
-
-PART_RECORD = np.dtype(
-    [
-        ("first", "<i8"),
-        ("step", "<i8", AXES),
-        ("places", "<u8"),
-        ("extent", "<u4", AXES),
-        ("axes", "<i4"),
-        ("along", "<i4"),
-        ("field", "<i4"),
-        ("unit", "<i4"),
-    ]
-)
-ITEM_RECORD = np.dtype(
-    [
-        ("part", PART_RECORD),
-        ("packed", "<u8"),
-        ("parity_offset", "<i8"),
-        ("flag", "<u8"),
-        ("stalled_on", "<u8"),
-        ("target", "<u8"),
-        ("first", "<u4"),
-        ("nunits", "<u4"),
-        ("kind", "<i4"),
-        ("element", "<i4"),
-        ("unused", "<u8"),
-    ]
-)
-
-
-def record_options(name: str, record: np.dtype[Any]) -> tuple[str, ...]:
-    """Return compiler options that define the size of a record and the offset of each field."""
-    offsets = {field: at for field, (_, at, *_) in (record.fields or {}).items()}
-    values = {"nbytes": record.itemsize, **offsets}
-    return tuple(f"-D{name}_{key}={value}" for key, value in values.items())
-
-
-RECORD_OPTIONS = (*record_options("Part", PART_RECORD), *record_options("Item", ITEM_RECORD))
-SIZE_OPTIONS = tuple(option for option in RECORD_OPTIONS if "_nbytes=" in option)
 
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
 # (part bytes up to, chunk bytes): small parts take one pass of a block's threads; large ones take
@@ -78,7 +42,9 @@ _MAX_CHUNKS = 1024
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
 _AHEAD = 64
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
-_LL_UNITS, _LL_MAX_NBYTES = (4, 8), 128 << 10
+_LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
+LL_CHUNK_NBYTES = 4096
+"""What a block of fused_ll.cu moves: one pass of its threads."""
 
 
 def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
@@ -99,93 +65,40 @@ def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
         yield begin, min(step, nbytes - begin)
 
 
-def uses_ll(nbytes: int, unit: int) -> bool:
+def uses_ll(nbytes: int) -> bool:
     """Whether a fused part travels by LL, with the flag in the data. Same at both ends.
 
     Parameters
     ----------
     nbytes : int, bytes
         Size of the part.
-    unit : int, bytes
-        The widest unit that both ends can move, whatever arrays the calls pass.
     """
-    return nbytes <= _LL_MAX_NBYTES and unit >= _LL_UNITS[0]
+    return nbytes <= _LL_MAX_NBYTES
 
 
-def alignment_of(layout: FieldLayout) -> int:
-    """Return the alignment that every array of the dtype has, in bytes: 16 at most."""
-    size = layout.dtype.itemsize
-    return min(size & -size, ALIGN)
+class Ghosts(NamedTuple):
+    """The cells of a receiver that a sender on the same GPU may store into.
 
+    Attributes
+    ----------
+    part : Part
+        The cells, in the receiver's field.
+    layout : FieldLayout
+        Of that field.
+    address : int
+        Where it begins, as this rank's GPU sees it.
+    ready : int
+        The address of the flag by which the receiver says that they may be written.
+    """
 
-def unit_of(part: Part, layout: FieldLayout) -> int:
-    """Return the widest unit in which a part can be moved in any array of the layout, in bytes."""
-    return StridedCells.of(part, layout, alignment_of(layout)).unit
+    part: Part
+    layout: FieldLayout
+    address: int
+    ready: int
 
-
-@dataclass(frozen=True)
-class StridedCells:
-    """The cells of a part as strided axes of units."""
-
-    first: int
-    extents: list[int]
-    steps: list[int]
-    along: int
-    unit: int
-
-    @classmethod
-    def of(cls, part: Part, layout: FieldLayout, alignment: int) -> StridedCells:
-        """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
-        start = part.box.start if part.box is not None else (0,) * len(part.shape)
-        along = -1 if part.box is not None else part.axis
-        itemsize = layout.dtype.itemsize
-        return _strided_cells(start, part.shape, along, layout.strides, itemsize, alignment)
-
-
-# Many fields of one layout have the same cells.
-@lru_cache(maxsize=256)
-def _strided_cells(
-    start: tuple[int, ...],
-    shape: tuple[int, ...],
-    along: int,
-    strides: tuple[int, ...],
-    itemsize: int,
-    alignment: int,
-) -> StridedCells:
-    first = sum(at * step for at, step in zip(start, strides, strict=True))
-    axes: list[tuple[int, int, bool]] = []  # extent, step, whether `places` index it
-    for axis, (extent, step) in enumerate(zip(shape, strides, strict=True)):
-        if extent != 1 or axis == along:
-            _append_axis(axes, extent, step, is_along=axis == along)
-    _append_axis(axes, itemsize, 1, is_along=False)
-    run = axes[-1][0] if axes[-1][1] == 1 else 1
-    unit = gcd(first, run, ALIGN, *(step for _, step, _ in axes[:-1]))
-    unit = min(unit & -unit, alignment)
-    extents = [extent for extent, _, _ in axes]
-    steps = [step for _, step, _ in axes]
-    extents[-1] //= unit
-    steps[-1] = unit
-    indexed = [is_along for _, _, is_along in axes]
-    if len(extents) > AXES:
-        raise UnsupportedError(
-            f"cells of shape {shape} in a field of strides {strides} need {len(extents)} axes: "
-            f"{AXES} are allowed"
-        )
-    if prod(extents) >= 1 << 31:
-        raise UnsupportedError(f"{prod(extents)} units in one part of a message: too many")
-    return StridedCells(first, extents, steps, indexed.index(True) if True in indexed else -1, unit)
-
-
-def _append_axis(
-    axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along: bool
-) -> None:
-    """Append an axis, merged with the one before where both are one contiguous run."""
-    if axes:
-        before, before_step, before_along = axes[-1]
-        if not is_along and not before_along and before_step == extent * step:
-            axes[-1] = before * extent, step, False
-            return
-    axes.append((extent, step, is_along))
+    def cells(self, unit: int) -> StridedCells:
+        """Return the cells in units of that many bytes at most."""
+        return StridedCells.of(self.part, self.layout, min(unit, self.address & -self.address))
 
 
 class Slot(NamedTuple):
@@ -199,11 +112,14 @@ class Slot(NamedTuple):
         From the first buffer to the second, which odd epochs use. 0 where there is one buffer.
     flags : sequence of int
         The address of each chunk's flag; empty where no kernel waits for it, or by LL.
+    ghosts : Ghosts or None
+        Where it goes instead, at exchanges at which the receiver allows that.
     """
 
     address: int
     parity_offset: int = 0
     flags: Sequence[int] = ()
+    ghosts: Ghosts | None = None
 
 
 class Item(NamedTuple):
@@ -252,6 +168,8 @@ class WorkList:
         self._alignments = alignments
         self._upload = upload
         self._items: list[tuple[int, Item]] = []  # with the position in the launch
+        self._ll_parts: list[Item] = []
+        self._max_ll_chunks = 1
 
     def __len__(self) -> int:
         """How many items there are."""
@@ -267,19 +185,31 @@ class WorkList:
         kind : int
             ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``.
         stalled_on : int
-            The address of the word that says that this rank waits for the sender.
+            The address of the word that says that this rank waits for the other one.
         shares_gpu : bool
             As for `chunks`.
         """
-        unit = _LL_UNITS[-1] if kind in (PUT_LL, GET_LL) else ALIGN
-        cells = self._cells(part, unit)
+        cells = self._cells(part, _LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
+        target = 0
+        if slot.ghosts is not None:
+            there = slot.ghosts.cells(cells.unit)
+            target = self._upload_ghosts(slot.ghosts, there)
+            if kind == UNPACK:
+                self._add_ready(part.field, target)
+            else:
+                cells = self._cells(part, there.unit)
         item = Item(
             self._record(part, cells).tobytes(),
             slot.address,
             slot.parity_offset,
             stalled_on=stalled_on,
+            target=target,
             kind=kind,
         )
+        if kind in (PUT_LL, GET_LL):
+            self._ll_parts.append(item._replace(nunits=part.nbytes // cells.unit))
+            nchunks = -(-part.nbytes // LL_CHUNK_NBYTES)
+            self._max_ll_chunks = max(self._max_ll_chunks, nchunks)
         self._add_chunks(item, part, cells, slot.flags, shares_gpu=shares_gpu)
 
     def add_local(self, part: Part, target: Part) -> None:
@@ -324,22 +254,48 @@ class WorkList:
         part["unit"] = 1
         self._append(0, Item(part.tobytes(), flag=flag, stalled_on=stalled_on, kind=kind))
 
+    @property
+    def is_ll(self) -> bool:
+        """Whether all items travel by LL."""
+        return all(item.kind in (PUT_LL, GET_LL) for _, item in self._items)
+
+    @property
+    def log_ll_chunks(self) -> int:
+        """Of the chunks of the largest part by LL: the logarithm to the base of 2, rounded up."""
+        return (self._max_ll_chunks - 1).bit_length()
+
     def load(self) -> ItemArray:
-        """Copy the items to the GPU.
+        """Copy the items to the GPU, in the order of `records`."""
+        return ItemArray(self._upload(self.records()), len(self))
+
+    def records(self) -> np.ndarray[Any, Any]:
+        """Return the items in their order, as `ITEM_RECORD`; a record of zeros if there is none.
 
         An item that waits comes after the item of another rank that it waits for, in the order of
-        all ranks: chunk k of a part is packed at position k, and waited for at a later one.
+        all ranks: chunk k of a part is packed at position k, and waited for at a later one. To
+        store it into ghosts waits as well, for an item of kind ``READY``: these come first.
         """
-        items = [item for _, item in sorted(self._items, key=lambda each: each[0])]
-        records = np.zeros(max(1, len(items)), ITEM_RECORD)
-        for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
-            is_part = name == "part"
-            records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
-        return ItemArray(self._upload(records), len(items))
+        return _records([item for _, item in sorted(self._items, key=lambda each: each[0])])
+
+    def ll_parts(self) -> np.ndarray[Any, Any]:
+        """Return the parts that travel by LL, an item each: those that are sent come first."""
+        return _records(sorted(self._ll_parts, key=lambda item: item.kind == GET_LL))
 
     def _append(self, index: int, item: Item) -> None:
         waits = item.kind in (UNPACK, GET_LL)
         self._items.append((2 * index + (2 * _AHEAD + 1 if waits else 0), item))
+
+    def _add_ready(self, field: int, ghosts: int) -> None:
+        """Say that ghosts may be written, before anything else: who stores into them waits."""
+        part = np.zeros(1, PART_RECORD)
+        part["unit"], part["field"] = 1, field
+        self._append(-1, Item(part.tobytes(), target=ghosts, kind=READY))
+
+    def _upload_ghosts(self, ghosts: Ghosts, cells: StridedCells) -> int:
+        record = np.zeros(1, GHOSTS_RECORD)
+        record["part"] = self._record(ghosts.part, cells)
+        record["field"], record["ready"] = ghosts.address, ghosts.ready
+        return self._upload(record)
 
     def _cells(self, part: Part, widest: int) -> StridedCells:
         alignment = min(widest, self._alignments[part.field])
@@ -374,3 +330,11 @@ class WorkList:
             first, nunits = begin // cells.unit, nbytes // cells.unit
             addresses = packed, parity_offset, flag, stalled_on, target
             self._append(index, Item(part_record, *addresses, first, nunits, kind, element))
+
+
+def _records(items: Sequence[Item]) -> np.ndarray[Any, Any]:
+    records = np.zeros(max(1, len(items)), ITEM_RECORD)
+    for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
+        is_part = name == "part"
+        records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
+    return records
