@@ -10,6 +10,7 @@ import mpishare
 from tests.faults.scenes import play
 from tests.faults.stage import Stage
 from tests.helpers.launch import run_ranks
+from tests.helpers.reporting import report
 
 LIMIT_S = 5.0
 PLACES = ("exchange", "wait", "accumulate", "close", "make", "neighbors")
@@ -70,6 +71,42 @@ def test_all_survivors_name_the_killed_rank(place, route):
         assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
         played.worked([rank], "close")
     assert played.result.returncode != 0, played.describe()
+
+
+def kernel_waits(stage: Stage, nbytes: int) -> None:
+    import cupy
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        field = node.allocate_each((4, nbytes), "u1", fill=0).array
+        halo = mpishare.HaloExchange(cart, field, 1, axes=0, node=node)
+        for _ in range(3):
+            halo.exchange()
+        node.synchronize(stream)
+        node.barrier()
+        if stage.rank == 1:
+            time.sleep(0.4)
+            stage.die()
+        halo.exchange()
+        stage.attempt("synchronize", node.synchronize, stream)
+        report({"is done": stream.done})
+        stage.attempt("then", halo.exchange)
+
+
+@pytest.mark.gpu
+@pytest.mark.kills
+@pytest.mark.parametrize("nbytes", [8, 1 << 20])
+def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
+    """Each of the two kernels of route fused, whose waits only the abort flag ends."""
+    played = play(2, kernel_waits, nbytes, backend="cuda", survivable=True)
+    told = played.raised(0, "synchronize", "PeerTimeout")
+    assert told.ranks == [1]
+    assert told.end - played.rank(1)["died"] < LIMIT_S
+    assert played.rank(0)["is done"]
+    assert played.raised(0, "then", "PeerTimeout").ranks == [1]
 
 
 def left(stage: Stage, place: str, route: str) -> None:
