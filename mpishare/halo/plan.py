@@ -14,8 +14,10 @@ from mpishare.halo.setup import agree_on_routes, make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from mpishare.halo.engine import Engine, PlanSetup
+    from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message
 
 log = logging.getLogger("mpishare.halo")
@@ -59,6 +61,11 @@ class Plan(NodeObject):
     def routes(self) -> dict[int, str]:
         """For each neighbor, by its rank in the given communicator, how its cells travel."""
         return dict(self._setup.my_routes)
+
+    @property
+    def layouts(self) -> Sequence[FieldLayout]:
+        """The layout of each field: what the plan was made for, and what each call's arrays have."""
+        return self._setup.mine
 
     @property
     def staging_nbytes(self) -> int:
@@ -197,6 +204,10 @@ class Plan(NodeObject):
         setup = self._setup
         if setup.cache is not None:
             setup.cache.release(setup.backend, setup.node)
+
+    def _in_this_thread(self) -> AbstractContextManager[None]:
+        """Let the calling thread make the calls of the block, while the node's own makes none."""
+        return self._context.agreement.in_this_thread()
 
     def _abandon(self) -> None:
         self._is_closed = True
