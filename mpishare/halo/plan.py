@@ -151,16 +151,22 @@ class Plan(NodeObject):
             If a field's elements are no numbers.
         """
         self._check("accumulate")
-        unfit = [str(each.dtype) for each in self._setup.mine if each.dtype.kind not in "iufc"]
-        if unfit:
-            raise TypeError(f"{self.name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._reverse is None:
             self._setup.comm.step(
                 f"{self.name}: accumulate", lambda: self._check_first_accumulate(fields, stream)
             )
-            self._reverse = make_engine(self._setup, self._recvs, self._sends, is_reverse=True)
+            self._prepare_accumulate()
+        assert self._reverse is not None
         call = self._begin("accumulate", self._reverse, fields)
         self._reverse.exchange(call, stream)
+
+    def _prepare_accumulate(self) -> None:
+        """Build the engine of the reverse, unless it is there. Collective, host-blocking."""
+        unfit = [str(each.dtype) for each in self._setup.mine if each.dtype.kind not in "iufc"]
+        if unfit:
+            raise TypeError(f"{self.name}: accumulate failed: {', '.join(unfit)} cannot be added")
+        if self._reverse is None:
+            self._reverse = make_engine(self._setup, self._recvs, self._sends, is_reverse=True)
 
     def _check_first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
         """Raise where the call would fail on this rank, before all ranks begin to allocate."""

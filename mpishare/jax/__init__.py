@@ -1,5 +1,5 @@
-"""Exchanges of JAX arrays, inside `jax.jit` and its gradients. Imports JAX; mpishare itself does not."""
+"""Exchanges of JAX arrays inside `jax.jit`. The one part of mpishare that imports JAX."""
 
-from mpishare.jax.exchange import exchange
+from mpishare.jax.primitive import exchange
 
 __all__ = ["exchange"]

@@ -20,6 +20,7 @@ from jax.experimental.buffer_callback import ExecutionStage, buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
+from mpishare.errors import ClosedError
 from mpishare.halo.layout import Layout
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     ------
     ValueError
         If a field has another shape or dtype than the plan was made for.
+    ClosedError
+        If the plan is closed.
 
     Notes
     -----
@@ -78,6 +81,8 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     Array([2., 1., 2., 1.], dtype=float32)
     >>> node.close()
     """
+    if plan.is_closed:
+        raise ClosedError(f"{plan.name}: exchange failed: the plan is closed")
     expected = plan.layouts
     if len(fields) != len(expected):
         raise ValueError(
@@ -95,10 +100,6 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _call(plan: Plan, *, is_reverse: bool) -> Any:
-    return plan.accumulate if is_reverse else plan.exchange
-
-
 def _shapes(fields: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in fields]
 
@@ -107,7 +108,7 @@ def _on_host(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
     def run(*arrays: Any) -> list[np.ndarray[Any, Any]]:
         copies = [np.array(array) for array in arrays]
         with plan._in_this_thread():
-            _call(plan, is_reverse=is_reverse)(*copies)
+            (plan.accumulate if is_reverse else plan.exchange)(*copies)
         return copies
 
     return io_callback(run, _shapes(fields), *fields, ordered=True)
@@ -115,16 +116,20 @@ def _on_host(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
 
 def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
     def run(context: Any, buffers: list[Any], *_: Any) -> None:
+        # XLA also calls at the stages that prepare its program, where there is nothing to move.
         if context.stage != ExecutionStage.EXECUTE:
             return
         with plan._in_this_thread():
-            _call(plan, is_reverse=is_reverse)(*buffers, stream=int(context.stream))
+            call = plan.accumulate if is_reverse else plan.exchange
+            call(*buffers, stream=int(context.stream))
 
     return buffer_callback(
         run,
         _shapes(fields),
         has_side_effect=True,
         input_output_aliases={number: number for number in range(len(fields))},
+        # XLA may then call once, record what the call enqueues, and replay that without Python.
+        command_buffer_compatible=not {"mpi", "pinned"} & set(plan.routes.values()),
     )(*fields)
 
 
@@ -136,10 +141,13 @@ def _now(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
     return _primitive.bind(*fields, plan=plan, is_reverse=is_reverse)
 
 
-def _transpose(wanted: Sequence[Any], *fields: Any, plan: Plan, is_reverse: bool) -> Any:
-    given = [
-        ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in wanted
-    ]
+def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool) -> Any:
+    if not is_reverse:
+        # It allocates, which cannot be recorded, and so not be left to the first call. All ranks
+        # come here, as they trace the same program.
+        jax.effects_barrier()
+        plan._prepare_accumulate()
+    given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in wanted]
     return _primitive.bind(*given, plan=plan, is_reverse=not is_reverse)
 
 
