@@ -64,7 +64,7 @@ class Plan(NodeObject):
 
     @property
     def layouts(self) -> Sequence[FieldLayout]:
-        """The layout of each field: what the plan was made for, and what each call's arrays have."""
+        """The layout that the plan was made for, and each call's arrays have, of every field."""
         return self._setup.mine
 
     @property
@@ -155,18 +155,18 @@ class Plan(NodeObject):
             self._setup.comm.step(
                 f"{self.name}: accumulate", lambda: self._check_first_accumulate(fields, stream)
             )
-            self._prepare_accumulate()
-        assert self._reverse is not None
-        call = self._begin("accumulate", self._reverse, fields)
-        self._reverse.exchange(call, stream)
+        reverse = self._prepare_accumulate()
+        call = self._begin("accumulate", reverse, fields)
+        reverse.exchange(call, stream)
 
-    def _prepare_accumulate(self) -> None:
-        """Build the engine of the reverse, unless it is there. Collective, host-blocking."""
+    def _prepare_accumulate(self) -> Engine:
+        """Return the engine of the reverse; the first time, build it: collective, host-blocking."""
         unfit = [str(each.dtype) for each in self._setup.mine if each.dtype.kind not in "iufc"]
         if unfit:
             raise TypeError(f"{self.name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._reverse is None:
             self._reverse = make_engine(self._setup, self._recvs, self._sends, is_reverse=True)
+        return self._reverse
 
     def _check_first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
         """Raise where the call would fail on this rank, before all ranks begin to allocate."""

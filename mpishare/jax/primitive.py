@@ -1,11 +1,11 @@
 """An exchange as a function that JAX can compile, and differentiate.
 
-JAX arrays cannot be written, so the exchange returns new ones. It is linear, and so it has one
-transpose: `accumulate`, whose own transpose is the exchange.
+JAX arrays cannot be written, so the exchange returns new ones. It is linear, and its transpose is
+`accumulate`, whose own transpose is the exchange.
 
 XLA reaches the plan by a callback. On the host that is an ordered one, as all ranks must make their
-exchanges in the same order. On a GPU it is a buffer callback: XLA hands out its stream and the memory
-of the result, and runs custom calls in the order of its program, which is the same on all ranks.
+exchanges in the same order. On a GPU it is a buffer callback: XLA hands out its stream and the
+memory of the result, and makes such calls in the order of its program, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool) -> 
 
 
 def _tangents(fields: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    """The exchange of the tangents is the tangent of the exchange."""
+    """Exchange the tangents too: that is the tangent of the exchange, which is linear."""
     results = _primitive.bind(*fields, **params)
     given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in tangents]
     return results, _primitive.bind(*given, **params)
