@@ -123,14 +123,17 @@ def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
             call = plan.accumulate if is_reverse else plan.exchange
             call(*buffers, stream=int(context.stream))
 
-    return buffer_callback(
+    call = buffer_callback(
         run,
         _shapes(fields),
         has_side_effect=True,
         input_output_aliases={number: number for number in range(len(fields))},
         # XLA may then call once, record what the call enqueues, and replay that without Python.
         command_buffer_compatible=not {"mpi", "pinned"} & set(plan.routes.values()),
-    )(*fields)
+    )
+    # Without the barrier XLA (JAX 0.11.2) merges the call with a later `.at[].set()` of its result,
+    # and fails: "DynamicSliceFusion: DUS target must be a fusion parameter".
+    return jax.lax.optimization_barrier(call(*fields))
 
 
 # The effect that keeps ordered callbacks in order has no public name.

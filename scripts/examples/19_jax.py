@@ -22,10 +22,10 @@ SIZE = MPI.COMM_WORLD.size
 
 with mpishare.Node() as node:
     # One GPU per rank, and the same as the node's.
-    gpu = node.backend == "cuda"
-    jax.config.update("jax_platforms", "cuda" if gpu else "cpu")
-    if gpu:
-        jax.config.update("jax_cuda_visible_devices", str(node.device.ordinal))
+    if node.backend == "cuda":
+        jax.config.update("jax_default_device", jax.devices()[node.device.ordinal])
+    else:
+        jax.config.update("jax_platforms", "cpu")
     like = mpishare.Layout(N + 2, "f4")
     halo = mpishare.HaloExchange(node.comm, like, 1, dims=(SIZE,), periods=True, node=node)
 

@@ -28,7 +28,7 @@ def local_node():
     node = mpishare.Node(WORLD)
     jax.config.update("jax_enable_x64", True)
     if node.backend == "cuda":
-        jax.config.update("jax_cuda_visible_devices", str(node.device.ordinal))
+        jax.config.update("jax_default_device", jax.devices()[node.device.ordinal])
     else:
         jax.config.update("jax_platforms", "cpu")
     return node
