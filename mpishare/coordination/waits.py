@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -27,7 +28,7 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Failure = TypeVar("Failure", bound=MpiShareError)
 
@@ -80,6 +81,15 @@ class Waits:
         """Raise if the node is closed or broken, or if this is another thread or process."""
         if self.failure is not None or get_ident() != self.thread:
             self._refuse()
+
+    @contextmanager
+    def in_this_thread(self) -> Iterator[None]:
+        """Within the block calls are made in the calling thread, and refused in the node's own."""
+        owner, self.thread = self.thread, get_ident()
+        try:
+            yield
+        finally:
+            self.thread = owner
 
     def fail(self, failure: Callable[[], MpiShareError], *, fatal: bool) -> None:
         """Mark the node broken; the first reason stands. The watchdog's thread calls it too."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
@@ -163,10 +164,21 @@ def _has_interface(field: Any) -> bool:
     return not hasattr(field, "is_cuda") and hasattr(field, "__cuda_array_interface__")
 
 
+def refuse_jax(field: Any, name: str) -> None:
+    """Raise `TypeError` for an array of JAX, or what stands for one while JAX traces. Local."""
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(field, jax.Array):
+        raise TypeError(
+            f"{name} is a JAX array, which cannot be written. Make the plan for a Layout, and call "
+            "u = mpishare.jax.exchange(plan, u)."
+        )
+
+
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
     if isinstance(field, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask cannot travel: give its .data")
+    refuse_jax(field, name)
     if isinstance(field, np.ndarray):
         return np.asarray(field)  # a subclass may keep cells from being written
     if getattr(field, "requires_grad", False):

@@ -14,8 +14,10 @@ from mpishare.halo.setup import agree_on_routes, make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from mpishare.halo.engine import Engine, PlanSetup
+    from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message
 
 log = logging.getLogger("mpishare.halo")
@@ -59,6 +61,11 @@ class Plan(NodeObject):
     def routes(self) -> dict[int, str]:
         """For each neighbor, by its rank in the given communicator, how its cells travel."""
         return dict(self._setup.my_routes)
+
+    @property
+    def layouts(self) -> Sequence[FieldLayout]:
+        """The layout that the plan was made for, and each call's arrays have, of every field."""
+        return self._setup.mine
 
     @property
     def staging_nbytes(self) -> int:
@@ -144,16 +151,22 @@ class Plan(NodeObject):
             If a field's elements are no numbers.
         """
         self._check("accumulate")
-        unfit = [str(each.dtype) for each in self._setup.mine if each.dtype.kind not in "iufc"]
-        if unfit:
-            raise TypeError(f"{self.name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self._reverse is None:
             self._setup.comm.step(
                 f"{self.name}: accumulate", lambda: self._check_first_accumulate(fields, stream)
             )
+        reverse = self._prepare_accumulate()
+        call = self._begin("accumulate", reverse, fields)
+        reverse.exchange(call, stream)
+
+    def _prepare_accumulate(self) -> Engine:
+        """Return the engine of the reverse; the first time, build it: collective, host-blocking."""
+        unfit = [str(each.dtype) for each in self._setup.mine if each.dtype.kind not in "iufc"]
+        if unfit:
+            raise TypeError(f"{self.name}: accumulate failed: {', '.join(unfit)} cannot be added")
+        if self._reverse is None:
             self._reverse = make_engine(self._setup, self._recvs, self._sends, is_reverse=True)
-        call = self._begin("accumulate", self._reverse, fields)
-        self._reverse.exchange(call, stream)
+        return self._reverse
 
     def _check_first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
         """Raise where the call would fail on this rank, before all ranks begin to allocate."""
@@ -197,6 +210,10 @@ class Plan(NodeObject):
         setup = self._setup
         if setup.cache is not None:
             setup.cache.release(setup.backend, setup.node)
+
+    def _in_this_thread(self) -> AbstractContextManager[None]:
+        """Let the calling thread make the calls of the block, while the node's own makes none."""
+        return self._context.agreement.in_this_thread()
 
     def _abandon(self) -> None:
         self._is_closed = True

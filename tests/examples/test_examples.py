@@ -17,8 +17,9 @@ NAMES = [file.stem for file in FILES]
 def check(name: str, backend: str) -> None:
     file = EXAMPLES / f"{name}.py"
     program = file.read_text()
-    if "import torch" in program and importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed")
+    for library in ("torch", "jax"):
+        if f"import {library}\n" in program and importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
     (ranks, words) = re.findall(r"^    mpirun -n (\d) python (.*)$", program, re.MULTILINE)[0]
     assert words == f"-m mpi4py scripts/examples/{name}.py"
     command = [sys.executable, "-m", "mpi4py", file]
@@ -50,7 +51,7 @@ def test_it_is_short_and_stands_alone(name: str) -> None:
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module.partition(".")[0])
     outside = imported - sys.stdlib_module_names
-    assert outside <= {"mpishare", "mpi4py", "numpy", "torch", "cupy"}
+    assert outside <= {"mpishare", "mpi4py", "numpy", "torch", "jax", "cupy"}
     assert "mpishare" in outside
 
 

@@ -30,6 +30,7 @@ LAYERS = (
     "factory",
     "node",
     "halo",
+    "jax",
     "__init__ cli",
     "info bench",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.halo.layout import FieldLayout, check_layout
+from mpishare.halo.layout import FieldLayout, check_layout, refuse_jax
 from mpishare.window import Window
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
         shape, device = tuple(field.shape), field.device.index
         strides = tuple(step * kind.itemsize for step in field.stride())
         return field.data_ptr(), FieldLayout(shape, strides, kind, device)
+    refuse_jax(field, name)
     try:
         interface = field.__cuda_array_interface__
     except (AttributeError, RuntimeError, TypeError) as error:

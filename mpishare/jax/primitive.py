@@ -1,0 +1,169 @@
+"""An exchange as a function that JAX can compile, and differentiate.
+
+JAX arrays cannot be written, so the exchange returns new ones. It is linear, and its transpose is
+`accumulate`, whose own transpose is the exchange.
+
+XLA reaches the plan by a callback. On the host that is an ordered one, as all ranks must make their
+exchanges in the same order. On a GPU it is a buffer callback: XLA hands out its stream and the
+memory of the result, and makes such calls in the order of its program, the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+from jax.experimental.buffer_callback import ExecutionStage, buffer_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
+
+from mpishare.errors import ClosedError
+from mpishare.halo.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.plan import Plan
+
+_primitive = Primitive("mpishare_exchange")
+_primitive.multiple_results = True
+
+
+def exchange(plan: Plan, *fields: Any) -> Any:
+    """Return the fields with every ghost brought up to date.
+
+    Collective over the plan's ranks, when the compiled program comes to it. It works inside
+    `jax.jit`, `lax.fori_loop`, `lax.scan` and `lax.cond`, and under `jax.grad`, `jax.vjp` and
+    `jax.jvp`: its transpose adds every ghost to the cell that it shadows and zeroes it, as
+    `HaloExchange.accumulate` does. Not under `jax.vmap` and `jax.checkpoint`.
+
+    On a GPU it is ordered on XLA's stream and the host waits for nothing; on the host it blocks the
+    thread in which XLA runs it.
+
+    Parameters
+    ----------
+    plan : HaloExchange or NeighborExchange
+        Made for a `Layout` in C order, one for each field, on a node of JAX's own GPU, or of
+        ``backend="host"`` where JAX computes on the CPU.
+    *fields : array of JAX
+        Of the shapes and dtypes that the plan was made for.
+
+    Returns
+    -------
+    array, or tuple of arrays if there are several fields
+        New ones; XLA reuses the memory of the old ones where nothing else reads them.
+
+    Raises
+    ------
+    ValueError
+        If a field has another shape or dtype than the plan was made for.
+    ClosedError
+        If the plan is closed.
+
+    Notes
+    -----
+    JAX returns before its program has run. Call ``jax.block_until_ready`` before anything else is
+    called on the node, and before the node is closed. What an exchange raises, such as a
+    `PeerError`, arrives as the text of JAX's own error. JAX keeps what it has compiled, and with it
+    the plan: ``jax.clear_caches`` lets go of both.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> node = Node(MPI.COMM_SELF, backend="host")
+    >>> halo = HaloExchange(
+    ...     node.comm, Layout(4, "f4"), 1, dims=(1,), periods=True, node=node)
+    >>> step = jax.jit(lambda u: mpishare.jax.exchange(halo, u))
+    >>> step(jax.numpy.array([0.0, 1.0, 2.0, 0.0]))
+    Array([2., 1., 2., 1.], dtype=float32)
+    >>> node.close()
+    """
+    if plan.is_closed:
+        raise ClosedError(f"{plan.name}: exchange failed: the plan is closed")
+    expected = plan.layouts
+    if len(fields) != len(expected):
+        raise ValueError(
+            f"{plan.name}: exchange failed: {len(fields)} fields given, the plan was made for "
+            f"{len(expected)}"
+        )
+    for number, (field, layout) in enumerate(zip(fields, expected, strict=True)):
+        seen = replace(Layout(np.shape(field), field.dtype).of_field(), device=layout.device)
+        if not layout.is_like(seen):
+            raise ValueError(
+                f"{plan.name}: exchange failed: field {number} has another layout than the plan "
+                f"was made for: {layout.difference(seen)}"
+            )
+    found = _primitive.bind(*fields, plan=plan, is_reverse=False)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _shapes(fields: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in fields]
+
+
+def _on_host(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
+    def run(*arrays: Any) -> list[np.ndarray[Any, Any]]:
+        copies = [np.array(array) for array in arrays]
+        with plan._in_this_thread():
+            (plan.accumulate if is_reverse else plan.exchange)(*copies)
+        return copies
+
+    return io_callback(run, _shapes(fields), *fields, ordered=True)
+
+
+def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
+    def run(context: Any, buffers: list[Any], *_: Any) -> None:
+        # XLA also calls at the stages that prepare its program, where there is nothing to move.
+        if context.stage != ExecutionStage.EXECUTE:
+            return
+        with plan._in_this_thread():
+            call = plan.accumulate if is_reverse else plan.exchange
+            call(*buffers, stream=int(context.stream))
+
+    call = buffer_callback(
+        run,
+        _shapes(fields),
+        has_side_effect=True,
+        input_output_aliases={number: number for number in range(len(fields))},
+        # XLA may then call once, record what the call enqueues, and replay that without Python.
+        command_buffer_compatible=not {"mpi", "pinned"} & set(plan.routes.values()),
+    )
+    # Without the barrier XLA (JAX 0.11.2) merges the call with a later `.at[].set()` of its result,
+    # and fails: "DynamicSliceFusion: DUS target must be a fusion parameter".
+    return jax.lax.optimization_barrier(call(*fields))
+
+
+# The effect that keeps ordered callbacks in order has no public name.
+_EFFECTS = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().jaxpr.effects
+
+
+def _now(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
+    return _primitive.bind(*fields, plan=plan, is_reverse=is_reverse)
+
+
+def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool) -> Any:
+    if not is_reverse:
+        # It allocates, which cannot be recorded, and so not be left to the first call. All ranks
+        # come here, as they trace the same program.
+        jax.effects_barrier()
+        plan._prepare_accumulate()
+    given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in wanted]
+    return _primitive.bind(*given, plan=plan, is_reverse=not is_reverse)
+
+
+def _tangents(fields: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    """Exchange the tangents too: that is the tangent of the exchange, which is linear."""
+    results = _primitive.bind(*fields, **params)
+    given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in tangents]
+    return results, _primitive.bind(*given, **params)
+
+
+_primitive.def_impl(jax.jit(_now, static_argnames=("plan", "is_reverse")))
+_primitive.def_effectful_abstract_eval(lambda *fields, **_: (list(fields), _EFFECTS))
+ad.primitive_jvps[_primitive] = _tangents
+ad.primitive_transposes[_primitive] = _transpose
+mlir.register_lowering(_primitive, mlir.lower_fun(_on_host), platform="cpu")
+mlir.register_lowering(_primitive, mlir.lower_fun(_on_gpu), platform="cuda")

@@ -1,0 +1,165 @@
+"""Checks of `mpishare.jax` on every rank: `mpirun -n 2 python -m tests.helpers.jax_program NAME`.
+
+A process of its own, since JAX starts threads that forbid forks, and one per GPU.
+"""
+
+import os
+import re
+import sys
+
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # ranks may share a GPU
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from mpi4py import MPI
+
+import mpishare
+import mpishare.jax
+
+WORLD = MPI.COMM_WORLD
+CELLS, COLUMNS = 6, 5
+
+
+def local_node():
+    """A node on JAX's own GPU, or on the host where it has none."""
+    node = mpishare.Node(WORLD)
+    jax.config.update("jax_enable_x64", True)
+    if node.backend == "cuda":
+        jax.config.update("jax_default_device", jax.devices()[node.device.ordinal])
+    else:
+        jax.config.update("jax_platforms", "cpu")
+    return node
+
+
+def setup(node, comm=WORLD, periods=True, dtype="f8"):
+    like = mpishare.Layout((CELLS + 2, COLUMNS), dtype)
+    halo = mpishare.HaloExchange(
+        comm, like, 1, axes=(0,), dims=(comm.size,), periods=periods, node=node
+    )
+    whole = np.random.default_rng(5).normal(size=(CELLS * comm.size, COLUMNS)).astype(dtype)
+    first = CELLS * comm.rank
+    here = slice(first, first + CELLS)
+    return halo, whole, here, jnp.pad(jnp.asarray(whole[here]), ((1, 1), (0, 0)))
+
+
+def stencil(u):
+    return u.at[1:-1].set((u[:-2] + u[2:]) * 0.5)
+
+
+def is_padded(node):
+    """What arrives is what `jnp.pad` makes of the whole."""
+    halo, whole, here, u = setup(node)
+    right = jnp.pad(jnp.asarray(whole), ((1, 1), (0, 0)), mode="wrap")
+    right = right[here.start : here.stop + 2]
+    for call in (lambda v: mpishare.jax.exchange(halo, v), None):
+        found = call(u) if call else jax.jit(lambda v: mpishare.jax.exchange(halo, v))(u)
+        np.testing.assert_array_equal(found, right)
+    assert not np.asarray(u)[0].any(), "the argument itself was written"
+
+
+def steps_in_a_loop(node):
+    """A hundred steps in one program, by `fori_loop` and by `scan`, alone and unrolled."""
+    halo, whole, here, u = setup(node)
+
+    def step(v):
+        return stencil(mpishare.jax.exchange(halo, v))
+
+    for _ in range(100):
+        whole = (np.roll(whole, 1, 0) + np.roll(whole, -1, 0)) * 0.5
+    loops = (
+        lambda v: jax.lax.fori_loop(0, 100, lambda _, w: step(w), v),
+        lambda v: jax.lax.scan(lambda w, _: (step(w), None), v, None, length=100)[0],
+        lambda v: jax.lax.scan(lambda w, _: (step(w), None), v, None, length=100, unroll=10)[0],
+    )
+    for loop in loops:
+        run = jax.jit(loop)
+        for _ in range(3):  # compiled, then recorded, then replayed
+            found = np.asarray(run(u))[1:-1]
+            np.testing.assert_allclose(found, whole[here], rtol=1e-12, atol=1e-14)
+
+
+def two_plans_keep_their_order(node):
+    """Exchanges that do not depend on each other are made in one order on all ranks."""
+    rows, whole, here, u = setup(node)
+    others = setup(node)[0]
+
+    def both(v, w):
+        for _ in range(20):
+            v, w = mpishare.jax.exchange(rows, v), mpishare.jax.exchange(others, w)
+        return v, w
+
+    v, w = jax.jit(both)(u, 2 * u)
+    np.testing.assert_array_equal(2 * v, w)
+    np.testing.assert_array_equal(v[1:-1], whole[here])
+
+
+def several_fields(node):
+    like = [mpishare.Layout(CELLS + 2, kind) for kind in ("f4", "i8", "c16")]
+    halo = mpishare.HaloExchange(WORLD, like, 1, dims=(WORLD.size,), periods=True, node=node)
+    fields = [jnp.full(CELLS + 2, WORLD.rank, each.dtype) for each in like]
+    left, right = (WORLD.rank - 1) % WORLD.size, (WORLD.rank + 1) % WORLD.size
+    found = jax.jit(lambda *all_: mpishare.jax.exchange(halo, *all_))(*fields)
+    assert isinstance(found, tuple)
+    for each in found:
+        assert (each[0], each[1], each[-1]) == (left, WORLD.rank, right)
+
+
+def gradients(node):
+    """By differences on one rank, walls and all, and by the adjoint over all ranks."""
+    for periods in (True, False):
+        alone, _, _, v = setup(node, MPI.COMM_SELF, periods)
+        ring, _, _, u = setup(node, WORLD, periods)
+
+        def one(w, plan=alone):
+            return jnp.sin(stencil(mpishare.jax.exchange(plan, w))) * w
+
+        check_grads(one, (v,), order=2, modes=("fwd", "rev"))
+        check_grads(jax.jit(one), (v,), order=1, modes=("fwd", "rev"))
+
+        @jax.jit
+        def three(w, plan=ring):
+            step = lambda x, _: (jnp.sin(stencil(mpishare.jax.exchange(plan, x))), None)  # noqa: E731
+            return jax.lax.scan(step, w, None, length=3)[0]
+
+        seen = jax.random.normal(jax.random.key(WORLD.rank), u.shape, u.dtype)
+        for _ in range(3):
+            _, tangent = jax.jvp(three, (u,), (u,))
+            (cotangent,) = jax.vjp(three, u)[1](seen)
+            forward = WORLD.allreduce(float((tangent * seen).sum()))
+            backward = WORLD.allreduce(float((u * cotangent).sum()))
+            np.testing.assert_allclose(forward, backward, rtol=1e-12)
+
+
+def what_is_refused(node):
+    halo, _, _, u = setup(node)
+    for call, kind, text in (
+        (lambda: mpishare.jax.exchange(halo, u[1:]), ValueError, "shape (7, 5) instead of (8, 5)"),
+        (lambda: mpishare.jax.exchange(halo, u.astype("f4")), ValueError, "float32 instead of"),
+        (lambda: mpishare.jax.exchange(halo, u, u), ValueError, "2 fields given"),
+        (lambda: halo.exchange(u), TypeError, "is a JAX array"),
+        (lambda: jax.jit(lambda v: halo.exchange(v))(u), TypeError, "is a JAX array"),
+    ):
+        with pytest.raises(kind, match=f"{halo.name}: exchange failed: .*{re.escape(text)}"):
+            call()
+    with pytest.raises(TypeError, match="field 0 is a JAX array"):
+        mpishare.HaloExchange(WORLD, u, 1, axes=0, dims=(WORLD.size,), node=node)
+    halo.close()
+    with pytest.raises(mpishare.ClosedError, match="the plan is closed"):
+        jax.jit(lambda v: mpishare.jax.exchange(halo, v))(u)
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        is_padded, steps_in_a_loop, two_plans_keep_their_order, several_fields, gradients,
+        what_is_refused,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    with local_node() as node:
+        CHECKS[sys.argv[1]](node)
+    print(f"{sys.argv[1]}: right", flush=True)
