@@ -6,12 +6,13 @@ import operator
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.suballocator import Suballocator
+from mpishare.coordination.children import Children, NodeObject, NotPicklable
 from mpishare.coordination.counters import SLOT_WORDS, Counters
+from mpishare.coordination.dropped import Dropped
 from mpishare.coordination.poll import poll
-from mpishare.errors import ClosedError
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind
@@ -27,75 +28,11 @@ if TYPE_CHECKING:
     from mpishare.errors import MpiShareError
     from mpishare.memory.shared import SharedMemory
 
+__all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
+
 _FINISH_S = 5.0
 _CHUNK_WORDS = 1 << 16
 _SPINS = 16
-
-
-class NotPicklable:
-    """Refuses to be pickled, by name: handles and mappings mean nothing in another process."""
-
-    def __reduce__(self) -> Any:
-        """Raise `TypeError`."""
-        raise TypeError(
-            f"an mpishare {type(self).__name__} cannot be pickled: it belongs to one process"
-        )
-
-
-class NodeObject(NotPicklable):
-    """An object made from a node, which closes it with itself: a window, an event, a plan.
-
-    It registers with its context when it is whole, and unregisters when it is closed. What the
-    context asks of it begins with an underscore, so that users see their methods alone.
-    """
-
-    name: str
-    _number: int = 0  # of a window
-    _context: NodeContext
-    _is_closed = False
-    _closes_first = False  # a plan: its fields may lie in windows
-    _memories: Sequence[Memory | None] = ()  # of a window: each rank's segment
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self._is_closed
-
-    def close(self) -> None:
-        """Close it on all ranks. Collective, host-blocking; closing twice does nothing."""
-        raise NotImplementedError
-
-    def _abandon(self) -> None:
-        """Mark it closed without the other ranks; free nothing that they may still use."""
-        raise NotImplementedError
-
-    def _pending(self) -> list[int]:
-        """Return the ranks whose signal the work enqueued by this rank waits for."""
-        return []
-
-    def _finish_at_exit(self, deadline: float) -> None:
-        """At process exit: publish whether all work that began is over by the deadline."""
-
-    def _state(self) -> str:
-        """Return what `repr` says of an object that cannot be used."""
-        if self._is_closed:
-            return ", closed"
-        return "" if self._context.agreement.failure is None else ", of a broken node"
-
-    def __enter__(self) -> Self:
-        """Return the object; raises if it is closed."""
-        self._context.agreement.check()
-        if self._is_closed:
-            raise ClosedError(f"{self.name} is closed")
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the object; after an exception leave that to the node, without waiting for ranks.
-
-        Other ranks may be gone then, and the exception must not be masked.
-        """
-        if error is None:
-            self.close()
 
 
 class Location(NamedTuple):
@@ -150,7 +87,10 @@ class NodeContext:
         self.retained: list[Callable[[], bool]] = []
         """For each closed window whose memory the user's arrays hold: tries again to release it.
         Collective."""
-        self._children: list[NodeObject] = []
+        self.dropped = Dropped()
+        """The objects of all ranks of the node."""
+        self._children = Children()
+        watchdog.objects = self._children.registered
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
         self._numbers: dict[str, int] = {}
@@ -183,18 +123,29 @@ class NodeContext:
 
     # --- the objects of the node
 
-    def register(self, child: NodeObject) -> None:
-        """Add an object that is whole: from now on it is watched, and closed with the node."""
-        self._children.append(child)
+    def register(
+        self, child: NodeObject, dropped: Dropped | None = None, *, is_part: bool = False
+    ) -> None:
+        """Add an object that is whole: from now on it is watched, and closed with the node.
+
+        Parameters
+        ----------
+        dropped : Dropped, optional
+            Those of its ranks. Default: of all ranks of the node.
+        is_part : bool
+            Whether another object closes it.
+        """
+        self._children.add(child, None if is_part else dropped or self.dropped)
         if child._memories:
             self._segments[child._number] = child._memories
             self.windows_version += 1
-        self.watchdog.add(child)
 
     def unregister(self, child: NodeObject) -> None:
         """Remove an object, before anything that the watchdog looks at goes."""
-        self.watchdog.remove(child)
-        self._children.remove(child)
+        if child._registration is None:
+            return
+        with self.watchdog.removing(child):
+            self._children.remove(child)
         if child._memories:
             del self._segments[child._number]
             self.windows_version += 1
@@ -202,8 +153,25 @@ class NodeContext:
     @property
     def children(self) -> list[NodeObject]:
         """The open objects in the order in which they must be closed: plans first, newest first."""
-        newest_first = self._children[::-1]
+        newest_first = self._children.registered()[::-1]
         return sorted(newest_first, key=lambda child: not child._closes_first)
+
+    def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do the first step of a collective call, then close what all ranks have dropped.
+
+        Collective, host-blocking; as `Agreement.step`.
+        """
+        self._children.note_dropped()
+        news = [] if self.backend.is_in_capture() else self.dropped.news()
+        replies = self.agreement.step(call, lambda: [news, work()])
+        self.close_dropped(self.dropped.merge([each[0] for each in replies], self.rank))
+        return [each[1] for each in replies]
+
+    @staticmethod
+    def close_dropped(children: Sequence[NodeObject]) -> None:
+        """Close objects that all ranks have dropped, in this order. Collective, host-blocking."""
+        for child in children:
+            child.close()  # does nothing where another one has closed it
 
     def locate(self, address: int, nbytes: int) -> Location | None:
         """Return where these bytes of this process lie in an open window; None if in none."""

@@ -222,7 +222,7 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
             raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
         return [own, sorted(ranks)]
 
-    replies = agreement.step(call, check)
+    replies = context.begin(call, check)
     require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)
     events: list[Any] = []
     ranks: list[int]

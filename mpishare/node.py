@@ -131,7 +131,7 @@ class Node(Factory, NotPicklable):
         PeerError, PeerTimeout
             If a rank is gone or late.
         """
-        self._context.agreement.step("Node.barrier", lambda: None)
+        self._context.begin("Node.barrier", lambda: None)
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait on the host until all that was put on a stream is over, with the deadline.

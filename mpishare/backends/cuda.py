@@ -6,6 +6,7 @@ Imported only where a GPU was found.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -261,6 +262,14 @@ class CudaBackend(Backend):
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream is being captured into a graph."""
         return is_capturing(stream)
+
+    def is_in_capture(self) -> bool:
+        """Whether CuPy's or PyTorch's current stream is being captured."""
+        streams = [_current_stream(self._ordinal).ptr]
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            streams.append(torch.cuda.current_stream(self._ordinal).cuda_stream)
+        return any(map(is_capturing, streams))
 
     def is_event_done(self, event: Any) -> bool:
         """Whether the latest record of an event is done; True if it was never recorded."""
