@@ -91,6 +91,8 @@ class NodeContext:
         """The objects of all ranks of the node."""
         self._children = Children()
         watchdog.objects = self._children.registered
+        self.plan_ranks: dict[Any, Any] = {}
+        """For each group of ranks that has plans on this node, its `PlanRanks`."""
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
         self._numbers: dict[str, int] = {}
@@ -156,22 +158,33 @@ class NodeContext:
         newest_first = self._children.registered()[::-1]
         return sorted(newest_first, key=lambda child: not child._closes_first)
 
-    def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
-        """Do the first step of a collective call, then close what all ranks have dropped.
+    def begin(
+        self,
+        call: str,
+        work: Callable[[], Any],
+        step: Callable[[str, Callable[[], Any]], list[Any]] | None = None,
+        dropped: Dropped | None = None,
+        rank: int | None = None,
+    ) -> list[Any]:
+        """Do the first step of a collective call, then close what all its ranks have dropped.
 
         Collective, host-blocking; as `Agreement.step`.
-        """
-        self._children.note_dropped()
-        news = [] if self.backend.is_in_capture() else self.dropped.news()
-        replies = self.agreement.step(call, lambda: [news, work()])
-        self.close_dropped(self.dropped.merge([each[0] for each in replies], self.rank))
-        return [each[1] for each in replies]
 
-    @staticmethod
-    def close_dropped(children: Sequence[NodeObject]) -> None:
-        """Close objects that all ranks have dropped, in this order. Collective, host-blocking."""
-        for child in children:
+        Parameters
+        ----------
+        step, dropped, rank : optional
+            How the ranks of the call agree, their objects, and this one among them. Default: those
+            of the node.
+        """
+        step = step or self.agreement.step
+        dropped = dropped or self.dropped
+        self._children.note_dropped()
+        news = [] if self.backend.is_in_capture() else dropped.news()
+        replies = step(call, lambda: [news, work()])
+        published = [each[0] for each in replies]
+        for child in dropped.merge(published, self.rank if rank is None else rank):
             child.close()  # does nothing where another one has closed it
+        return [each[1] for each in replies]
 
     def locate(self, address: int, nbytes: int) -> Location | None:
         """Return where these bytes of this process lie in an open window; None if in none."""
@@ -248,6 +261,11 @@ class NodeContext:
         # Only now, so that the pools of all ranks stay the same.
         self._chunks.append(memory)
         self.counter_pool.add(memoryview(memory.buffer).cast("Q"), addresses[0])
+
+    def close_plan_ranks(self) -> None:
+        """Give back what closed plans of this node kept for others. Collective."""
+        for ranks in list(self.plan_ranks.values()):
+            ranks.close()
 
     def close_chunks(self) -> None:
         """Unmap the counters that were added; last of all."""

@@ -150,7 +150,7 @@ class Event(NodeObject):
                 f"{self.name}: is_done failed: rank {self._rank} is neither the owner "
                 f"{self.owner} nor one of the waiters {list(self.waiters)}"
             )
-        return self._context.backend.is_event_done(self._events[self._count % _EVENTS])
+        return bool(self._context.backend.is_event_done(self._events[self._count % _EVENTS]))
 
     def close(self) -> None:
         """Close the event on all ranks.

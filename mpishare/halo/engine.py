@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.context import NodeContext
+    from mpishare.coordination.rank_group import RankGroup
     from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import MessageInfo, PartKey
     from mpishare.halo.node_cache import NodeCache
@@ -34,8 +35,8 @@ class PlanSetup:
         The call and the plan: ``HaloExchange``, ``HaloExchange 1``.
     given_comm, given_node
         The communicator and the node, or None, that the user gave.
-    mpi_comm, comm : mpi4py.MPI.Intracomm, PlanComm
-        The plan's own communicator, and the ranks behind it.
+    group, comm : RankGroup, PlanComm
+        The plan's ranks, and how they talk once the node is known.
     node, context, cache
         The plan's node, and the cache that keeps it for plans without ``node=``.
     backend : str
@@ -63,7 +64,7 @@ class PlanSetup:
 
     call: str
     given_comm: MPI.Intracomm
-    mpi_comm: MPI.Intracomm
+    group: RankGroup
     given_node: Any
     name: str = field(init=False)
     node: Node = field(init=False)
@@ -81,6 +82,14 @@ class PlanSetup:
     routes: list[dict[int, str]] = field(default_factory=list)
     units: dict[PartKey, int] = field(default_factory=dict)
     begin: float = field(default_factory=perf_counter)
+
+    def close(self) -> None:
+        """Give back the communicator and the node. Collective, once all have agreed on it."""
+        if hasattr(self, "comm"):
+            self.comm.close()
+        self.group.release()
+        if self.cache is not None:
+            self.cache.release(self.backend, self.node)
 
     @property
     def mine(self) -> list[FieldLayout]:

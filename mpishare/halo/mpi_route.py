@@ -59,11 +59,11 @@ class MpiMessages:
         self._startall = MPI.Prequest.Startall
         self._buffers = [*outgoing, *incoming]
         self._sends = [
-            comm.comm.Send_init(data, message.peer, message.tag)
+            comm.comm.Send_init(data, message.peer, comm.first_tag + message.tag)
             for message, data in zip(sends, outgoing, strict=True)
         ]
         self._recvs = [
-            comm.comm.Recv_init(data, message.peer, message.tag)
+            comm.comm.Recv_init(data, message.peer, comm.first_tag + message.tag)
             for message, data in zip(recvs, incoming, strict=True)
         ]
         self._requests = [*self._recvs, *self._sends]

@@ -40,9 +40,7 @@ class Plan(NodeObject):
         self._forward = make_engine(setup, sends, recvs, is_reverse=False)
         self._reverse: Engine | None = None
         self._open: Any = None  # the call that was started and not waited for
-        if setup.cache is not None:
-            setup.cache.acquire(setup.backend)
-        setup.context.register(self)
+        setup.comm.register(self)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         took_ms = 1e3 * (perf_counter() - setup.begin)
         log.info(
@@ -192,11 +190,8 @@ class Plan(NodeObject):
         # The importers first, then the owners.
         self._setup.comm.step(call, lambda: each("release"))
         self._setup.comm.step(call, lambda: each("close"))
-        self._setup.mpi_comm.Free()
         log.debug("%s closed", self.name)
-        setup = self._setup
-        if setup.cache is not None:
-            setup.cache.release(setup.backend, setup.node)
+        self._setup.close()
 
     def _abandon(self) -> None:
         self._is_closed = True

@@ -6,22 +6,26 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
 from mpishare.errors import PeerTimeout
-from mpishare.memory.shared import map_on_all_ranks, place
+from mpishare.halo.plan_ranks import PlanRanks
+from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from mpi4py import MPI
 
-    from mpishare.context import NodeContext
+    from mpishare.context import NodeContext, NodeObject
     from mpishare.coordination.agreement import Agreement
+    from mpishare.coordination.rank_group import RankGroup
     from mpishare.memory.shared import SharedMemory
 
     Array = np.ndarray[Any, Any]
+
+TAGS = 128
+"""Tags of one plan: more than there are directions in a grid of four axes."""
 
 _STATUS_S = 4 * PUBLISH_S
 """By then a rank that waits has published it."""
@@ -93,12 +97,14 @@ class MissingRanks:
 
 
 class PlanComm:
-    """The communicator of one plan. Collective to make, host-blocking.
+    """The communicator of one plan, which it shares with the other plans of its ranks.
+
+    Collective to make, host-blocking.
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
-        The plan's own: nobody else communicates on it.
+    group : RankGroup
+        The plan's ranks.
     context : NodeContext
         The node of this rank.
     call : str
@@ -106,35 +112,53 @@ class PlanComm:
 
     Attributes
     ----------
+    comm : mpi4py.MPI.Intracomm
+        For the messages of plans alone. Those of this one have tags from `first_tag` on.
+    first_tag : int
+        The first of the plan's `TAGS` tags.
     nodes : list of str
         For each rank of the plan, the unique name of its node.
     places : list
-        For each rank of the plan, its machine and /dev/shm; see `place`.
+        For each rank of the plan, its `place`.
     ranks_here : dict of int to int
-        The plan's ranks on this node, in order, each with its rank in the node.
+        For each rank of the plan on this node, its rank in the node.
+    rank, size : int
+        This rank in the plan, and how many there are.
     """
 
-    def __init__(self, comm: MPI.Intracomm, context: NodeContext, call: str) -> None:
-        self.comm = comm
-        self.rank, self.size = comm.rank, comm.size
+    def __init__(self, group: RankGroup, context: NodeContext, call: str) -> None:
+        def monitored() -> MissingRanks:
+            return MissingRanks(context.agreement, (), call)
+
+        self._ranks = PlanRanks.of(group, context, call, monitored)
         self.context = context
-        self._node_ranks: frozenset[int] = frozenset()
-        mine = [context.nonces[0], context.rank, place()]
-        replies = self.step(call, lambda: mine)
-        self.nodes: list[str] = [node for node, _, _ in replies]
-        self.places: list[Any] = [where for _, _, where in replies]
-        self.ranks_here: dict[int, int] = {
-            rank: rank_there
-            for rank, (node, rank_there, _) in enumerate(replies)
-            if node == mine[0]
-        }
+        self.comm = group.comm
+        self.rank, self.size = group.comm.rank, group.comm.size
+        self.nodes, self.places = self._ranks.nodes, self._ranks.places
+        self.ranks_here = self._ranks.here
         self._node_ranks = frozenset(self.ranks_here.values())
+        self._place = self._ranks.begin_plan()
+        self.first_tag = TAGS * self._place
+
+    def close(self) -> None:
+        """End the plan. Collective, once all have agreed that it is closed."""
+        self._ranks.end_plan(self._place)
+
+    def register(self, plan: NodeObject) -> None:
+        """Register a plan that is whole with the node."""
+        self.context.register(plan, self._ranks.dropped)
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do some work, then learn how it went on every rank. Collective, host-blocking."""
         agreement = self.context.agreement
+        if self._ranks.is_node:
+            return agreement.step(call, work)
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
-            return agree(self.comm, call, work, agreement.timeout_s, monitor)
+            return self._ranks.group.agree(call, work, agreement.timeout_s, monitor)
+
+    def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do a step, then close what all ranks have dropped; as `NodeContext.begin`."""
+        return self.context.begin(call, work, self.step, self._ranks.dropped, self.rank)
 
     def alltoallv(self, call: str, work: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
         """Give numbers to every rank, and return those that they give. Collective, host-blocking.
@@ -169,7 +193,7 @@ class PlanComm:
     def _wait_request(self, call: str, request: MPI.Request, *memory: Array) -> None:
         agreement = self.context.agreement
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
-            wait_request(request, call, agreement.timeout_s, *memory, monitor=monitor)
+            self._ranks.group.wait(request, call, agreement.timeout_s, *memory, monitor=monitor)
 
     def map_on_all_ranks(self, call: str, nbytes: int) -> SharedMemory:
         """Map memory that the plan's ranks on this node share. Collective over all its ranks."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpishare import ranges
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.mpi_agreement import agree, wait_request
+from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.work_items import unit_of
@@ -23,6 +23,7 @@ from mpishare.halo.node_cache import (
     find_node,
     look_for_node,
     ranks_left_out,
+    require_backend,
     setup_deadline,
 )
 from mpishare.halo.plan_comm import PlanComm
@@ -49,7 +50,7 @@ _MAX_WORK = 100_000  # some milliseconds; real programs need a few steps
 
 @contextmanager
 def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup]:
-    """Yield the setup of a new plan, on a communicator of its own; free that if the plan fails.
+    """Yield the setup of a new plan; give back what it holds if the plan fails.
 
     Collective, host-blocking.
 
@@ -62,10 +63,9 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
     node : Node or None
         As the user gave it.
     """
-    comm, request = given.Idup()
     with setup_deadline(node, given, call) as (timeout_s, monitor):
-        wait_request(request, call, timeout_s, comm, monitor=monitor)
-    setup = PlanSetup(call, given, comm, node)
+        group = RankGroup.of(given, call, timeout_s, monitor)
+    setup = PlanSetup(call, given, group, node)
     try:
         with ranges.span(call):
             yield setup
@@ -73,9 +73,7 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
         raise  # ranks are missing, and to free a communicator is collective
     except Exception as error:
         # Every rank comes here, since every step is agreed on.
-        comm.Free()
-        if setup.cache is not None:
-            setup.cache.close_unused(setup.backend, setup.node)
+        setup.close()
         if type(error) in (TypeError, ValueError) and not str(error).startswith(call):
             error.args = (f"{call} failed: {error}",)
         raise
@@ -122,22 +120,25 @@ def agree_on_fields(
             },
             "layouts": [[each.shape, each.strides] for each in layouts],
             "geometry": geometry,
-            "node": look_for_node(setup.given_comm, call, given, setup.backend),
+            "node": look_for_node(setup.group, call, given, setup.backend),
         }
 
     with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
-        replies = agree(setup.mpi_comm, call, look, timeout_s, monitor)
-    require_same(call, [each["same"] for each in replies], setup.mpi_comm.rank)
+        replies = setup.group.agree(call, look, timeout_s, monitor)
+    require_same(call, [each["same"] for each in replies], setup.group.comm.rank)
     setup.fields = [] if any(isinstance(each, Layout) for each in arrays) else arrays
     setup.same = replies[0]["same"]
     choices = [NodeChoice(*each["node"]) for each in replies]
-    setup.node, setup.cache = find_node(setup.given_comm, call, given, setup.backend, choices)
+    setup.node, setup.cache = find_node(
+        setup.group, setup.given_comm, call, given, setup.backend, choices
+    )
+    require_backend(call, setup.node, setup.backend)
     setup.context = context_of(setup.node)
     follows_node = setup.backend == "auto"
     setup.on_gpu = (setup.node.backend if follows_node else setup.backend) == "cuda"
     device = setup.node.device.ordinal if setup.on_gpu and setup.node.device else None
     setup.name = f"{call} {setup.context.next_number(call)}"
-    setup.comm = PlanComm(setup.mpi_comm, setup.context, call)
+    setup.comm = PlanComm(setup.group, setup.context, call)
     setup.layouts = [
         [
             FieldLayout(
@@ -171,7 +172,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
-    replies = setup.comm.step(setup.call, choose)
+    replies = setup.comm.begin(setup.call, choose)
     left_out = {rank: reply["left out"] for rank, reply in enumerate(replies) if reply["left out"]}
     if left_out:
         rank, others = next(iter(left_out.items()))

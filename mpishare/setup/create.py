@@ -112,6 +112,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
     agreement.step(call, release)
     agreement.step(call, context.suballocator.close)
+    context.close_plan_ranks()
     context.descriptors.close()
     block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
     context.watchdog.stop()

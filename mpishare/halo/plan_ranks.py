@@ -1,0 +1,97 @@
+"""The ranks of plans on one node: found out once, however many plans they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.dropped import Dropped
+from mpishare.memory.shared import place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.context import NodeContext
+    from mpishare.coordination.rank_group import RankGroup
+
+
+class PlanRanks:
+    """The ranks of a group, and which of them share the node of this rank. Made by `of`.
+
+    Attributes
+    ----------
+    group : RankGroup
+        Them all, by their ranks in the plan.
+    context : NodeContext
+        The node of this rank.
+    nodes : list of str
+        For each rank, the unique name of its node.
+    places : list
+        For each rank, its `place`.
+    here : dict of int to int
+        For each rank on this node, its rank in the node.
+    is_node : bool
+        Whether they are the ranks of this node, all of them in their order.
+    dropped : Dropped
+        The plans of these ranks.
+    """
+
+    def __init__(self, group: RankGroup, context: NodeContext, replies: list[Any]) -> None:
+        self.group = group
+        self.context = context
+        self.nodes: list[str] = [node for node, _, _ in replies]
+        self.places: list[Any] = [where for _, _, where in replies]
+        mine = self.nodes[group.comm.rank]
+        self.here: dict[int, int] = {
+            rank: rank_there for rank, (node, rank_there, _) in enumerate(replies) if node == mine
+        }
+        self.is_node = list(self.here.items()) == [(r, r) for r in range(context.size)] and (
+            len(replies) == context.size
+        )
+        self.dropped = context.dropped if self.is_node else Dropped()
+        self._plans: set[int] = set()
+
+    @classmethod
+    def of(
+        cls,
+        group: RankGroup,
+        context: NodeContext,
+        call: str,
+        monitored: Callable[[], Any],
+    ) -> PlanRanks:
+        """Return the ranks of a group on a node. Collective the first time, host-blocking.
+
+        Parameters
+        ----------
+        group, context, call
+            Of the first plan.
+        monitored : callable
+            Returns a context manager that watches the wait; see `MissingRanks`.
+        """
+        found: PlanRanks | None = context.plan_ranks.get(group)
+        if found is None:
+            mine = [context.nonces[0], context.rank, place()]
+            with monitored() as monitor:
+                timeout_s = context.agreement.timeout_s
+                replies = group.agree(call, lambda: mine, timeout_s, monitor)
+            found = context.plan_ranks[group] = cls(group, context, replies)
+            group.keep()
+        return found
+
+    def begin_plan(self) -> int:
+        """Return the place of a new plan among the open ones, the same on all ranks."""
+        place = next(n for n in range(len(self._plans) + 1) if n not in self._plans)
+        self._plans.add(place)
+        return place
+
+    def end_plan(self, place: int) -> None:
+        """Remove a plan. Collective with the last one of ranks on several nodes."""
+        self._plans.remove(place)
+        # Those of one node keep what they have for their next plan, until the node is closed; the
+        # ranks of several nodes close these at different times.
+        if not self._plans and len(self.here) < len(self.nodes):
+            self.close()
+
+    def close(self) -> None:
+        """Give back what the plans shared. Collective."""
+        del self.context.plan_ranks[self.group]
+        self.group.drop()
