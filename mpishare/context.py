@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpishare.coordination.counters import CounterPool
     from mpishare.coordination.watchdog import Watchdog
     from mpishare.errors import MpiShareError
-    from mpishare.memory.shared import SharedMemory
+    from mpishare.memory.shared import SharedMemory, Steps
 
 __all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
 
@@ -122,6 +122,14 @@ class NodeContext:
         """Return the number of a new object of its kind, from 1, the same on every rank."""
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return self._numbers[kind]
+
+    def last_number(self, kind: str) -> int:
+        """Return the number of the newest object of its kind on this rank; 0 without any."""
+        return self._numbers.get(kind, 0)
+
+    def raise_number(self, kind: str, number: int) -> None:
+        """Set the number of the newest object of its kind, which its ranks agreed on."""
+        self._numbers[kind] = max(number, self.last_number(kind))
 
     # --- the objects of the node
 
@@ -246,21 +254,39 @@ class NodeContext:
         return self.counter_pool.take(count)
 
     def _add_chunk(self, call: str, nwords: int) -> None:
-        agreement, backend = self.agreement, self.backend
-        step = partial(agreement.step, call)
-        memory = map_on_all_ranks(step, 8 * nwords, is_maker=agreement.rank == 0)
+        step = partial(self.agreement.step, call)
+        memory, address = self.map_registered(step, 8 * nwords, is_maker=self.rank == 0)
+        # Only now, so that the pools of all ranks stay the same.
+        self._chunks.append(memory)
+        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), address)
+
+    def map_registered(
+        self, step: Steps, nbytes: int, *, is_maker: bool
+    ) -> tuple[SharedMemory, int]:
+        """Map the same zeroed host memory on some ranks, for their GPUs too. Collective over them.
+
+        Returns
+        -------
+        memory, address
+            The memory, and where this rank's GPU sees it; 0 on the host backend. To be given back
+            by `unmap_registered`.
+        """
+        memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
         memory.close_file()
         addresses: list[int] = []
         try:
-            step(lambda: addresses.append(backend.register(memory)))
+            step(lambda: addresses.append(self.backend.register(memory)))
         except BaseException:
             if addresses:
-                backend.unregister(memory)
+                self.backend.unregister(memory)
             memory.close()
             raise
-        # Only now, so that the pools of all ranks stay the same.
-        self._chunks.append(memory)
-        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), addresses[0])
+        return memory, addresses[0]
+
+    def unmap_registered(self, memory: SharedMemory) -> None:
+        """Unmap what `map_registered` returned. Local."""
+        self.backend.unregister(memory)
+        memory.close()
 
     def close_plan_ranks(self) -> None:
         """Give back what closed plans of this node kept for others. Collective."""
@@ -270,8 +296,7 @@ class NodeContext:
     def close_chunks(self) -> None:
         """Unmap the counters that were added; last of all."""
         for memory in self._chunks:
-            self.backend.unregister(memory)
-            memory.close()
+            self.unmap_registered(memory)
 
     # --- waits for streams
 

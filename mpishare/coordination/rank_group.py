@@ -131,9 +131,9 @@ def out_of_communicators(call: str, error: Exception) -> MpiShareError:
     groups = len(RankGroup._all)
     plans = sum(group.plans for group in RankGroup._all)
     return MpiShareError(
-        f"{call} failed: MPI made no communicator: {error}. mpishare has {plans} plans open on this "
-        f"rank, on {groups} communicators: one for all plans of the same ranks. Free communicators "
-        "that the program made and needs no more (cart.Free())."
+        f"{call} failed: MPI made no communicator: {error}. mpishare has {plans} plans open on "
+        f"this rank, on {groups} communicators: one for all plans of the same ranks. Free "
+        "communicators that the program made and needs no more (cart.Free())."
     )
 
 

@@ -62,10 +62,13 @@ class NodeCache:
 
 
 class NodeChoice(NamedTuple):
-    """Whether a rank was given a node for its plan, and whether it has one cached that works."""
+    """What a rank says of the node of its plan."""
 
     is_given: bool
     is_cached: bool
+    """Whether it has one cached that works."""
+    number: int
+    """How many plans of this kind it had there."""
 
 
 def look_for_node(group: RankGroup, call: str, node: Any, backend: str) -> NodeChoice:
@@ -74,7 +77,11 @@ def look_for_node(group: RankGroup, call: str, node: Any, backend: str) -> NodeC
         raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
     if node is not None:
         context_of(node).agreement.check()
-    return NodeChoice(node is not None, _is_usable(NodeCache.kept(group, backend)))
+    kept = NodeCache.kept(group, backend)
+    is_cached = kept is not None and context_of(kept).agreement.failure is None
+    found = node or (kept if is_cached else None)
+    number = 0 if found is None else context_of(found).last_number(call)
+    return NodeChoice(node is not None, is_cached, number)
 
 
 def find_node(
@@ -115,6 +122,14 @@ def find_node(
         cache.nodes[backend] = found
     cache.acquire(found)
     return found, cache
+
+
+def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) -> str:
+    """Return the name of a plan, the same on all of its ranks, and new on each. Local."""
+    # Some of them may have made plans without the others.
+    number = 1 + max(choice.number for choice in choices)
+    context.raise_number(call, number)
+    return f"{call} {number}"
 
 
 def require_backend(call: str, node: Node, backend: str) -> None:
@@ -168,7 +183,3 @@ def setup_deadline(
 def context_of(node: Node) -> NodeContext:
     """Return what the objects of a node use."""
     return node._context
-
-
-def _is_usable(node: Node | None) -> bool:
-    return node is not None and context_of(node).agreement.failure is None

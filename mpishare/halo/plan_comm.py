@@ -10,7 +10,6 @@ from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
 from mpishare.errors import PeerTimeout
 from mpishare.halo.plan_ranks import PlanRanks
-from mpishare.memory.shared import map_on_all_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from mpishare.context import NodeContext, NodeObject
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.rank_group import RankGroup
-    from mpishare.memory.shared import SharedMemory
+    from mpishare.halo.plan_ranks import PlanMemory
 
     Array = np.ndarray[Any, Any]
 
@@ -195,14 +194,14 @@ class PlanComm:
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
             self._ranks.group.wait(request, call, agreement.timeout_s, *memory, monitor=monitor)
 
-    def map_on_all_ranks(self, call: str, nbytes: int) -> SharedMemory:
-        """Map memory that the plan's ranks on this node share. Collective over all its ranks."""
+    def take_memory(self, call: str, nbytes: int) -> PlanMemory:
+        """Return host memory that the plan's ranks on this node share. Collective over all."""
 
         def step(work: Callable[[], Any]) -> list[Any]:
             replies = self.step(call, work)
             return [replies[rank] for rank in self.ranks_here]
 
-        return map_on_all_ranks(step, nbytes, is_maker=next(iter(self.ranks_here)) == self.rank)
+        return self._ranks.take_memory(step, nbytes)
 
     def wait(self, call: str, pending: Callable[[], Sequence[int]]) -> None:
         """Wait on the host until no rank of this node is pending; see `Waits.wait`."""

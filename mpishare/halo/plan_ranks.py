@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.coordination.counters import SLOT_WORDS, CounterPool
 from mpishare.coordination.dropped import Dropped
 from mpishare.memory.shared import place
 
@@ -12,6 +13,33 @@ if TYPE_CHECKING:
 
     from mpishare.context import NodeContext
     from mpishare.coordination.rank_group import RankGroup
+    from mpishare.memory.shared import SharedMemory, Steps
+
+
+_MAX_POOLED_NBYTES = 1 << 17
+_CHUNK_NBYTES = 1 << 20
+
+
+class PlanMemory(NamedTuple):
+    """Host memory of one plan, zeroed when it is taken.
+
+    Attributes
+    ----------
+    buffer : memoryview of bytes
+        As this process sees it.
+    address : int
+        Where the GPU of this rank sees it; 0 on the host backend.
+    nbytes : int, bytes
+        Its size.
+    close : callable
+        Gives it back, once no rank uses it. Local; to be called once, on all ranks of the node
+        before any of them takes memory.
+    """
+
+    buffer: memoryview[int]
+    address: int
+    nbytes: int
+    close: Callable[[], None]
 
 
 class PlanRanks:
@@ -49,6 +77,9 @@ class PlanRanks:
         )
         self.dropped = context.dropped if self.is_node else Dropped()
         self._plans: set[int] = set()
+        block = context.agreement.block
+        self._memory_pool = block.plan_memory if self.is_node else CounterPool()
+        self._chunks: list[SharedMemory] = []
 
     @classmethod
     def of(
@@ -91,7 +122,44 @@ class PlanRanks:
         if not self._plans and len(self.here) < len(self.nodes):
             self.close()
 
+    def take_memory(self, step: Steps, nbytes: int) -> PlanMemory:
+        """Return zeroed host memory that these ranks share on their node, and their GPUs.
+
+        Collective over the group where memory must be mapped, host-blocking then. Small pieces are
+        parts of memory that is mapped already.
+
+        Parameters
+        ----------
+        step : callable
+            How the ranks of the group on this node agree.
+        nbytes : int, bytes
+            The size.
+        """
+        context, is_maker = self.context, next(iter(self.here)) == self.group.comm.rank
+        nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
+        # Nodes may need different sizes: together they could not tell whether to map more.
+        if 8 * nwords > _MAX_POOLED_NBYTES or len(self.here) < len(self.nodes):
+            memory, address = context.map_registered(step, nbytes, is_maker=is_maker)
+            return PlanMemory(
+                memory.buffer, address, memory.nbytes, lambda: context.unmap_registered(memory)
+            )
+        pool = self._memory_pool
+        if not pool.has(nwords):
+            memory, address = context.map_registered(step, _CHUNK_NBYTES, is_maker=is_maker)
+            self._chunks.append(memory)
+            pool.add(memoryview(memory.buffer).cast("Q"), address)
+        piece = pool.take(nwords)
+
+        def give_back() -> None:
+            if is_maker:
+                pool.clear(piece)
+            pool.give(piece)
+
+        return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
+
     def close(self) -> None:
         """Give back what the plans shared. Collective."""
+        for memory in self._chunks:
+            self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]
         self.group.drop()

@@ -22,6 +22,7 @@ from mpishare.halo.node_cache import (
     context_of,
     find_node,
     look_for_node,
+    name_plan,
     ranks_left_out,
     require_backend,
     setup_deadline,
@@ -137,7 +138,7 @@ def agree_on_fields(
     follows_node = setup.backend == "auto"
     setup.on_gpu = (setup.node.backend if follows_node else setup.backend) == "cuda"
     device = setup.node.device.ordinal if setup.on_gpu and setup.node.device else None
-    setup.name = f"{call} {setup.context.next_number(call)}"
+    setup.name = name_plan(call, setup.context, choices)
     setup.comm = PlanComm(setup.group, setup.context, call)
     setup.layouts = [
         [

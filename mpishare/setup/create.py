@@ -203,8 +203,7 @@ def _make_context(
         backend = _backend(chosen, device, agreement.rank, where)
         address = backend.register(block.memory)
         made.append(backend)
-        start = block.pool_start
-        block.pool.add(block.words[start:], address + 8 * start if address else 0)
+        block.fill_pools(address)
         return {
             "given_rank": all_comm.rank,
             "host": socket.gethostname(),
