@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.context import NodeContext
+    from mpishare.context import Location, NodeContext
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import MessageInfo, PartKey
+    from mpishare.halo.message import MessageInfo
     from mpishare.halo.node_cache import NodeCache
     from mpishare.halo.plan_comm import PlanComm
     from mpishare.node import Node
@@ -56,8 +56,9 @@ class PlanSetup:
         For each rank, what it sends and receives.
     routes : list of dict of int to str
         For each rank, its route to each peer.
-    units : dict of PartKey to int, bytes
-        On CUDA, for each part the widest unit that both of its ends can move.
+    locations : list of list of Location or None
+        On CUDA, for each rank, where each of its fields lies in a window on its GPU that other
+        ranks use too; None elsewhere.
     begin : float, seconds
         When the setup began, on the performance counter.
     """
@@ -80,7 +81,7 @@ class PlanSetup:
     sends: list[list[MessageInfo]] = field(default_factory=list)
     recvs: list[list[MessageInfo]] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
-    units: dict[PartKey, int] = field(default_factory=dict)
+    locations: list[list[Location | None]] = field(default_factory=list)
     begin: float = field(default_factory=perf_counter)
 
     def close(self) -> None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare import ranges
+from mpishare.context import Location
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
-from mpishare.halo.cuda.work_items import unit_of
+from mpishare.halo.cuda.direct import locations
 from mpishare.halo.engine import PlanSetup
 from mpishare.halo.layout import FieldLayout, Layout, as_numpy
-from mpishare.halo.message import PartKey, pack_messages, unpack_messages
+from mpishare.halo.message import pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
     NodeChoice,
     context_of,
@@ -169,7 +170,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
             "routes": [*found.items()],
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
-            "units": _units(setup, sends, recvs) if setup.on_gpu else [],
+            "locations": _locations(setup),
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -185,9 +186,9 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
-    for *key, unit in (row for reply in replies for row in reply["units"]):
-        part = PartKey(*key)
-        setup.units[part] = min(unit, setup.units.get(part, unit))
+    setup.locations = [
+        [place and Location(*place) for place in reply["locations"]] for reply in replies
+    ]
     routes.refuse(setup.call, setup.routes, setup.same["require"])
     routes.warn(setup.name, setup.comm, report, setup.routes)
 
@@ -215,16 +216,11 @@ def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     return HostEngine
 
 
-def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
-
-    rank = setup.comm.rank
-    ends = [(rank, each.peer, each) for each in sends]
-    ends += [(each.peer, rank, each) for each in recvs]
-    return [
-        [sender, receiver, message.tag, part.field, unit_of(part, setup.mine[part.field])]
-        for sender, receiver, message in ends
-        for part in message.parts
-    ]
+def _locations(setup: PlanSetup) -> list[Location | None]:
+    """Return where my fields lie in windows, for ranks that would store into them."""
+    if not (setup.on_gpu and setup.fields):
+        return [None] * len(setup.mine)
+    return locations(setup.context, _addresses(setup.fields, setup.mine), setup.mine)
 
 
 def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:

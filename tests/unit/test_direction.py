@@ -32,8 +32,9 @@ def direction(rank, routes, uuids, *, is_reverse=False):
         comm=SimpleNamespace(rank=rank, ranks_here={r: size - 1 - r for r in range(size)}),
         context=SimpleNamespace(uuids=uuids[::-1], rank=size - 1 - rank),
         mine=[LAYOUT],
-        units={},
         routes=routes,
+        recvs=told["recvs"],
+        locations=[[None]] * size,
         messages_by_rank=lambda *, is_reverse: told["recvs" if is_reverse else "sends"],
     )
     ends = (recvs[rank], sends[rank]) if is_reverse else (sends[rank], recvs[rank])

@@ -9,19 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
-from mpishare.halo.cuda.work_items import (
+from mpishare.halo.cuda.records import (
     AXES,
     ITEM_RECORD,
     PACK,
     PART_RECORD,
     PUT_LL,
     UNPACK,
-    Slot,
-    StridedCells,
-    WorkList,
-    chunks,
 )
+from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
+from mpishare.halo.cuda.work_items import Slot, StridedCells, WorkList, chunks
 from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import MessageInfo, Part, PartInfo
@@ -113,9 +110,8 @@ def message(peer, tag, sizes, route):
 @pytest.mark.parametrize(("sharing", "count"), [((), 128), ({0}, 32), ({1}, 32), ({2}, 128)])
 def test_flags_are_as_many_as_items_where_an_end_shares_its_gpu_too(sharing, count):
     messages = [[message(1, 0, [(0, 2 << 20)], "fused")], []]
-    units = {(0, 1, 0, 0): 16}
     routes = [{1: "fused"}, {0: "fused"}]
-    flags = staging_layout(messages, routes, units, range(2), 1, sharing).flags[0, 1, 0, 0]
+    flags = staging_layout(messages, routes, range(2), 1, sharing).flags[0, 1, 0, 0]
     layout = FieldLayout((2 << 17,), (8,), np.dtype("f8"), 0)
     work = WorkList([layout], [16], lambda array: 0)
     part = Part.of_box(0, layout, Box((0,), (2 << 17,)))
@@ -126,34 +122,34 @@ def test_flags_are_as_many_as_items_where_an_end_shares_its_gpu_too(sharing, cou
 def test_staging_has_room_for_each_part_and_a_flag_for_each_item_and_each_silent_neighbor():
     routes = [{1: "fused", 2: "fused"}, {0: "fused"}, {0: "fused"}]
     messages = [
-        [message(1, 0, [(0, 100), (1, 10_000)], "fused")],
-        [message(0, 3, [(0, 64)], "fused"), message(0, 4, [(0, 7)], "copy")],
+        [message(1, 0, [(0, 140_000), (1, 170_000)], "fused")],
+        [message(0, 3, [(0, 140_000)], "fused"), message(0, 4, [(0, 7)], "copy")],
         [],
     ]
-    units = {(0, 1, 0, 0): 1, (0, 1, 0, 1): 2, (1, 0, 3, 0): 1}
-    first = staging_layout(messages, routes, units, range(3), 0)
+    first = staging_layout(messages, routes, range(3), 0)
     assert set(first.flags) == {(1, 0, 3, 0), silent_key(2, 0)}
     assert set(first.copied) == {(1, 0, 4, 0)}
-    second = staging_layout(messages, routes, units, range(3), 1)
-    assert [len(flags) for flags in second.flags.values()] == [1, 3]
+    second = staging_layout(messages, routes, range(3), 1)
+    assert [len(flags) for flags in second.flags.values()] == [9, 11]
     flags = [at for each in second.flags.values() for at in each]
     assert len(set(flags)) == len(flags)
     parts_begin = second.fused[0, 1, 0, 0]
     assert max(flags) < parts_begin
-    assert second.fused[0, 1, 0, 1] >= second.fused[0, 1, 0, 0] + 100
-    assert second.fused[0, 1, 0, 1] + 10_000 <= second.fused[0, 1, 0, 0] + second.parity_offset
+    assert second.fused[0, 1, 0, 1] >= second.fused[0, 1, 0, 0] + 140_000
+    assert second.fused[0, 1, 0, 1] + 170_000 <= second.fused[0, 1, 0, 0] + second.parity_offset
     assert second.nbytes == parts_begin + 2 * second.parity_offset
 
 
-def test_what_travels_by_ll_has_twice_the_room_and_no_flag():
+@pytest.mark.parametrize("nbytes", [1, 3, 6, 100, 127 * 1024 + 5])
+def test_what_travels_by_ll_has_a_word_for_four_bytes_and_no_flag(nbytes):
     routes = [{1: "fused"}, {0: "fused"}]
-    messages = [[message(1, 0, [(0, 100), (1, 200_000), (2, 64)], "fused")], []]
-    units = {(0, 1, 0, 0): 4, (0, 1, 0, 1): 16, (0, 1, 0, 2): 2}
-    found = staging_layout(messages, routes, units, range(2), 1)
-    assert set(found.flags) == {(0, 1, 0, 1), (0, 1, 0, 2)}  # too large; too narrow
-    assert found.fused[0, 1, 0, 1] >= found.fused[0, 1, 0, 0] + 200
+    messages = [[message(1, 0, [(0, nbytes), (1, 200_000), (2, 64)], "fused")], []]
+    found = staging_layout(messages, routes, range(2), 1)
+    assert set(found.flags) == {(0, 1, 0, 1)}  # too large
+    assert found.fused[0, 1, 0, 1] >= found.fused[0, 1, 0, 0] + 8 * -(-nbytes // 4)
+    assert found.fused[0, 1, 0, 2] + 8 * 16 <= found.fused[0, 1, 0, 0] + found.parity_offset
     # A sender with parts, by LL or not, needs no flag that says nothing else.
-    assert set(staging_layout(messages, routes, units, range(2), 0).flags) == {silent_key(1, 0)}
+    assert set(staging_layout(messages, routes, range(2), 0).flags) == {silent_key(1, 0)}
 
 
 def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():

@@ -1,6 +1,7 @@
 """The engine for fields in GPU memory.
 
-`engine` composes, in this order: `direction` (messages and routes), `buffers` (`flags`, `staging`,
-MPI), `kernels` (launches of `work_items`), and per alignment of the fields `fused` and `streamed`;
+`engine` composes, in this order: `direction` (messages and routes; `direct`: parts that need no
+staging), `buffers` (`flags`, `staging`, MPI), `kernels` (launches of `work_items`, whose structs are
+in `records`), and per alignment of the fields `fused` and `streamed`;
 `graphs`, `launch_order` and `fast_path` make repeated calls cheap.
 """

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpishare.halo.cuda.flags import PinnedFlags
 from mpishare.halo.cuda.staging import DeviceStaging, pinned_layout, silent_key, staging_layout
-from mpishare.halo.cuda.work_items import Slot
+from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.halo.message import PartKey
 from mpishare.halo.mpi_route import MpiMessages
 
@@ -47,7 +47,7 @@ class Buffers:
         neighbors = each.peers("fused", "copy")
         self._layouts = {
             rank: staging_layout(
-                each.messages, each.routes, each.units, each.ranks_here, rank, each.sharing
+                each.messages, each.routes, each.ranks_here, rank, each.sharing, each.direct.keys
             )
             for rank in (each.rank, *neighbors)
         }
@@ -116,7 +116,14 @@ class Buffers:
         if route == "copy":
             return Slot(base + layout.copied[key])
         flags = self._addresses_of_flags(key)
-        return Slot(base + layout.fused[key], layout.parity_offset, flags)
+        return Slot(base + layout.fused[key], layout.parity_offset, flags, self._ghosts_of(key))
+
+    def _ghosts_of(self, key: PartKey) -> Ghosts | None:
+        offset = self._layouts[key.sender].ready.get(key)
+        if offset is None:
+            return None
+        ready = self._staging.address_of(key.sender) + offset
+        return Ghosts(*self._direction.direct.ghosts(key), ready)
 
     def _addresses_of_flags(self, key: PartKey) -> Sequence[int]:
         offsets = self._layouts[key.receiver].flags.get(key, ())
@@ -128,6 +135,7 @@ class Buffers:
 
     def close(self) -> None:
         """Free what this rank owns, once all ranks have released."""
+        self._direction.direct.close()
         self._staging.close()
         self.flags.close()
         self._close_mpi()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpishare.halo.cuda.direct import DirectParts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -30,6 +32,8 @@ class Direction:
         For each rank, what it sends, with these routes.
     sharing : set of int
         The plan's ranks on this node that share their GPU with another rank of the node.
+    direct : DirectParts
+        The parts that may go straight into ghosts on the same GPU.
     ranks_per_gpu : int
         How many ranks of the node use this rank's GPU.
     """
@@ -44,7 +48,7 @@ class Direction:
     ) -> None:
         comm, context = setup.comm, setup.context
         self.rank, self.ranks_here = comm.rank, list(comm.ranks_here)
-        self.layouts, self.units = setup.mine, setup.units
+        self.layouts = setup.mine
         self.sends, self.recvs, self.is_reverse = sends, recvs, is_reverse
         uuids = context.uuids
         self.ranks_per_gpu = uuids.count(uuids[context.rank])
@@ -64,6 +68,7 @@ class Direction:
             [info._replace(route=self.routes[rank][info.peer]) for info in infos]
             for rank, infos in enumerate(setup.messages_by_rank(is_reverse=is_reverse))
         ]
+        self.direct = DirectParts(setup, self.messages)
 
     @property
     def has_fused(self) -> bool:

@@ -112,13 +112,13 @@ class CudaEngine:
         buffers.make_mpi()
         self._stream = int(backend.new_stream())
         self._events += [backend.local_event(), backend.local_event()]
-        launcher.warm_up(direction)
         # For fields that all begin at a multiple of the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             self._launches.append(Launches(streamed, fused))
+        launcher.warm_up()
         # Until all uploads have arrived and all kernels are loaded.
         self._context.drain(self._name)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.kernels import THREADS
-from mpishare.halo.cuda.work_items import GET_LL, PACK, PUT_LL, UNPACK
+from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +56,10 @@ class Fused:
         for part, target in direction.local():
             work.add_local(part, target)
         _add_receives(work, direction, buffers)
-        items, pointers = work.load(), (launcher.state("fused"), buffers.flags.abort)
+        prepare = launcher.for_fused(work, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
-            launch = launcher.prepare("fused", items, *pointers, blocks=blocks, threads=threads)
-            return GraphCache(launcher, launch, capturing, handles)
+            return GraphCache(launcher, prepare(blocks=blocks, threads=threads), capturing, handles)
 
         blocks = launcher.max_blocks
         self.alone = cache(blocks, THREADS, handles)

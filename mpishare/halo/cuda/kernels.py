@@ -12,10 +12,11 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.work_items import SIZE_OPTIONS, WorkList
+from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
+from mpishare.halo.cuda.work_items import WorkList
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.work_items import ItemArray
@@ -25,7 +26,15 @@ _BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work
 _DEPTH_OF_SHARED_GPU = 4
 _MAX_FIELDS = 448  # 3.5 KiB of the 4 KiB of a launch's parameters
 _SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
-_FILES = {"fused": "fused.cu", "streamed": "streamed.cu", "add": "streamed.cu"}
+_MAX_LL_ITEMS = 16  # 3 KiB of the 4 KiB of a launch's parameters
+_MAX_LL_FIELDS = 64  # another 0.5 KiB
+_LL_STATE_WORDS = _MAX_LL_ITEMS + 1  # the epochs of the blocks, and the abort flag
+_FILES = {
+    "fused": "fused.cu",
+    "fused_ll": "fused_ll.cu",
+    "streamed": "streamed.cu",
+    "add": "streamed.cu",
+}
 
 
 @functools.cache
@@ -35,7 +44,7 @@ def kernel(name: str, nfields: int, depth: int, device: int) -> int:
     Parameters
     ----------
     name : str
-        ``fused``, ``streamed`` or ``add``.
+        ``fused``, ``fused_ll``, ``streamed`` or ``add``.
     nfields : int
         Fields of the plan.
     depth : int
@@ -51,15 +60,17 @@ def kernel(name: str, nfields: int, depth: int, device: int) -> int:
 
 @functools.cache
 def _module(file: str, nfields: int, depth: int) -> cupy.RawModule:
-    options = f"-DNFIELDS={nfields}", f"-DDEPTH={depth}", *SIZE_OPTIONS
-    return cupy.RawModule(code=source(file), options=options)
+    sizes = f"-DNFIELDS={nfields}", f"-DDEPTH={depth}", f"-DNITEMS={_MAX_LL_ITEMS}"
+    return cupy.RawModule(code=source(file), options=(*sizes, *SIZE_OPTIONS))
 
 
 def source(file: str) -> str:
-    """Return a CUDA source with its header inserted, since the compiler sees no folder."""
-    folder, header = Path(__file__).parent, "work_items.cuh"
+    """Return a CUDA source with its headers inserted, since the compiler sees no folder."""
+    folder = Path(__file__).parent
     text = (folder / file).read_text()
-    return text.replace(f'#include "{header}"', (folder / header).read_text())
+    for header in ("ll.cuh", "work_items.cuh"):  # the first includes the second
+        text = text.replace(f'#include "{header}"', (folder / header).read_text())
+    return text
 
 
 class Launcher:
@@ -89,6 +100,7 @@ class Launcher:
         self._depth = _DEPTH_OF_SHARED_GPU if ranks > 1 else 1
         self._held: list[Any] = []
         self._states: dict[str, int] = {}
+        self._names: set[str] = set()
         self._ranks_per_gpu, self._has_mps = ranks, backend.device.mps
 
     @functools.cached_property
@@ -109,10 +121,10 @@ class Launcher:
         self._held.append(copied)
         return int(copied.data.ptr)
 
-    def state(self, name: str) -> int:
-        """Return the address of 16 zeroed bytes that a kernel keeps from launch to launch."""
+    def state(self, name: str, nwords: int = 2) -> int:
+        """Return the address of zeroed 8-byte words that a kernel keeps from launch to launch."""
         if name not in self._states:
-            self._states[name] = self.upload(np.zeros(2, np.uint64))
+            self._states[name] = self.upload(np.zeros(nwords, np.uint64))
         return self._states[name]
 
     def work_list(self, alignments: Sequence[int]) -> WorkList:
@@ -130,19 +142,62 @@ class Launcher:
             *map(ctypes.c_uint64, rest),
         ]
         grid = max(1, min(items.length, blocks or self.max_blocks))
+        return self._launch(name, grid, threads, arguments)
+
+    def for_fused(self, work: WorkList, abort: int) -> Callable[..., driver.Launch]:
+        """Return what prepares launches of route ``fused``, given ``blocks=`` and ``threads=``.
+
+        All launches of a launcher count the same epochs: they must be for the same parts.
+
+        Parameters
+        ----------
+        work : WorkList
+            The work items.
+        abort : int
+            The address of the word that ends all waits.
+        """
+        if self._is_small(work):
+            epochs = self.state("fused_ll", _LL_STATE_WORDS)
+            return functools.partial(self._prepare_ll, work.records(), epochs, abort)
+        return functools.partial(self.prepare, "fused", work.load(), self.state("fused"), abort)
+
+    def _is_small(self, work: WorkList) -> bool:
+        """Whether the smaller kernel can be used, which has a block per item."""
+        most = min(_MAX_LL_ITEMS, self.max_blocks // 2)  # of any launch: see `Fused.beside`
+        return work.is_ll and len(work) <= most and len(self._layouts) <= _MAX_LL_FIELDS
+
+    def _prepare_ll(
+        self,
+        records: np.ndarray[Any, Any],
+        epochs: int,
+        abort: int,
+        *,
+        blocks: int = 0,
+        threads: int = THREADS,
+    ) -> driver.Launch:
+        del blocks  # one per item
+        padded = np.zeros(_MAX_LL_ITEMS, ITEM_RECORD)
+        padded[: len(records)] = records
+        items = (ctypes.c_char * padded.nbytes).from_buffer_copy(padded.tobytes())
+        pointers = map(ctypes.c_uint64, (epochs, epochs + 8 * _MAX_LL_ITEMS, abort))
+        return self._launch("fused_ll", len(records), threads, [self.pointers, items, *pointers])
+
+    def _launch(self, name: str, grid: int, threads: int, arguments: list[Any]) -> driver.Launch:
         function = kernel(name, len(self._layouts), self._depth, self._device)
+        self._names.add(name)
         return driver.Launch(function, grid, threads, arguments, self.where)
 
-    def warm_up(self, direction: Direction) -> None:
-        """Launch each kernel once on no items: a kernel loaded later would wait for the streams."""
-        nothing = self.work_list(()).load()
-        state = self.state("warm-up")
-        if direction.has_fused:
-            self.prepare("fused", nothing, state, nothing.address).enqueue(0)
-        if direction.is_streamed:
-            self.prepare("streamed", nothing, state, 0).enqueue(0)
-        if direction.is_reverse:
-            self.prepare("add", nothing).enqueue(0)
+    def warm_up(self) -> None:
+        """Launch each prepared kernel once on no items: a later load would wait for the streams."""
+        nothing, zeros = self.work_list(()), self.upload(np.zeros(_LL_STATE_WORDS, np.uint64))
+        items = nothing.load()
+        rest = {"fused": (zeros, zeros), "streamed": (zeros, 0), "add": ()}
+        for name in sorted(self._names):
+            if name == "fused_ll":
+                launch = self._prepare_ll(nothing.records(), zeros, zeros)
+            else:
+                launch = self.prepare(name, items, *rest[name])
+            launch.enqueue(0)
 
     def close(self) -> None:
         """Free what the launches read, once none is under way."""

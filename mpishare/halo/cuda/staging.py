@@ -27,8 +27,10 @@ class StagingLayout:
     Attributes
     ----------
     flags : dict of PartKey to list of int, bytes
-        For each fused part that does not travel by LL, the offsets of its chunks' flags; for each
+        For each fused part that is too large for LL, the offsets of its chunks' flags; for each
         fused neighbor without parts its one flag, at `silent_key`.
+    ready : dict of PartKey to int, bytes
+        The offsets of the flags for which this rank waits before it stores into ghosts.
     fused, copied : dict of PartKey to int, bytes
         The offsets of the packed parts; for fused ones, in the first of two buffers.
     parity_offset : int, bytes
@@ -38,6 +40,7 @@ class StagingLayout:
     """
 
     flags: dict[PartKey, list[int]] = field(default_factory=dict)
+    ready: dict[PartKey, int] = field(default_factory=dict)
     fused: dict[PartKey, int] = field(default_factory=dict)
     copied: dict[PartKey, int] = field(default_factory=dict)
     parity_offset: int = 0
@@ -52,10 +55,10 @@ def silent_key(sender: int, receiver: int) -> PartKey:
 def staging_layout(
     messages: Messages,
     routes: Sequence[Mapping[int, str]],
-    units: Mapping[PartKey, int],
     ranks_here: Sequence[int],
     rank: int,
     sharing: Container[int] = (),
+    direct: Container[PartKey] = (),
 ) -> StagingLayout:
     """Return the layout of a rank's staging buffer. Pure integers.
 
@@ -65,19 +68,19 @@ def staging_layout(
         For each rank of the plan, what it sends.
     routes : sequence of mapping of int to str
         For each rank, its route to each peer.
-    units : mapping of PartKey to int, bytes
-        For each fused part the widest unit that both ends can move.
     ranks_here : sequence of int
         The ranks of the node.
     rank : int
         The receiver.
     sharing : container of int
         The ranks that share a GPU.
+    direct : container of PartKey
+        The parts that may go straight into ghosts.
     """
     incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
     fused = {key: part.nbytes for key, part, route in incoming if route == "fused"}
     copied = {key: part.nbytes for key, part, route in incoming if route == "copy"}
-    by_ll = {key for key, nbytes in fused.items() if uses_ll(nbytes, units[key])}
+    by_ll = {key for key, nbytes in fused.items() if uses_ll(nbytes)}
     layout = StagingLayout()
     counts = {
         key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
@@ -92,6 +95,10 @@ def staging_layout(
     for key, count in counts.items():
         layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
         at += _FLAG_NBYTES * count
+    for key, _, _ in parts_sent(messages, [rank]):
+        if key in direct:
+            layout.ready[key] = at
+            at += _FLAG_NBYTES
     begin = _aligned(at)  # the flags come first
     # An LL word is half data, half flag.
     sizes = {key: 2 * nbytes if key in by_ll else nbytes for key, nbytes in fused.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpishare.halo.cuda.work_items import PACK, PACK_AND_ZERO, UNPACK
+from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

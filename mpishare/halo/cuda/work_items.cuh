@@ -21,7 +21,7 @@ struct Part {
     int unit;
 };
 
-enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL };
+enum Kind { PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY };
 
 // A chunk of a part, and where it lies packed. The part is embedded, so that one read of global
 // memory brings all of it.
@@ -31,7 +31,7 @@ struct __align__(16) Item {
     long long parity_offset;        // from there to the buffer of odd epochs
     unsigned long long* flag;       // PACK, UNPACK: holds the epoch once the chunk is there
     unsigned long long* stalled_on; // UNPACK, GET_LL: tells the host which peer is waited for
-    const Part* target;             // LOCAL: the destination; in sums: the packed cells
+    const Part* target; // LOCAL: the destination; sums: the packed cells; fused: Ghosts or null
     unsigned first;
     unsigned nunits;
     int kind;
@@ -39,9 +39,18 @@ struct __align__(16) Item {
     long long unused;               // pads to 16 bytes
 };
 
+// The cells of a receiver that a sender on the same GPU may store into, without staging, at
+// exchanges at which the receiver says so.
+struct Ghosts {
+    Part part;
+    char* field;               // of the receiver, as this rank maps it
+    unsigned long long* ready; // twice the epoch, plus 1 where they may be stored into
+};
+
 // The sizes of the NumPy records come with the compiler options.
 static_assert(sizeof(Part) == Part_nbytes, "size of Part");
 static_assert(sizeof(Item) == Item_nbytes, "size of Item");
+static_assert(sizeof(Ghosts) == Ghosts_nbytes, "size of Ghosts");
 // So do their offsets where the tests compile this: not every NVRTC in use has __builtin_offsetof.
 #ifdef Part_first
 #define SAME_OFFSET(Record, field) \
@@ -65,6 +74,9 @@ SAME_OFFSET(Item, nunits);
 SAME_OFFSET(Item, kind);
 SAME_OFFSET(Item, element);
 SAME_OFFSET(Item, unused);
+SAME_OFFSET(Ghosts, part);
+SAME_OFFSET(Ghosts, field);
+SAME_OFFSET(Ghosts, ready);
 #endif
 
 struct Fields {
@@ -97,10 +109,11 @@ __device__ __forceinline__ void copy_units(char* const* from, char* const* to, b
     }
 }
 
-// Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread.
+// Copies units i, i + blockDim.x, ... of an item, COUNT of them in flight, by one thread. The other
+// end is `packed`, or the cells `target` of the field `into`.
 template <int COUNT>
 __device__ __forceinline__ void copy_units_of(
-    const Item& item, char* field, char* packed, unsigned i
+    const Item& item, char* field, char* packed, char* into, unsigned i
 ) {
     char* from[COUNT];
     char* to[COUNT];
@@ -108,8 +121,8 @@ __device__ __forceinline__ void copy_units_of(
     for (int k = 0; k < COUNT; ++k) {
         unsigned unit = item.first + i + k * blockDim.x;
         char* cell = field + offset_of(item.part, unit);
-        char* other = item.kind == LOCAL ? field + offset_of(*item.target, unit)
-                                         : packed + static_cast<long long>(unit) * item.part.unit;
+        char* other = into ? into + offset_of(*item.target, unit)
+                           : packed + static_cast<long long>(unit) * item.part.unit;
         from[k] = item.kind == UNPACK ? other : cell;
         to[k] = item.kind == UNPACK ? cell : other;
     }
@@ -123,11 +136,14 @@ __device__ __forceinline__ void copy_units_of(
     }
 }
 
-__device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
+__device__ void copy_item(
+    const Item& item, const Fields& fields, char* packed, char* ghosts = nullptr
+) {
     char* field = fields.at[item.part.field];
+    char* into = item.kind == LOCAL ? field : ghosts;
     unsigned i = threadIdx.x;
     if (DEPTH > 1)
         for (; i + (DEPTH - 1) * blockDim.x < item.nunits; i += DEPTH * blockDim.x)
-            copy_units_of<DEPTH>(item, field, packed, i);
-    for (; i < item.nunits; i += blockDim.x) copy_units_of<1>(item, field, packed, i);
+            copy_units_of<DEPTH>(item, field, packed, into, i);
+    for (; i < item.nunits; i += blockDim.x) copy_units_of<1>(item, field, packed, into, i);
 }

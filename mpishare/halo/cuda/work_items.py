@@ -1,8 +1,4 @@
-"""Work items: what a kernel copies, and between which addresses.
-
-`PART_RECORD` and `ITEM_RECORD` are the structs of work_items.cuh. The compiler asserts that their
-sizes agree (`SIZE_OPTIONS`), and in the tests their offsets too (`RECORD_OPTIONS`).
-"""
+"""Work items: what a kernel copies, and between which addresses."""
 
 from __future__ import annotations
 
@@ -14,54 +10,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.errors import UnsupportedError
+from mpishare.halo.cuda.records import (
+    AXES,
+    GET_LL,
+    GHOSTS_RECORD,
+    ITEM_RECORD,
+    LOCAL,
+    PART_RECORD,
+    PUT_LL,
+    READY,
+    UNPACK,
+)
 from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import ALIGN, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-AXES = 8
-PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL = range(6)
-
-PART_RECORD = np.dtype(
-    [
-        ("first", "<i8"),
-        ("step", "<i8", AXES),
-        ("places", "<u8"),
-        ("extent", "<u4", AXES),
-        ("axes", "<i4"),
-        ("along", "<i4"),
-        ("field", "<i4"),
-        ("unit", "<i4"),
-    ]
-)
-ITEM_RECORD = np.dtype(
-    [
-        ("part", PART_RECORD),
-        ("packed", "<u8"),
-        ("parity_offset", "<i8"),
-        ("flag", "<u8"),
-        ("stalled_on", "<u8"),
-        ("target", "<u8"),
-        ("first", "<u4"),
-        ("nunits", "<u4"),
-        ("kind", "<i4"),
-        ("element", "<i4"),
-        ("unused", "<u8"),
-    ]
-)
-
-
-def record_options(name: str, record: np.dtype[Any]) -> tuple[str, ...]:
-    """Return compiler options that define the size of a record and the offset of each field."""
-    offsets = {field: at for field, (_, at, *_) in (record.fields or {}).items()}
-    values = {"nbytes": record.itemsize, **offsets}
-    return tuple(f"-D{name}_{key}={value}" for key, value in values.items())
-
-
-RECORD_OPTIONS = (*record_options("Part", PART_RECORD), *record_options("Item", ITEM_RECORD))
-SIZE_OPTIONS = tuple(option for option in RECORD_OPTIONS if "_nbytes=" in option)
 
 _ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
 # (part bytes up to, chunk bytes): small parts take one pass of a block's threads; large ones take
@@ -78,7 +43,7 @@ _MAX_CHUNKS = 1024
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
 _AHEAD = 64
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
-_LL_UNITS, _LL_MAX_NBYTES = (4, 8), 128 << 10
+_LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
 
 
 def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
@@ -99,28 +64,21 @@ def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
         yield begin, min(step, nbytes - begin)
 
 
-def uses_ll(nbytes: int, unit: int) -> bool:
+def uses_ll(nbytes: int) -> bool:
     """Whether a fused part travels by LL, with the flag in the data. Same at both ends.
 
     Parameters
     ----------
     nbytes : int, bytes
         Size of the part.
-    unit : int, bytes
-        The widest unit that both ends can move, whatever arrays the calls pass.
     """
-    return nbytes <= _LL_MAX_NBYTES and unit >= _LL_UNITS[0]
+    return nbytes <= _LL_MAX_NBYTES
 
 
 def alignment_of(layout: FieldLayout) -> int:
     """Return the alignment that every array of the dtype has, in bytes: 16 at most."""
     size = layout.dtype.itemsize
     return min(size & -size, ALIGN)
-
-
-def unit_of(part: Part, layout: FieldLayout) -> int:
-    """Return the widest unit in which a part can be moved in any array of the layout, in bytes."""
-    return StridedCells.of(part, layout, alignment_of(layout)).unit
 
 
 @dataclass(frozen=True)
@@ -188,6 +146,31 @@ def _append_axis(
     axes.append((extent, step, is_along))
 
 
+class Ghosts(NamedTuple):
+    """The cells of a receiver that a sender on the same GPU may store into.
+
+    Attributes
+    ----------
+    part : Part
+        The cells, in the receiver's field.
+    layout : FieldLayout
+        Of that field.
+    address : int
+        Where it begins, as this rank's GPU sees it.
+    ready : int
+        The address of the flag by which the receiver says that they may be written.
+    """
+
+    part: Part
+    layout: FieldLayout
+    address: int
+    ready: int
+
+    def cells(self, unit: int) -> StridedCells:
+        """Return the cells in units of that many bytes at most."""
+        return StridedCells.of(self.part, self.layout, min(unit, self.address & -self.address))
+
+
 class Slot(NamedTuple):
     """Where a part lies packed: in a send, receive or staging buffer.
 
@@ -199,11 +182,14 @@ class Slot(NamedTuple):
         From the first buffer to the second, which odd epochs use. 0 where there is one buffer.
     flags : sequence of int
         The address of each chunk's flag; empty where no kernel waits for it, or by LL.
+    ghosts : Ghosts or None
+        Where it goes instead, at exchanges at which the receiver allows that.
     """
 
     address: int
     parity_offset: int = 0
     flags: Sequence[int] = ()
+    ghosts: Ghosts | None = None
 
 
 class Item(NamedTuple):
@@ -271,13 +257,21 @@ class WorkList:
         shares_gpu : bool
             As for `chunks`.
         """
-        unit = _LL_UNITS[-1] if kind in (PUT_LL, GET_LL) else ALIGN
-        cells = self._cells(part, unit)
+        cells = self._cells(part, _LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
+        target = 0
+        if slot.ghosts is not None:
+            there = slot.ghosts.cells(cells.unit)
+            target = self._upload_ghosts(slot.ghosts, there)
+            if kind == UNPACK:
+                self._add_ready(part.field, target)
+            else:
+                cells = self._cells(part, there.unit)
         item = Item(
             self._record(part, cells).tobytes(),
             slot.address,
             slot.parity_offset,
             stalled_on=stalled_on,
+            target=target,
             kind=kind,
         )
         self._add_chunks(item, part, cells, slot.flags, shares_gpu=shares_gpu)
@@ -324,22 +318,44 @@ class WorkList:
         part["unit"] = 1
         self._append(0, Item(part.tobytes(), flag=flag, stalled_on=stalled_on, kind=kind))
 
+    @property
+    def is_ll(self) -> bool:
+        """Whether all items travel by LL."""
+        return all(item.kind in (PUT_LL, GET_LL) for _, item in self._items)
+
     def load(self) -> ItemArray:
-        """Copy the items to the GPU.
+        """Copy the items to the GPU, in the order of `records`."""
+        return ItemArray(self._upload(self.records()), len(self))
+
+    def records(self) -> np.ndarray[Any, Any]:
+        """Return the items in their order, as `ITEM_RECORD`; a record of zeros if there is none.
 
         An item that waits comes after the item of another rank that it waits for, in the order of
-        all ranks: chunk k of a part is packed at position k, and waited for at a later one.
+        all ranks: chunk k of a part is packed at position k, and waited for at a later one. To
+        store it into ghosts waits as well, for an item of kind ``READY``: these come first.
         """
         items = [item for _, item in sorted(self._items, key=lambda each: each[0])]
         records = np.zeros(max(1, len(items)), ITEM_RECORD)
         for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
             is_part = name == "part"
             records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
-        return ItemArray(self._upload(records), len(items))
+        return records
 
     def _append(self, index: int, item: Item) -> None:
         waits = item.kind in (UNPACK, GET_LL)
         self._items.append((2 * index + (2 * _AHEAD + 1 if waits else 0), item))
+
+    def _add_ready(self, field: int, ghosts: int) -> None:
+        """Say that ghosts may be written, before anything else: who stores into them waits."""
+        part = np.zeros(1, PART_RECORD)
+        part["unit"], part["field"] = 1, field
+        self._append(-1, Item(part.tobytes(), target=ghosts, kind=READY))
+
+    def _upload_ghosts(self, ghosts: Ghosts, cells: StridedCells) -> int:
+        record = np.zeros(1, GHOSTS_RECORD)
+        record["part"] = self._record(ghosts.part, cells)
+        record["field"], record["ready"] = ghosts.address, ghosts.ready
+        return self._upload(record)
 
     def _cells(self, part: Part, widest: int) -> StridedCells:
         alignment = min(widest, self._alignments[part.field])

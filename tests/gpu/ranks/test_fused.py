@@ -46,7 +46,7 @@ def wrong(field, rank, size, step):
 @pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "shifted"])
 @pytest.mark.parametrize(
     ("nbytes", "dtype"),
-    [(nbytes, dtype) for nbytes in SIZES for dtype in ("f8", "f4", "u1") if nbytes < 8 * MIB]
+    [(nbytes, dtype) for nbytes in SIZES for dtype in ("f8", "f4", "f2", "u1") if nbytes < 8 * MIB]
     + [(nbytes, "f8") for nbytes in SIZES if nbytes > 8 * MIB],
 )
 def test_faces_of_every_size(node, nbytes, dtype, shift):
@@ -65,6 +65,30 @@ def test_faces_of_every_size(node, nbytes, dtype, shift):
             else:
                 halo.exchange(field)
             assert wrong(field, node.rank, node.size, step) == 0, step
+    cart.Free()
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "shifted"])
+@pytest.mark.parametrize("axis", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16"])
+def test_small_faces_of_odd_sizes(node, dtype, axis, shift):
+    """By LL: the bytes of a part fill its words, whatever the units of the two ends."""
+    xp, cart = node.xp, ring(node)
+    begin = shift if node.rank == 0 else 0
+    before, after = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    for n in (1, 2, 3, 5, 7, 33, 1023, 4099):
+        memory = xp.zeros(4 * n + 1, dtype)[begin : begin + 4 * n]
+        field = memory.reshape(4, n) if axis == 0 else memory.reshape(n, 4)
+        rows = field if axis == 0 else field.T
+        with mpishare.HaloExchange(cart, field, 1, axes=axis, node=node) as halo:
+            for step in range(1, 6):
+                mine = [values(rows, node.rank, row, step) for row in range(4)]
+                rows[...] = xp.asarray(np.stack(mine))
+                halo.exchange(field)
+                found = rows.copy().get()
+                assert (found[0] == values(rows, before, 2, step)).all(), (n, step)
+                assert (found[3] == values(rows, after, 1, step)).all(), (n, step)
+                assert (found[1:3] == np.stack(mine[1:3])).all(), (n, step)
     cart.Free()
 
 
@@ -155,6 +179,64 @@ def test_a_call_on_another_stream_during_a_capture(node):
         halo.exchange(field, stream=other)
         other.synchronize()
         assert wrong(field, node.rank, node.size, 1) == 0
+    cart.Free()
+
+
+REPLAYED = r"""
+extern "C" {
+__global__ void advance(unsigned* u, unsigned n) {
+  for (unsigned i = threadIdx.x; i < 2 * n; i += blockDim.x) u[n + i] += 10007;
+}
+__global__ void check(const unsigned* u, unsigned n, const unsigned* ghosts, unsigned* step,
+                      unsigned* errors) {
+  for (unsigned i = threadIdx.x; i < n; i += blockDim.x)
+    if (u[i] != ghosts[i] + 10007 * *step || u[3 * n + i] != ghosts[n + i] + 10007 * *step)
+      atomicAdd(errors, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) ++*step;
+}
+}
+"""
+
+
+@TWO
+@pytest.mark.parametrize("n", [2, 1024])
+def test_a_hundred_thousand_replays(node, n):
+    """Kernels write and count between the exchanges; calls and starts come in between."""
+    xp, cart = node.xp, ring(node)
+    module = xp.RawModule(code=REPLAYED)
+    advance, check = module.get_function("advance"), module.get_function("check")
+    field = xp.zeros((4, n), "u4")
+    stream = xp.cuda.Stream(non_blocking=True)
+    with stream, mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        if {route for rank, route in halo.routes.items() if rank != cart.rank} != {"fused"}:
+            pytest.skip(f"routes {halo.routes}")
+        fill(xp, field, node.rank, 0)
+        low = values(field, (node.rank - 1) % node.size, 2, 0)
+        ghosts = xp.asarray(np.stack([low, values(field, (node.rank + 1) % node.size, 1, 0)]))
+        step, errors = xp.ones(1, "u4"), xp.zeros(1, "u4")
+
+        def one_step(*, is_split=False):
+            advance((1,), (512,), (field, np.uint32(n)))
+            if is_split:
+                halo.start(field)
+                halo.wait()
+            else:
+                halo.exchange(field)
+            check((1,), (512,), (field, np.uint32(n), ghosts, step, errors))
+
+        one_step()
+        stream.begin_capture()
+        for _ in range(100):
+            one_step()
+        graph = stream.end_capture()
+        for number in range(1000):
+            graph.launch(stream)
+            if number % 100 == 0:
+                one_step(is_split=bool(number % 200))
+        node.synchronize()
+        assert (int(step[0]), int(errors[0])) == (2 + 100_000 + 10, 0)
+        del graph
     cart.Free()
 
 

@@ -1,0 +1,104 @@
+"""Parts that go straight into the ghosts of another rank on the same GPU, without staging.
+
+Through staging each byte is read and written twice, and there memory is the limit, not a link. So
+large parts are stored into the receiver's field where that is in a window, which the sender maps.
+The receiver says at each exchange by a flag that its ghosts may be written, and whether the field
+of this call is the one in the window; else the sender uses the staging buffer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import ClosedError
+from mpishare.halo.message import Part, PartKey, parts_sent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.context import Location, NodeContext
+    from mpishare.halo.engine import PlanSetup
+    from mpishare.halo.geometry import Box
+    from mpishare.halo.layout import FieldLayout
+    from mpishare.halo.message import MessageInfo
+
+# A smaller part waits longer for the flag than the copy takes.
+_MIN_NBYTES = 1 << 20
+
+
+def locations(
+    context: NodeContext, addresses: Sequence[int], layouts: Sequence[FieldLayout]
+) -> list[Location | None]:
+    """Return for each field of a plan where it lies in a window; None where it cannot be stored to.
+
+    Local. Without MPS the ranks of a GPU take turns, and a sender would wait for a turn more.
+    """
+    device, mine = context.backend.device, context.uuids[context.rank]
+    if device is None or not device.mps or context.uuids.count(mine) < 2:
+        return [None] * len(layouts)
+    found = [
+        context.locate(address, layout.span_nbytes)
+        for address, layout in zip(addresses, layouts, strict=True)
+    ]
+    return [each if each and context.uuids[each.rank] == mine else None for each in found]
+
+
+class DirectParts:
+    """The parts of a plan that are stored straight into ghosts, the same on all ranks. Local.
+
+    Parameters
+    ----------
+    setup : PlanSetup
+        What the ranks of the plan agreed on.
+    messages : sequence of sequence of MessageInfo
+        For each rank, what it sends.
+
+    Attributes
+    ----------
+    keys : set of PartKey
+        The parts.
+    """
+
+    def __init__(self, setup: PlanSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
+        self._setup = setup
+        self._held: list[Any] = []
+        uuids, ranks_here = setup.context.uuids, setup.comm.ranks_here
+        boxes = _boxes_received(setup)
+        self._boxes: dict[PartKey, Box] = {}
+        for key, info, _ in parts_sent(messages, ranks_here, "fused"):
+            box = boxes.get(key)
+            is_near = uuids[ranks_here[key.sender]] == uuids[ranks_here[key.receiver]]
+            is_in_window = setup.locations[key.receiver][key.field] is not None
+            if is_near and is_in_window and box is not None and info.nbytes >= _MIN_NBYTES:
+                self._boxes[key] = box
+        self.keys = set(self._boxes)
+
+    def ghosts(self, key: PartKey) -> tuple[Part, FieldLayout, int]:
+        """Return what a part is stored into: the cells, the layout, and the address of the field.
+
+        It stays mapped here until `close`, even where its window is closed.
+        """
+        setup = self._setup
+        place = setup.locations[key.receiver][key.field]
+        memory = place and setup.context.segment_memory(place.window, place.rank)
+        if place is None or memory is None:
+            raise ClosedError(f"the window in which rank {key.receiver} has its field is closed")
+        layout = setup.layouts[key.receiver][key.field]
+        self._held.append(memory.array((memory.nbytes,), "u1"))
+        part = Part.of_box(key.field, layout, self._boxes[key])
+        return part, layout, memory.address + place.offset
+
+    def close(self) -> None:
+        """Hold nothing any more."""
+        self._held = []
+
+
+def _boxes_received(setup: PlanSetup) -> dict[PartKey, Box]:
+    """Return the boxes of cells that the ranks of this node receive into."""
+    return {
+        PartKey(message.peer, receiver, message.tag, part.field): part.box
+        for receiver in setup.comm.ranks_here
+        for message in setup.recvs[receiver]
+        for part in message.parts
+        if part.box is not None
+    }

@@ -1,0 +1,59 @@
+"""The structs of work_items.cuh, as NumPy records.
+
+The compiler asserts that their sizes agree (`SIZE_OPTIONS`), and in the tests their offsets too
+(`RECORD_OPTIONS`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+AXES = 8
+PACK, PACK_AND_ZERO, LOCAL, UNPACK, PUT_LL, GET_LL, READY = range(7)
+
+PART_RECORD = np.dtype(
+    [
+        ("first", "<i8"),
+        ("step", "<i8", AXES),
+        ("places", "<u8"),
+        ("extent", "<u4", AXES),
+        ("axes", "<i4"),
+        ("along", "<i4"),
+        ("field", "<i4"),
+        ("unit", "<i4"),
+    ]
+)
+ITEM_RECORD = np.dtype(
+    [
+        ("part", PART_RECORD),
+        ("packed", "<u8"),
+        ("parity_offset", "<i8"),
+        ("flag", "<u8"),
+        ("stalled_on", "<u8"),
+        ("target", "<u8"),
+        ("first", "<u4"),
+        ("nunits", "<u4"),
+        ("kind", "<i4"),
+        ("element", "<i4"),
+        ("unused", "<u8"),
+    ]
+)
+
+GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
+
+
+def record_options(name: str, record: np.dtype[Any]) -> tuple[str, ...]:
+    """Return compiler options that define the size of a record and the offset of each field."""
+    offsets = {field: at for field, (_, at, *_) in (record.fields or {}).items()}
+    values = {"nbytes": record.itemsize, **offsets}
+    return tuple(f"-D{name}_{key}={value}" for key, value in values.items())
+
+
+RECORD_OPTIONS = (
+    *record_options("Part", PART_RECORD),
+    *record_options("Item", ITEM_RECORD),
+    *record_options("Ghosts", GHOSTS_RECORD),
+)
+SIZE_OPTIONS = tuple(option for option in RECORD_OPTIONS if "_nbytes=" in option)

@@ -1,0 +1,215 @@
+"""Large faces that go straight into the ghosts of a rank on the same GPU, and when they must not.
+
+Where each rank has a GPU of its own, or takes turns on one, the same programs use staging.
+"""
+
+import numpy as np
+import pytest
+
+import mpishare
+from tests.helpers.latch import Latch, within
+
+TWO = pytest.mark.ranks(min=2)
+KIB, MIB = 1 << 10, 1 << 20
+SOURCE = r"""
+extern "C" {
+__global__ void advance(long long* u, long long n) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < 2 * n;
+       i += (long long)gridDim.x * blockDim.x)
+    u[n + i] += 1000003;
+}
+__global__ void check(const long long* u, long long n, const long long* low, const long long* high,
+                      unsigned long long* step, unsigned long long* errors) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n;
+       i += (long long)gridDim.x * blockDim.x)
+    if (u[i] != low[i] + 1000003LL * (long long)*step
+        || u[3 * n + i] != high[i] + 1000003LL * (long long)*step)
+      atomicAdd(errors, 1ULL);
+}
+__global__ void next(unsigned long long* step) { ++*step; }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    assert node.backend == "cuda"
+
+
+@pytest.fixture
+def stream(node):
+    side = node.xp.cuda.Stream(non_blocking=True)
+    with side:
+        yield side
+
+
+def ring(node):
+    return node.comm.Create_cart([node.size], [True])
+
+
+def goes_straight(node):
+    """Whether all ranks share one GPU and run on it at the same time."""
+    uuids = node.comm.allgather(node.device.uuid)
+    return node.size > 1 and len(set(uuids)) == 1 and node.device.mps
+
+
+def direct_parts(halo):
+    return halo._forward._buffers._direction.direct.keys
+
+
+def row_of(rank, row, n, step, dtype):
+    """What tells rank, row, place and step."""
+    return (np.arange(n) * 7 + 31 * rank + 3 * row + 101 * step).astype(dtype)
+
+
+def put(field, rank, step):
+    ghosts = np.full(field.shape[1], 99, field.dtype)
+    mine = [row_of(rank, row, field.shape[1], step, field.dtype) for row in (1, 2)]
+    field.set(np.stack([ghosts, *mine, ghosts]))
+
+
+def wrong(field, node, step):
+    low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    found = field.copy().get()
+    n, dtype = field.shape[1], field.dtype
+    return int((found[0] != row_of(low, 2, n, step, dtype)).sum()) + int(
+        (found[3] != row_of(high, 1, n, step, dtype)).sum()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f8", "c16"])
+@pytest.mark.parametrize("nbytes", [512 * KIB, MIB, MIB + 16, 9 * MIB])
+def test_each_rank_uses_its_window_or_another_array(node, nbytes, dtype):
+    """Whichever array a call is given, at each rank for itself, by all kinds of calls in turn."""
+    cart, n = ring(node), nbytes // np.dtype(dtype).itemsize
+    with node.allocate_each((4, n), dtype) as window:
+        private = node.xp.zeros((4, n), dtype)
+        with mpishare.HaloExchange(cart, window.array, 1, axes=0, node=node) as halo:
+            is_direct = goes_straight(node) and nbytes >= MIB
+            assert bool(direct_parts(halo)) == is_direct
+            for step in range(1, 13):
+                field = window.array if (step + node.rank * (step // 4)) % 3 else private
+                put(field, node.rank, step)
+                if step % 4 == 3:
+                    halo.start(field)
+                    halo.wait()
+                else:
+                    halo.exchange(field)
+                assert wrong(field, node, step) == 0, step
+                del field
+    cart.Free()
+
+
+@TWO
+def test_strided_ghosts_in_a_window(node):
+    """Faces of a 3-D field across each axis: the cells of both ends have steps of their own."""
+    cart, cells = ring(node), (66, 258, 514)
+    with node.allocate_each((3, *cells)) as window:
+        fields = [window.array[axis] for axis in range(3)]
+        before, after = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+        for axis, field in enumerate(fields):
+            with mpishare.HaloExchange(cart, field, 1, axes=axis, node=node) as halo:
+                large = 8 * field.size // field.shape[axis] >= MIB
+                assert bool(direct_parts(halo)) == (goes_straight(node) and large), axis
+                places = np.arange(field.size).reshape(cells)
+                for step in range(1, 4):
+                    field.set(places * (node.rank + 1.0) + step)
+                    halo.exchange(field)
+                    found = np.moveaxis(field.get(), axis, 0)
+                    rows = np.moveaxis(places, axis, 0)
+                    assert (found[0] == rows[-2] * (before + 1.0) + step).all()
+                    assert (found[-1] == rows[1] * (after + 1.0) + step).all()
+        del fields, field
+    cart.Free()
+
+
+@TWO
+def test_ghosts_are_not_written_while_their_rank_reads_them(node, stream):
+    """Rank 0 has not come to its exchange: its neighbors' wait, and its ghosts stay."""
+    cart, n = ring(node), MIB // 8
+    with node.allocate_each((4, n)) as window:
+        field = window.array
+        kept = node.xp.zeros_like(field)
+        with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+            for step in (1, 2, 3):
+                put(field, node.rank, step)
+                halo.exchange(field)
+                kept[...] = field  # each kernel is loaded before anything waits
+            node.synchronize()
+            node.barrier()
+            with Latch() as latch:
+                if node.rank == 0:
+                    latch.hold(stream.ptr)
+                    kept[...] = 0
+                    kept[...] = field
+                field[1:3] += 1000
+                halo.exchange(field)
+                node.barrier()
+                neighbors = {1, node.size - 1}
+                passed = node.rank in neighbors and within(0.05, lambda: stream.done)
+                node.barrier()
+                latch.release()
+                node.synchronize()
+            assert not passed
+            if node.rank == 0:
+                assert wrong(kept, node, 3) == 0
+            low = row_of((node.rank - 1) % node.size, 2, n, 3, "f8") + 1000
+            assert (field[0].get() == low).all()
+        del field
+    cart.Free()
+
+
+@TWO
+def test_thousands_of_replays(node, stream):
+    """Kernels write, a replayed exchange moves, kernels count; the host looks at the end."""
+    xp, cart, n = node.xp, ring(node), MIB // 8
+    module = xp.RawModule(code=SOURCE)
+    advance, check, go_on = (module.get_function(name) for name in ("advance", "check", "next"))
+    with node.allocate_each((4, n), "i8") as window:
+        field = window.array
+        put(field, node.rank, 0)
+        low = xp.asarray(row_of((node.rank - 1) % node.size, 2, n, 0, "i8"))
+        high = xp.asarray(row_of((node.rank + 1) % node.size, 1, n, 0, "i8"))
+        step, errors = xp.ones(1, "u8"), xp.zeros(1, "u8")
+        with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+            if {"pinned", "mpi"} & set(halo.routes.values()):
+                pytest.skip("a route of the host")
+
+            def one_step(u):
+                advance((32,), (256,), (u, np.int64(n)))
+                halo.exchange(u)
+                check((32,), (256,), (u, np.int64(n), low, high, step, errors))
+                go_on((1,), (1,), (step,))
+
+            one_step(field)
+            stream.begin_capture()
+            for _ in range(10):
+                one_step(field)
+            graph = stream.end_capture()
+            replays = 300 if goes_straight(node) else 20
+            for _ in range(replays):
+                graph.launch(stream)
+                one_step(field)
+            node.synchronize()
+            assert (int(step[0]), int(errors[0])) == (2 + 11 * replays, 0)
+            del graph
+        del field
+    cart.Free()
+
+
+@TWO
+def test_a_window_that_is_closed_before_its_plan(node):
+    """It stays mapped on all ranks as long as the plan."""
+    cart, n = ring(node), MIB // 8
+    window = node.allocate_each((4, n))
+    field = window.array
+    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        with pytest.warns(ResourceWarning, match=window.name):
+            window.close()
+        del window
+        for step in range(1, 5):
+            put(field, node.rank, step)
+            halo.exchange(field)
+            assert wrong(field, node, step) == 0
+    del field
+    cart.Free()
