@@ -6,6 +6,7 @@ It, `cuda_pools` and `cuda_chunks` alone use cuda.bindings. Imported only where 
 from __future__ import annotations
 
 import ctypes
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,12 @@ def call(name: str, *arguments: Any, where: str = "", remedy: str = "") -> Any:
     if int(code):
         raise error(name, int(code), where, remedy)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+@functools.cache
+def has_context_events() -> bool:
+    """Whether an event can be recorded behind all work of a context, as from CUDA 12.5. Local."""
+    return hasattr(driver, "cuCtxRecordEvent") and int(call("cuDriverGetVersion")) >= 12050
 
 
 def error(name: str, code: int, where: str, remedy: str = "") -> CudaError:

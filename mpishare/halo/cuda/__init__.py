@@ -1,7 +1,7 @@
 """The engine for fields in GPU memory.
 
 `engine` composes, in this order: `direction` (messages and routes; `direct`: parts that need no
-staging), `buffers` (`flags`, `staging`, MPI), `kernels` (launches of `work_items`, whose structs are
-in `records`), and per alignment of the fields `fused` and `streamed`;
-`graphs`, `launch_order` and `fast_path` make repeated calls cheap.
+staging), `buffers` (`flags`, `staging`, MPI), `kernels` (launches of `work_items`, whose structs
+are in `records`; `tables` copies them to the GPU), and per alignment of the fields `fused` and
+`streamed`; `graphs`, `launch_order` and `fast_path` make repeated calls cheap.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Buffers:
-    """Flags, staging and MPI buffers. `share` is collective; the other methods are local.
+    """Flags, staging and MPI buffers. Collective to make; `undo` is, the other methods are local.
 
     Parameters
     ----------
@@ -53,28 +53,17 @@ class Buffers:
         }
         self._pinned, pinned_nbytes = pinned_layout(each.messages, each.ranks_here)
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
-        self._staging = DeviceStaging(comm, name, nbytes, neighbors)
-        self.flags = PinnedFlags(comm, pinned_nbytes, each.peers("copy", "pinned"))
+        self._staging = DeviceStaging(comm, nbytes, neighbors)
+        self.flags = PinnedFlags(comm, name, pinned_nbytes, each.peers("copy", "pinned"))
         self.mpi: MpiBuffers | None = None
 
-    def share(self) -> None:
-        """Allocate what other ranks use, and map theirs. Collective."""
-        step, flags, staging = self._comm.step, self.flags, self._staging
+    def create(self, stream: int) -> str:
+        """Allocate what other ranks map, zeroed on a stream; return its handle. Local."""
+        return self._staging.create(stream)
 
-        def create() -> str:
-            flags.allocation.create()
-            return staging.create()
-
-        def attach() -> None:
-            flags.attach(names)
-            staging.open(handles)
-
-        try:
-            handles: list[str] = step(self._name, create)
-            names: list[str] = step(self._name, flags.allocation.publish)
-            step(self._name, attach)
-        finally:
-            flags.allocation.forget()
+    def attach(self, handles: Sequence[str]) -> None:
+        """Map what other ranks allocated, given the handle of each. Local."""
+        self._staging.open(handles)
 
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
@@ -142,8 +131,13 @@ class Buffers:
 
     def undo(self) -> None:
         """Free everything after a failure that all ranks know of. Collective."""
-        self._close_mpi()
-        self._comm.step(self._name, self.release)
+
+        def release() -> None:
+            self._comm.context.drain(self._name)
+            self._close_mpi()
+            self.release()
+
+        self._comm.step(self._name, release)
         self.close()
 
     def _close_mpi(self) -> None:

@@ -81,17 +81,23 @@ class CudaEngine:
         self._buffers = Buffers(direction, comm, name)
         self._flags = self._buffers.flags
         where = f"{name}, rank {comm.rank} of {comm.size}"
-        self._launcher = Launcher(direction, backend, where)
+        self._launcher = Launcher(direction, comm.context, where)
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-        handles: dict[Any, int] = {}
+        graphs: dict[Any, int] = {}
+
+        def create() -> str:
+            self._stream = int(backend.new_stream())
+            return self._buffers.create(self._stream)
+
         try:
-            self._buffers.share()
-            comm.step(name, lambda: self._build(direction, handles))
+            handles = comm.step(name, create)
+            comm.step(name, lambda: self._build(direction, handles, graphs))
         except BaseException:
-            self._close_launches()
             self._buffers.undo()
+            self._close_launches()
+            self._launcher.close()
             raise
         self.staging_nbytes = self._buffers.nbytes
         self._forked, self._joined = self._events
@@ -103,23 +109,23 @@ class CudaEngine:
         self._host_routes = sorted(used & {"pinned", "mpi"})
         self._replay: Callable[[Sequence[Any], Any], bool] = _never
         if self._order is not None and not direction.is_streamed:
-            fast_path = FastPath(self._layouts, handles, self._chain, self._order)
+            fast_path = FastPath(self._layouts, graphs, self._chain, self._order)
             self._replay = fast_path.bind(self._context.agreement, self._flags)
 
-    def _build(self, direction: Direction, handles: dict[Any, int]) -> None:
-        """Create streams, events and launches. Local."""
+    def _build(self, direction: Direction, handles: Sequence[str], graphs: dict[Any, int]) -> None:
+        """Map the others' buffers, make events and launches. Local."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
+        buffers.attach(handles)
         buffers.make_mpi()
-        self._stream = int(backend.new_stream())
         self._events += [backend.local_event(), backend.local_event()]
         # For fields that all begin at a multiple of the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
-            fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
+            fused = Fused(*arguments, self._stream, graphs) if direction.has_fused else None
             self._launches.append(Launches(streamed, fused))
-        launcher.warm_up()
-        # Until all uploads have arrived and all kernels are loaded.
+        launcher.load(self._stream)
+        # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
         self._context.drain(self._name)
 
     def prepare(self, fields: Sequence[Any]) -> Call:

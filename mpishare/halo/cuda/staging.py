@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.work_items import chunks, uses_ll
 from mpishare.halo.message import MessageInfo, PartKey, padded, parts_sent
@@ -134,32 +134,27 @@ class DeviceStaging:
     ----------
     comm : PlanComm
         The ranks of the plan.
-    name : str
-        The plan's name, for errors.
     nbytes : dict of int to int, bytes
         The sizes of the buffers, of this rank and of `neighbors`.
     neighbors : sequence of int
         Ranks of the node into whose buffers this rank stores.
     """
 
-    def __init__(
-        self, comm: PlanComm, name: str, nbytes: dict[int, int], neighbors: Sequence[int]
-    ) -> None:
+    def __init__(self, comm: PlanComm, nbytes: dict[int, int], neighbors: Sequence[int]) -> None:
         self._comm = comm
-        self._name = name
         self._nbytes = nbytes
         self._neighbors = neighbors
         self._blocks: dict[int, Suballocation] = {}
 
-    def create(self) -> str:
-        """Allocate this rank's buffer, zeroed, and return its handle. Local."""
+    def create(self, stream: int) -> str:
+        """Allocate this rank's buffer, zeroed on a stream, and return its handle. Local."""
         rank, context = self._comm.rank, self._comm.context
         if not self._nbytes[rank]:
             return ""
         block, handle = context.suballocator.allocate(self._nbytes[rank], context.handle)
         self._blocks[rank] = block
-        block.zero()
-        context.synchronize(None, self._name)
+        backend: Any = context.backend
+        backend.zero(block.address, block.nbytes, stream)
         return handle
 
     def open(self, handles: Sequence[str]) -> None:
