@@ -7,13 +7,14 @@ apart.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpishare.coordination.mpi_agreement import agree_by, allgather, wait_request
 from mpishare.errors import MpiShareError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
@@ -65,7 +66,7 @@ class RankGroup:
             if MPI.Group.Compare(found._ranks, ranks) == MPI.IDENT and not found._is_spoiled:
                 break
         else:
-            found = cls(_duplicate(given, call, timeout_s, monitor))
+            found = cls(duplicate(given, call, timeout_s, monitor))
             cls._all.append(found)
         ranks.Free()
         found.plans += 1
@@ -126,25 +127,29 @@ class RankGroup:
         self._is_spoiled = False
 
 
-def out_of_communicators(call: str, error: Exception) -> MpiShareError:
-    """Return the error for a communicator that MPI refused to make."""
-    groups = len(RankGroup._all)
-    plans = sum(group.plans for group in RankGroup._all)
-    return MpiShareError(
-        f"{call} failed: MPI made no communicator: {error}. mpishare has {plans} plans open on "
-        f"this rank, on {groups} communicators: one for all plans of the same ranks. Free "
-        "communicators that the program made and needs no more (cart.Free())."
-    )
-
-
-def _duplicate(
-    given: MPI.Intracomm, call: str, timeout_s: float, monitor: Monitor | None
-) -> MPI.Intracomm:
+@contextmanager
+def making_communicators(call: str) -> Iterator[None]:
+    """Say how many plans are open where MPI makes no communicator: it may have none left."""
     from mpi4py import MPI
 
     try:
+        yield
+    except MPI.Exception as error:
+        why = str(error).splitlines()[-1]
+        groups = len(RankGroup._all)
+        plans = sum(group.plans for group in RankGroup._all)
+        raise MpiShareError(
+            f"{call} failed: MPI made no communicator ({why}). mpishare has {plans} plans open "
+            f"on this rank, on {groups} communicators: one for all plans of the same ranks. Free "
+            "communicators that the program made and needs no more (cart.Free())."
+        ) from error
+
+
+def duplicate(
+    given: MPI.Intracomm, call: str, timeout_s: float, monitor: Monitor | None = None
+) -> MPI.Intracomm:
+    """Return a duplicate of a communicator. Collective, host-blocking."""
+    with making_communicators(call):
         comm, request = given.Idup()
         wait_request(request, call, timeout_s, comm, monitor=monitor)
-    except MPI.Exception as error:
-        raise out_of_communicators(call, error) from error
     return comm

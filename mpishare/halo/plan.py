@@ -10,6 +10,7 @@ from mpishare import ranges
 from mpishare.context import NodeObject
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import ClosedError, EpochError, UnsupportedError, format_nbytes
+from mpishare.halo.made_with import MadeWith
 from mpishare.halo.setup import agree_on_routes, make_engine
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Plan(NodeObject):
         self.name, self._context = setup.name, setup.context
         self._setup = setup
         self._sends, self._recvs = sends, recvs
-        self._fields = setup.fields
+        self._made_with = MadeWith(setup.fields)
+        setup.fields = []
         self._forward = make_engine(setup, sends, recvs, is_reverse=False)
         self._reverse: Engine | None = None
         self._open: Any = None  # the call that was started and not waited for
@@ -74,7 +76,7 @@ class Plan(NodeObject):
         *fields : arrays
             As many as the plan was made for, each of the layout that it had then, from any
             allocator, and no array twice. Default: the arrays that the plan was made with, if none
-            was a `Layout`.
+            was a `Layout`, and if they are still there: the plan does not hold them.
         stream : stream, optional
             The stream that writes and reads the fields. Default: the current one of the library
             that the fields come from.
@@ -84,7 +86,7 @@ class Plan(NodeObject):
         ValueError
             If the fields are others in number or layout; the message says what differs.
         TypeError
-            If none are given to a plan that was made for a `Layout`.
+            If none are given to a plan that was made for a `Layout`, or whose arrays are gone.
         EpochError
             If an exchange is open.
         PeerError, PeerTimeout
@@ -98,7 +100,7 @@ class Plan(NodeObject):
         neighbors may still be reading its fields.
         """
         is_free = self._open is None and not self._is_closed
-        if is_free and self._forward.try_fast(fields or self._fields, stream):
+        if is_free and self._forward.try_fast(fields or self._made_with.arrays(), stream):
             return
         call = self._begin("exchange", self._forward, fields)
         self._forward.exchange(call, stream)
@@ -156,7 +158,7 @@ class Plan(NodeObject):
     def _check_first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
         """Raise where the call would fail on this rank, before all ranks begin to allocate."""
         self._begin("accumulate", self._forward, fields)
-        if self._forward.is_captured(fields or self._fields, stream):
+        if self._forward.is_captured(fields or self._made_with.arrays(), stream):
             raise UnsupportedError(
                 f"{self.name}: accumulate failed: its first call allocates memory, which "
                 "cannot be captured into a graph. Call it once before the capture."
@@ -196,7 +198,7 @@ class Plan(NodeObject):
     def _abandon(self) -> None:
         self._is_closed = True
         # Messages may still come in, and kernels still run: their memory is left to the process.
-        never_free(self._forward, self._reverse, self._open, self._fields)
+        never_free(self._forward, self._reverse, self._open, self._made_with.arrays())
         self._forget()
 
     def _finish_at_exit(self, deadline: float) -> None:
@@ -223,13 +225,16 @@ class Plan(NodeObject):
         self._check(call)
         if self._open is not None:
             raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
-        if not (fields or self._fields):
-            raise TypeError(
-                f"{self.name}: {call} failed: the plan was made for a Layout and has no arrays. "
-                f"Pass them: {call}(u)"
+        fields = fields or self._made_with.arrays()
+        if not fields:
+            why = (
+                "the arrays that the plan was made with are gone, since nobody holds them"
+                if len(self._made_with)
+                else "the plan was made for a Layout and has no arrays"
             )
+            raise TypeError(f"{self.name}: {call} failed: {why}. Pass arrays: {call}(u)")
         try:
-            return engine.prepare(fields or self._fields)
+            return engine.prepare(fields)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {call} failed: {error}") from None
 
@@ -243,5 +248,5 @@ class Plan(NodeObject):
             raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
 
     def _forget(self) -> None:
-        self._fields, self._open = [], None
+        self._made_with, self._open = MadeWith(()), None
         self._context.unregister(self)
