@@ -60,7 +60,9 @@ class Dropped:
 
     def news(self) -> list[int]:
         """Return the numbers that are to be published: of objects of which nothing is in use."""
-        return [n for n in sorted(self._unpublished) if self._here[n]._let_go()]
+        # First what may use others: the fields of a plan may lie in a window.
+        order = sorted(self._unpublished, key=lambda number: not self._here[number]._closes_first)
+        return [number for number in order if self._here[number]._let_go()]
 
     def merge(self, published: Sequence[Sequence[int]], rank: int) -> list[Any]:
         """Return the objects that all ranks have dropped by now, in the order of closing.

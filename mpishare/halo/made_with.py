@@ -1,8 +1,9 @@
 """The arrays that a plan was made with, for calls that are given none.
 
-They are held weakly: a plan that is kept, and is given other arrays at each call, must not keep the
-memory of its first ones. A view is often made for the call alone, as in
-``HaloExchange(cart, q[0], 1)``: it is made again as long as the array that it is a view of lives.
+They are held until a call is given arrays: then the plan was not asked to keep them, and would hold
+the memory of its first ones as long as it lives. From then on it knows them as long as others hold
+them. A view is often made for the plan alone, as in ``HaloExchange(cart, q[0], 1)``: it is made
+again as long as the array that it is a view of lives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MadeWith:
-    """Some arrays, as long as others hold them. Local.
+    """Some arrays, held until `let_go`, then known as long as others hold them. Local.
 
     Parameters
     ----------
@@ -30,6 +31,7 @@ class MadeWith:
     """
 
     def __init__(self, arrays: Sequence[Any]) -> None:
+        self._held: list[Any] | None = list(arrays)
         self._found = [_weakly(array) for array in arrays]
 
     def __len__(self) -> int:
@@ -38,8 +40,14 @@ class MadeWith:
 
     def arrays(self) -> list[Any]:
         """Return them; none if one of them is gone."""
+        if self._held is not None:
+            return self._held
         arrays = [find() for find in self._found]
         return [] if any(array is None for array in arrays) else arrays
+
+    def let_go(self) -> None:
+        """Hold them no more."""
+        self._held = None
 
 
 def _weakly(array: Any) -> Callable[[], Any]:

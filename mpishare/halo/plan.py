@@ -76,7 +76,7 @@ class Plan(NodeObject):
         *fields : arrays
             As many as the plan was made for, each of the layout that it had then, from any
             allocator, and no array twice. Default: the arrays that the plan was made with, if none
-            was a `Layout`, and if they are still there: the plan does not hold them.
+            was a `Layout`. The plan holds these until a call is given arrays, and no longer.
         stream : stream, optional
             The stream that writes and reads the fields. Default: the current one of the library
             that the fields come from.
@@ -201,6 +201,10 @@ class Plan(NodeObject):
         never_free(self._forward, self._reverse, self._open, self._made_with.arrays())
         self._forget()
 
+    def _let_go(self) -> bool:
+        self._made_with.let_go()
+        return True
+
     def _finish_at_exit(self, deadline: float) -> None:
         never_free(self)  # what is under way ends after the interpreter does
         if self._open is not None:
@@ -225,14 +229,17 @@ class Plan(NodeObject):
         self._check(call)
         if self._open is not None:
             raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
+        if fields:
+            self._made_with.let_go()
         fields = fields or self._made_with.arrays()
         if not fields:
             why = (
-                "the arrays that the plan was made with are gone, since nobody holds them"
+                "the arrays that the plan was made with are gone, since nobody holds them. Pass "
+                "those that are there"
                 if len(self._made_with)
-                else "the plan was made for a Layout and has no arrays"
+                else "the plan was made for a Layout and has no arrays. Pass them"
             )
-            raise TypeError(f"{self.name}: {call} failed: {why}. Pass arrays: {call}(u)")
+            raise TypeError(f"{self.name}: {call} failed: {why}: {call}(u)")
         try:
             return engine.prepare(fields)
         except (TypeError, ValueError) as error:

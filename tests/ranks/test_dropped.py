@@ -217,9 +217,12 @@ def test_a_plan_of_some_ranks_is_closed_by_their_next_plan(node):
 
 def test_a_plan_keeps_no_array(node):
     u = node.xp.zeros((4, 3))
-    v, gone = node.xp.zeros((4, 3)), weakref.ref(u)
+    v = node.xp.zeros((4, 3))
     halo = ring(node, u, node=node)
     halo.exchange()
+    u, gone = None, weakref.ref(u)
+    halo.exchange()  # which it was asked to keep
+    u = gone()
     halo.exchange(v)
     halo.start()
     halo.wait()
@@ -238,6 +241,8 @@ def test_a_plan_finds_a_view_again(node):
     f_order = node.xp.zeros((4, 3, 2), order="F")
     f_order[...] = node.rank
     halo = ring(node, [whole[1], f_order[..., 1]], node=node)
+    halo.exchange(whole[0], f_order[..., 0])
+    whole[0], f_order[..., 0] = node.rank, node.rank
     gone = weakref.ref(whole)
     for _ in range(3):
         halo.exchange()
