@@ -187,11 +187,12 @@ class NodeContext:
         step = step or self.agreement.step
         dropped = dropped or self.dropped
         self._children.note_dropped()
-        news = [] if self.backend.is_in_capture() else dropped.news()
+        news = dropped.news() if not self.backend.is_in_capture() else []
         replies = step(call, lambda: [news, work()])
         published = [each[0] for each in replies]
-        for child in dropped.merge(published, self.rank if rank is None else rank):
-            child.close()  # does nothing where another one has closed it
+        if any(published):
+            for child in dropped.merge(published, self.rank if rank is None else rank):
+                child.close()  # does nothing where another one has closed it
         return [each[1] for each in replies]
 
     def locate(self, address: int, nbytes: int) -> Location | None:

@@ -60,6 +60,8 @@ class Dropped:
 
     def news(self) -> list[int]:
         """Return the numbers that are to be published: of objects of which nothing is in use."""
+        if not self._unpublished:
+            return []
         # First what may use others: the fields of a plan may lie in a window.
         order = sorted(self._unpublished, key=lambda number: not self._here[number]._closes_first)
         return [number for number in order if self._here[number]._let_go()]
@@ -74,8 +76,6 @@ class Dropped:
         rank : int
             This one, in that sequence.
         """
-        if not any(published):
-            return []
         self._unpublished.difference_update(published[rank])
         for numbers in published:
             for number in numbers:
