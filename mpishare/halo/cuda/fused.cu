@@ -23,8 +23,21 @@ struct State {
 
 const Word EPOCH = 1 << 20;
 
+// The ghosts for which a block has waited last, in shared memory; null: aborted, or none.
+struct Waited {
+    const Ghosts* ghosts;
+    char* into; // the field to store into; null: to staging
+};
+
+__device__ void wait_for_ghosts(const Ghosts* ghosts, Wait wait, Waited* last) {
+    bool is_ready = wait_for(ghosts->ready, 2 * wait.epoch, wait);
+    bool is_allowed = is_ready && *const_cast<volatile Word*>(ghosts->ready) & 1;
+    *last = {is_ready ? ghosts : nullptr, is_allowed ? ghosts->field : nullptr};
+}
+
 __device__ void run_item(
-    const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* abort
+    const Item& item, const Fields& fields, Word epoch, State* state, const volatile Word* abort,
+    Waited* last
 ) {
     char* packed = item.packed + (epoch & 1 ? item.parity_offset : 0);
     char* field = fields.at[item.part.field];
@@ -48,9 +61,13 @@ __device__ void run_item(
         default:
             char* into = nullptr;
             if (item.kind == PACK && ghosts) {
-                bool is_ready = threadIdx.x || wait_for(ghosts->ready, 2 * epoch, wait);
-                if (!__syncthreads_and(is_ready)) break;
-                if (*const_cast<volatile Word*>(ghosts->ready) & 1) into = ghosts->field;
+                if (ghosts != last->ghosts) { // else another chunk of the same part
+                    __syncthreads();
+                    if (threadIdx.x == 0) wait_for_ghosts(ghosts, wait, last);
+                    __syncthreads();
+                    if (!last->ghosts) break;
+                }
+                into = last->into;
             }
             copy_item(item, fields, packed, into);
             __syncthreads();
@@ -68,6 +85,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
 ) {
     __shared__ Item item;
     __shared__ unsigned ticket;
+    __shared__ Waited last;
+    if (threadIdx.x == 0) last = {nullptr, nullptr};
     const Word epoch = *const_cast<volatile Word*>(&state->arrived) / EPOCH + 1;
     const bool is_one_each = count <= gridDim.x;
     unsigned index = blockIdx.x;
@@ -82,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
             reinterpret_cast<uint4*>(&item)[threadIdx.x] =
                 reinterpret_cast<const uint4*>(items + index)[threadIdx.x];
         __syncthreads();
-        run_item(item, fields, epoch, state, abort);
+        run_item(item, fields, epoch, state, abort, &last);
         if (is_one_each) break;
         __syncthreads();
     }

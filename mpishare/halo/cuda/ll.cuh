@@ -90,32 +90,14 @@ struct LL<Word> {
     }
 };
 
-// What one store carries: a unit of 8 or 4 bytes, or as many narrower ones as fill 4. The bytes of
-// a part lie in the same places whatever its unit, which may be another one at the other end.
-template <class Unit>
-struct Load {
-    typedef unsigned Data;
-    static const unsigned COUNT = 4 / sizeof(Unit);
-};
-
-template <>
-struct Load<Word> {
-    typedef Word Data;
-    static const unsigned COUNT = 1;
-};
-
+// A unit per store: one of 8 or 4 bytes.
 template <class Unit>
 __device__ __forceinline__ void put_ll(const Item& item, char* field, char* packed, Word epoch) {
-    typedef Load<Unit> Load;
-    for (unsigned i = threadIdx.x * Load::COUNT; i < item.nunits; i += blockDim.x * Load::COUNT) {
-        unsigned unit = item.first + i;
-        typename Load::Data data = 0;
 #pragma unroll 1
-        for (unsigned k = 0; k < min(Load::COUNT, item.nunits - i); ++k) {
-            Unit cell = *reinterpret_cast<Unit*>(field + offset_of(item.part, unit + k));
-            data |= static_cast<typename Load::Data>(cell) << 8 * sizeof(Unit) * k;
-        }
-        LL<typename Load::Data>::put(packed, unit / Load::COUNT, data, epoch << 32);
+    for (unsigned i = threadIdx.x; i < item.nunits; i += blockDim.x) {
+        unsigned unit = item.first + i;
+        Unit data = *reinterpret_cast<Unit*>(field + offset_of(item.part, unit));
+        LL<Unit>::put(packed, unit, data, epoch << 32);
     }
 }
 
@@ -123,16 +105,53 @@ template <class Unit>
 __device__ __forceinline__ void get_ll(
     const Item& item, char* field, const char* packed, Wait wait
 ) {
-    typedef Load<Unit> Load;
-    for (unsigned i = threadIdx.x * Load::COUNT; i < item.nunits; i += blockDim.x * Load::COUNT) {
+#pragma unroll 1
+    for (unsigned i = threadIdx.x; i < item.nunits; i += blockDim.x) {
         unsigned unit = item.first + i;
-        typename Load::Data data;
-        while (!LL<typename Load::Data>::get(packed, unit / Load::COUNT, data, wait.epoch << 32))
+        Unit* to = reinterpret_cast<Unit*>(field + offset_of(item.part, unit));
+        Unit data;
+        while (!LL<Unit>::get(packed, unit, data, wait.epoch << 32))
+            if (!wait.keep_waiting()) return;
+        *to = data;
+    }
+    wait.end();
+}
+
+// As many units of 2 or 1 bytes per store as fill 4: the bytes of a part lie in the same places
+// whatever its unit, which may be another one at the other end. Apart from the code of the wider
+// units, of which there is better little.
+__device__ __noinline__ void put_ll_narrow(
+    const Item& item, char* field, char* packed, Word epoch
+) {
+    const unsigned nbytes = item.part.unit, shift = nbytes == 2 ? 1 : 2, count = 1 << shift;
+#pragma unroll 1
+    for (unsigned i = threadIdx.x << shift; i < item.nunits; i += blockDim.x << shift) {
+        unsigned unit = item.first + i, data = 0;
+#pragma unroll 1
+        for (unsigned k = 0; k < min(count, item.nunits - i); ++k) {
+            const char* cell = field + offset_of(item.part, unit + k);
+            unsigned bytes = nbytes == 2 ? *reinterpret_cast<const unsigned short*>(cell)
+                                         : *reinterpret_cast<const unsigned char*>(cell);
+            data |= bytes << 8 * nbytes * k;
+        }
+        LL<unsigned>::put(packed, unit >> shift, data, epoch << 32);
+    }
+}
+
+__device__ __noinline__ void get_ll_narrow(
+    const Item& item, char* field, const char* packed, Wait wait
+) {
+    const unsigned nbytes = item.part.unit, shift = nbytes == 2 ? 1 : 2, count = 1 << shift;
+#pragma unroll 1
+    for (unsigned i = threadIdx.x << shift; i < item.nunits; i += blockDim.x << shift) {
+        unsigned unit = item.first + i, data;
+        while (!LL<unsigned>::get(packed, unit >> shift, data, wait.epoch << 32))
             if (!wait.keep_waiting()) return;
 #pragma unroll 1
-        for (unsigned k = 0; k < min(Load::COUNT, item.nunits - i); ++k) {
-            Unit* to = reinterpret_cast<Unit*>(field + offset_of(item.part, unit + k));
-            *to = static_cast<Unit>(data >> 8 * sizeof(Unit) * k);
+        for (unsigned k = 0; k < min(count, item.nunits - i); ++k, data >>= 8 * nbytes) {
+            char* cell = field + offset_of(item.part, unit + k);
+            if (nbytes == 2) *reinterpret_cast<unsigned short*>(cell) = data;
+            else *cell = data;
         }
     }
     wait.end();
@@ -142,22 +161,14 @@ __device__ __forceinline__ void get_ll(
 __device__ __forceinline__ void run_ll(
     const Item& item, char* field, char* packed, const Wait& wait
 ) {
-    const bool puts = item.kind == PUT_LL;
-    switch (item.part.unit) {
-        case 8:
-            if (puts) put_ll<Word>(item, field, packed, wait.epoch);
-            else get_ll<Word>(item, field, packed, wait);
-            break;
-        case 4:
-            if (puts) put_ll<unsigned>(item, field, packed, wait.epoch);
-            else get_ll<unsigned>(item, field, packed, wait);
-            break;
-        case 2:
-            if (puts) put_ll<unsigned short>(item, field, packed, wait.epoch);
-            else get_ll<unsigned short>(item, field, packed, wait);
-            break;
-        default:
-            if (puts) put_ll<unsigned char>(item, field, packed, wait.epoch);
-            else get_ll<unsigned char>(item, field, packed, wait);
+    const int nbytes = item.part.unit;
+    if (item.kind == PUT_LL) {
+        if (nbytes == 8) put_ll<Word>(item, field, packed, wait.epoch);
+        else if (nbytes == 4) put_ll<unsigned>(item, field, packed, wait.epoch);
+        else put_ll_narrow(item, field, packed, wait.epoch);
+    } else {
+        if (nbytes == 8) get_ll<Word>(item, field, packed, wait);
+        else if (nbytes == 4) get_ll<unsigned>(item, field, packed, wait);
+        else get_ll_narrow(item, field, packed, wait);
     }
 }

@@ -7,6 +7,7 @@
 #ifndef DEPTH
 #define DEPTH 1
 #endif
+const int ROW_DEPTH = DEPTH > 1 ? DEPTH : 2; // of cells that lie in a row
 
 // The cells of one field in one message, in the order in which they travel: units of `unit` bytes,
 // last axis fastest.
@@ -136,11 +137,60 @@ __device__ __forceinline__ void copy_units_of(
     }
 }
 
+// Wide units in one row with equal steps, as most large faces are: no division finds them, and more
+// of them are in flight.
+__device__ __forceinline__ bool is_row(const Part& part) {
+    return part.axes == 1 && part.along < 0 && part.unit >= 8;
+}
+
+struct Row {
+    char* at; // the cell of this thread
+    long long step;
+};
+
+__device__ __forceinline__ Row row_of(const Part& part, char* field, unsigned first) {
+    return {field + part.first + part.step[0] * (first + threadIdx.x), part.step[0]};
+}
+
+template <class Unit>
+__device__ __forceinline__ void copy_row(Row from, Row to, unsigned nunits) {
+    const unsigned stride = blockDim.x;
+    const long long from_step = from.step * stride, to_step = to.step * stride;
+    unsigned i = threadIdx.x;
+    for (; i + (ROW_DEPTH - 1) * stride < nunits; i += ROW_DEPTH * stride) {
+        Unit unit[ROW_DEPTH];
+#pragma unroll
+        for (int k = 0; k < ROW_DEPTH; ++k)
+            unit[k] = *reinterpret_cast<Unit*>(from.at + k * from_step);
+#pragma unroll
+        for (int k = 0; k < ROW_DEPTH; ++k)
+            *reinterpret_cast<Unit*>(to.at + k * to_step) = unit[k];
+        from.at += ROW_DEPTH * from_step;
+        to.at += ROW_DEPTH * to_step;
+    }
+#pragma unroll 1
+    for (; i < nunits; i += stride, from.at += from_step, to.at += to_step)
+        *reinterpret_cast<Unit*>(to.at) = *reinterpret_cast<Unit*>(from.at);
+}
+
+__device__ __forceinline__ void copy_rows(const Item& item, Row cells, Row other) {
+    const Row from = item.kind == UNPACK ? other : cells, to = item.kind == UNPACK ? cells : other;
+    if (item.part.unit == 16) copy_row<uint4>(from, to, item.nunits);
+    else copy_row<unsigned long long>(from, to, item.nunits);
+}
+
 __device__ void copy_item(
     const Item& item, const Fields& fields, char* packed, char* ghosts = nullptr
 ) {
     char* field = fields.at[item.part.field];
     char* into = item.kind == LOCAL ? field : ghosts;
+    const bool are_rows = is_row(item.part) && (!into || is_row(*item.target));
+    if (are_rows && item.kind != PACK_AND_ZERO) {
+        const long long unit = item.part.unit;
+        const Row other = into ? row_of(*item.target, into, item.first)
+                               : Row{packed + unit * (item.first + threadIdx.x), unit};
+        return copy_rows(item, row_of(item.part, field, item.first), other);
+    }
     unsigned i = threadIdx.x;
     if (DEPTH > 1)
         for (; i + (DEPTH - 1) * blockDim.x < item.nunits; i += DEPTH * blockDim.x)
