@@ -44,16 +44,16 @@ class Plan(NodeObject):
         self._open: Any = None  # the call that was started and not waited for
         setup.comm.register(self)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
-        took_ms = 1e3 * (perf_counter() - setup.begin)
-        log.info(
-            "%s made in %.1f ms, %s of staging: %s",
-            self.name,
-            took_ms,
-            format_nbytes(self.staging_nbytes),
-            setup.node.report().describe_routes(
-                setup.comm.ranks_here, setup.comm.rank, self.routes
-            ),
-        )
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "%s made in %.1f ms, %s of staging: %s",
+                self.name,
+                1e3 * (perf_counter() - setup.begin),
+                format_nbytes(self.staging_nbytes),
+                setup.node.report().describe_routes(
+                    setup.comm.ranks_here, setup.comm.rank, self.routes
+                ),
+            )
 
     @property
     def routes(self) -> dict[int, str]:

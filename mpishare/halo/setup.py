@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -263,11 +263,13 @@ def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> N
     if len(numbers) < 2:
         return
     kept = [layouts[n] for n in numbers]
+    addresses = _addresses([fields[n] for n in numbers], kept)
+    spans = sorted((a, a + each.span_nbytes) for a, each in zip(addresses, kept, strict=True))
+    if all(end <= begin for (_, end), (begin, _) in pairwise(spans)):
+        return
     views = [
         (n, _View(address, layout).array())
-        for n, address, layout in zip(
-            numbers, _addresses([fields[n] for n in numbers], kept), kept, strict=True
-        )
+        for n, address, layout in zip(numbers, addresses, kept, strict=True)
     ]
     for (first, a), (second, b) in combinations(views, 2):
         try:

@@ -120,6 +120,9 @@ class CudaEngine:
         self._events += [backend.local_event(), backend.local_event()]
         # For fields that all begin at a multiple of the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
+            if self._launches and self._serves_all(self._launches[0]):
+                self._launches.append(self._launches[0])
+                break
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
             fused = Fused(*arguments, self._stream, graphs) if direction.has_fused else None
@@ -127,6 +130,11 @@ class CudaEngine:
         launcher.load(self._stream)
         # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
         self._context.drain(self._name)
+
+    def _serves_all(self, launches: Launches) -> bool:
+        """Whether launches for fields that are well aligned are right for all others, too."""
+        streamed, fused = launches
+        return streamed is None and fused is not None and fused.is_for(self._alignments)
 
     def prepare(self, fields: Sequence[Any]) -> Call:
         """Check the fields of a call, and choose its launches."""
