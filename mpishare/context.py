@@ -184,16 +184,16 @@ class NodeContext:
             How the ranks of the call agree, their objects, and this one among them. Default: those
             of the node.
         """
-        step = step or self.agreement.step
-        dropped = dropped or self.dropped
-        self._children.note_dropped()
-        news = dropped.news() if not self.backend.is_in_capture() else []
+        step, dropped = step or self.agreement.step, dropped or self.dropped
+        news = self.news(dropped)
         replies = step(call, lambda: [news, work()])
-        published = [each[0] for each in replies]
-        if any(published):
-            for child in dropped.merge(published, self.rank if rank is None else rank):
-                child.close()  # does nothing where another one has closed it
+        dropped.close([each[0] for each in replies], self.rank if rank is None else rank)
         return [each[1] for each in replies]
+
+    def news(self, dropped: Dropped) -> list[int]:
+        """Return what this rank has to say of objects that it has dropped. Local."""
+        self._children.note_dropped()
+        return [] if self.backend.is_in_capture() else dropped.news()
 
     def locate(self, address: int, nbytes: int) -> Location | None:
         """Return where these bytes of this process lie in an open window; None if in none."""

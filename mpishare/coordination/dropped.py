@@ -7,7 +7,7 @@ agreement. When the numbers of all ranks are there, all of them close the object
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
         @property
         def is_closed(self) -> bool:
             """Whether it was closed."""
+            ...
+
+        def close(self) -> None:
+            """Close it on all of its ranks."""
             ...
 
         def _let_go(self) -> bool:
@@ -66,8 +70,8 @@ class Dropped:
         order = sorted(self._unpublished, key=lambda number: not self._here[number]._closes_first)
         return [number for number in order if self._here[number]._let_go()]
 
-    def merge(self, published: Sequence[Sequence[int]], rank: int) -> list[Any]:
-        """Return the objects that all ranks have dropped by now, in the order of closing.
+    def close(self, published: Sequence[Sequence[int]], rank: int) -> None:
+        """Close the objects that all ranks have dropped by now. Collective, host-blocking.
 
         Parameters
         ----------
@@ -76,6 +80,12 @@ class Dropped:
         rank : int
             This one, in that sequence.
         """
+        if any(published):
+            for item in self._merge(published, rank):
+                item.close()  # does nothing where another one has closed it
+
+    def _merge(self, published: Sequence[Sequence[int]], rank: int) -> list[Droppable]:
+        """Return what all have dropped, plans first, the newest first."""
         self._unpublished.difference_update(published[rank])
         for numbers in published:
             for number in numbers:

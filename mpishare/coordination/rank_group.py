@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from mpishare.coordination.mpi_agreement import Monitor
 
 
+_MAX_REMEMBERED = 16
+
+
 class RankGroup:
     """Some ranks in some order, and a communicator of theirs. Made by `of`.
 
@@ -39,6 +42,8 @@ class RankGroup:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self.plans = self.keepers = 0
+        self.said_before: dict[tuple[str, ...], Any] = {}
+        """What follows from the words of all ranks, in the order in which it was found out."""
         self._ranks = comm.Get_group()
         self._steps = 0
         self._is_spoiled = False
@@ -71,6 +76,12 @@ class RankGroup:
         ranks.Free()
         found.plans += 1
         return found
+
+    def remember(self, words: tuple[str, ...], found: Any) -> Any:
+        """Return what follows from these words of all ranks: as remembered, or as found now."""
+        if words not in self.said_before and len(self.said_before) == _MAX_REMEMBERED:
+            del self.said_before[next(iter(self.said_before))]
+        return self.said_before.setdefault(words, found)
 
     def release(self) -> None:
         """Remove a plan. Collective: the communicator may be freed."""

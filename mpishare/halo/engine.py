@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
@@ -23,6 +23,24 @@ if TYPE_CHECKING:
     from mpishare.halo.plan_comm import PlanComm
     from mpishare.node import Node
     from mpishare.ordering.stream_chain import StreamChain
+
+
+@dataclass
+class Said:
+    """What all ranks of a plan said of it, and what follows from these words alone.
+
+    A program that drops its plans makes the same ones again and again.
+
+    Attributes
+    ----------
+    words : list of dict
+        For each rank, its layouts, arguments and geometry.
+    known : dict
+        What was found out for an earlier plan, the same on all ranks.
+    """
+
+    words: list[dict[str, Any]]
+    known: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,6 +77,10 @@ class PlanSetup:
     locations : list of list of Location or None
         On CUDA, for each rank, where each of its fields lies in a window on its GPU that other
         ranks use too; None elsewhere.
+    said : Said
+        What the ranks said, remembered from an earlier plan if they said the same.
+    news : list of list of int
+        For each rank, the plans that it has dropped; see `Dropped`.
     begin : float, seconds
         When the setup began, on the performance counter.
     """
@@ -82,7 +104,15 @@ class PlanSetup:
     recvs: list[list[MessageInfo]] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
     locations: list[list[Location | None]] = field(default_factory=list)
+    said: Said = field(default_factory=lambda: Said([]))
+    news: list[list[int]] = field(default_factory=list)
     begin: float = field(default_factory=perf_counter)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what follows from what was said, made for the first plan of which it was."""
+        if name not in self.said.known:
+            self.said.known[name] = make()
+        return self.said.known[name]
 
     def close(self) -> None:
         """Give back the communicator and the node. Collective, once all have agreed on it."""

@@ -71,8 +71,13 @@ class NodeChoice(NamedTuple):
     """How many plans of this kind it had there."""
 
 
-def look_for_node(group: RankGroup, call: str, node: Any, backend: str) -> NodeChoice:
-    """Return what this rank says of the node; raises if ``node=`` cannot be used. Local."""
+def look_for_node(
+    group: RankGroup, call: str, node: Any, backend: str
+) -> tuple[NodeChoice, Node | None]:
+    """Return what this rank says of the node, and the node if there is one already.
+
+    Local. Raises if ``node=`` cannot be used.
+    """
     if node is not None and not isinstance(node, Node):
         raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
     if node is not None:
@@ -81,7 +86,7 @@ def look_for_node(group: RankGroup, call: str, node: Any, backend: str) -> NodeC
     is_cached = kept is not None and context_of(kept).agreement.failure is None
     found = node or (kept if is_cached else None)
     number = 0 if found is None else context_of(found).last_number(call)
-    return NodeChoice(node is not None, is_cached, number)
+    return NodeChoice(node is not None, is_cached, number), found
 
 
 def find_node(

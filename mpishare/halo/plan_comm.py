@@ -108,6 +108,8 @@ class PlanComm:
         The node of this rank.
     call : str
         For errors.
+    here : sequence
+        What each rank has said of itself for the first plan on a node; see `ranks_of_plan`.
 
     Attributes
     ----------
@@ -125,11 +127,13 @@ class PlanComm:
         This rank in the plan, and how many there are.
     """
 
-    def __init__(self, group: RankGroup, context: NodeContext, call: str) -> None:
+    def __init__(
+        self, group: RankGroup, context: NodeContext, call: str, here: Sequence[Any]
+    ) -> None:
         def monitored() -> MissingRanks:
             return MissingRanks(context.agreement, (), call)
 
-        self._ranks = PlanRanks.of(group, context, call, monitored)
+        self._ranks = PlanRanks.of(group, context, call, here, monitored)
         self.context = context
         self.comm = group.comm
         self.rank, self.size = group.comm.rank, group.comm.size
@@ -158,6 +162,10 @@ class PlanComm:
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close what all ranks have dropped; as `NodeContext.begin`."""
         return self.context.begin(call, work, self.step, self._ranks.dropped, self.rank)
+
+    def close_dropped(self, news: Sequence[Sequence[int]]) -> None:
+        """Close what all ranks have dropped, given the news of each. Collective."""
+        self._ranks.dropped.close(news, self.rank)
 
     def alltoallv(self, call: str, work: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
         """Give numbers to every rank, and return those that they give. Collective, host-blocking.

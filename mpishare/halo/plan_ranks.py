@@ -9,7 +9,7 @@ from mpishare.coordination.dropped import Dropped
 from mpishare.memory.shared import place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpishare.context import NodeContext
     from mpishare.coordination.rank_group import RankGroup
@@ -63,7 +63,7 @@ class PlanRanks:
         The plans of these ranks.
     """
 
-    def __init__(self, group: RankGroup, context: NodeContext, replies: list[Any]) -> None:
+    def __init__(self, group: RankGroup, context: NodeContext, replies: Sequence[Any]) -> None:
         self.group = group
         self.context = context
         self.nodes: list[str] = [node for node, _, _ in replies]
@@ -87,6 +87,7 @@ class PlanRanks:
         group: RankGroup,
         context: NodeContext,
         call: str,
+        here: Sequence[Any],
         monitored: Callable[[], Any],
     ) -> PlanRanks:
         """Return the ranks of a group on a node. Collective the first time, host-blocking.
@@ -95,16 +96,18 @@ class PlanRanks:
         ----------
         group, context, call
             Of the first plan.
+        here : sequence
+            What each rank has said of itself, if that is `_here`.
         monitored : callable
             Returns a context manager that watches the wait; see `MissingRanks`.
         """
         found: PlanRanks | None = context.plan_ranks.get(group)
         if found is None:
-            mine = [context.nonces[0], context.rank, place()]
-            with monitored() as monitor:
-                timeout_s = context.agreement.timeout_s
-                replies = group.agree(call, lambda: mine, timeout_s, monitor)
-            found = context.plan_ranks[group] = cls(group, context, replies)
+            if None in here:
+                with monitored() as monitor:
+                    timeout_s = context.agreement.timeout_s
+                    here = group.agree(call, lambda: _here(context), timeout_s, monitor)
+            found = context.plan_ranks[group] = cls(group, context, here)
             group.keep()
         return found
 
@@ -163,3 +166,22 @@ class PlanRanks:
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]
         self.group.drop()
+
+
+def _here(context: NodeContext) -> list[Any]:
+    """Return what tells where this rank is."""
+    return [context.nonces[0], context.rank, place()]
+
+
+def ranks_of_plan(group: RankGroup, context: NodeContext) -> tuple[list[Any] | None, list[int]]:
+    """Return what this rank says for a new plan on a node that is there. Local.
+
+    Returns
+    -------
+    here : list or None
+        Where it is; None if the others know.
+    news : list of int
+        The plans of these ranks that it has dropped.
+    """
+    ranks: PlanRanks | None = context.plan_ranks.get(group)
+    return (_here(context), []) if ranks is None else (None, context.news(ranks.dropped))

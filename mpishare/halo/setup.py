@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.direct import locations
-from mpishare.halo.engine import PlanSetup
+from mpishare.halo.engine import PlanSetup, Said
 from mpishare.halo.layout import FieldLayout, Layout, as_numpy
 from mpishare.halo.message import pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
@@ -29,12 +30,14 @@ from mpishare.halo.node_cache import (
     setup_deadline,
 )
 from mpishare.halo.plan_comm import PlanComm
+from mpishare.halo.plan_ranks import ranks_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
+    from mpishare.context import NodeContext
     from mpishare.halo.engine import Engine
     from mpishare.halo.message import Message
     from mpishare.node import Node
@@ -86,6 +89,8 @@ def agree_on_fields(
     fields: Any,
     require: Any,
     describe: Callable[[list[FieldLayout]], Description],
+    *,
+    is_whole: bool = False,
 ) -> list[Any]:
     """Agree on the fields, the arguments and the node. Collective, host-blocking.
 
@@ -96,23 +101,28 @@ def agree_on_fields(
     describe : callable
         Given the layouts of this rank's fields, returns the arguments that must be the same on all
         ranks, and this rank's part of the geometry.
+    is_whole : bool
+        Whether these tell all of the plan, so that one for which all ranks say the same words is
+        made of the same messages.
 
     Returns
     -------
     list
         Each rank's part of the geometry.
     """
-    given, call = setup.given_node, setup.call
+    given, call, group = setup.given_node, setup.call, setup.group
     arrays: list[Any] = []
     layouts: list[FieldLayout] = []
 
-    def look() -> dict[str, Any]:
+    def look() -> list[Any]:
         arrays.extend(layout.as_list(fields))
         setup.backend = _backend_of(arrays)
         layouts.extend(_layouts(arrays, setup.backend))
         require_disjoint(arrays, layouts)
         same, geometry = describe(layouts)
-        return {
+        choice, node = look_for_node(group, call, given, setup.backend)
+        setup.fields = [] if any(isinstance(each, Layout) for each in arrays) else arrays
+        words = {
             "same": {
                 "fields in": _MEMORY[setup.backend],
                 "dtypes": [str(each.dtype) for each in layouts],
@@ -122,42 +132,70 @@ def agree_on_fields(
             },
             "layouts": [[each.shape, each.strides] for each in layouts],
             "geometry": geometry,
-            "node": look_for_node(setup.group, call, given, setup.backend),
+            "devices": [each.device for each in layouts],
+            "node": None if node is None else context_of(node).nonces[0],
         }
+        text = json.dumps(words)
+        if node is None:
+            return [choice, None, [], False, text]
+        here, news = ranks_of_plan(group, context_of(node))
+        is_plain = not any(_locations(context_of(node), setup.fields, layouts))
+        return [choice, here, news, is_plain, text]
 
     with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
-        replies = setup.group.agree(call, look, timeout_s, monitor)
-    require_same(call, [each["same"] for each in replies], setup.group.comm.rank)
-    setup.fields = [] if any(isinstance(each, Layout) for each in arrays) else arrays
-    setup.same = replies[0]["same"]
-    choices = [NodeChoice(*each["node"]) for each in replies]
+        replies = group.agree(call, look, timeout_s, monitor)
+    choices = [NodeChoice(*choice) for choice, *_ in replies]
+    texts = tuple(each[-1] for each in replies)
+    said = group.said_before.get(texts)
+    if said is None:
+        said = Said([json.loads(text) for text in texts])
+        require_same(call, [each["same"] for each in said.words], group.comm.rank)
+    setup.same = said.words[0]["same"]
     setup.node, setup.cache = find_node(
-        setup.group, setup.given_comm, call, given, setup.backend, choices
+        group, setup.given_comm, call, given, setup.backend, choices
     )
     require_backend(call, setup.node, setup.backend)
     setup.context = context_of(setup.node)
     follows_node = setup.backend == "auto"
     setup.on_gpu = (setup.node.backend if follows_node else setup.backend) == "cuda"
-    device = setup.node.device.ordinal if setup.on_gpu and setup.node.device else None
     setup.name = name_plan(call, setup.context, choices)
-    setup.comm = PlanComm(setup.group, setup.context, call)
-    setup.layouts = [
-        [
-            FieldLayout(
-                tuple(shape),
-                tuple(strides),
-                mine.dtype,
-                device if mine.device is None else mine.device,
-            )
-            for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
-        ]
-        for each in replies
-    ]
-    return [each["geometry"] for each in replies]
+    setup.comm = PlanComm(group, setup.context, call, [here for _, here, *_ in replies])
+    if all(is_plain for *_, is_plain, _ in replies):
+        setup.news = [news for _, _, news, *_ in replies]
+        if is_whole and None not in [each["node"] for each in said.words]:
+            setup.said = group.remember(texts, said)
+    device = setup.node.device.ordinal if setup.on_gpu and setup.node.device else None
+    setup.layouts = setup.once(
+        "layouts",
+        lambda: [
+            [
+                FieldLayout(
+                    tuple(shape),
+                    tuple(strides),
+                    mine.dtype,
+                    device if mine.device is None else mine.device,
+                )
+                for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
+            ]
+            for each in said.words
+        ],
+    )
+    return [each["geometry"] for each in said.words]
 
 
 def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
     """Choose the routes of messages whose two ends are known to agree. Collective."""
+    if "routes" not in setup.said.known:
+        _choose_routes(setup, sends, recvs)
+        setup.said.known["routes"] = setup.sends, setup.recvs, setup.routes
+    else:
+        setup.comm.close_dropped(setup.news)
+        setup.sends, setup.recvs, setup.routes = setup.said.known["routes"]
+        setup.locations = [[None] * len(setup.mine)] * setup.comm.size
+    routes.warn(setup.name, setup.comm, setup.node.report(), setup.routes)
+
+
+def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
     report = setup.node.report()
     peers = [message.peer for message in (*sends, *recvs)]
     forced = setup.same["MPISHARE_ROUTE"]
@@ -170,7 +208,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
             "routes": [*found.items()],
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
-            "locations": _locations(setup),
+            "locations": _locations(setup.context, setup.fields, setup.mine),
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -190,7 +228,6 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
         [place and Location(*place) for place in reply["locations"]] for reply in replies
     ]
     routes.refuse(setup.call, setup.routes, setup.same["require"])
-    routes.warn(setup.name, setup.comm, report, setup.routes)
 
 
 def make_engine(
@@ -216,11 +253,13 @@ def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     return HostEngine
 
 
-def _locations(setup: PlanSetup) -> list[Location | None]:
+def _locations(
+    context: NodeContext, fields: Sequence[Any], layouts: Sequence[FieldLayout]
+) -> list[Location | None]:
     """Return where my fields lie in windows, for ranks that would store into them."""
-    if not (setup.on_gpu and setup.fields):
-        return [None] * len(setup.mine)
-    return locations(setup.context, _addresses(setup.fields, setup.mine), setup.mine)
+    if not fields or layouts[0].device is None:
+        return [None] * len(layouts)
+    return locations(context, _addresses(fields, layouts), layouts)
 
 
 def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
