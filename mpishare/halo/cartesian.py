@@ -49,8 +49,8 @@ class HaloExchange(Plan):
         Which axes of the fields the grid cuts, where they have more: ``(-2, -1)``. The others
         travel whole.
     node : Node, optional
-        A node with all ranks of `cart` that are on this machine. Default: one that is kept on
-        `cart` while there are plans on it.
+        A node with all ranks of `cart` that are on this machine. Default: one that is kept
+        for these ranks while they have plans on it.
     require : str or sequence of str, optional
         The routes that are allowed: ``("fused", "copy")``. Default: all.
     dims : sequence of int, optional

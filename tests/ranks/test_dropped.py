@@ -197,6 +197,28 @@ def test_between_start_and_wait(node):
     assert rotated(node, ring(node, u, node=node), u)
 
 
+@pytest.mark.gpu
+def test_nothing_is_closed_in_a_capture(node):
+    """To close waits for all streams, which would end the capture."""
+    stream, x = node.xp.cuda.Stream(non_blocking=True), node.xp.zeros(4)
+    halo = ring(node, node.xp.zeros((4, 3)), node=node)
+    name = halo.name
+    x += 1  # its kernel is loaded
+    node.synchronize()
+    with stream:
+        stream.begin_capture()
+        x += 1
+        del halo
+        node.barrier()
+        graph = stream.end_capture()
+        assert name in open_objects(node)
+        graph.launch()
+        node.synchronize()
+    assert x.tolist() == [2] * 4
+    node.barrier()
+    assert name not in open_objects(node)
+
+
 @TWO
 def test_a_plan_of_some_ranks_is_closed_by_their_next_plan(node):
     """Whatever the others do meanwhile; the names agree on all ranks of a plan."""
