@@ -42,6 +42,7 @@ class RankGroup:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self.plans = self.keepers = 0
+        self._places: set[int] = set()
         self.said_before: dict[tuple[str, ...], Any] = {}
         """What follows from the words of all ranks, in the order in which it was found out."""
         self._ranks = comm.Get_group()
@@ -82,6 +83,19 @@ class RankGroup:
         if words not in self.said_before and len(self.said_before) == _MAX_REMEMBERED:
             del self.said_before[next(iter(self.said_before))]
         return self.said_before.setdefault(words, found)
+
+    def take_place(self) -> int:
+        """Return the place of a new plan among those that may send messages, on whatever node.
+
+        The same on all ranks. A plan that was abandoned keeps its own.
+        """
+        place = next(n for n in range(len(self._places) + 1) if n not in self._places)
+        self._places.add(place)
+        return place
+
+    def give_place(self, place: int) -> None:
+        """Give the place of a closed plan back."""
+        self._places.remove(place)
 
     def release(self) -> None:
         """Remove a plan. Collective: the communicator may be freed."""

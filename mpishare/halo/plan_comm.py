@@ -140,12 +140,14 @@ class PlanComm:
         self.nodes, self.places = self._ranks.nodes, self._ranks.places
         self.ranks_here = self._ranks.here
         self._node_ranks = frozenset(self.ranks_here.values())
-        self._place = self._ranks.begin_plan()
+        self._ranks.begin_plan()
+        self._place = group.take_place()
         self.first_tag = TAGS * self._place
 
     def close(self) -> None:
         """End the plan. Collective, once all have agreed that it is closed."""
-        self._ranks.end_plan(self._place)
+        self._ranks.group.give_place(self._place)
+        self._ranks.end_plan()
 
     def register(self, plan: NodeObject) -> None:
         """Register a plan that is whole with the node."""

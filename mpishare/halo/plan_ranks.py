@@ -76,7 +76,7 @@ class PlanRanks:
             len(replies) == context.size
         )
         self.dropped = context.dropped if self.is_node else Dropped()
-        self._plans: set[int] = set()
+        self._plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
         self._chunks: list[SharedMemory] = []
@@ -111,15 +111,13 @@ class PlanRanks:
             group.keep()
         return found
 
-    def begin_plan(self) -> int:
-        """Return the place of a new plan among the open ones, the same on all ranks."""
-        place = next(n for n in range(len(self._plans) + 1) if n not in self._plans)
-        self._plans.add(place)
-        return place
+    def begin_plan(self) -> None:
+        """Count one more plan."""
+        self._plans += 1
 
-    def end_plan(self, place: int) -> None:
-        """Remove a plan. Collective with the last one of ranks on several nodes."""
-        self._plans.remove(place)
+    def end_plan(self) -> None:
+        """Count one plan less. Collective with the last one of ranks on several nodes."""
+        self._plans -= 1
         # Those of one node keep what they have for their next plan, until the node is closed; the
         # ranks of several nodes close these at different times.
         if not self._plans and len(self.here) < len(self.nodes):

@@ -304,7 +304,7 @@ def test_carts_of_their_own(node, is_given):
 def test_a_default_node_goes_with_its_last_plan(node):
     u = np.zeros((4, 3))
     first = ring(node, u)
-    kept = first._setup.node
+    kept, group = first._setup.node, first._setup.group
     second = ring(node, u, node.comm.Dup())
     assert second._setup.node is kept
     first.close()
@@ -316,25 +316,27 @@ def test_a_default_node_goes_with_its_last_plan(node):
     assert not kept.is_closed
     fourth.close()
     assert kept.is_closed
-    assert not NodeCache._of_group
+    assert NodeCache.kept(group, "host") is None
 
 
 @TWO
 def test_messages_of_two_plans_do_not_meet(node, monkeypatch):
-    """They go over one communicator, whatever the order of the waits."""
+    """They go over one communicator, whatever the nodes, and the order of the waits."""
     monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
-    u, v = node.xp.zeros((4, 3)), node.xp.zeros((4, 3))
-    plans = [ring(node, each, node=node) for each in (u, v)]
+    fields = [node.xp.zeros((4, 3)) for _ in range(3)]
+    nodes = node, node, None
+    plans = [ring(node, u, node=each) for u, each in zip(fields, nodes, strict=True)]
+    assert len({plan._setup.group for plan in plans}) == 1
     left = (node.rank - 1) % node.size
-    for step in range(4):
-        u[...], v[...] = node.rank + 100, node.rank + 200
-        order = [0, 1] if (step + node.rank) % 2 else [1, 0]
-        for number in (0, 1):
-            plans[number].start([u, v][number])
-        for number in order:
+    for step in range(6):
+        for number, (plan, u) in enumerate(zip(plans, fields, strict=True)):
+            u[...] = node.rank + 100 * number + 1000 * step
+            plan.start(u)
+        for number in np.random.default_rng(step).permutation(3):
             plans[number].wait()
         node.synchronize()
-        assert (float(u[0, 0]), float(v[0, 0])) == (left + 100, left + 200)
+        found = [float(u[0, 0]) - 1000 * step for u in fields]
+        assert found == [left, left + 100, left + 200]
     for plan in plans:
         plan.close()
 
