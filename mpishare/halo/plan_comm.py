@@ -144,6 +144,20 @@ class PlanComm:
         self._place = group.take_place()
         self.first_tag = TAGS * self._place
 
+    @property
+    def is_of_one_node(self) -> bool:
+        """Whether all of the plan's ranks are on this node."""
+        return len(self.ranks_here) == self.size
+
+    @property
+    def regions(self) -> Any:
+        """The regions for staging buffers that these ranks have on their GPUs, or None."""
+        return self._ranks.regions
+
+    @regions.setter
+    def regions(self, regions: Any) -> None:
+        self._ranks.regions = regions
+
     def close(self) -> None:
         """End the plan. Collective, once all have agreed that it is closed."""
         self._ranks.group.give_place(self._place)

@@ -76,6 +76,8 @@ class PlanRanks:
             len(replies) == context.size
         )
         self.dropped = context.dropped if self.is_node else Dropped()
+        self.regions: Any = None
+        """Their `Regions` for staging buffers on CUDA, once a plan has needed them."""
         self._plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
@@ -160,6 +162,8 @@ class PlanRanks:
 
     def close(self) -> None:
         """Give back what the plans shared. Collective."""
+        if self.regions is not None:
+            self.regions.close()
         for memory in self._chunks:
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]

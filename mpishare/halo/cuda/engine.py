@@ -87,13 +87,9 @@ class CudaEngine:
         self._stream = 0
         graphs: dict[Any, int] = {}
 
-        def create() -> str:
-            self._stream = int(backend.new_stream())
-            return self._buffers.create(self._stream)
-
         try:
-            handles = comm.step(name, create)
-            comm.step(name, lambda: self._build(direction, handles, graphs))
+            self._buffers.create(setup, is_reverse=is_reverse)
+            comm.step(name, lambda: self._build(direction, graphs))
         except BaseException:
             self._buffers.undo()
             self._close_launches()
@@ -112,10 +108,11 @@ class CudaEngine:
             fast_path = FastPath(self._layouts, graphs, self._chain, self._order)
             self._replay = fast_path.bind(self._context.agreement, self._flags)
 
-    def _build(self, direction: Direction, handles: Sequence[str], graphs: dict[Any, int]) -> None:
-        """Map the others' buffers, make events and launches. Local."""
+    def _build(self, direction: Direction, graphs: dict[Any, int]) -> None:
+        """Map the others' buffers, make a stream, events and launches. Local."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
-        buffers.attach(handles)
+        self._stream = int(backend.new_stream())
+        buffers.attach(self._stream)
         buffers.make_mpi()
         self._events += [backend.local_event(), backend.local_event()]
         # For fields that all begin at a multiple of the widest unit, and for any others.
