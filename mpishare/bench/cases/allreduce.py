@@ -1,8 +1,8 @@
 """Cases ``allreduce`` and ``dot``: sums over all ranks, in place, and of products.
 
 ``allreduce`` times `Allreduce.reduce`: called, captured into a graph, and twenty in one graph, of
-which a twentieth is the time. Its rows are of float64; ``complex128`` has as many bytes. On the host
-backend ``window`` has its array in a window. The baselines are what MPI, NCCL and others have:
+which a twentieth is the time. Its rows are of float64; ``complex128`` has as many bytes. On the
+host backend ``window`` has its array in a window. The baselines are what MPI, NCCL and others have:
 ``allreduce`` is `MPI_Allreduce` of host memory, ``staged`` the same between copies from and to
 pinned memory, ``float`` what most programs do with a number on the GPU: read it, reduce, write it.
 
