@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mpishare.halo.engine import PlanEngine
+from mpishare.reduction.across_nodes import HostTransfer
+from mpishare.reduction.order import packing_order
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
+    from mpishare.reduction.across_nodes import Transfer
     from mpishare.reduction.operation import Operation
 
 
-class ReduceEngine(Protocol):
+class ReduceEngine(PlanEngine, Protocol):
     """Reduces fields over the ranks of one node, in the order of their ranks in the plan.
 
     Making one is collective over the plan and host-blocking: each step that may fail on one rank is
@@ -29,8 +34,6 @@ class ReduceEngine(Protocol):
     refuses other threads). `reduce` and `dot` check their arrays and raise `TypeError` or
     `ValueError`, without the name of the plan and the call, before they touch or signal anything.
     """
-
-    staging_nbytes: int
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Put the node's result into `field` on every rank.
@@ -66,26 +69,6 @@ class ReduceEngine(Protocol):
         """Whether the stream of a call with this field is being captured into a graph."""
         ...
 
-    def pending(self) -> list[int]:
-        """Ranks of the node whose call this rank's stream waits for."""
-        ...
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """At process exit: publish whether all calls that began are over by the deadline."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the deadline of the node."""
-        ...
-
-    def release(self) -> None:
-        """Unmap what other ranks own: the first half of closing, before any rank frees."""
-        ...
-
-    def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
-        ...
-
 
 def engine_class(setup: PlanSetup) -> Callable[[PlanSetup, FieldLayout, Operation], ReduceEngine]:
     """Import the engine for the backend of the fields. Local."""
@@ -111,3 +94,13 @@ def make_engine(setup: PlanSetup, layout: FieldLayout, operation: Operation) -> 
         The same on all ranks.
     """
     return engine_class(setup)(setup, layout, operation)
+
+
+def make_transfer(setup: PlanSetup) -> Transfer:
+    """Make what copies fields into host memory, for `AcrossNodes`. Local."""
+    order = packing_order(setup)
+    if setup.on_gpu:
+        from mpishare.reduction.cuda.transfer import CudaTransfer
+
+        return CudaTransfer(setup, order)
+    return HostTransfer(order)
