@@ -175,7 +175,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) dot(
     if (threadIdx.x >= 32) return;
     Number total = sum.value();
     bool is_whole = true;
-    if constexpr (RANKS > 1) is_whole = sum_of_ranks(peers, me, total, state, host);
+    if constexpr (RANKS > 1)
+        if (me >= 0) is_whole = sum_of_ranks(peers, me, total, state, host); // else: to load it
     if (threadIdx.x == 0) {
         if (is_whole) *out = total;
         state->tickets = 0;

@@ -80,6 +80,9 @@ struct Shape {
     int axes;
     int unused;
 };
+#ifdef Shape_nbytes
+static_assert(sizeof(Shape) == Shape_nbytes, "size of Shape");
+#endif
 
 __device__ __forceinline__ Number* element(char* field, const Shape& shape, Word i) {
     if (CONTIGUOUS) return reinterpret_cast<Number*>(field) + i;

@@ -43,6 +43,9 @@ struct Staging {
     unsigned chunks;   // per slice
     Word sent_flags, reduced_flags, sent, reduced; // byte offsets
 };
+#ifdef Staging_nbytes
+static_assert(sizeof(Staging) == Staging_nbytes, "size of Staging");
+#endif
 
 const unsigned FLAG_NBYTES = 32;
 
