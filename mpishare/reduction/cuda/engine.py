@@ -127,7 +127,7 @@ class CudaReduce:
                     "replays would write into a result that may be gone by then. Pass out=, an "
                     "array of one element that you keep"
                 )
-            out = cupy.empty((), self._dtype)
+            out = self._new_result(x, stream)
         fields = x, y, out
         if self._last_dot is not None and self._last_dot.try_fast(fields, stream):
             return out
@@ -138,6 +138,16 @@ class CudaReduce:
         self._enqueue(prepared, fields, addresses, stream)
         self._last_dot = prepared
         return out
+
+    def _new_result(self, x: Any, stream: Any) -> Any:
+        """Return a new array of shape (), of the library of x. Local."""
+        if hasattr(x, "new_empty"):  # a tensor
+            return x.new_empty(())
+        if stream is None:
+            return cupy.empty((), self._dtype)
+        # CuPy reuses memory in the order of the stream on which it was allocated.
+        with cupy.cuda.ExternalStream(self._backend.stream(stream)[0]):
+            return cupy.empty((), self._dtype)
 
     def _dot_layouts(self, x: Any, y: Any, out: Any) -> tuple[FieldLayout, ...]:
         """Return the layouts of the arrays of a dot product; raise where they do not fit."""
