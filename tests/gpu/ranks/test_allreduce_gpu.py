@@ -49,10 +49,21 @@ __global__ void idle(long long cycles) {
 """
 
 
+pytestmark = pytest.mark.usefixtures("few_are_small")
+
+
 @pytest.fixture(autouse=True)
 def on_cuda(node):
     """These tests prove nothing on another backend."""
     assert node.backend == "cuda"
+
+
+@pytest.fixture
+def few_are_small(monkeypatch):
+    """Fields of SMALL elements alone go to everybody as they are."""
+    from mpishare.reduction.cuda import spinning
+
+    monkeypatch.setattr(spinning, "SMALL_NBYTES", 32 << 10)
 
 
 @pytest.fixture(params=ON_STREAMS, ids=lambda name: name or "own")
@@ -182,6 +193,23 @@ def test_sizes_by_every_route(node, route, count):
                 x[...] = cupy.asarray(fields[node.rank])
                 total.reduce(x)
                 assert np.array_equal(x.get(), right)
+
+
+@pytest.mark.parametrize("count", [50_000, 1 << 20])
+def test_larger_fields_to_everybody(node, monkeypatch, count):
+    """As far as `SMALL_NBYTES` goes: a thread has several elements."""
+    import cupy
+
+    from mpishare.reduction.cuda import spinning
+
+    monkeypatch.setattr(spinning, "SMALL_NBYTES", 16 << 20)
+    x = cupy.zeros(count, "i1")
+    with Allreduce(node.comm, x, node=node) as total:
+        for step in range(4):
+            x[...] = (cupy.arange(count) % 5 + node.rank + step).astype("i1")
+            total.reduce(x)
+            ranks = sum(range(node.size)) + node.size * step
+            assert bool((x == node.size * (cupy.arange(count) % 5) + ranks).all())
 
 
 def test_a_field_of_several_segments(node, monkeypatch):
