@@ -1,4 +1,4 @@
-"""A rank is killed or does not come while kernels of a reduction wait for it: all others learn it."""
+"""A rank is killed, or does not come, while kernels of a reduction wait for it: it is named."""
 
 import logging
 import os
@@ -59,7 +59,7 @@ def missed(stage: Stage, call: str, route: str, is_killed: bool) -> None:
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("call", CALLS)
 def test_all_survivors_name_the_killed_rank(call, route):
-    played = play(3, missed, call, route, True, survivable=True)
+    played = play(3, missed, call, route, True, survivable=True, backend="cuda")
     died = played.rank(1)["died"]
     for rank in (0, 2):
         first = played.raised(rank, "first", "PeerTimeout")
@@ -72,7 +72,7 @@ def test_all_survivors_name_the_killed_rank(call, route):
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS[:3])
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(call):
-    played = play(3, missed, call, "", False, survivable=True)
+    played = play(3, missed, call, "", False, survivable=True, backend="cuda")
     for rank in (0, 2):
         first = played.told(rank, "first")
         # The first to come to its deadline breaks the node for the other.
