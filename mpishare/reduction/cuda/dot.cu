@@ -8,7 +8,7 @@
 #include "ll.cuh"
 
 // Of a block: one warp where that is enough.
-const int MAX_THREADS = 512, DEPTH = 8;
+const int MAX_THREADS = 512, IN_FLIGHT = 8;
 
 // In what a rank's own sum is kept.
 template <class T>
@@ -88,28 +88,28 @@ __device__ __forceinline__ void add_products(
     Partial* sums, char* x, char* y, const Shape& of_x, const Shape& of_y, Word i, Word step,
     Word count
 ) {
-    Number a[DEPTH], b[DEPTH];
+    Number a[IN_FLIGHT], b[IN_FLIGHT];
 #pragma unroll
-    for (int k = 0; k < DEPTH; ++k) {
+    for (int k = 0; k < IN_FLIGHT; ++k) {
         const bool is_there = ARE_THERE || i + k * step < count;
         a[k] = is_there ? *element(x, of_x, i + k * step) : Number();
         b[k] = is_there ? *element(y, of_y, i + k * step) : Number();
     }
 #pragma unroll
-    for (int k = 0; k < DEPTH; ++k) sums[k].add_product(a[k], b[k]);
+    for (int k = 0; k < IN_FLIGHT; ++k) sums[k].add_product(a[k], b[k]);
 }
 
 __device__ __forceinline__ Partial sum_of_elements(
     char* x, char* y, const Shape& of_x, const Shape& of_y, Word count
 ) {
-    Partial sums[DEPTH];
+    Partial sums[IN_FLIGHT];
     const Word step = static_cast<Word>(gridDim.x) * blockDim.x;
     Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x;
-    for (; i + (DEPTH - 1) * step < count; i += DEPTH * step)
+    for (; i + (IN_FLIGHT - 1) * step < count; i += IN_FLIGHT * step)
         add_products<true>(sums, x, y, of_x, of_y, i, step, count);
     add_products<false>(sums, x, y, of_x, of_y, i, step, count);
 #pragma unroll
-    for (int width = DEPTH / 2; width; width /= 2)
+    for (int width = IN_FLIGHT / 2; width; width /= 2)
 #pragma unroll
         for (int k = 0; k < width; ++k) sums[k].add(sums[k + width]);
     return sums[0];
