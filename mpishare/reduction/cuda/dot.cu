@@ -92,8 +92,10 @@ __device__ __forceinline__ void add_products(
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; ++k) {
         const bool is_there = ARE_THERE || i + k * step < count;
-        a[k] = is_there ? *element(x, of_x, i + k * step) : Number();
-        b[k] = is_there ? *element(y, of_y, i + k * step) : Number();
+        Number* at[2];
+        if (is_there) elements({x, y}, {&of_x, &of_y}, i + k * step, at);
+        a[k] = is_there ? *at[0] : Number();
+        b[k] = is_there ? *at[1] : Number();
     }
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; ++k) sums[k].add_product(a[k], b[k]);
