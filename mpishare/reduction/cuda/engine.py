@@ -87,10 +87,8 @@ class CudaReduce:
         self.staging_nbytes = self._buffers.nbytes
         if is_fused:
             # Alone this rank waits for nobody: then there is nothing to put in order.
-            is_alone = self._group.size == 1
-            self._order = (
-                LaunchOrder(self._backend) if is_alone else LaunchOrder.join(self._backend)
-            )
+            join = LaunchOrder if self._group.size == 1 else LaunchOrder.join
+            self._order = join(self._backend)
             self._bind(self._reduce)
 
     def _shape(self, setup: PlanSetup) -> tuple[Any, bool]:
