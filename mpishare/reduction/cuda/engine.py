@@ -74,6 +74,7 @@ class CudaReduce:
         self._flags = self._buffers.flags
         self._chain = setup.chain = StreamChain(self._backend, name)
         self._order: LaunchOrder | None = None
+        self._made: list[PreparedCall] = []
         self._dots: dict[Any, PreparedCall] = {}
         self._last_dot: PreparedCall | None = None
         self._capturing = 0
@@ -107,6 +108,7 @@ class CudaReduce:
         self._reduce = PreparedCall(
             [self._layout], route.reduce(pointers), pointers, self._capturing, self._group.where
         )
+        self._made.append(self._reduce)
         # Until all uploads have arrived and all kernels are loaded.
         self._context.drain(self._name)
 
@@ -261,10 +263,9 @@ class CudaReduce:
             self._order.leave()
 
     def _close_calls(self) -> None:
-        made = [self._reduce] if hasattr(self, "_reduce") else []
-        for prepared in (*made, *self._dots.values()):
+        for prepared in (*self._made, *self._dots.values()):
             prepared.close()
-        self._dots, self._last_dot = {}, None
+        self._made, self._dots, self._last_dot = [], {}, None
         if self._capturing:
             self._backend.close_stream(self._capturing)
             self._capturing = 0
