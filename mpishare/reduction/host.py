@@ -188,9 +188,6 @@ class HostReduce:
     def close(self) -> None:
         """Unmap the shared memory."""
         self._numbers, self._fields = ([], []), ([], [])
-        del (
-            self._reduce,
-            self._reduce_packed,
-            self._large,
-        )  # else a closed engine would live until a collection
+        # Else a closed engine would live until a collection of cycles.
+        del self._reduce, self._reduce_packed, self._large
         self._slots.close()

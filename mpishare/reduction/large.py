@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Fold = Callable[[Sequence[Array], Array], None]
 
-MIN_IN_PLACE_NBYTES = 64 << 10
-_MIN_SHARED_NBYTES = 64 << 10
+_MIN_SHARED_NBYTES = 512 << 10  # times the other ranks
+_MIN_IN_PLACE_NBYTES = 1 << 20
 _CHUNK_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
 _LINE_NBYTES = 128  # no two ranks write to one
@@ -70,7 +70,7 @@ class LargeReduce:
 
     def reduce(self, flat: Array) -> None:
         """Put the node's result into an array of one axis. Collective, host-blocking."""
-        fields = self._fields(flat) if flat.nbytes >= MIN_IN_PLACE_NBYTES else None
+        fields = self._fields(flat) if flat.nbytes >= _MIN_IN_PLACE_NBYTES else None
         if fields is not None:
             self._reduce_in_place(fields)
             return
