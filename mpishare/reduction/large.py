@@ -103,7 +103,7 @@ class LargeReduce:
                 chunk[share] = part[share]
 
     def _fields(self, flat: Array) -> list[Array] | None:
-        """Return the fields of all ranks as they are mapped here; None unless all are in windows."""
+        """Return all ranks' fields as they are mapped here; None unless all are in windows."""
         slots, context = self._slots, self._context
         slots.publish_place(context.locate(address_of(flat), flat.nbytes) or _NOT_IN_A_WINDOW)
         slots.meet(REDUCE)
