@@ -15,7 +15,7 @@ from mpishare.halo.node_cache import NodeCache
 from tests.helpers.held import held
 
 TWO = pytest.mark.ranks(min=2)
-MADE = ("window", "each", "event", "channel", "pool", "halo", "neighbors")
+MADE = ("window", "each", "event", "channel", "pool", "halo", "neighbors", "allreduce")
 
 
 def open_objects(node):
@@ -43,6 +43,7 @@ def make(node, what):
         "neighbors": lambda: mpishare.NeighborExchange(
             node.comm, {right: [1]}, {left: [0]}, field, node=node
         ),
+        "allreduce": lambda: mpishare.Allreduce(node.comm, field, node=node),
     }[what]()
 
 
