@@ -42,7 +42,7 @@ _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
 _MAILBOX_STRIDE = -(-_MAILBOX_WORDS // SLOT_WORDS) * SLOT_WORDS
 _RANK_WORDS = _STATE_WORDS + _STATUS_WORDS + _MAILBOX_STRIDE
 _POOL_WORDS = 1 << 14
-_PLAN_WORDS = 1 << 12  # 32 KiB: some plans of small faces
+_PLAN_WORDS = 1 << 13  # 64 KiB: some plans of small faces
 _LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _MAX_POOLED_NBYTES = 1 << 17
-_CHUNK_NBYTES = 1 << 20
+_CHUNK_NBYTES = 1 << 18
 
 
 class PlanMemory(NamedTuple):
