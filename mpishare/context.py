@@ -166,32 +166,19 @@ class NodeContext:
         newest_first = self._children.registered()[::-1]
         return sorted(newest_first, key=lambda child: not child._closes_first)
 
-    def begin(
-        self,
-        call: str,
-        work: Callable[[], Any],
-        step: Callable[[str, Callable[[], Any]], list[Any]] | None = None,
-        dropped: Dropped | None = None,
-        rank: int | None = None,
-    ) -> list[Any]:
-        """Do the first step of a collective call, then close what all its ranks have dropped.
+    def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do the first step of a collective call, then close what all ranks have dropped.
 
         Collective, host-blocking; as `Agreement.step`.
-
-        Parameters
-        ----------
-        step, dropped, rank : optional
-            How the ranks of the call agree, their objects, and this one among them. Default: those
-            of the node.
         """
-        step, dropped = step or self.agreement.step, dropped or self.dropped
-        news = self.news(dropped)
-        replies = step(call, lambda: [news, work()])
-        dropped.close([each[0] for each in replies], self.rank if rank is None else rank)
+        news = self.news(self.dropped)
+        replies = self.agreement.step(call, lambda: [news, work()])
+        self.dropped.close([each[0] for each in replies], self.rank)
         return [each[1] for each in replies]
 
     def news(self, dropped: Dropped) -> list[int]:
         """Return what this rank has to say of objects that it has dropped. Local."""
+        self.agreement.check()
         self._children.note_dropped()
         return [] if self.backend.is_in_capture() else dropped.news()
 

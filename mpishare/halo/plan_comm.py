@@ -176,8 +176,11 @@ class PlanComm:
             return self._ranks.group.agree(call, work, agreement.timeout_s, monitor)
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
-        """Do a step, then close what all ranks have dropped; as `NodeContext.begin`."""
-        return self.context.begin(call, work, self.step, self._ranks.dropped, self.rank)
+        """Do a step, then close the plans that all ranks have dropped. Collective."""
+        news = self.context.news(self._ranks.dropped)
+        replies = self.step(call, lambda: [news, work()])
+        self.close_dropped([each[0] for each in replies])
+        return [each[1] for each in replies]
 
     def close_dropped(self, news: Sequence[Sequence[int]]) -> None:
         """Close what all ranks have dropped, given the news of each. Collective."""
