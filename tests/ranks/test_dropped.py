@@ -4,6 +4,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,20 +287,22 @@ def test_a_plan_finds_a_view_again(node):
 @pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
 def test_carts_of_their_own(node, is_given):
     """Plans are made, used and dropped on carts that are freed: nothing grows."""
-    u, counts = node.xp.zeros((4, 3)), []
+    u, counts, pages = node.xp.zeros((4, 3)), [], []
     group = RankGroup.of(MPI.COMM_WORLD, "test", 30, None)
-    for number in range(60):
+    for number in range(400):
         cart = MPI.COMM_WORLD.Create_cart((node.size,), periods=(True,))
         halo = mpishare.HaloExchange(cart, u, 1, axes=(0,), node=node if is_given else None)
         assert halo._setup.group is group
         assert rotated(node, halo, u)
         del halo
         cart.Free()
-        if number in (19, 59):
+        if number in (99, 399):
             node.barrier()
             now = held()
             counts.append((now.fds, now.mapped, len(RankGroup._all), len(open_objects(node))))
+            pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
     assert counts[0] == counts[1]
+    assert pages[1] - pages[0] < 256  # one per plan would be more
     group.release()
 
 
