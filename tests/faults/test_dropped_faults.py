@@ -8,6 +8,7 @@ import pytest
 
 import mpishare
 from tests.faults.scenes import BACKENDS, play
+from tests.faults.scenes_halo import play_on
 from tests.faults.stage import Stage
 from tests.helpers.reporting import report
 
@@ -117,3 +118,37 @@ def test_what_is_dropped_survives_an_error_in_the_call_that_tells():
     for rank in range(2):
         assert played.rank(rank)["after the error"] == 1
         assert played.rank(rank)["after the barrier"] == 0
+
+
+def across_nodes(stage: Stage, is_given: bool) -> None:
+    import numpy as np
+
+    from mpishare.coordination.rank_group import RankGroup
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node() if is_given else None
+    left = (stage.rank - 1) % stage.size
+    groups, wrong = set(), 0
+    for _ in range(30):
+        cart = stage.world.Create_cart((stage.size,), (True,))
+        u = np.full(6, float(stage.rank))
+        halo = mpishare.HaloExchange(cart, u, 1, node=node)
+        halo.exchange()
+        wrong += u[0] != left
+        context = halo._context
+        del halo
+        cart.Free()
+        groups.add(len(RankGroup._all))
+    report({"wrong": int(wrong), "groups": sorted(groups), "open": len(context.children)})
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
+@pytest.mark.parametrize("nodes", ["2 + 1", "1 + 2 + 1"])
+def test_dropped_over_several_nodes(nodes, is_given):
+    """A plan is closed when the next one of its ranks is made."""
+    count = sum(map(int, nodes.split(" + ")))
+    played = play_on(nodes, count, across_nodes, is_given)
+    played.ended_well()
+    for rank in range(count):
+        told = played.rank(rank)
+        assert (told["wrong"], told["groups"], told["open"]) == (0, [1], 1)
