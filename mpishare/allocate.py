@@ -49,7 +49,7 @@ def allocate(
             "name": check_name(call, name),
         }
 
-    arguments = context.agreement.step(call, check)
+    arguments = context.begin(call, check)
     require_same(call, arguments, context.rank)
     owner = arguments[0]["owner"]
     segments: list[Segment | None] = [None] * context.size
@@ -68,7 +68,7 @@ def allocate_each(
         _describe_fill(call, fill, layout[1])
         return list(layout[0]), {"dtype": str(layout[1]), "name": check_name(call, name)}
 
-    arguments = context.agreement.step(call, check)
+    arguments = context.begin(call, check)
     require_same(call, [common for _, common in arguments], context.rank)
     segments = [Segment(tuple(extents)) for extents, _ in arguments]
     return make_window(context, call, segments, np.dtype(dtype), None, _filler(fill), name=name)
@@ -84,6 +84,7 @@ def make_window(
     exported: Exported | None = None,
     *,
     name: str | None = None,
+    is_part: bool = False,
 ) -> Window:
     """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
@@ -95,6 +96,8 @@ def make_window(
         Writes this rank's segment before the others map it.
     exported : Exported, optional
         Memory that exists already, and is this rank's segment.
+    is_part : bool
+        Whether it is a part of another object, which closes it.
     """
     memories: list[Memory | None] = [None] * context.size
     opened: list[Handle | None] = [None] * context.size
@@ -151,7 +154,15 @@ def make_window(
                 backend.retract(token)
         number = context.next_number("window")
         return Window(
-            context, number, counters, memories, segments, dtype, owner, publication=publication
+            context,
+            number,
+            counters,
+            memories,
+            segments,
+            dtype,
+            owner,
+            publication=publication,
+            is_part=is_part,
         )
 
 

@@ -249,6 +249,9 @@ class Channel(NodeObject):
         self._sending = self._receiving = None
         self._counters = NO_COUNTERS
 
+    def _let_go(self) -> bool:
+        return not any(end is not None and end.is_open for end in (self._sending, self._receiving))
+
     def _pending(self) -> list[int]:
         """Return the ranks whose signal this rank's streams wait for."""
         end = self._sending or self._receiving
@@ -310,7 +313,7 @@ def make_channel(
             "consumers": sorted(ranks),
         }
 
-    replies = context.agreement.step(call, check)
+    replies = context.begin(call, check)
     require_same(call, replies, context.rank)
     context.release_retained()  # else a loop of channels would keep the slots of each
     source: int = replies[0]["producer"]
@@ -321,7 +324,7 @@ def make_channel(
     segments[owner] = Segment((replies[0]["slots"], *replies[0]["shape"]))
     counters = context.take_counters(call, channel_counters(len(ranks)))
     try:
-        window = make_window(context, call, segments, np.dtype(dtype), owner, None)
+        window = make_window(context, call, segments, np.dtype(dtype), owner, None, is_part=True)
     except BaseException:
         context.counter_pool.give(counters)
         raise

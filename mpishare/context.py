@@ -6,12 +6,13 @@ import operator
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.suballocator import Suballocator
+from mpishare.coordination.children import Children, NodeObject, NotPicklable
 from mpishare.coordination.counters import SLOT_WORDS, Counters
+from mpishare.coordination.dropped import Dropped
 from mpishare.coordination.poll import poll
-from mpishare.errors import ClosedError
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
@@ -25,77 +26,14 @@ if TYPE_CHECKING:
     from mpishare.coordination.counters import CounterPool
     from mpishare.coordination.watchdog import Watchdog
     from mpishare.errors import MpiShareError
+    from mpishare.memory.allocation import Steps
     from mpishare.memory.shared import SharedMemory
+
+__all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
 
 _FINISH_S = 5.0
 _CHUNK_WORDS = 1 << 16
 _SPINS = 16
-
-
-class NotPicklable:
-    """Refuses to be pickled, by name: handles and mappings mean nothing in another process."""
-
-    def __reduce__(self) -> Any:
-        """Raise `TypeError`."""
-        raise TypeError(
-            f"an mpishare {type(self).__name__} cannot be pickled: it belongs to one process"
-        )
-
-
-class NodeObject(NotPicklable):
-    """An object made from a node, which closes it with itself: a window, an event, a plan.
-
-    It registers with its context when it is whole, and unregisters when it is closed. What the
-    context asks of it begins with an underscore, so that users see their methods alone.
-    """
-
-    name: str
-    _number: int = 0  # of a window
-    _context: NodeContext
-    _is_closed = False
-    _closes_first = False  # a plan: its fields may lie in windows
-    _memories: Sequence[Memory | None] = ()  # of a window: each rank's segment
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self._is_closed
-
-    def close(self) -> None:
-        """Close it on all ranks. Collective, host-blocking; closing twice does nothing."""
-        raise NotImplementedError
-
-    def _abandon(self) -> None:
-        """Mark it closed without the other ranks; free nothing that they may still use."""
-        raise NotImplementedError
-
-    def _pending(self) -> list[int]:
-        """Return the ranks whose signal the work enqueued by this rank waits for."""
-        return []
-
-    def _finish_at_exit(self, deadline: float) -> None:
-        """At process exit: publish whether all work that began is over by the deadline."""
-
-    def _state(self) -> str:
-        """Return what `repr` says of an object that cannot be used."""
-        if self._is_closed:
-            return ", closed"
-        return "" if self._context.agreement.failure is None else ", of a broken node"
-
-    def __enter__(self) -> Self:
-        """Return the object; raises if it is closed."""
-        self._context.agreement.check()
-        if self._is_closed:
-            raise ClosedError(f"{self.name} is closed")
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the object; after an exception leave that to the node, without waiting for ranks.
-
-        Other ranks may be gone then, and the exception must not be masked.
-        """
-        if error is None:
-            self.close()
 
 
 class Location(NamedTuple):
@@ -150,7 +88,12 @@ class NodeContext:
         self.retained: list[Callable[[], bool]] = []
         """For each closed window whose memory the user's arrays hold: tries again to release it.
         Collective."""
-        self._children: list[NodeObject] = []
+        self.dropped = Dropped()
+        """The objects of all ranks of the node."""
+        self._children = Children()
+        watchdog.objects = self._children.registered
+        self.plan_ranks: dict[Any, Any] = {}
+        """For each group of ranks that has plans on this node, its `PlanRanks`."""
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
         self._numbers: dict[str, int] = {}
@@ -181,20 +124,39 @@ class NodeContext:
         self._numbers[kind] = self._numbers.get(kind, 0) + 1
         return self._numbers[kind]
 
+    def last_number(self, kind: str) -> int:
+        """Return the number of the newest object of its kind on this rank; 0 without any."""
+        return self._numbers.get(kind, 0)
+
+    def raise_number(self, kind: str, number: int) -> None:
+        """Set the number of the newest object of its kind, which its ranks agreed on."""
+        self._numbers[kind] = max(number, self.last_number(kind))
+
     # --- the objects of the node
 
-    def register(self, child: NodeObject) -> None:
-        """Add an object that is whole: from now on it is watched, and closed with the node."""
-        self._children.append(child)
+    def register(
+        self, child: NodeObject, dropped: Dropped | None = None, *, is_part: bool = False
+    ) -> None:
+        """Add an object that is whole: from now on it is watched, and closed with the node.
+
+        Parameters
+        ----------
+        dropped : Dropped, optional
+            Those of its ranks. Default: of all ranks of the node.
+        is_part : bool
+            Whether another object closes it.
+        """
+        self._children.add(child, None if is_part else dropped or self.dropped)
         if child._memories:
             self._segments[child._number] = child._memories
             self.windows_version += 1
-        self.watchdog.add(child)
 
     def unregister(self, child: NodeObject) -> None:
         """Remove an object, before anything that the watchdog looks at goes."""
-        self.watchdog.remove(child)
-        self._children.remove(child)
+        if child._registration is None:
+            return
+        with self.watchdog.removing(child):
+            self._children.remove(child)
         if child._memories:
             del self._segments[child._number]
             self.windows_version += 1
@@ -202,8 +164,24 @@ class NodeContext:
     @property
     def children(self) -> list[NodeObject]:
         """The open objects in the order in which they must be closed: plans first, newest first."""
-        newest_first = self._children[::-1]
+        newest_first = self._children.registered()[::-1]
         return sorted(newest_first, key=lambda child: not child._closes_first)
+
+    def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do the first step of a collective call, then close what all ranks have dropped.
+
+        Collective, host-blocking; as `Agreement.step`.
+        """
+        news = self.news(self.dropped)
+        replies = self.agreement.step(call, lambda: [news, work()])
+        self.dropped.close([each[0] for each in replies], self.rank)
+        return [each[1] for each in replies]
+
+    def news(self, dropped: Dropped) -> list[int]:
+        """Return what this rank has to say of objects that it has dropped. Local."""
+        self.agreement.check()
+        self._children.note_dropped()
+        return [] if self.backend.is_in_capture() else dropped.news()
 
     def locate(self, address: int, nbytes: int) -> Location | None:
         """Return where these bytes of this process lie in an open window; None if in none."""
@@ -265,27 +243,49 @@ class NodeContext:
         return self.counter_pool.take(count)
 
     def _add_chunk(self, call: str, nwords: int) -> None:
-        agreement, backend = self.agreement, self.backend
-        step = partial(agreement.step, call)
-        memory = map_on_all_ranks(step, 8 * nwords, is_maker=agreement.rank == 0)
+        step = partial(self.agreement.step, call)
+        memory, address = self.map_registered(step, 8 * nwords, is_maker=self.rank == 0)
+        # Only now, so that the pools of all ranks stay the same.
+        self._chunks.append(memory)
+        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), address)
+
+    def map_registered(
+        self, step: Steps, nbytes: int, *, is_maker: bool
+    ) -> tuple[SharedMemory, int]:
+        """Map the same zeroed host memory on some ranks, for their GPUs too. Collective over them.
+
+        Returns
+        -------
+        memory, address
+            The memory, and where this rank's GPU sees it; 0 on the host backend. To be given back
+            by `unmap_registered`.
+        """
+        memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
         memory.close_file()
         addresses: list[int] = []
         try:
-            step(lambda: addresses.append(backend.register(memory)))
+            step(lambda: addresses.append(self.backend.register(memory)))
         except BaseException:
             if addresses:
-                backend.unregister(memory)
+                self.backend.unregister(memory)
             memory.close()
             raise
-        # Only now, so that the pools of all ranks stay the same.
-        self._chunks.append(memory)
-        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), addresses[0])
+        return memory, addresses[0]
+
+    def unmap_registered(self, memory: SharedMemory) -> None:
+        """Unmap what `map_registered` returned. Local."""
+        self.backend.unregister(memory)
+        memory.close()
+
+    def close_plan_ranks(self) -> None:
+        """Give back what closed plans of this node kept for others. Collective."""
+        for ranks in list(self.plan_ranks.values()):
+            ranks.close()
 
     def close_chunks(self) -> None:
         """Unmap the counters that were added; last of all."""
         for memory in self._chunks:
-            self.backend.unregister(memory)
-            memory.close()
+            self.unmap_registered(memory)
 
     # --- waits for streams
 

@@ -150,7 +150,7 @@ class Event(NodeObject):
                 f"{self.name}: is_done failed: rank {self._rank} is neither the owner "
                 f"{self.owner} nor one of the waiters {list(self.waiters)}"
             )
-        return self._context.backend.is_event_done(self._events[self._count % _EVENTS])
+        return bool(self._context.backend.is_event_done(self._events[self._count % _EVENTS]))
 
     def close(self) -> None:
         """Close the event on all ranks.
@@ -222,7 +222,7 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
             raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
         return [own, sorted(ranks)]
 
-    replies = agreement.step(call, check)
+    replies = context.begin(call, check)
     require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)
     events: list[Any] = []
     ranks: list[int]

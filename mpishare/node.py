@@ -136,7 +136,9 @@ class Node(Factory, NotPicklable):
         PeerError, PeerTimeout
             If a rank is gone or late.
         """
-        self._context.agreement.step("Node.barrier", lambda: None)
+        context = self._context
+        news = context.news(context.dropped)
+        context.dropped.close(context.agreement.step("Node.barrier", lambda: news), self.rank)
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait on the host until all that was put on a stream is over, with the deadline.

@@ -273,6 +273,9 @@ class Pool(NodeObject):
             self._blocks.close()
         return True
 
+    def _let_go(self) -> bool:
+        return not self._blocks.is_held
+
     def _abandon(self) -> None:
         self._is_closed = True
         self._context.unregister(self)
@@ -316,7 +319,7 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
     def check() -> list[int]:
         return [context.rank_of(call, owner), _size(call, max_nbytes)]
 
-    replies = step(check)
+    replies = context.begin(call, check)
     require_same(call, [{"owner": own, "max_nbytes": size} for own, size in replies], context.rank)
     own, nbytes = replies[0]
     is_owner = context.rank == own

@@ -63,7 +63,7 @@ def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any
         return arguments
 
     try:
-        replies = context.agreement.step(call, look)
+        replies = context.begin(call, look)
         same = [{key: reply[key] for key in ("owner", "copy", "name")} for reply in replies]
         require_same(call, same, context.rank)
         rank = replies[0]["owner"]
@@ -86,7 +86,7 @@ def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None
         return arguments | mine[0].describe()
 
     try:
-        replies = context.agreement.step(call, look)
+        replies = context.begin(call, look)
         found = [_segment(reply) for reply in replies]
         same = [
             {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}

@@ -56,6 +56,7 @@ class Window(Epochs, NodeObject):
         owner: int | None,
         *,
         publication: Publication | None = None,
+        is_part: bool = False,
     ) -> None:
         super().__init__(context, counters, publication.name if publication else f"window {number}")
         self._number = number
@@ -72,7 +73,7 @@ class Window(Epochs, NodeObject):
         home = segments[self._home]
         self.shape = home.shape if home is not None else ()
         self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
-        context.register(self)
+        context.register(self, is_part=is_part)
         ranges.bind(self, "fence", "post", "start", "complete", "wait")
         log.info(
             "%s made: shape %s, dtype %s, %s, %s",
@@ -287,6 +288,11 @@ class Window(Epochs, NodeObject):
             f"<mpishare.{name}: shape={self.shape}, dtype={self.dtype}, "
             f"owner={self.owner}{self._state()}>"
         )
+
+    def _let_go(self) -> bool:
+        self._arrays.clear()
+        self._lent = None
+        return not any(memory is not None and memory.is_held for memory in self._memories)
 
     def _unmap(self, rank: int) -> bool:
         memory = self._memories[rank]

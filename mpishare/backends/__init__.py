@@ -333,6 +333,10 @@ class Backend(ABC):
         """Whether the stream is being captured into a graph."""
         return False
 
+    def is_in_capture(self) -> bool:
+        """Whether a stream that is current now is being captured: nothing can be closed then."""
+        return False
+
     def is_done(self, stream: int) -> bool:
         """Whether everything enqueued on the stream is done."""
         return True

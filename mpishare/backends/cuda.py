@@ -6,6 +6,7 @@ Imported only where a GPU was found.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,13 @@ from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
 from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
 from mpishare.backends.driver import is_capturing
+from mpishare.coordination.poll import poll
 from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import numpy as np
 
     from mpishare.backends import Device, Memory, Signals, StreamInfo
     from mpishare.memory.descriptors import Descriptors
@@ -74,6 +78,8 @@ class CudaBackend(Backend):
         self._where = f"{where}, {self.device.uuid[:12]}"
         self._mappings = Mappings()
         self._wait_flags = driver.wait_flags(ordinal)
+        self._primary = self.call("cuCtxGetCurrent")
+        self._all_work: Any = None  # an event, made when it is first needed
 
     def call(self, name: str, *arguments: Any, remedy: str = "") -> Any:
         """Call a driver function; return what it returns, or raise `CudaError`."""
@@ -147,6 +153,14 @@ class CudaBackend(Backend):
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Enqueue a copy; unified addressing tells where either lies."""
         self.call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def upload(self, target: int, array: np.ndarray[Any, Any], stream: int) -> None:
+        """Enqueue a copy from host memory, which is to be held until it is done."""
+        self.call("cuMemcpyHtoDAsync", target, array.ctypes.data, array.nbytes, stream)
+
+    def zero(self, target: int, nbytes: int, stream: int) -> None:
+        """Enqueue setting bytes to 0."""
+        self.call("cuMemsetD8Async", target, 0, nbytes, stream)
 
     def make_current(self) -> None:
         """Make this rank's GPU the current one of the calling thread."""
@@ -274,6 +288,14 @@ class CudaBackend(Backend):
         """Whether the stream is being captured into a graph."""
         return is_capturing(stream)
 
+    def is_in_capture(self) -> bool:
+        """Whether CuPy's or PyTorch's current stream is being captured."""
+        streams = [_current_stream(self._ordinal).ptr]
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            streams.append(torch.cuda.current_stream(self._ordinal).cuda_stream)
+        return any(map(is_capturing, streams))
+
     def is_event_done(self, event: Any) -> bool:
         """Whether the latest record of an event is done; True if it was never recorded."""
         return driver.is_event_done(event, self._where)
@@ -284,6 +306,14 @@ class CudaBackend(Backend):
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for all streams of this process; return False on a timeout."""
+        if not driver.has_context_events():
+            return self._drain_in_thread(timeout_s)
+        if self._all_work is None:
+            self._all_work = self.local_event()
+        self.call("cuCtxRecordEvent", self._primary, self._all_work)
+        return poll(lambda: self.is_event_done(self._all_work), timeout_s)
+
+    def _drain_in_thread(self, timeout_s: float) -> bool:
         failures: list[BaseException] = []
 
         def synchronize() -> None:

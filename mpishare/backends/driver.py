@@ -65,6 +65,12 @@ def call(name: str, *arguments: Any, where: str = "", remedy: str = "") -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+@functools.cache
+def has_context_events() -> bool:
+    """Whether an event can be recorded behind all work of a context, as from CUDA 12.5. Local."""
+    return hasattr(driver, "cuCtxRecordEvent") and int(call("cuDriverGetVersion")) >= 12050
+
+
 def error(name: str, code: int, where: str, remedy: str = "") -> CudaError:
     """Return the error for a result of a driver function."""
     result = driver.CUresult(code)

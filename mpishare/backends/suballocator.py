@@ -51,10 +51,6 @@ class Suballocation:
         """Where the block is mapped in this process."""
         return self.memory.address + self.offset
 
-    def zero(self) -> None:
-        """Set all bytes to 0, on the current stream."""
-        self.memory.array((self.offset + self.nbytes,), "u1")[self.offset :] = 0
-
 
 class FreeList:
     """The free spans of a chunk, allocated best-fit and merged when freed. Pure integers.
@@ -141,21 +137,35 @@ class Suballocator:
 
     def allocate(self, nbytes: int, pack: PackHandle) -> tuple[Suballocation, str]:
         """Return a block and its packed handle."""
+        block, token = self._allocate(nbytes)
+        return block, pack(token, block.offset, nbytes, block.memory.nbytes)
+
+    def allocate_own(self, nbytes: int) -> Suballocation:
+        """Return a block that no other rank opens."""
+        return self._allocate(nbytes)[0]
+
+    def adopt(self, memory: Memory, token: str) -> None:
+        """Add a chunk that this rank allocated for something else, and needs no more."""
+        self._chunks.append(_Chunk(memory, token, FreeList(memory.nbytes)))
+
+    def adopt_opened(self, memory: Memory, token: str) -> None:
+        """Add another rank's chunk, which this one has mapped."""
+        self._opened[token] = memory
+
+    def _allocate(self, nbytes: int) -> tuple[Suballocation, str]:
         if nbytes > SMALL_NBYTES:
             memory = self._backend.allocate(nbytes)
             block = Suballocation(memory, 0, nbytes, memory.close)
-            return block, pack(self._backend.publish(memory), 0, nbytes, memory.nbytes)
+            return block, self._backend.publish(memory)
         rounded = -(-nbytes // ALIGN) * ALIGN
         while True:
             for chunk in self._chunks:
                 begin = chunk.spans.allocate(rounded)
                 if begin is not None:
                     free = partial(chunk.spans.free, begin, rounded)
-                    block = Suballocation(chunk.memory, begin, nbytes, free)
-                    return block, pack(chunk.token, begin, nbytes, chunk.memory.nbytes)
+                    return Suballocation(chunk.memory, begin, nbytes, free), chunk.token
             memory = self._backend.allocate(CHUNK_NBYTES)
-            chunk = _Chunk(memory, self._backend.publish(memory), FreeList(memory.nbytes))
-            self._chunks.append(chunk)
+            self.adopt(memory, self._backend.publish(memory))
 
     def open(self, handle: Handle) -> Suballocation:
         """Map a block of another rank."""

@@ -85,25 +85,11 @@ class Agreement(Waits):
             finally:
                 mine = None  # no circle with its traceback, which may hold large arrays
         replies = [json.loads(message) for message in messages]
-        self._same_call(replies)
+        require_same_call([(call, step) for call, step, *_ in replies], self.rank, "node")
         failures = {rank: reply[2] for rank, reply in enumerate(replies) if reply[2] is not None}
         if failures:
             raise peer_error(call, failures)
         return [reply[3] for reply in replies]
-
-    def _same_call(self, replies: Sequence[Sequence[Any]]) -> None:
-        calls = [tuple(reply[:2]) for reply in replies]
-        mine = calls[self.rank]
-        if all(other == mine for other in calls):
-            return
-        are_named = len({call for call, _ in calls}) > 1
-        names = [call if are_named else f"{call}, step {step}" for call, step in calls]
-        raise MismatchError(
-            "ranks made different collective calls: "
-            + "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
-            + ". Collective calls are made in the same order on all ranks of a node.",
-            failures={r: f"called {names[r]}" for r, call in enumerate(calls) if call != mine},
-        )
 
     def _exchange(self, call: str, data: bytes) -> list[bytes]:
         received = [bytearray() for _ in range(self.size)]
@@ -125,6 +111,31 @@ class Agreement(Waits):
     def _silent(self, number: int) -> list[int]:
         has_mail = self.block.has_mail
         return [rank for rank in self.others if not has_mail(rank, number)]
+
+
+def require_same_call(calls: Sequence[tuple[str, int]], rank: int, of: str) -> None:
+    """Raise `MismatchError` on every rank unless all are in the same call.
+
+    Parameters
+    ----------
+    calls : sequence of (str, int)
+        For each rank, the call and the number of its step.
+    rank : int
+        This one.
+    of : str
+        Whose ranks these are.
+    """
+    mine = calls[rank]
+    if all(other == mine for other in calls):
+        return
+    are_named = len({call for call, _ in calls}) > 1
+    names = [call if are_named else f"{call}, step {step}" for call, step in calls]
+    raise MismatchError(
+        "ranks made different collective calls: "
+        + "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
+        + f". Collective calls are made in the same order on all ranks of a {of}.",
+        failures={r: f"called {names[r]}" for r, call in enumerate(calls) if call != mine},
+    )
 
 
 def require_same(call: str, values: Sequence[Any], mine: int) -> None:

@@ -42,6 +42,7 @@ _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
 _MAILBOX_STRIDE = -(-_MAILBOX_WORDS // SLOT_WORDS) * SLOT_WORDS
 _RANK_WORDS = _STATE_WORDS + _STATUS_WORDS + _MAILBOX_STRIDE
 _POOL_WORDS = 1 << 14
+_PLAN_WORDS = 1 << 13  # 64 KiB: some plans of small faces
 _LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block
 
 
@@ -122,6 +123,9 @@ class ControlBlock:
         self.rank = rank
         self.size = size
         self.pool = CounterPool()
+        """Counters, which a failure releases."""
+        self.plan_memory = CounterPool()
+        """Memory of plans, which it leaves alone."""
         self.words = memoryview(memory.buffer).cast("Q")
         self._bytes = memoryview(memory.buffer)
         self.barrier = MemoryBarrier()
@@ -132,7 +136,23 @@ class ControlBlock:
     @staticmethod
     def nbytes_for(size: int) -> int:
         """Bytes of a block for that many ranks."""
-        return 8 * (size * _RANK_WORDS + _POOL_WORDS)
+        return 8 * (size * _RANK_WORDS + _POOL_WORDS + _PLAN_WORDS)
+
+    def fill_pools(self, address: int) -> None:
+        """Give the words behind those of the ranks to the pools.
+
+        Parameters
+        ----------
+        address : int
+            Where the GPU of this rank sees the block; 0 on the host backend.
+        """
+        start = self.pool_start
+        for pool, end in (
+            (self.pool, start + _POOL_WORDS),
+            (self.plan_memory, start + _POOL_WORDS + _PLAN_WORDS),
+        ):
+            pool.add(self.words[start:end], address + 8 * start if address else 0)
+            start = end
 
     # --- which ranks are alive: a lock that the operating system releases when the process ends
 
@@ -289,6 +309,9 @@ class ControlBlock:
     def close(self) -> None:
         """Unmap the block and release this rank's lock. Local."""
         self.pool = CounterPool()
+        """Counters, which a failure releases."""
+        self.plan_memory = CounterPool()
+        """Memory of plans, which it leaves alone."""
         self.words.release()
         self._bytes.release()
         self.memory.close()

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination.abort import abort_unless_over
+from mpishare.coordination.agreement import require_same_call
 from mpishare.coordination.poll import poll
 from mpishare.errors import PeerError, PeerTimeout, describe, peer_error
 
@@ -127,6 +128,27 @@ def agree(
     monitor: Monitor | None = None,
 ) -> list[Any]:
     """Do `work`, and learn by messages how it went on every rank; as `Agreement.step`."""
+
+    def exchange(mine: Any) -> list[Any]:
+        return allgather(comm, call, mine, timeout_s, monitor)
+
+    return agree_by(exchange, call, 0, work, comm.rank)
+
+
+def agree_by(
+    exchange: Callable[[Any], list[Any]], call: str, number: int, work: Callable[[], Any], rank: int
+) -> list[Any]:
+    """Do `work`, and learn how it went on every rank.
+
+    Parameters
+    ----------
+    exchange : callable
+        Given what this rank says, returns what each one says.
+    call, number : str, int
+        The call, and which it is among those of the same ranks: `MismatchError` if they differ.
+    rank : int
+        This one.
+    """
     error: BaseException | None = None
     value = None
     try:
@@ -137,11 +159,12 @@ def agree(
         error = caught
     # A rank that only heard of another's failure has none of its own to tell.
     own = None if error is None or type(error) is PeerError else describe(error)
-    replies = allgather(comm, call, [own, value], timeout_s, monitor)
-    raise_together(call, None if own is None else error, [each[0] for each in replies])
+    replies = exchange([call, number, own, value])
+    require_same_call([(each[0], each[1]) for each in replies], rank, "communicator")
+    raise_together(call, None if own is None else error, [each[2] for each in replies])
     if error is not None:
         raise error
-    return [each[1] for each in replies]
+    return [each[3] for each in replies]
 
 
 def raise_together(call: str, error: BaseException | None, failed: Sequence[str | None]) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from mpishare.coordination.control_block import State
@@ -19,7 +20,7 @@ from mpishare.errors import MpiShareError, PeerTimeout, describe, describe_strag
 from mpishare.memory.shared import remove_abandoned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpishare.coordination.agreement import Agreement
 
@@ -58,7 +59,8 @@ class Watchdog:
         self._agreement = agreement
         self._block = agreement.block
         self._releases = releases
-        self._waiting: list[Waiting] = []
+        self.objects: Callable[[], list[Waiting]] = list
+        """Returns the objects that may have put waits on streams; called in the thread too."""
         self._lock = threading.RLock()
         self._pending_since: dict[tuple[int, int], float] = {}
         self._warned: set[tuple[int, int]] = set()
@@ -77,17 +79,14 @@ class Watchdog:
         if self._thread.is_alive():
             self._thread.join()
 
-    def add(self, waiting: Waiting) -> None:
-        """Watch the waits that an object puts on streams, until `remove`."""
-        with self._lock:
-            self._waiting.append(waiting)
-
-    def remove(self, waiting: Waiting) -> None:
-        """Stop watching an object."""
+    @contextmanager
+    def removing(self, waiting: Waiting) -> Iterator[None]:
+        """Look at no object while one is removed from `objects`."""
         if not self._block.is_mine:
-            return  # a forked child has no such thread, and the lock may be held for good
+            yield  # a forked child has no such thread, and the lock may be held for good
+            return
         with self._lock:
-            self._waiting.remove(waiting)
+            yield
             for rank in self._agreement.others:
                 self._pending_since.pop((id(waiting), rank), None)
                 self._warned.discard((id(waiting), rank))
@@ -104,7 +103,7 @@ class Watchdog:
     def pending(self) -> dict[str, list[int]]:
         """Return the pending ranks of each object that waits on a stream."""
         with self._lock:
-            return {item.name: ranks for item in self._waiting if (ranks := item._pending())}
+            return {item.name: ranks for item in self.objects() if (ranks := item._pending())}
 
     def _run(self) -> None:
         try:
@@ -158,7 +157,7 @@ class Watchdog:
 
     def _check_stragglers(self) -> None:
         now = time.monotonic()
-        for item in self._waiting:
+        for item in self.objects():
             ranks = item._pending()
             for rank in self._agreement.others:
                 key = (id(item), rank)

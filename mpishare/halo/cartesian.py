@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.geometry import Transfer
     from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
@@ -48,8 +49,8 @@ class HaloExchange(Plan):
         Which axes of the fields the grid cuts, where they have more: ``(-2, -1)``. The others
         travel whole.
     node : Node, optional
-        A node with all ranks of `cart` that are on this machine. Default: one that is kept on
-        `cart` while there are plans on it.
+        A node with all ranks of `cart` that are on this machine. Default: one that is kept
+        for these ranks while they have plans on it.
     require : str or sequence of str, optional
         The routes that are allowed: ``("fused", "copy")``. Default: all.
     dims : sequence of int, optional
@@ -114,22 +115,11 @@ class HaloExchange(Plan):
             return _describe(grid_of(cart, dims, periods), width, axes, layouts, corners=corners)
 
         with plan_setup(_CALL, cart, node) as setup:
-            blocks = [_unpack(each) for each in agree_on_fields(setup, fields, require, describe)]
-            grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
-            geometry.check(grid, blocks, corners=corners)
-            self.grid, self.block = grid, blocks[cart.rank]
-            self._axes: list[tuple[int, ...]] = [tuple(each) for each in setup.same["axes"]]
-            layouts = setup.mine
-            self._shapes = [each.shape for each in layouts]
-            sends, recvs = geometry.transfers(grid, cart.rank, blocks, corners=corners)
-            self._transfers = sends, recvs
-            # Over all directions, so that a tag does not depend on `corners`.
-            self._tags = {each: tag for tag, each in enumerate(grid.directions(corners=True))}
-            super().__init__(
-                setup,
-                [self._message(layouts, each, each.receiver, each.source) for each in sends],
-                [self._message(layouts, each, each.sender, each.target) for each in recvs],
-            )
+            words = agree_on_fields(setup, fields, require, describe, is_whole=True)
+            found = setup.once("exchange", lambda: _find(setup, words, corners=corners))
+            self.grid, self.block, self._axes, self._transfers, sends, recvs = found
+            self._shapes = [each.shape for each in setup.mine]
+            super().__init__(setup, sends, recvs)
 
     @property
     def owned(self) -> Index:
@@ -188,17 +178,6 @@ class HaloExchange(Plan):
     def _interior(self) -> Box:
         return geometry.interior(self.block, *self._transfers)
 
-    def _message(
-        self, layouts: Sequence[FieldLayout], transfer: Transfer, peer: int, box: Box
-    ) -> Message:
-        """Return a transfer as a message with a part for each field."""
-        parts = [
-            Part.of_box(field, each, box.along(axes, each.shape))
-            for field, (each, axes) in enumerate(zip(layouts, self._axes, strict=True))
-        ]
-        kept = tuple(part for part in parts if part.nbytes)
-        return Message(peer, self._tags[transfer.direction], kept)
-
     def _index(self, box: Box) -> Index:
         """Return the index of a box of the grid's axes that fits every field."""
         axes, ndims = self._axes, [len(shape) for shape in self._shapes]
@@ -213,6 +192,35 @@ class HaloExchange(Plan):
             f"{self.name}: no index fits fields with {sorted(set(ndims))} axes: name axes= all "
             "from the first or all from the last"
         )
+
+
+def _find(setup: PlanSetup, words: Sequence[Any], *, corners: bool) -> tuple[Any, ...]:
+    """Return the geometry, and the messages of this rank."""
+    blocks = [_unpack(each) for each in words]
+    grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
+    geometry.check(grid, blocks, corners=corners)
+    axes = [tuple(each) for each in setup.same["axes"]]
+    rank, layouts = setup.comm.rank, setup.mine
+    sends, recvs = geometry.transfers(grid, rank, blocks, corners=corners)
+    # Over all directions, so that a tag does not depend on `corners`.
+    tags = {each: tag for tag, each in enumerate(grid.directions(corners=True))}
+
+    def message(transfer: Transfer, peer: int, box: Box) -> Message:
+        parts = [
+            Part.of_box(field, each, box.along(own, each.shape))
+            for field, (each, own) in enumerate(zip(layouts, axes, strict=True))
+        ]
+        kept = tuple(part for part in parts if part.nbytes)
+        return Message(peer, tags[transfer.direction], kept)
+
+    return (
+        grid,
+        blocks[rank],
+        axes,
+        (sends, recvs),
+        [message(each, each.receiver, each.source) for each in sends],
+        [message(each, each.sender, each.target) for each in recvs],
+    )
 
 
 def _describe(

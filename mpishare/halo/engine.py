@@ -11,17 +11,36 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
     from mpishare.context import Location, NodeContext
+    from mpishare.coordination.rank_group import RankGroup
     from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import MessageInfo
     from mpishare.halo.node_cache import NodeCache
     from mpishare.halo.plan_comm import PlanComm
     from mpishare.node import Node
     from mpishare.ordering.stream_chain import StreamChain
+
+
+@dataclass
+class Said:
+    """What all ranks of a plan said of it, and what follows from these words alone.
+
+    A program that drops its plans makes the same ones again and again.
+
+    Attributes
+    ----------
+    words : list of dict
+        For each rank, its layouts, arguments and geometry.
+    known : dict
+        What was found out for an earlier plan, the same on all ranks.
+    """
+
+    words: list[dict[str, Any]]
+    known: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -34,8 +53,8 @@ class PlanSetup:
         The call and the plan: ``HaloExchange``, ``HaloExchange 1``.
     given_comm, given_node
         The communicator and the node, or None, that the user gave.
-    mpi_comm, comm : mpi4py.MPI.Intracomm, PlanComm
-        The plan's own communicator, and the ranks behind it.
+    group, comm : RankGroup, PlanComm
+        The plan's ranks, and how they talk once the node is known.
     node, context, cache
         The plan's node, and the cache that keeps it for plans without ``node=``.
     backend : str
@@ -58,13 +77,17 @@ class PlanSetup:
     locations : list of list of Location or None
         On CUDA, for each rank, where each of its fields lies in a window on its GPU that other
         ranks use too; None elsewhere.
+    said : Said
+        What the ranks said, remembered from an earlier plan if they said the same.
+    news : list of list of int
+        For each rank, the plans that it has dropped; see `Dropped`.
     begin : float, seconds
         When the setup began, on the performance counter.
     """
 
     call: str
     given_comm: MPI.Intracomm
-    mpi_comm: MPI.Intracomm
+    group: RankGroup
     given_node: Any
     name: str = field(init=False)
     node: Node = field(init=False)
@@ -81,7 +104,23 @@ class PlanSetup:
     recvs: list[list[MessageInfo]] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
     locations: list[list[Location | None]] = field(default_factory=list)
+    said: Said = field(default_factory=lambda: Said([]))
+    news: list[list[int]] = field(default_factory=list)
     begin: float = field(default_factory=perf_counter)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what follows from what was said, made for the first plan of which it was."""
+        if name not in self.said.known:
+            self.said.known[name] = make()
+        return self.said.known[name]
+
+    def close(self) -> None:
+        """Give back the communicator and the node. Collective, once all have agreed on it."""
+        if hasattr(self, "comm"):
+            self.comm.close()
+        self.group.release()
+        if self.cache is not None:
+            self.cache.release(self.backend, self.node)
 
     @property
     def mine(self) -> list[FieldLayout]:
@@ -98,14 +137,44 @@ class PlanSetup:
         return self.recvs if is_reverse else self.sends
 
 
-class Engine(Protocol):
+class PlanEngine(Protocol):
+    """What a plan of any kind asks of an engine when it is watched and closed. Local.
+
+    Attributes
+    ----------
+    staging_nbytes : int, bytes
+        Of staging memory: that of this rank, and that which its node shares.
+    """
+
+    staging_nbytes: int
+
+    def pending(self) -> list[int]:
+        """Ranks of the node whose call this rank's stream waits for."""
+        ...
+
+    def finish_at_exit(self, deadline: float) -> None:
+        """At process exit: publish whether all exchanges that began are over by the deadline."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until nothing is under way on this rank, with the deadline of the node."""
+        ...
+
+    def release(self) -> None:
+        """Unmap what other ranks own: the first half of closing, before any rank frees."""
+        ...
+
+    def close(self) -> None:
+        """Free what this rank owns, once all ranks have released."""
+        ...
+
+
+class Engine(PlanEngine, Protocol):
     """Moves the cells of one plan in one direction: to the ghosts, or back from them.
 
     Making one is collective over the plan and host-blocking; the methods are local where nothing
     else is said, and stream-ordered on CUDA.
     """
-
-    staging_nbytes: int
 
     def prepare(self, fields: Sequence[Any]) -> Any:
         """Check the arrays of a call; return what the other methods take, which holds them."""
@@ -129,24 +198,4 @@ class Engine(Protocol):
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph."""
-        ...
-
-    def pending(self) -> list[int]:
-        """Ranks of the node whose call this rank's stream waits for."""
-        ...
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """At process exit: publish whether all exchanges that began are over by the deadline."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the deadline of the node."""
-        ...
-
-    def release(self) -> None:
-        """Unmap what other ranks own: the first half of closing, before any rank frees."""
-        ...
-
-    def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
         ...

@@ -121,32 +121,34 @@ class MessageInfo(NamedTuple):
 
 
 def pack_messages(messages: Sequence[Message], routes: Mapping[int, str]) -> list[Any]:
-    """Return what other ranks need to know of messages, as JSON can hold it."""
-    return [
-        [
-            message.peer,
-            message.tag,
-            [[p.field, p.nbytes, p.box and [p.box.start, p.box.stop]] for p in message.parts],
-            routes[message.peer],
-        ]
-        for message in messages
-    ]
+    """Return what other ranks need to know of messages, as JSON can hold it.
+
+    Fields of one shape, of which there are many, have the same cells: these are written once.
+    """
+    packed = []
+    for message in messages:
+        runs: list[Any] = []
+        for part in message.parts:
+            cells = part.nbytes, part.box
+            if runs and runs[-1][0] == cells:
+                runs[-1][1].append(part.field)
+            else:
+                runs.append((cells, [part.field]))
+        parts = [[n, box and [box.start, box.stop], fields] for (n, box), fields in runs]
+        packed.append([message.peer, message.tag, parts, routes[message.peer]])
+    return packed
 
 
 def unpack_messages(packed: Sequence[Any]) -> list[MessageInfo]:
     """Return the messages that another rank has packed."""
-    return [
-        MessageInfo(
-            peer,
-            tag,
-            tuple(
-                PartInfo(field, nbytes, box and Box(tuple(box[0]), tuple(box[1])))
-                for field, nbytes, box in parts
-            ),
-            route,
-        )
-        for peer, tag, parts, route in packed
-    ]
+    found = []
+    for peer, tag, runs, route in packed:
+        parts: list[PartInfo] = []
+        for nbytes, ends, fields in runs:
+            box = ends and Box(tuple(ends[0]), tuple(ends[1]))
+            parts += [PartInfo(field, nbytes, box) for field in fields]
+        found.append(MessageInfo(peer, tag, tuple(parts), route))
+    return found
 
 
 class PartKey(NamedTuple):

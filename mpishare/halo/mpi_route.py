@@ -41,6 +41,8 @@ class MpiMessages:
         What goes by MPI.
     outgoing, incoming : sequence of numpy.ndarray of uint8
         Their packed bytes, one buffer each.
+    call : str
+        The call that waits for them, for errors.
     """
 
     def __init__(
@@ -51,19 +53,20 @@ class MpiMessages:
         recvs: Sequence[Message],
         outgoing: Sequence[np.ndarray[Any, Any]],
         incoming: Sequence[np.ndarray[Any, Any]],
+        call: str = "wait",
     ) -> None:
         from mpi4py import MPI
 
         self._comm = comm
-        self._call = f"{name}: wait"
+        self._call = f"{name}: {call}"
         self._startall = MPI.Prequest.Startall
         self._buffers = [*outgoing, *incoming]
         self._sends = [
-            comm.comm.Send_init(data, message.peer, message.tag)
+            comm.comm.Send_init(data, message.peer, comm.first_tag + message.tag)
             for message, data in zip(sends, outgoing, strict=True)
         ]
         self._recvs = [
-            comm.comm.Recv_init(data, message.peer, message.tag)
+            comm.comm.Recv_init(data, message.peer, comm.first_tag + message.tag)
             for message, data in zip(recvs, incoming, strict=True)
         ]
         self._requests = [*self._recvs, *self._sends]

@@ -49,8 +49,8 @@ class NeighborExchange(Plan):
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.
     node : Node, optional
-        A node with all ranks of `comm` that are on this machine. Default: one that is kept on
-        `comm` while there are plans on it.
+        A node with all ranks of `comm` that are on this machine. Default: one that is kept
+        for these ranks while they have plans on it.
     require : str or sequence of str, optional
         The routes that are allowed. Default: all.
 

@@ -1,9 +1,9 @@
-"""The node of a plan: the one that the user gives, or one that is kept on the communicator."""
+"""The node of a plan: the one that the user gives, or one that is kept for the plan's ranks."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mpishare.errors import UnsupportedError
 from mpishare.halo.plan_comm import MissingRanks
@@ -15,66 +15,96 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.context import NodeContext
+    from mpishare.coordination.rank_group import RankGroup
     from mpishare.halo.plan_comm import PlanComm
 
 _DEFAULT_TIMEOUT_S = 300.0
-_keyval: list[int] = []
 
 
 class NodeCache:
-    """The nodes that plans without ``node=`` keep on a communicator, by backend or ``"auto"``.
+    """The nodes that plans without ``node=`` keep for their ranks, by backend or ``"auto"``.
 
     A node stays while there are plans on it.
     """
 
-    def __init__(self) -> None:
+    _of_group: ClassVar[dict[RankGroup, NodeCache]] = {}
+
+    def __init__(self, group: RankGroup) -> None:
         self.nodes: dict[str, Node] = {}
+        self._group = group
         self._plans: dict[Node, int] = {}
 
-    def acquire(self, backend: str) -> None:
+    @classmethod
+    def of(cls, group: RankGroup) -> NodeCache:
+        """Return the cache of a group of ranks."""
+        return cls._of_group.setdefault(group, cls(group))
+
+    @classmethod
+    def kept(cls, group: RankGroup, backend: str) -> Node | None:
+        """Return the node that is kept for a group of ranks."""
+        cache = cls._of_group.get(group)
+        return None if cache is None else cache.nodes.get(backend)
+
+    def acquire(self, node: Node) -> None:
         """Count one more plan."""
-        node = self.nodes[backend]
         self._plans[node] = self._plans.get(node, 0) + 1
 
     def release(self, backend: str, node: Node) -> None:
         """Count one plan less, and close the node with the last one. Collective then."""
         self._plans[node] -= 1
-        self.close_unused(backend, node)
-
-    def close_unused(self, backend: str, node: Node) -> None:
-        """Close a node that no plan uses. Collective then."""
-        if not self._plans.get(node):
-            self._plans.pop(node, None)
+        if not self._plans[node]:
+            del self._plans[node]
             if self.nodes.get(backend) is node:
                 del self.nodes[backend]
+            if not self.nodes and not self._plans:
+                self._of_group.pop(self._group, None)
             node.close()
 
 
 class NodeChoice(NamedTuple):
-    """Whether a rank was given a node for its plan, and whether it has one cached that works."""
+    """What a rank says of the node of its plan."""
 
     is_given: bool
     is_cached: bool
+    """Whether it has one cached that works."""
+    number: int
+    """How many plans of this kind it had there."""
 
 
-def look_for_node(given: MPI.Intracomm, call: str, node: Any, backend: str) -> NodeChoice:
-    """Return what this rank says of the node; raises if ``node=`` cannot be used. Local."""
+def look_for_node(
+    group: RankGroup, call: str, node: Any, backend: str
+) -> tuple[NodeChoice, Node | None]:
+    """Return what this rank says of the node, and the node if there is one already.
+
+    Local. Raises if ``node=`` cannot be used.
+    """
     if node is not None and not isinstance(node, Node):
         raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
     if node is not None:
         context_of(node).agreement.check()
-    return NodeChoice(node is not None, _is_usable(_cache_of(given).nodes.get(backend)))
+    kept = NodeCache.kept(group, backend)
+    is_cached = kept is not None and context_of(kept).agreement.failure is None
+    found = node or (kept if is_cached else None)
+    number = 0 if found is None else context_of(found).last_number(call)
+    return NodeChoice(node is not None, is_cached, number), found
 
 
 def find_node(
-    given: MPI.Intracomm, call: str, node: Any, backend: str, choices: Sequence[NodeChoice]
+    group: RankGroup,
+    given: MPI.Intracomm,
+    call: str,
+    node: Any,
+    backend: str,
+    choices: Sequence[NodeChoice],
 ) -> tuple[Node, NodeCache | None]:
-    """Return the node of a plan, and the cache that keeps it. Collective, host-blocking.
+    """Return the node of a plan, and the cache that counts it. Collective, host-blocking.
 
     Parameters
     ----------
+    group : RankGroup
+        The plan's ranks, for which a node is kept for the next plan.
     given : mpi4py.MPI.Intracomm
-        The user's, on which a node is kept for the next plan.
+        The user's communicator of these ranks.
     node : Node or None
         As the user gave it.
     backend : str
@@ -85,19 +115,34 @@ def find_node(
     """
     if len({choice.is_given for choice in choices}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
-    used_cache = None
-    if node is None:
-        used_cache = _cache_of(given)
-        if not all(choice.is_cached for choice in choices):
-            # NumPy fields need no GPU, and a node without one is made in no time.
-            backend_asked = "host" if backend == "host" else "auto"
-            used_cache.nodes[backend] = Node(given, backend=backend_asked)
-        node = used_cache.nodes[backend]
+    if node is not None:
+        return node, None
+    if all(choice.is_cached for choice in choices):
+        cache = NodeCache.of(group)
+        found = cache.nodes[backend]
+    else:
+        # NumPy fields need no GPU, and a node without one is made in no time.
+        found = Node(given, backend="host" if backend == "host" else "auto")
+        cache = NodeCache.of(group)
+        cache.nodes[backend] = found
+    cache.acquire(found)
+    return found, cache
+
+
+def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) -> str:
+    """Return the name of a plan, the same on all of its ranks, and new on each. Local."""
+    # Some of them may have made plans without the others.
+    number = 1 + max(choice.number for choice in choices)
+    context.raise_number(call, number)
+    return f"{call} {number}"
+
+
+def require_backend(call: str, node: Node, backend: str) -> None:
+    """Raise if a node is not for fields of a backend. Local, the same on all ranks."""
     if backend == "cuda" and node.backend != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
         )
-    return node, used_cache
 
 
 def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
@@ -143,19 +188,3 @@ def setup_deadline(
 def context_of(node: Node) -> NodeContext:
     """Return what the objects of a node use."""
     return node._context
-
-
-def _is_usable(node: Node | None) -> bool:
-    return node is not None and context_of(node).agreement.failure is None
-
-
-def _cache_of(comm: MPI.Intracomm) -> NodeCache:
-    from mpi4py import MPI
-
-    if not _keyval:
-        _keyval.append(MPI.Comm.Create_keyval())
-    cache: Any = comm.Get_attr(_keyval[0])
-    if cache is None:
-        cache = NodeCache()
-        comm.Set_attr(_keyval[0], cache)
-    return cache  # type: ignore[no-any-return]

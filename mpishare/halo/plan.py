@@ -7,9 +7,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mpishare import ranges
-from mpishare.context import NodeObject
-from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import ClosedError, EpochError, UnsupportedError, format_nbytes
+from mpishare.errors import EpochError, UnsupportedError, format_nbytes
+from mpishare.halo.base_plan import BasePlan
+from mpishare.halo.made_with import MadeWith
 from mpishare.halo.setup import agree_on_routes, make_engine
 
 if TYPE_CHECKING:
@@ -23,39 +23,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.halo")
 
 
-class Plan(NodeObject):
+class Plan(BasePlan):
     """An exchange that is made many times, with the same cells and any arrays of the same layout.
 
     `HaloExchange` and `NeighborExchange` say which cells.
     """
 
-    _closes_first = True
-
     def __init__(
         self, setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]
     ) -> None:
         agree_on_routes(setup, sends, recvs)
-        self.name, self._context = setup.name, setup.context
-        self._setup = setup
         self._sends, self._recvs = sends, recvs
-        self._fields = setup.fields
+        self._made_with = MadeWith(setup.fields)
+        setup.fields = []
         self._forward = make_engine(setup, sends, recvs, is_reverse=False)
         self._reverse: Engine | None = None
         self._open: Any = None  # the call that was started and not waited for
-        if setup.cache is not None:
-            setup.cache.acquire(setup.backend)
-        setup.context.register(self)
+        self._open_on(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
-        took_ms = 1e3 * (perf_counter() - setup.begin)
-        log.info(
-            "%s made in %.1f ms, %s of staging: %s",
-            self.name,
-            took_ms,
-            format_nbytes(self.staging_nbytes),
-            setup.node.report().describe_routes(
-                setup.comm.ranks_here, setup.comm.rank, self.routes
-            ),
-        )
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "%s made in %.1f ms, %s of staging: %s",
+                self.name,
+                1e3 * (perf_counter() - setup.begin),
+                format_nbytes(self.staging_nbytes),
+                setup.node.report().describe_routes(
+                    setup.comm.ranks_here, setup.comm.rank, self.routes
+                ),
+            )
 
     @property
     def routes(self) -> dict[int, str]:
@@ -83,7 +78,7 @@ class Plan(NodeObject):
         *fields : arrays
             As many as the plan was made for, each of the layout that it had then, from any
             allocator, and no array twice. Default: the arrays that the plan was made with, if none
-            was a `Layout`.
+            was a `Layout`. The plan holds these until a call is given arrays, and no longer.
         stream : stream, optional
             The stream that writes and reads the fields. Default: the current one of the library
             that the fields come from.
@@ -93,7 +88,7 @@ class Plan(NodeObject):
         ValueError
             If the fields are others in number or layout; the message says what differs.
         TypeError
-            If none are given to a plan that was made for a `Layout`.
+            If none are given to a plan that was made for a `Layout`, or whose arrays are gone.
         EpochError
             If an exchange is open.
         PeerError, PeerTimeout
@@ -107,7 +102,7 @@ class Plan(NodeObject):
         neighbors may still be reading its fields.
         """
         is_free = self._open is None and not self._is_closed
-        if is_free and self._forward.try_fast(fields or self._fields, stream):
+        if is_free and self._forward.try_fast(fields or self._made_with.arrays(), stream):
             return
         call = self._begin("exchange", self._forward, fields)
         self._forward.exchange(call, stream)
@@ -171,71 +166,32 @@ class Plan(NodeObject):
     def _check_first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
         """Raise where the call would fail on this rank, before all ranks begin to allocate."""
         self._begin("accumulate", self._forward, fields)
-        if self._forward.is_captured(fields or self._fields, stream):
+        if self._forward.is_captured(fields or self._made_with.arrays(), stream):
             raise UnsupportedError(
                 f"{self.name}: accumulate failed: its first call allocates memory, which "
                 "cannot be captured into a graph. Call it once before the capture."
             )
 
-    def close(self) -> None:
-        """Close the plan on all its ranks.
-
-        Collective over the plan's ranks, host-blocking; closing twice does nothing. What was
-        started and not waited for is waited for first.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If another rank is gone: then nothing is freed.
-        """
-        if self._is_closed:
-            return
-        self._context.agreement.check()
+    def _end_call(self) -> None:
         if self._open is not None:
             self.wait()
-        call = f"{self.name}: close"
 
-        def each(what: str) -> None:
-            for engine in self._engines:
-                getattr(engine, what)()
+    def _is_in_call(self) -> bool:
+        return self._open is not None
 
-        self._setup.comm.step(call, lambda: each("drain"))
-        self._is_closed = True
-        self._forget()  # first, so that the watchdog looks at nothing that goes
-        # The importers first, then the owners.
-        self._setup.comm.step(call, lambda: each("release"))
-        self._setup.comm.step(call, lambda: each("close"))
-        self._setup.mpi_comm.Free()
-        log.debug("%s closed", self.name)
-        setup = self._setup
-        if setup.cache is not None:
-            setup.cache.release(setup.backend, setup.node)
+    def _held(self) -> Any:
+        return self._open, self._made_with.arrays()
 
     def _in_this_thread(self) -> AbstractContextManager[None]:
         """Let the calling thread make the calls of the block, while the node's own makes none."""
         return self._context.agreement.in_this_thread()
 
-    def _abandon(self) -> None:
-        self._is_closed = True
-        # Messages may still come in, and kernels still run: their memory is left to the process.
-        never_free(self._forward, self._reverse, self._open, self._fields)
-        self._forget()
+    def _drop(self) -> None:
+        self._made_with, self._open = MadeWith(()), None
 
-    def _finish_at_exit(self, deadline: float) -> None:
-        never_free(self)  # what is under way ends after the interpreter does
-        if self._open is not None:
-            return
-        for engine in self._engines:
-            engine.finish_at_exit(deadline)
-
-    def _pending(self) -> list[int]:
-        return sorted({rank for engine in self._engines for rank in engine.pending()})
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the plan; after an exception leave a node that was made for plans without it."""
-        super().__exit__(kind, error, trace)
-        if error is not None and self._setup.cache is not None:
-            self._setup.node.__exit__(kind, error, trace)
+    def _let_go(self) -> bool:
+        self._made_with.let_go()
+        return True
 
     def __repr__(self) -> str:
         """Name the plan and its routes."""
@@ -245,26 +201,22 @@ class Plan(NodeObject):
         self._check(call)
         if self._open is not None:
             raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
-        if not (fields or self._fields):
-            raise TypeError(
-                f"{self.name}: {call} failed: the plan was made for a Layout and has no arrays. "
-                f"Pass them: {call}(u)"
+        if fields:
+            self._made_with.let_go()
+        fields = fields or self._made_with.arrays()
+        if not fields:
+            why = (
+                "the arrays that the plan was made with are gone, since nobody holds them. Pass "
+                "those that are there"
+                if len(self._made_with)
+                else "the plan was made for a Layout and has no arrays. Pass them"
             )
+            raise TypeError(f"{self.name}: {call} failed: {why}: {call}(u)")
         try:
-            return engine.prepare(fields or self._fields)
+            return engine.prepare(fields)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {call} failed: {error}") from None
 
     @property
     def _engines(self) -> list[Engine]:
         return [engine for engine in (self._forward, self._reverse) if engine is not None]
-
-    def _check(self, call: str) -> None:
-        self._context.agreement.check()
-        if self._is_closed:
-            raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
-
-    def _forget(self) -> None:
-        self._fields = self._setup.fields = []
-        self._open = None
-        self._context.unregister(self)

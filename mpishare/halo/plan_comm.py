@@ -6,23 +6,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from mpishare.coordination.mpi_agreement import agree, wait_request
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
 from mpishare.errors import PeerTimeout
-from mpishare.memory.allocation import map_on_all_ranks
-from mpishare.memory.shared import place
+from mpishare.halo.plan_ranks import PlanRanks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from mpi4py import MPI
 
-    from mpishare.context import NodeContext
+    from mpishare.context import NodeContext, NodeObject
     from mpishare.coordination.agreement import Agreement
-    from mpishare.memory.shared import SharedMemory
+    from mpishare.coordination.rank_group import RankGroup
+    from mpishare.halo.plan_ranks import PlanMemory
 
     Array = np.ndarray[Any, Any]
+
+TAGS = 128
+"""Tags of one plan: more than there are directions in a grid of four axes."""
 
 _STATUS_S = 4 * PUBLISH_S
 """By then a rank that waits has published it."""
@@ -94,48 +96,95 @@ class MissingRanks:
 
 
 class PlanComm:
-    """The communicator of one plan. Collective to make, host-blocking.
+    """The communicator of one plan, which it shares with the other plans of its ranks.
+
+    Collective to make, host-blocking.
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
-        The plan's own: nobody else communicates on it.
+    group : RankGroup
+        The plan's ranks.
     context : NodeContext
         The node of this rank.
     call : str
         For errors.
+    here : sequence
+        What each rank has said of itself for the first plan on a node; see `ranks_of_plan`.
 
     Attributes
     ----------
+    comm : mpi4py.MPI.Intracomm
+        For the messages of plans alone. Those of this one have tags from `first_tag` on.
+    first_tag : int
+        The first of the plan's `TAGS` tags.
     nodes : list of str
         For each rank of the plan, the unique name of its node.
     places : list
-        For each rank of the plan, its machine and /dev/shm; see `place`.
+        For each rank of the plan, its `place`.
     ranks_here : dict of int to int
-        The plan's ranks on this node, in order, each with its rank in the node.
+        For each rank of the plan on this node, its rank in the node.
+    rank, size : int
+        This rank in the plan, and how many there are.
     """
 
-    def __init__(self, comm: MPI.Intracomm, context: NodeContext, call: str) -> None:
-        self.comm = comm
-        self.rank, self.size = comm.rank, comm.size
+    def __init__(
+        self, group: RankGroup, context: NodeContext, call: str, here: Sequence[Any]
+    ) -> None:
+        def monitored() -> MissingRanks:
+            return MissingRanks(context.agreement, (), call)
+
+        self._ranks = PlanRanks.of(group, context, call, here, monitored)
         self.context = context
-        self._node_ranks: frozenset[int] = frozenset()
-        mine = [context.nonces[0], context.rank, place()]
-        replies = self.step(call, lambda: mine)
-        self.nodes: list[str] = [node for node, _, _ in replies]
-        self.places: list[Any] = [where for _, _, where in replies]
-        self.ranks_here: dict[int, int] = {
-            rank: rank_there
-            for rank, (node, rank_there, _) in enumerate(replies)
-            if node == mine[0]
-        }
+        self.comm = group.comm
+        self.rank, self.size = group.comm.rank, group.comm.size
+        self.nodes, self.places = self._ranks.nodes, self._ranks.places
+        self.ranks_here = self._ranks.here
         self._node_ranks = frozenset(self.ranks_here.values())
+        self._ranks.begin_plan()
+        self._place = group.take_place()
+        self.first_tag = TAGS * self._place
+
+    @property
+    def is_of_one_node(self) -> bool:
+        """Whether all of the plan's ranks are on this node."""
+        return len(self.ranks_here) == self.size
+
+    @property
+    def regions(self) -> Any:
+        """The regions for staging buffers that these ranks have on their GPUs, or None."""
+        return self._ranks.regions
+
+    @regions.setter
+    def regions(self, regions: Any) -> None:
+        self._ranks.regions = regions
+
+    def close(self) -> None:
+        """End the plan. Collective, once all have agreed that it is closed."""
+        self._ranks.group.give_place(self._place)
+        self._ranks.end_plan()
+
+    def register(self, plan: NodeObject) -> None:
+        """Register a plan that is whole with the node."""
+        self.context.register(plan, self._ranks.dropped)
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do some work, then learn how it went on every rank. Collective, host-blocking."""
         agreement = self.context.agreement
+        if self._ranks.is_node:
+            return agreement.step(call, work)
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
-            return agree(self.comm, call, work, agreement.timeout_s, monitor)
+            return self._ranks.group.agree(call, work, agreement.timeout_s, monitor)
+
+    def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do a step, then close the plans that all ranks have dropped. Collective."""
+        news = self.context.news(self._ranks.dropped)
+        replies = self.step(call, lambda: [news, work()])
+        self.close_dropped([each[0] for each in replies])
+        return [each[1] for each in replies]
+
+    def close_dropped(self, news: Sequence[Sequence[int]]) -> None:
+        """Close what all ranks have dropped, given the news of each. Collective."""
+        self._ranks.dropped.close(news, self.rank)
 
     def alltoallv(self, call: str, work: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
         """Give numbers to every rank, and return those that they give. Collective, host-blocking.
@@ -170,16 +219,16 @@ class PlanComm:
     def _wait_request(self, call: str, request: MPI.Request, *memory: Array) -> None:
         agreement = self.context.agreement
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
-            wait_request(request, call, agreement.timeout_s, *memory, monitor=monitor)
+            self._ranks.group.wait(request, call, agreement.timeout_s, *memory, monitor=monitor)
 
-    def map_on_all_ranks(self, call: str, nbytes: int) -> SharedMemory:
-        """Map memory that the plan's ranks on this node share. Collective over all its ranks."""
+    def take_memory(self, call: str, nbytes: int) -> PlanMemory:
+        """Return host memory that the plan's ranks on this node share. Collective over all."""
 
         def step(work: Callable[[], Any]) -> list[Any]:
             replies = self.step(call, work)
             return [replies[rank] for rank in self.ranks_here]
 
-        return map_on_all_ranks(step, nbytes, is_maker=next(iter(self.ranks_here)) == self.rank)
+        return self._ranks.take_memory(step, nbytes)
 
     def wait(self, call: str, pending: Callable[[], Sequence[int]]) -> None:
         """Wait on the host until no rank of this node is pending; see `Waits.wait`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import numpy as np
 from mpishare import ranges
 from mpishare.context import Location
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.mpi_agreement import agree, wait_request
+from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import name_ranks
 from mpishare.halo import layout, routes
 from mpishare.halo.cuda.direct import locations
-from mpishare.halo.engine import PlanSetup
+from mpishare.halo.engine import PlanSetup, Said
 from mpishare.halo.layout import FieldLayout, Layout, as_numpy
 from mpishare.halo.message import pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
@@ -23,16 +24,20 @@ from mpishare.halo.node_cache import (
     context_of,
     find_node,
     look_for_node,
+    name_plan,
     ranks_left_out,
+    require_backend,
     setup_deadline,
 )
 from mpishare.halo.plan_comm import PlanComm
+from mpishare.halo.plan_ranks import ranks_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
+    from mpishare.context import NodeContext
     from mpishare.halo.engine import Engine
     from mpishare.halo.message import Message
     from mpishare.node import Node
@@ -50,7 +55,7 @@ _MAX_WORK = 100_000  # some milliseconds; real programs need a few steps
 
 @contextmanager
 def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup]:
-    """Yield the setup of a new plan, on a communicator of its own; free that if the plan fails.
+    """Yield the setup of a new plan; give back what it holds if the plan fails.
 
     Collective, host-blocking.
 
@@ -63,10 +68,9 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
     node : Node or None
         As the user gave it.
     """
-    comm, request = given.Idup()
     with setup_deadline(node, given, call) as (timeout_s, monitor):
-        wait_request(request, call, timeout_s, comm, monitor=monitor)
-    setup = PlanSetup(call, given, comm, node)
+        group = RankGroup.of(given, call, timeout_s, monitor)
+    setup = PlanSetup(call, given, group, node)
     try:
         with ranges.span(call):
             yield setup
@@ -74,9 +78,7 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
         raise  # ranks are missing, and to free a communicator is collective
     except Exception as error:
         # Every rank comes here, since every step is agreed on.
-        comm.Free()
-        if setup.cache is not None:
-            setup.cache.close_unused(setup.backend, setup.node)
+        setup.close()
         if type(error) in (TypeError, ValueError) and not str(error).startswith(call):
             error.args = (f"{call} failed: {error}",)
         raise
@@ -87,6 +89,8 @@ def agree_on_fields(
     fields: Any,
     require: Any,
     describe: Callable[[list[FieldLayout]], Description],
+    *,
+    is_whole: bool = False,
 ) -> list[Any]:
     """Agree on the fields, the arguments and the node. Collective, host-blocking.
 
@@ -97,23 +101,28 @@ def agree_on_fields(
     describe : callable
         Given the layouts of this rank's fields, returns the arguments that must be the same on all
         ranks, and this rank's part of the geometry.
+    is_whole : bool
+        Whether these tell all of the plan, so that one for which all ranks say the same words is
+        made of the same messages.
 
     Returns
     -------
     list
         Each rank's part of the geometry.
     """
-    given, call = setup.given_node, setup.call
+    given, call, group = setup.given_node, setup.call, setup.group
     arrays: list[Any] = []
     layouts: list[FieldLayout] = []
 
-    def look() -> dict[str, Any]:
+    def look() -> list[Any]:
         arrays.extend(layout.as_list(fields))
         setup.backend = _backend_of(arrays)
         layouts.extend(_layouts(arrays, setup.backend))
         require_disjoint(arrays, layouts)
         same, geometry = describe(layouts)
-        return {
+        choice, node = look_for_node(group, call, given, setup.backend)
+        setup.fields = [] if any(isinstance(each, Layout) for each in arrays) else arrays
+        words = {
             "same": {
                 "fields in": _MEMORY[setup.backend],
                 "dtypes": [str(each.dtype) for each in layouts],
@@ -123,64 +132,88 @@ def agree_on_fields(
             },
             "layouts": [[each.shape, each.strides] for each in layouts],
             "geometry": geometry,
-            "node": look_for_node(setup.given_comm, call, given, setup.backend),
+            "devices": [each.device for each in layouts],
+            "node": None if node is None else context_of(node).nonces[0],
         }
+        text = json.dumps(words)
+        if node is None:
+            return [choice, None, [], False, text]
+        here, news = ranks_of_plan(group, context_of(node))
+        is_plain = not any(_locations(context_of(node), setup.fields, layouts))
+        return [choice, here, news, is_plain, text]
 
     with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
-        replies = agree(setup.mpi_comm, call, look, timeout_s, monitor)
-    require_same(call, [each["same"] for each in replies], setup.mpi_comm.rank)
-    setup.fields = [] if any(isinstance(each, Layout) for each in arrays) else arrays
-    setup.same = replies[0]["same"]
-    choices = [NodeChoice(*each["node"]) for each in replies]
-    setup.node, setup.cache = find_node(setup.given_comm, call, given, setup.backend, choices)
+        replies = group.agree(call, look, timeout_s, monitor)
+    choices = [NodeChoice(*choice) for choice, *_ in replies]
+    texts = tuple(each[-1] for each in replies)
+    said = group.said_before.get(texts)
+    if said is None:
+        said = Said([json.loads(text) for text in texts])
+        require_same(call, [each["same"] for each in said.words], group.comm.rank)
+    setup.same = said.words[0]["same"]
+    setup.node, setup.cache = find_node(
+        group, setup.given_comm, call, given, setup.backend, choices
+    )
+    require_backend(call, setup.node, setup.backend)
     setup.context = context_of(setup.node)
     follows_node = setup.backend == "auto"
     setup.on_gpu = (setup.node.backend if follows_node else setup.backend) == "cuda"
+    setup.name = name_plan(call, setup.context, choices)
+    setup.comm = PlanComm(group, setup.context, call, [here for _, here, *_ in replies])
+    if all(is_plain for *_, is_plain, _ in replies):
+        setup.news = [news for _, _, news, *_ in replies]
+        if is_whole and None not in [each["node"] for each in said.words]:
+            setup.said = group.remember(texts, said)
     device = setup.node.device.ordinal if setup.on_gpu and setup.node.device else None
-    setup.name = f"{call} {setup.context.next_number(call)}"
-    setup.comm = PlanComm(setup.mpi_comm, setup.context, call)
-    setup.layouts = [
-        [
-            FieldLayout(
-                tuple(shape),
-                tuple(strides),
-                mine.dtype,
-                device if mine.device is None else mine.device,
-            )
-            for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
-        ]
-        for each in replies
-    ]
-    return [each["geometry"] for each in replies]
+    setup.layouts = setup.once(
+        "layouts",
+        lambda: [
+            [
+                FieldLayout(
+                    tuple(shape),
+                    tuple(strides),
+                    mine.dtype,
+                    device if mine.device is None else mine.device,
+                )
+                for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
+            ]
+            for each in said.words
+        ],
+    )
+    return [each["geometry"] for each in said.words]
 
 
 def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
     """Choose the routes of messages whose two ends are known to agree. Collective."""
+    if "routes" not in setup.said.known:
+        _choose_routes(setup, sends, recvs)
+        setup.said.known["routes"] = setup.sends, setup.recvs, setup.routes
+    else:
+        setup.comm.close_dropped(setup.news)
+        setup.sends, setup.recvs, setup.routes = setup.said.known["routes"]
+        setup.locations = [[None] * len(setup.mine)] * setup.comm.size
+    routes.warn(setup.name, setup.comm, setup.node.report(), setup.routes)
+
+
+def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
     report = setup.node.report()
     peers = [message.peer for message in (*sends, *recvs)]
     forced = setup.same["MPISHARE_ROUTE"]
 
     def choose() -> dict[str, Any]:
-        _require_device(setup.mine, setup.node)
+        require_device(setup.mine, setup.node)
         _engine_class(setup)  # imported where a failure becomes one of all ranks
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
-            "locations": _locations(setup),
+            "locations": _locations(setup.context, setup.fields, setup.mine),
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
-    replies = setup.comm.step(setup.call, choose)
-    left_out = {rank: reply["left out"] for rank, reply in enumerate(replies) if reply["left out"]}
-    if left_out:
-        rank, others = next(iter(left_out.items()))
-        raise ValueError(
-            f"{setup.call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
-            "of the same machine, so that cells would travel by MPI messages. Make it on a "
-            "communicator that has all of them, such as that of the plan"
-        )
+    replies = setup.comm.begin(setup.call, choose)
+    refuse_left_out(setup.call, [reply["left out"] for reply in replies])
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
@@ -188,7 +221,6 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
         [place and Location(*place) for place in reply["locations"]] for reply in replies
     ]
     routes.refuse(setup.call, setup.routes, setup.same["require"])
-    routes.warn(setup.name, setup.comm, report, setup.routes)
 
 
 def make_engine(
@@ -214,14 +246,28 @@ def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     return HostEngine
 
 
-def _locations(setup: PlanSetup) -> list[Location | None]:
+def _locations(
+    context: NodeContext, fields: Sequence[Any], layouts: Sequence[FieldLayout]
+) -> list[Location | None]:
     """Return where my fields lie in windows, for ranks that would store into them."""
-    if not (setup.on_gpu and setup.fields):
-        return [None] * len(setup.mine)
-    return locations(setup.context, _addresses(setup.fields, setup.mine), setup.mine)
+    if not fields or layouts[0].device is None:
+        return [None] * len(layouts)
+    return locations(context, _addresses(fields, layouts), layouts)
 
 
-def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
+def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
+    """Raise on every rank where a given node lacks ranks of its machine; see `ranks_left_out`."""
+    for rank, others in enumerate(left_out):
+        if others:
+            raise ValueError(
+                f"{call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
+                "of the same machine, so that cells would travel by MPI messages. Make it on a "
+                "communicator that has all of them, such as that of the plan"
+            )
+
+
+def require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
+    """Raise `ValueError` if a field is on another GPU than that of this rank. Local."""
     mine = None if node.device is None else node.device.ordinal
     for number, each in enumerate(layouts):
         if each.device is not None and each.device != mine:
@@ -261,11 +307,13 @@ def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> N
     if len(numbers) < 2:
         return
     kept = [layouts[n] for n in numbers]
+    addresses = _addresses([fields[n] for n in numbers], kept)
+    spans = sorted((a, a + each.span_nbytes) for a, each in zip(addresses, kept, strict=True))
+    if all(end <= begin for (_, end), (begin, _) in pairwise(spans)):
+        return
     views = [
         (n, _View(address, layout).array())
-        for n, address, layout in zip(
-            numbers, _addresses([fields[n] for n in numbers], kept), kept, strict=True
-        )
+        for n, address, layout in zip(numbers, addresses, kept, strict=True)
     ]
     for (first, a), (second, b) in combinations(views, 2):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from mpishare.errors import HandleError
 from mpishare.memory.kinds import Kind
 
 
+@functools.cache
 def boot_id() -> str:
     """Return what names this running kernel: two ranks with the same one share a machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -85,13 +85,16 @@ class CounterOrdered:
         self._has_streams = context.backend.has_streams
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
+        # Functions, not methods: a dropped object would live until a collection of cycles.
         # On streams a call that waits costs the host what a call that writes does.
-        has_streams = self._has_streams
-        self._write: Callable[[CounterOp, Any], None] = (
-            self._enqueue if has_streams else self._store
+        kind, has_streams = CounterOrdered, self._has_streams
+        self._write: Callable[[CounterOrdered, CounterOp, Any], None] = (
+            kind._enqueue if has_streams else kind._store
         )
         """Raises the counters of an operation to one more than was counted so far."""
-        self._await: Callable[[CounterOp, Any], None] = self._enqueue if has_streams else self._look
+        self._await: Callable[[CounterOrdered, CounterOp, Any], None] = (
+            kind._enqueue if has_streams else kind._look
+        )
         """Waits until the counters of an operation are raised once more than was counted so far."""
 
     def _enqueue(self, op: CounterOp, stream: Any) -> None:
@@ -146,8 +149,6 @@ class CounterOrdered:
             raise ClosedError(f"{name} is closed")
 
         self._check = refuse
-        # Else a closed object would live until a collection of cycles.
-        del self._write, self._await
         # Else a closed object that is still held would keep the control block mapped.
         self._counters = NO_COUNTERS
         self._view = NO_COUNTERS.view

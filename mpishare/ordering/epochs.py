@@ -161,7 +161,7 @@ class Epochs(CounterOrdered):
                 f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
                 "still open. Call wait() first."
             )
-        self._write(group.post, stream)
+        self._write(self, group.post, stream)
         self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Any = None) -> None:
@@ -187,7 +187,7 @@ class Epochs(CounterOrdered):
                 f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
                 "still open. Call complete() first."
             )
-        self._await(group.start, stream)
+        self._await(self, group.start, stream)
         self._access = group
 
     def complete(self, stream: Any = None) -> None:
@@ -206,7 +206,7 @@ class Epochs(CounterOrdered):
                 f"{self.name}: complete failed: no access is open. Call start() first."
             )
         group = self._access
-        self._write(group.complete, stream)
+        self._write(self, group.complete, stream)
         self._access = None
 
     def wait(self, stream: Any = None) -> None:
@@ -223,7 +223,7 @@ class Epochs(CounterOrdered):
         if self._exposure is None:
             raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
         group = self._exposure
-        self._await(group.wait, stream)
+        self._await(self, group.wait, stream)
         self._exposure = None
 
     # --- what both have in common

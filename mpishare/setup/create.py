@@ -13,7 +13,8 @@ from mpishare.backends import Backend, Device
 from mpishare.context import NodeContext
 from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.control_block import ControlBlock, State
-from mpishare.coordination.mpi_agreement import agree, allgather, wait_request
+from mpishare.coordination.mpi_agreement import agree, allgather
+from mpishare.coordination.rank_group import duplicate, making_communicators
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
@@ -47,7 +48,7 @@ class NodeParts:
     shutdown: Shutdown
     report: Report
     comms: tuple[MPI.Comm, ...] = ()
-    """The node's communicator for the user first, then the two that mpishare itself needs."""
+    """The node's communicator, which is the user's from now on, and the duplicate of the given."""
 
 
 def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
@@ -62,17 +63,17 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
-    all_comm, request = comm.Idup()
-    wait_request(request, CALL, deadline_s, all_comm)
+    all_comm = duplicate(comm, CALL, deadline_s, None)
     try:
         chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
         color, notes = _find_node(all_comm, deadline_s)
+        with making_communicators(CALL):
+            node_comm = all_comm.Split(color, all_comm.rank)
     except PeerTimeout:
         raise
     except Exception:
         all_comm.Free()  # every rank comes here, since every step is agreed on
         raise
-    node_comm = all_comm.Split(color, all_comm.rank)
     made: list[NodeParts] = []
 
     def build() -> None:
@@ -89,7 +90,7 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
         all_comm.Free()
         raise
     parts = made[0]
-    parts.comms = node_comm.Dup(), node_comm, all_comm
+    parts.comms = node_comm, all_comm
     node_log.info(
         "node made: rank %d of %d on %s, backend %s, leader %d, %s",
         parts.context.rank,
@@ -113,6 +114,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
     agreement.step(call, release)
     agreement.step(call, context.suballocator.close)
+    context.close_plan_ranks()
     context.descriptors.close()
     block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
     context.watchdog.stop()
@@ -131,7 +133,8 @@ def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
     """
     from mpi4py import MPI
 
-    shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
+    with making_communicators(CALL):
+        shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
     first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
     shared_comm.Free()
     # A rank without shared memory is alone; where it is made, an error says that there is none.
@@ -203,8 +206,7 @@ def _make_context(
         backend = _backend(chosen, device, agreement.rank, where)
         address = backend.register(block.memory)
         made.append(backend)
-        start = block.pool_start
-        block.pool.add(block.words[start:], address + 8 * start if address else 0)
+        block.fill_pools(address)
         return {
             "given_rank": all_comm.rank,
             "host": socket.gethostname(),

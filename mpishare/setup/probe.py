@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.backends.suballocator import CHUNK_NBYTES
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, HandleError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mpishare.context import NodeContext
 
 _CALL = "Node: probe"
-_NBYTES = 4096
+_NBYTES = 4096  # used, of a chunk
 _COUNTERS_S = 20.0
 
 Outcome = dict[str, Any]
@@ -112,6 +113,7 @@ class _Prober:
             for _ in range(self.size)
         ]
         self.memories: list[Memory | None] = [None] * self.size
+        self.tokens: list[str] = [""] * self.size
         self.events: list[list[Any]] = [[] for _ in range(self.size)]
         self.keeps_values = False
 
@@ -140,7 +142,7 @@ class _Prober:
             self.context.close_in_order(_CALL, self._let_go, lambda _: self._free(), counters)
 
     def _create(self) -> None:
-        memory = self.backend.reserve(_NBYTES)
+        memory = self.backend.reserve(CHUNK_NBYTES)
         self.memories[self.rank] = memory
         words = memory.array((_NBYTES // 8,), "u8")
         marks = np.full(words.shape, _mark(self.rank, self.rank), dtype="u8")
@@ -169,7 +171,7 @@ class _Prober:
             try:
                 handle = self.context.open_handle(replies[rank]["handle"], rank, _NBYTES)
                 memory = self.backend.open(handle.token, handle.capacity, handle.uuid)
-                self.memories[rank] = memory
+                self.memories[rank], self.tokens[rank] = memory, handle.token
                 self.origin[rank]["memory"] = True
             except (CudaError, HandleError) as error:
                 self.origin[rank]["reason"] = str(error)
@@ -233,15 +235,16 @@ class _Prober:
         return [rank for rank in range(self.size) if view[SLOT_WORDS * rank] != 1]
 
     def _let_go(self) -> None:
+        """Close the events; the memory stays mapped for the plans to come."""
         for rank, memory in enumerate(self.memories):
             if rank != self.rank and memory is not None:
-                memory.close()
+                self.context.suballocator.adopt_opened(memory, self.tokens[rank])
                 self.backend.close_events(self.events[rank])
 
     def _free(self) -> None:
         memory = self.memories[self.rank]
         if memory is not None:
-            memory.close()
+            self.context.suballocator.adopt(memory, self.backend.publish(memory))
         self.backend.close_events(self.events[self.rank])
 
     def _stream(self) -> int:

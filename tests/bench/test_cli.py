@@ -50,6 +50,27 @@ PairwiseRing.store = store
 sys.exit(main(sys.argv[1:]))
 """
 
+# One rank keeps its own numbers, and its own product.
+WITHOUT_A_SUM = """
+import sys
+import mpishare
+from mpishare.bench.cli import main
+
+reduce, dot = mpishare.Allreduce.reduce, mpishare.Allreduce.dot
+
+def reduce_but_on_one(self, x, stream=None):
+    mine = x.copy()
+    reduce(self, x, stream)
+    x[...] = mine if self._setup.comm.rank else x
+
+def dot_but_on_one(self, x, y, out, stream=None):
+    dot(self, x, y, out, stream)
+    out[...] = (x * y).sum() if self._setup.comm.rank else out
+
+mpishare.Allreduce.reduce, mpishare.Allreduce.dot = reduce_but_on_one, dot_but_on_one
+sys.exit(main(sys.argv[1:]))
+"""
+
 # Consumers that do not wait for a frame, of a producer that is late.
 WITHOUT_A_WAIT = """
 import sys, time
@@ -326,6 +347,14 @@ def test_all_ranks_leave_out_what_one_of_them_lacks_memory_for() -> None:
         assert {row["nbytes"] for row in found["rows"] if row["case"] == case} == {512}
         (text,) = found["header"]["left_out"][case]
         assert text.startswith("4 KiB left out: ")
+
+
+def test_a_sum_that_misses_a_rank_is_seen() -> None:
+    words = ["allreduce", "dot", "--max", "64KiB", "--format", "json", *QUICK]
+    result = run_ranks(2, WITHOUT_A_SUM, args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    for row in json.loads(result.stdout)["rows"]:
+        assert row["ok"] == (row["kind"] != "own"), row
 
 
 @pytest.mark.parametrize(

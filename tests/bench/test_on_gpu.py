@@ -75,3 +75,18 @@ def test_a_missing_fence_is_seen() -> None:
     assert result.returncode == 1, result.describe()
     wrong = {row["arm"] for row in json.loads(result.stdout)["rows"] if not row["ok"]}
     assert wrong == {"fence"}, result.describe()
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(100)
+def test_sums_are_right_and_rivals_too_or_say_why_not() -> None:
+    words = ["allreduce", "dot", "--against", "all", "--min", "8", "--max", "64KiB"]
+    command = [sys.executable, "-m", "mpishare.bench", *words, *QUICK]
+    result = run_ranks(2, command, timeout_s=95, env=CUDA)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    own = {row["arm"] for row in rows if row["kind"] == "own"}
+    assert own == {"reduce", "reduce graph", "reduce graph of 20", "complex128", "dot"}
+    assert all(row["ok"] for row in rows if row["kind"] == "own"), result.describe()
+    assert all(row["ok"] or row["reason"] for row in rows), result.describe()
+    assert {"staged", "float", "nccl", "nccl graph of 20"} <= {row["arm"] for row in rows}

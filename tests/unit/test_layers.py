@@ -30,6 +30,8 @@ LAYERS = (
     "factory",
     "node",
     "halo",
+    "reduction",
+    "allreduce",
     "jax",
     "__init__ cli",
     "info bench",

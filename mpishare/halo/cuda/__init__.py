@@ -2,6 +2,6 @@
 
 `engine` composes, in this order: `direction` (messages and routes; `direct`: parts that need no
 staging), `buffers` (`flags`, `staging`, MPI), `kernels` (launches of `work_items`, which are made
-of `records` and `strided` cells), and per alignment of the fields `fused` and `streamed`; `graphs`,
-`launch_order` and `fast_path` make repeated calls cheap.
+of `records` and `strided` cells; `tables` copies them to the GPU), and per alignment of the fields
+`fused` and `streamed`; `graphs`, `launch_order` and `fast_path` make repeated calls cheap.
 """

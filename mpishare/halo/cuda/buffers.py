@@ -8,6 +8,7 @@ import cupy
 import numpy as np
 
 from mpishare.halo.cuda.flags import PinnedFlags
+from mpishare.halo.cuda.regions import REGION_NBYTES, Regions
 from mpishare.halo.cuda.staging import DeviceStaging, pinned_layout, silent_key, staging_layout
 from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.halo.message import PartKey
@@ -16,13 +17,17 @@ from mpishare.halo.mpi_route import MpiMessages
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.backends.suballocator import Suballocation
     from mpishare.halo.cuda.direction import Direction
+    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.message import Message, Part
     from mpishare.halo.plan_comm import PlanComm
 
 
 class Buffers:
-    """Flags, staging and MPI buffers. `share` is collective; the other methods are local.
+    """Flags, staging and MPI buffers.
+
+    Collective to make; `create` and `undo` are, the other methods are local.
 
     Parameters
     ----------
@@ -53,28 +58,49 @@ class Buffers:
         }
         self._pinned, pinned_nbytes = pinned_layout(each.messages, each.ranks_here)
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
-        self._staging = DeviceStaging(comm, name, nbytes, neighbors)
-        self.flags = PinnedFlags(comm, pinned_nbytes, each.peers("copy", "pinned"))
+        self._staging = DeviceStaging(comm, nbytes, neighbors)
+        self.flags = PinnedFlags(comm, name, pinned_nbytes, each.peers("copy", "pinned"))
         self.mpi: MpiBuffers | None = None
+        self._handles: list[str] = []
 
-    def share(self) -> None:
-        """Allocate what other ranks use, and map theirs. Collective."""
-        step, flags, staging = self._comm.step, self.flags, self._staging
+    def create(self, setup: PlanSetup, *, is_reverse: bool) -> None:
+        """Allocate the staging buffers, and learn where those of the others are.
 
-        def create() -> str:
-            flags.allocation.create()
-            return staging.create()
+        Collective, unless the ranks have regions with room, and one of them has told for an earlier
+        plan like this how much is needed.
+        """
+        comm, known, name = self._comm, setup.said.known, f"staging, {is_reverse}"
+        room, regions = known.get(name), comm.regions
+        offset = None if room is None or regions is None else regions.take(room)
+        if regions is not None and room is not None and offset is not None:
+            self._staging.take(regions, offset, room)
+            return
+        mine: list[Suballocation] = []
 
-        def attach() -> None:
-            flags.attach(names)
-            staging.open(handles)
+        def allocate() -> list[Any]:
+            nbytes = self._layouts[comm.rank].nbytes
+            if regions is not None or not comm.is_of_one_node:
+                return [self._staging.create(), nbytes, ""]
+            context = comm.context
+            region, handle = context.suballocator.allocate(REGION_NBYTES, context.handle)
+            mine.append(region)
+            return [self._staging.create(), nbytes, handle]
 
         try:
-            handles: list[str] = step(self._name, create)
-            names: list[str] = step(self._name, flags.allocation.publish)
-            step(self._name, attach)
-        finally:
-            flags.allocation.forget()
+            replies = comm.step(self._name, allocate)
+        except BaseException:
+            for region in mine:
+                region.close()
+            raise
+        if mine:
+            handles = [handle for *_, handle in replies]
+            comm.regions = Regions(comm.context, comm.ranks_here, mine[0], comm.rank, handles)
+        known[name] = max(nbytes for _, nbytes, _ in replies)
+        self._handles = [handle for handle, *_ in replies]
+
+    def attach(self, stream: int) -> None:
+        """Zero what this rank allocated, on a stream, and map what others did. Local."""
+        self._staging.attach(self._handles, stream)
 
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
@@ -142,8 +168,13 @@ class Buffers:
 
     def undo(self) -> None:
         """Free everything after a failure that all ranks know of. Collective."""
-        self._close_mpi()
-        self._comm.step(self._name, self.release)
+
+        def release() -> None:
+            self._comm.context.drain(self._name)
+            self._close_mpi()
+            self.release()
+
+        self._comm.step(self._name, release)
         self.close()
 
     def _close_mpi(self) -> None:

@@ -81,17 +81,19 @@ class CudaEngine:
         self._buffers = Buffers(direction, comm, name)
         self._flags = self._buffers.flags
         where = f"{name}, rank {comm.rank} of {comm.size}"
-        self._launcher = Launcher(direction, backend, where)
+        self._launcher = Launcher(direction, comm.context, where)
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-        handles: dict[Any, int] = {}
+        graphs: dict[Any, int] = {}
+
         try:
-            self._buffers.share()
-            comm.step(name, lambda: self._build(direction, handles))
+            self._buffers.create(setup, is_reverse=is_reverse)
+            comm.step(name, lambda: self._build(direction, graphs))
         except BaseException:
-            self._close_launches()
             self._buffers.undo()
+            self._close_launches()
+            self._launcher.close()
             raise
         self.staging_nbytes = self._buffers.nbytes
         self._forked, self._joined = self._events
@@ -103,24 +105,33 @@ class CudaEngine:
         self._host_routes = sorted(used & {"pinned", "mpi"})
         self._replay: Callable[[Sequence[Any], Any], bool] = _never
         if self._order is not None and not direction.is_streamed:
-            fast_path = FastPath(self._layouts, handles, self._chain, self._order)
+            fast_path = FastPath(self._layouts, graphs, self._chain, self._order)
             self._replay = fast_path.bind(self._context.agreement, self._flags)
 
-    def _build(self, direction: Direction, handles: dict[Any, int]) -> None:
-        """Create streams, events and launches. Local."""
+    def _build(self, direction: Direction, graphs: dict[Any, int]) -> None:
+        """Map the others' buffers, make a stream, events and launches. Local."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
-        buffers.make_mpi()
         self._stream = int(backend.new_stream())
+        buffers.attach(self._stream)
+        buffers.make_mpi()
         self._events += [backend.local_event(), backend.local_event()]
         # For fields that all begin at a multiple of the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
+            if self._launches and self._serves_all(self._launches[0]):
+                self._launches.append(self._launches[0])
+                break
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
-            fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
+            fused = Fused(*arguments, self._stream, graphs) if direction.has_fused else None
             self._launches.append(Launches(streamed, fused))
-        launcher.warm_up()
-        # Until all uploads have arrived and all kernels are loaded.
+        launcher.load(self._stream)
+        # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
         self._context.drain(self._name)
+
+    def _serves_all(self, launches: Launches) -> bool:
+        """Whether launches for fields that are well aligned are right for all others, too."""
+        streamed, fused = launches
+        return streamed is None and fused is not None and fused.is_for(self._alignments)
 
     def prepare(self, fields: Sequence[Any]) -> Call:
         """Check the fields of a call, and choose its launches."""

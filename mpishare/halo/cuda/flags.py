@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
 from mpishare.coordination.counters import SLOT_WORDS
-from mpishare.memory.allocation import SharedAllocation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from mpishare.halo.plan_comm import PlanComm
+    from mpishare.halo.plan_ranks import PlanMemory
 
 # The words of one rank: four slots, then three rows with a word for each rank.
 _CALLS, _STARTED, _FINISHED, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in range(5))
@@ -20,10 +20,12 @@ _CALLS, _STARTED, _FINISHED, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in rang
 class PinnedFlags:
     """The flags of a plan, and pinned host memory behind them for packed cells.
 
+    Collective to make over the plan's ranks, host-blocking where memory must be mapped.
+
     Parameters
     ----------
-    comm : PlanComm
-        The ranks of the plan.
+    comm, name : PlanComm, str
+        The ranks of the plan, and its name for errors.
     nbytes : int, bytes
         Size of the memory for packed cells.
     streamed : collection of int
@@ -31,8 +33,6 @@ class PinnedFlags:
 
     Attributes
     ----------
-    allocation : SharedAllocation
-        The memory. `attach` is its last step.
     staging_address : int
         Device address of the memory for packed cells.
     nbytes : int, bytes
@@ -41,7 +41,7 @@ class PinnedFlags:
         One word: how many exchanges this rank has called.
     """
 
-    def __init__(self, comm: PlanComm, nbytes: int, streamed: Collection[int]) -> None:
+    def __init__(self, comm: PlanComm, name: str, nbytes: int, streamed: Collection[int]) -> None:
         self._context = comm.context
         self._streamed = streamed
         self._ranks = list(comm.ranks_here)
@@ -50,22 +50,11 @@ class PinnedFlags:
         self._row = -(-len(self._ranks) // SLOT_WORDS) * SLOT_WORDS
         self._stride = _ROWS + 3 * self._row
         self._count = self._stride * len(self._ranks)
-        self.nbytes = nbytes + 8 * self._count
-        self.allocation = SharedAllocation(self.nbytes, is_maker=self._ranks[0] == self._rank)
-        self._address = self.staging_address = 0
-        self._is_registered = False
-        self._view = self.calls = memoryview(b"").cast("Q")
-
-    def attach(self, names: Sequence[str]) -> None:
-        """Map the memory, given every rank's published name, and pin it. Local."""
-        self.allocation.attach(names[rank] for rank in self._ranks)
-        memory = self.allocation.memory
-        memory.close_file()
-        self.nbytes = memory.nbytes
-        self._address = self._context.backend.register(memory)
-        self._is_registered = True
+        self._memory: PlanMemory | None = comm.take_memory(name, nbytes + 8 * self._count)
+        self.nbytes = self._memory.nbytes
+        self._address = self._memory.address
         self.staging_address = self._address + 8 * self._count
-        self._view = memoryview(memory.buffer)[: 8 * self._count].cast("Q")
+        self._view = self._memory.buffer[: 8 * self._count].cast("Q")
         # The watchdog releases these words, too, when it sees a rank die.
         self._context.counter_pool.watch(self._view)
         mine = self._index(self._rank, _CALLS)
@@ -120,14 +109,13 @@ class PinnedFlags:
         return [self._ranks_in_node[peer] for peer in ranks]
 
     def close(self) -> None:
-        """Unmap. Local, once nothing uses the flags."""
-        if self._is_registered:
+        """Give the memory back. Local, once nothing uses the flags."""
+        if self._memory is not None:
             self._context.counter_pool.unwatch(self._view)
             # Not released here: the watchdog may be reading it. The mapping goes with that view.
             self._view = self.calls = memoryview(b"").cast("Q")
-            self._context.backend.unregister(self.allocation.memory)
-            self._is_registered = False
-        self.allocation.close()
+            self._memory.close()
+            self._memory = None
 
     def _in_row(self, row: int, rank: int) -> int:
         return _ROWS + row * self._row + self._ranks.index(rank)

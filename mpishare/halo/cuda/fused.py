@@ -56,6 +56,8 @@ class Fused:
         for part, target in direction.local():
             work.add_local(part, target)
         _add_receives(work, direction, buffers)
+        self.is_for = work.is_for
+        """Whether these launches serve fields of other alignments, too."""
         prepare = launcher.for_fused(work, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:

@@ -13,11 +13,13 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
+from mpishare.halo.cuda.tables import Tables
 from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, WorkList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpishare.context import NodeContext
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.work_items import ItemArray
 
@@ -34,6 +36,8 @@ _FILES = {
     "streamed": "streamed.cu",
     "add": "streamed.cu",
 }
+_loaded: set[int] = set()
+"""The kernels that were launched before, which loads them."""
 
 
 @functools.cache
@@ -84,8 +88,8 @@ class Launcher:
     ----------
     direction : Direction
         What is sent and received.
-    backend : CudaBackend
-        The backend of this rank.
+    context : NodeContext
+        The node of this rank.
     where : str
         Names the plan and the rank in errors.
 
@@ -95,14 +99,15 @@ class Launcher:
         The addresses of the fields: the first argument of every launch.
     """
 
-    def __init__(self, direction: Direction, backend: Any, where: str) -> None:
+    def __init__(self, direction: Direction, context: NodeContext, where: str) -> None:
+        backend: Any = context.backend
         self.where = where
+        self._tables = Tables(context)
         self.pointers = (ctypes.c_uint64 * len(direction.layouts))()
         self._layouts = direction.layouts
         self._device = backend.device.ordinal
         ranks = direction.ranks_per_gpu
         self._depth = _DEPTH_OF_SHARED_GPU if ranks > 1 else 1
-        self._held: list[Any] = []
         self._states: dict[str, int] = {}
         self._names: set[str] = set()
         self._ranks_per_gpu, self._has_mps = ranks, backend.device.mps
@@ -120,10 +125,8 @@ class Launcher:
         return max(1, sm_count // self._ranks_per_gpu)
 
     def upload(self, array: np.ndarray[Any, Any]) -> int:
-        """Copy an array to the GPU and return its address there; held until `close`."""
-        copied = cupy.asarray(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
-        self._held.append(copied)
-        return int(copied.data.ptr)
+        """Return where an array will be on the GPU after `load`; held until `close`."""
+        return self._tables.add(array)
 
     def state(self, name: str, nwords: int = 2) -> int:
         """Return the address of zeroed 8-byte words that a kernel keeps from launch to launch."""
@@ -197,18 +200,27 @@ class Launcher:
         self._names.add(name)
         return driver.Launch(function, grid, threads, arguments, self.where)
 
-    def warm_up(self) -> None:
-        """Launch each prepared kernel once on no items: a later load would wait for the streams."""
+    def load(self, stream: int) -> None:
+        """Enqueue the copies of what launches read, and one launch of each new kernel on no items.
+
+        A kernel that is loaded later would wait for the streams.
+        """
+        nfields = len(self._layouts)
         nothing, zeros = self.work_list(()), self.upload(np.zeros(4, np.uint64))
         items = nothing.load()
+        self._tables.upload(stream)
         rest = {"fused": (zeros, zeros), "streamed": (zeros, 0), "add": ()}
         for name in sorted(self._names):
+            function = kernel(name, nfields, self._depth, self._device)
+            if function in _loaded:
+                continue
             if name == "fused_ll":
                 launch = self._prepare_ll(nothing.records(), 0, zeros, zeros)
             else:
                 launch = self.prepare(name, items, *rest[name])
-            launch.enqueue(0)
+            launch.enqueue(stream)
+            _loaded.add(function)
 
     def close(self) -> None:
         """Free what the launches read, once none is under way."""
-        self._held = []
+        self._tables.close()

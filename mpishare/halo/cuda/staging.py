@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.work_items import chunks, uses_ll
 from mpishare.halo.message import MessageInfo, PartKey, padded, parts_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from mpishare.backends.suballocator import Suballocation
+    from mpishare.halo.cuda.regions import Regions
     from mpishare.halo.plan_comm import PlanComm
 
     Messages = Sequence[Sequence[MessageInfo]]
@@ -134,41 +136,60 @@ class DeviceStaging:
     ----------
     comm : PlanComm
         The ranks of the plan.
-    name : str
-        The plan's name, for errors.
     nbytes : dict of int to int, bytes
         The sizes of the buffers, of this rank and of `neighbors`.
     neighbors : sequence of int
         Ranks of the node into whose buffers this rank stores.
     """
 
-    def __init__(
-        self, comm: PlanComm, name: str, nbytes: dict[int, int], neighbors: Sequence[int]
-    ) -> None:
+    def __init__(self, comm: PlanComm, nbytes: dict[int, int], neighbors: Sequence[int]) -> None:
         self._comm = comm
-        self._name = name
         self._nbytes = nbytes
         self._neighbors = neighbors
         self._blocks: dict[int, Suballocation] = {}
+        self._part_of: Callable[..., Suballocation] | None = None
+        self._give_back: Callable[[], None] = _nothing
+
+    def take(self, regions: Regions, offset: int, room: int) -> None:
+        """Use a part of the regions. Local.
+
+        Parameters
+        ----------
+        regions, offset, room
+            The regions, and what all ranks have taken of theirs.
+        """
+        self._part_of = partial(regions.part, offset=offset)
+        self._give_back = partial(regions.give, offset, room)
 
     def create(self) -> str:
-        """Allocate this rank's buffer, zeroed, and return its handle. Local."""
+        """Allocate this rank's buffer, and return its handle. Local."""
         rank, context = self._comm.rank, self._comm.context
         if not self._nbytes[rank]:
             return ""
         block, handle = context.suballocator.allocate(self._nbytes[rank], context.handle)
         self._blocks[rank] = block
-        block.zero()
-        context.synchronize(None, self._name)
         return handle
 
-    def open(self, handles: Sequence[str]) -> None:
-        """Map the neighbors' buffers, given every rank's handle. Local."""
-        context, ranks_here = self._comm.context, self._comm.ranks_here
-        for rank in self._neighbors:
-            if self._nbytes[rank]:
-                handle = context.open_handle(handles[rank], ranks_here[rank], self._nbytes[rank])
+    def attach(self, handles: Sequence[str], stream: int) -> None:
+        """Zero this rank's buffer, on a stream, and map those of the neighbors. Local.
+
+        Parameters
+        ----------
+        handles : sequence of str
+            What `create` returned on each rank; empty after `take`.
+        """
+        context, comm = self._comm.context, self._comm
+        for rank in (comm.rank, *self._neighbors):
+            nbytes = self._nbytes[rank]
+            if nbytes and self._part_of is not None:
+                self._blocks[rank] = self._part_of(rank, nbytes=nbytes)
+            elif nbytes and rank != comm.rank:
+                handle = context.open_handle(handles[rank], comm.ranks_here[rank], nbytes)
                 self._blocks[rank] = context.suballocator.open(handle)
+        backend: Any = context.backend
+        if self._nbytes[comm.rank]:
+            mine = self._blocks[comm.rank]
+            backend.zero(mine.address, mine.nbytes, stream)
 
     @property
     def nbytes(self) -> int:
@@ -189,3 +210,9 @@ class DeviceStaging:
         """Free this rank's buffer. Local, once all ranks have released it."""
         if self._comm.rank in self._blocks:
             self._blocks.pop(self._comm.rank).close()
+        self._give_back()
+        self._give_back = _nothing
+
+
+def _nothing() -> None:
+    pass

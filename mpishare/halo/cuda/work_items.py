@@ -14,9 +14,11 @@ from mpishare.halo.cuda.records import (
     GHOSTS_RECORD,
     ITEM_RECORD,
     LOCAL,
+    PART,
     PART_RECORD,
     PUT_LL,
     READY,
+    REST_OF_ITEM,
     UNPACK,
 )
 from mpishare.halo.cuda.strided import StridedCells
@@ -199,7 +201,7 @@ class WorkList:
             else:
                 cells = self._cells(part, there.unit)
         item = Item(
-            self._record(part, cells).tobytes(),
+            self._record(part, cells),
             slot.address,
             slot.parity_offset,
             stalled_on=stalled_on,
@@ -216,8 +218,8 @@ class WorkList:
         """Copy a part to another part of this rank's fields, in units that both allow."""
         other = self._cells(target, self._cells(part, ALIGN).unit)
         cells = self._cells(part, other.unit)
-        address = self._upload(self._record(target, other))
-        item = Item(self._record(part, cells).tobytes(), target=address, kind=LOCAL)
+        address = self._upload(np.frombuffer(self._record(target, other), np.uint8))
+        item = Item(self._record(part, cells), target=address, kind=LOCAL)
         self._add_chunks(item, part, cells)
 
     def add_sum(self, part: Part, packed: int, rows: Any = None) -> None:
@@ -238,9 +240,9 @@ class WorkList:
         cells, there = self._cells(part, size), StridedCells.of(source, whole, size)
         if not cells.unit == there.unit == size:
             raise UnsupportedError(f"a field of {dtype} is not aligned to its elements")
-        address = self._upload(self._record(source, there))
+        address = self._upload(np.frombuffer(self._record(source, there), np.uint8))
         item = Item(
-            self._record(part, cells).tobytes(),
+            self._record(part, cells),
             packed,
             target=address,
             kind=UNPACK,
@@ -263,6 +265,10 @@ class WorkList:
     def log_ll_chunks(self) -> int:
         """Of the chunks of the largest part by LL: the logarithm to the base of 2, rounded up."""
         return (self._max_ll_chunks - 1).bit_length()
+
+    def is_for(self, alignments: Sequence[int]) -> bool:
+        """Whether the items are the same for fields of these alignments, too."""
+        return self.is_ll and min(alignments) >= _LL_UNIT <= min(self._alignments)
 
     def load(self) -> ItemArray:
         """Copy the items to the GPU, in the order of `records`."""
@@ -293,7 +299,7 @@ class WorkList:
 
     def _upload_ghosts(self, ghosts: Ghosts, cells: StridedCells) -> int:
         record = np.zeros(1, GHOSTS_RECORD)
-        record["part"] = self._record(ghosts.part, cells)
+        record["part"] = np.frombuffer(self._record(ghosts.part, cells), PART_RECORD)
         record["field"], record["ready"] = ghosts.address, ghosts.ready
         return self._upload(record)
 
@@ -301,19 +307,22 @@ class WorkList:
         alignment = min(widest, self._alignments[part.field])
         return StridedCells.of(part, self._layouts[part.field], alignment)
 
-    def _record(self, part: Part, cells: StridedCells) -> np.ndarray[Any, Any]:
+    def _record(self, part: Part, cells: StridedCells) -> bytes:
+        """Return a `PART_RECORD`."""
         rest = (0,) * (AXES - len(cells.steps))
-        record = (
+        # NumPy takes many times as long to make a record.
+        return PART.pack(
             cells.first,
-            (*cells.steps, *rest),
+            *cells.steps,
+            *rest,
             0 if part.indices is None else self._upload(part.indices),
-            (*cells.extents, *rest),
+            *cells.extents,
+            *rest,
             len(cells.extents),
             cells.along,
             part.field,
             cells.unit,
         )
-        return np.array([record], PART_RECORD)
 
     def _add_chunks(
         self,
@@ -333,8 +342,7 @@ class WorkList:
 
 
 def _records(items: Sequence[Item]) -> np.ndarray[Any, Any]:
-    records = np.zeros(max(1, len(items)), ITEM_RECORD)
-    for name, column in zip(Item._fields, zip(*items, strict=True), strict=False):
-        is_part = name == "part"
-        records[name] = np.frombuffer(b"".join(column), PART_RECORD) if is_part else column
-    return records
+    if not items:
+        return np.zeros(1, ITEM_RECORD)
+    data = b"".join([part + REST_OF_ITEM.pack(*rest) for part, *rest in items])
+    return np.frombuffer(data, ITEM_RECORD)

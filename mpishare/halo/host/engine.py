@@ -81,16 +81,18 @@ class HostEngine:
             return [message for message in messages if setup.my_routes[message.peer] == route]
 
         store = add if is_reverse else put
+        by_host = by("host", sends), by("host", recvs)
         by_mpi = by("mpi", sends), by("mpi", recvs)
-        self._host = HostRoute(setup, by("host", sends), by("host", recvs), is_reverse=is_reverse)
+        self._host = HostRoute(setup, by_host[0], is_reverse=is_reverse)
         self._mpi: HostMpiRoute
         self._uses_mpi = any(by_mpi)
 
-        def make_mpi_route() -> None:
+        def make() -> None:
+            self._host.lay_out(setup, *by_host, is_reverse=is_reverse)
             self._mpi = HostMpiRoute(setup, *by_mpi, store)
 
         try:
-            setup.comm.step(setup.name, make_mpi_route)
+            setup.comm.step(setup.name, make)
         except BaseException:
             self._host.close()
             if hasattr(self, "_mpi"):  # another rank failed

@@ -88,11 +88,13 @@ class BoundCall:
 class HostRoute:
     """The messages of one plan between ranks of a node. Collective, host-blocking.
 
+    It is whole after `lay_out`, which may fail on one rank.
+
     Parameters
     ----------
     setup : PlanSetup
         The plan's.
-    sends, recvs : sequence of Message
+    sends : sequence of Message
         What takes this route, the messages of this rank to itself included.
     is_reverse : bool
         Whether received cells are added. Then no field is read in place.
@@ -102,7 +104,6 @@ class HostRoute:
         self,
         setup: PlanSetup,
         sends: Sequence[Message],
-        recvs: Sequence[Message],
         *,
         is_reverse: bool,
     ) -> None:
@@ -126,16 +127,22 @@ class HostRoute:
         self._receiver_control = [self._staging.control[rank] for rank in self._receivers]
         self._parts = RouteParts([], [], [], [])
 
-        def make() -> None:
-            self._peer_reads.lay_out(recvs)
-            self._parts = lay_out(setup, sends, recvs, self._staging, is_reverse=is_reverse)
+    def lay_out(
+        self,
+        setup: PlanSetup,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        *,
+        is_reverse: bool,
+    ) -> None:
+        """Find out where the cells come from and where they go. Local; the end of making it."""
+        self._peer_reads.lay_out(recvs)
+        self._parts = lay_out(setup, sends, recvs, self._staging, is_reverse=is_reverse)
 
-        try:
-            comm.step(setup.name, make)
-        except BaseException:
-            self.close()
-            raise
-        self.staging_nbytes = self._staging.nbytes + self._peer_reads.nbytes
+    @property
+    def staging_nbytes(self) -> int:
+        """Bytes of staging memory."""
+        return self._staging.nbytes + self._peer_reads.nbytes
 
     # --- binding a call to the addresses of its fields
 

@@ -100,10 +100,9 @@ class DoubleBuffer:
                     end += -(-part.nbytes // _ALIGN) * _ALIGN
             self._strides[rank] = end - begin
             end += end - begin
-        self._memory = setup.comm.map_on_all_ranks(setup.name, end)
-        self._memory.close_file()
+        self._memory = setup.comm.take_memory(setup.name, end)
         self.nbytes = self._memory.nbytes
-        whole = memoryview(self._memory.buffer)
+        whole = self._memory.buffer
         self.control: dict[int, memoryview[int]] = {
             rank: whole[nbytes * place : nbytes * (place + 1)].cast("Q")
             for place, rank in enumerate(ranks_here)
@@ -123,6 +122,6 @@ class DoubleBuffer:
         )
 
     def close(self) -> None:
-        """Unmap. Views of the control words that are still held keep their memory."""
+        """Give the memory back. Local, once no rank uses it."""
         self.control = {}
         self._memory.close()

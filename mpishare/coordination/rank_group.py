@@ -1,0 +1,180 @@
+"""The ranks of a communicator, as plans see them: one communicator, however many plans there are.
+
+MPI has some thousand communicators, and to make one is collective. So the plans of the same ranks,
+on whatever communicators the user gave, talk on one; tags and the numbers of the calls tell them
+apart.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mpishare.coordination.mpi_agreement import agree_by, allgather, wait_request
+from mpishare.errors import MpiShareError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mpi4py import MPI
+
+    from mpishare.coordination.mpi_agreement import Monitor
+
+
+_MAX_REMEMBERED = 16
+
+
+class RankGroup:
+    """Some ranks in some order, and a communicator of theirs. Made by `of`.
+
+    Attributes
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        mpishare's own: users do not have it.
+    plans : int
+        How many plans use it.
+    keepers : int
+        How many nodes keep it for other plans. It goes with the last of both.
+    """
+
+    _all: ClassVar[list[RankGroup]] = []
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.plans = self.keepers = 0
+        self._places: set[int] = set()
+        self.said_before: dict[tuple[str, ...], Any] = {}
+        """What follows from the words of all ranks, in the order in which it was found out."""
+        self._ranks = comm.Get_group()
+        self._steps = 0
+        self._is_spoiled = False
+        """Whether a wait ended before its messages came: they may meet those of a later call."""
+
+    @classmethod
+    def of(
+        cls, given: MPI.Intracomm, call: str, timeout_s: float, monitor: Monitor | None
+    ) -> RankGroup:
+        """Return the group of a communicator's ranks, with one more plan.
+
+        Local, if there is one; else collective over `given`, host-blocking.
+
+        Raises
+        ------
+        MpiShareError
+            If MPI has no communicator left.
+        PeerTimeout
+            If not all ranks call it.
+        """
+        from mpi4py import MPI
+
+        ranks = given.Get_group()
+        for found in cls._all:
+            if MPI.Group.Compare(found._ranks, ranks) == MPI.IDENT and not found._is_spoiled:
+                break
+        else:
+            found = cls(duplicate(given, call, timeout_s, monitor))
+            cls._all.append(found)
+        ranks.Free()
+        found.plans += 1
+        return found
+
+    def remember(self, words: tuple[str, ...], found: Any) -> Any:
+        """Return what follows from these words of all ranks: as remembered, or as found now."""
+        if words not in self.said_before and len(self.said_before) == _MAX_REMEMBERED:
+            del self.said_before[next(iter(self.said_before))]
+        return self.said_before.setdefault(words, found)
+
+    def take_place(self) -> int:
+        """Return the place of a new plan among those that may send messages, on whatever node.
+
+        The same on all ranks. A plan that was abandoned keeps its own.
+        """
+        place = next(n for n in range(len(self._places) + 1) if n not in self._places)
+        self._places.add(place)
+        return place
+
+    def give_place(self, place: int) -> None:
+        """Give the place of a closed plan back."""
+        self._places.remove(place)
+
+    def release(self) -> None:
+        """Remove a plan. Collective: the communicator may be freed."""
+        self.plans -= 1
+        self._free_unused()
+
+    def keep(self) -> None:
+        """Keep the communicator for other plans."""
+        self.keepers += 1
+
+    def drop(self) -> None:
+        """Keep it no more. Collective: it may be freed."""
+        self.keepers -= 1
+        self._free_unused()
+
+    def _free_unused(self) -> None:
+        if not self.plans and not self.keepers:
+            RankGroup._all.remove(self)
+            self._ranks.Free()
+            self.comm.Free()
+
+    def agree(
+        self,
+        call: str,
+        work: Callable[[], Any],
+        timeout_s: float,
+        monitor: Monitor | None = None,
+    ) -> list[Any]:
+        """Do some work, then learn how it went on every rank. Collective, host-blocking.
+
+        As `Agreement.step`, by messages.
+        """
+
+        def exchange(mine: Any) -> list[Any]:
+            replies = allgather(self.comm, call, mine, timeout_s, monitor)
+            self._is_spoiled = False
+            return replies
+
+        self._steps += 1
+        self._is_spoiled = True  # until the others have answered
+        return agree_by(exchange, call, self._steps, work, self.comm.rank)
+
+    def wait(
+        self,
+        request: MPI.Request,
+        call: str,
+        timeout_s: float,
+        *memory: Any,
+        monitor: Monitor | None = None,
+    ) -> None:
+        """Wait for a collective on `comm`, as `wait_request`."""
+        self._is_spoiled = True
+        wait_request(request, call, timeout_s, *memory, monitor=monitor)
+        self._is_spoiled = False
+
+
+@contextmanager
+def making_communicators(call: str) -> Iterator[None]:
+    """Say how many plans are open where MPI makes no communicator: it may have none left."""
+    from mpi4py import MPI
+
+    try:
+        yield
+    except MPI.Exception as error:
+        why = str(error).splitlines()[-1]
+        groups = len(RankGroup._all)
+        plans = sum(group.plans for group in RankGroup._all)
+        raise MpiShareError(
+            f"{call} failed: MPI made no communicator ({why}). mpishare has {plans} plans open "
+            f"on this rank, on {groups} communicators: one for all plans of the same ranks. Free "
+            "communicators that the program made and needs no more (cart.Free())."
+        ) from error
+
+
+def duplicate(
+    given: MPI.Intracomm, call: str, timeout_s: float, monitor: Monitor | None = None
+) -> MPI.Intracomm:
+    """Return a duplicate of a communicator. Collective, host-blocking."""
+    with making_communicators(call):
+        comm, request = given.Idup()
+        wait_request(request, call, timeout_s, comm, monitor=monitor)
+    return comm

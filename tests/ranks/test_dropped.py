@@ -1,0 +1,379 @@
+"""Objects that nobody holds any more: closed at the next collective call, once all dropped them."""
+
+import contextlib
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpishare
+from mpishare.coordination.rank_group import RankGroup
+from mpishare.halo.node_cache import NodeCache
+from tests.helpers.held import held
+
+TWO = pytest.mark.ranks(min=2)
+MADE = ("window", "each", "event", "channel", "pool", "halo", "neighbors", "allreduce")
+
+
+def open_objects(node):
+    return [child.name for child in node._context.children]
+
+
+def ring(owner, field, comm=None, **options):
+    """A plan on a ring of all ranks."""
+    comm = owner.comm if comm is None else comm
+    return mpishare.HaloExchange(
+        comm, field, 1, dims=(comm.size,), periods=True, axes=(0,), **options
+    )
+
+
+def make(node, what):
+    field = node.xp.zeros((4, 3))
+    right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
+    return {
+        "window": lambda: node.allocate(3),
+        "each": lambda: node.allocate_each(3),
+        "event": node.event,
+        "channel": lambda: node.channel(3),
+        "pool": node.pool,
+        "halo": lambda: ring(node, field, node=node),
+        "neighbors": lambda: mpishare.NeighborExchange(
+            node.comm, {right: [1]}, {left: [0]}, field, node=node
+        ),
+        "allreduce": lambda: mpishare.Allreduce(node.comm, field, node=node),
+    }[what]()
+
+
+def rotated(node, halo, u):
+    """Whether an exchange brings the neighbors' numbers."""
+    u[...] = node.rank
+    halo.exchange(u)
+    node.synchronize()
+    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    return float(u[0].max()) == left and float(u[-1].min()) == right
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_dropped_by_all(node, what):
+    before = open_objects(node)
+    made = make(node, what)
+    name = made.name
+    del made
+    assert name in open_objects(node)  # whoever drops it does not wait for the others
+    node.barrier()
+    assert open_objects(node) == before
+
+
+@TWO
+@pytest.mark.parametrize("what", MADE)
+def test_dropped_by_some(node, what):
+    """It stays, and works, until the last rank has dropped it."""
+    made = [make(node, what)]
+    name = made[0].name
+    for rank in range(node.size):
+        node.barrier()
+        assert name in open_objects(node)
+        if node.rank == rank:
+            assert not made[0].is_closed
+            del made[0]
+    node.barrier()
+    assert name not in open_objects(node)
+
+
+def test_any_collective_call_of_the_node_will_do(node):
+    field = node.xp.zeros((4, 3))
+    calls = {
+        "allocate": lambda: node.allocate(1),
+        "allocate_each": lambda: node.allocate_each(1),
+        "share": lambda: node.share([1]),
+        "share_each": lambda: node.share_each([1]),
+        "event": node.event,
+        "channel": lambda: node.channel(1),
+        "pool": node.pool,
+        "plan": lambda: ring(node, field, node=node),
+        "barrier": node.barrier,
+    }
+    for name, call in calls.items():
+        dropped = node.allocate(3).name
+        made = call()
+        assert dropped not in open_objects(node), name
+        del made
+
+
+def test_an_array_keeps_its_window(node):
+    window = node.allocate_each(3, fill=node.rank)
+    name, array = window.name, window.array
+    del window
+    node.barrier()
+    assert name in open_objects(node)
+    assert array.tolist() == [node.rank] * 3
+    part = array[1:]
+    del array
+    node.barrier()
+    assert name in open_objects(node)
+    del part
+    node.barrier()
+    assert name not in open_objects(node)
+
+
+def test_an_array_keeps_its_pool(node):
+    pool = node.pool()
+    name = pool.name
+    array = pool.allocate(3) if node.is_leader else None
+    del pool
+    node.barrier()
+    assert name in open_objects(node)
+    del array
+    node.barrier()
+    assert name not in open_objects(node)
+
+
+def test_a_block_keeps_its_channel(node):
+    channel = node.channel(3)
+    name = channel.name
+    with channel.put() if node.is_leader else contextlib.nullcontext() as slot:
+        del channel
+        node.barrier()
+        assert name in open_objects(node)
+        if node.is_leader:
+            slot[...] = 1
+            del slot
+    node.barrier()
+    assert name not in open_objects(node)
+
+
+def test_what_is_dropped_is_closed_in_one_order(node):
+    """Plans before the windows of their fields, the newest first; on all ranks alike."""
+    closed = []
+    window = node.allocate_each((4, 3))
+    made = [ring(node, window.array, node=node), window, node.event(), make(node, "neighbors")]
+    names = [each.name for each in made]
+
+    def spy(each):
+        close = type(each).close
+
+        def note(self):
+            closed.append(self.name)
+            close(self)
+
+        return type(type(each).__name__, (type(each),), {"close": note})
+
+    for each in made:
+        each.__class__ = spy(each)
+    rng = np.random.default_rng([node.rank, 5])
+    del window, each
+    while made:
+        made.pop(int(rng.integers(len(made))))
+    node.barrier()
+    assert closed == [names[3], names[0], names[2], names[1]]
+
+
+def test_dropped_in_another_thread_or_in_a_cycle(node):
+    made = [node.allocate(3), ring(node, node.xp.zeros((4, 3)), node=node)]
+    names = {each.name for each in made}
+    thread = threading.Thread(target=made.clear)
+    thread.start()
+    thread.join()
+    node.barrier()
+    assert not names & set(open_objects(node))
+    channel = node.channel(3)
+    channel.itself, name = channel, channel.name
+    del channel
+    node.barrier()
+    gc.collect()
+    assert name in open_objects(node)  # though no weak reference leads there any more
+    node.barrier()
+    assert name not in open_objects(node)
+
+
+def test_between_start_and_wait(node):
+    halo = ring(node, node.xp.zeros((4, 3)), node=node)
+    u, name = node.xp.zeros((4, 3)), halo.name
+    halo.start(u)
+    del halo
+    node.barrier()
+    assert name not in open_objects(node)
+    assert rotated(node, ring(node, u, node=node), u)
+
+
+@pytest.mark.gpu
+def test_nothing_is_closed_in_a_capture(node):
+    """To close waits for all streams, which would end the capture."""
+    stream, x = node.xp.cuda.Stream(non_blocking=True), node.xp.zeros(4)
+    halo = ring(node, node.xp.zeros((4, 3)), node=node)
+    name = halo.name
+    x += 1  # its kernel is loaded
+    node.synchronize()
+    with stream:
+        stream.begin_capture()
+        x += 1
+        del halo
+        node.barrier()
+        graph = stream.end_capture()
+        assert name in open_objects(node)
+        graph.launch()
+        node.synchronize()
+    assert x.tolist() == [2] * 4
+    node.barrier()
+    assert name not in open_objects(node)
+
+
+@TWO
+def test_a_plan_of_some_ranks_is_closed_by_their_next_plan(node):
+    """Whatever the others do meanwhile; the names agree on all ranks of a plan."""
+    comm = node.comm.Split(0 if node.rank < 2 else 1, -node.rank)
+    field = node.xp.zeros((4, 3))
+    names = []
+    for _ in range(1 + comm.size):
+        plan = ring(node, field, comm, node=node)
+        assert comm.allgather(plan.name) == [plan.name] * comm.size
+        names.append(plan.name)
+        del plan
+    assert set(names) & set(open_objects(node)) == {names[-1]}
+    whole = ring(node, field, node=node)
+    assert node.comm.allgather(whole.name) == [whole.name] * node.size
+    assert rotated(node, whole, field)
+    comm.Free()
+
+
+def test_a_plan_keeps_no_array(node):
+    u = node.xp.zeros((4, 3))
+    v = node.xp.zeros((4, 3))
+    halo = ring(node, u, node=node)
+    halo.exchange()
+    u, gone = None, weakref.ref(u)
+    halo.exchange()  # which it was asked to keep
+    u = gone()
+    halo.exchange(v)
+    halo.start()
+    halo.wait()
+    node.synchronize()
+    del u
+    assert gone() is None
+    with pytest.raises(TypeError, match="are gone, since nobody holds them"):
+        halo.exchange()
+    assert rotated(node, halo, v)
+    halo.close()
+
+
+def test_a_plan_finds_a_view_again(node):
+    whole = node.xp.zeros((2, 4, 3))
+    whole[...] = node.rank
+    f_order = node.xp.zeros((4, 3, 2), order="F")
+    f_order[...] = node.rank
+    halo = ring(node, [whole[1], f_order[..., 1]], node=node)
+    halo.exchange(whole[0], f_order[..., 0])
+    whole[0], f_order[..., 0] = node.rank, node.rank
+    gone = weakref.ref(whole)
+    for _ in range(3):
+        halo.exchange()
+    node.synchronize()
+    left = (node.rank - 1) % node.size
+    for field in (whole[1], f_order[..., 1]):
+        assert field[0].tolist() == [left] * 3
+    for field in (whole[0], f_order[..., 0]):
+        assert float(abs(field - node.rank).max()) == 0
+    del whole, field
+    assert gone() is None
+    with pytest.raises(TypeError, match="are gone"):
+        halo.exchange()
+    halo.close()
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
+def test_carts_of_their_own(node, is_given):
+    """Plans are made, used and dropped on carts that are freed: nothing grows."""
+    u, counts, pages = node.xp.zeros((4, 3)), [], []
+    group = RankGroup.of(MPI.COMM_WORLD, "test", 30, None)
+    for number in range(400):
+        cart = MPI.COMM_WORLD.Create_cart((node.size,), periods=(True,))
+        halo = mpishare.HaloExchange(cart, u, 1, axes=(0,), node=node if is_given else None)
+        assert halo._setup.group is group
+        assert rotated(node, halo, u)
+        del halo
+        cart.Free()
+        if number in (99, 399):
+            node.barrier()
+            now = held()
+            counts.append((now.fds, now.mapped, len(RankGroup._all), len(open_objects(node))))
+            pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
+    assert counts[0] == counts[1]
+    assert pages[1] - pages[0] < 256  # one per plan would be more
+    group.release()
+
+
+def test_a_default_node_goes_with_its_last_plan(node):
+    u = np.zeros((4, 3))
+    first = ring(node, u)
+    kept, group = first._setup.node, first._setup.group
+    second = ring(node, u, node.comm.Dup())
+    assert second._setup.node is kept
+    first.close()
+    assert not kept.is_closed
+    third = ring(node, u)
+    del second
+    fourth = ring(node, u)
+    third.close()
+    assert not kept.is_closed
+    fourth.close()
+    assert kept.is_closed
+    assert NodeCache.kept(group, "host") is None
+
+
+@TWO
+def test_messages_of_two_plans_do_not_meet(node, monkeypatch):
+    """They go over one communicator, whatever the nodes, and the order of the waits."""
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    fields = [node.xp.zeros((4, 3)) for _ in range(3)]
+    nodes = node, node, None
+    plans = [ring(node, u, node=each) for u, each in zip(fields, nodes, strict=True)]
+    assert len({plan._setup.group for plan in plans}) == 1
+    left = (node.rank - 1) % node.size
+    for step in range(6):
+        # Only the calls of one node are in the same order on all ranks.
+        for number in (0, 1, 2) if node.rank % 2 else (2, 0, 1):
+            fields[number][...] = node.rank + 100 * number + 1000 * step
+            plans[number].start(fields[number])
+        for number in np.random.default_rng(step).permutation(3):
+            plans[number].wait()
+        node.synchronize()
+        found = [float(u[0, 0]) - 1000 * step for u in fields]
+        assert found == [left, left + 100, left + 200]
+    for plan in plans:
+        plan.close()
+
+
+def test_out_of_communicators(node):
+    """The error says how many plans are open; MPICH has about 2,000 communicators."""
+    if "MPICH" not in MPI.Get_library_version():
+        pytest.skip("only MPICH has so few")
+    plans = [ring(node, np.zeros((4, 3))) for _ in range(3)]
+    comm, taken = MPI.COMM_SELF.Dup(), []
+    reverse = MPI.COMM_WORLD.Split(0, -node.rank)
+    try:
+        try:
+            while True:
+                taken.append(MPI.COMM_WORLD.Dup())
+        except MPI.Exception:
+            pass
+        assert len(taken) > 1000
+        if node.size > 1:
+            with pytest.raises(
+                mpishare.MpiShareError, match=r"(?s)has [34] plans open .*cart.Free\(\)"
+            ):
+                ring(node, np.zeros((4, 3)), reverse)
+        with pytest.raises(
+            mpishare.MpiShareError, match=r"(?s)has [34] plans open .*cart.Free\(\)"
+        ):
+            mpishare.Node()
+        another = ring(node, np.zeros((4, 3)))  # the same ranks need no other
+        another.close()
+    finally:
+        for each in [*taken, comm, reverse]:
+            each.Free()
+    for plan in plans:
+        plan.close()
