@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from mpishare.coordination.agreement import Agreement
     from mpishare.halo.engine import Engine, PlanSetup
     from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message
@@ -184,7 +185,8 @@ class Plan(BasePlan):
 
     def _in_this_thread(self) -> AbstractContextManager[None]:
         """Let the calling thread make the calls of the block, while the node's own makes none."""
-        return self._context.agreement.in_this_thread()
+        agreement: Agreement = self._context.agreement
+        return agreement.in_this_thread()
 
     def _drop(self) -> None:
         self._made_with, self._open = MadeWith(()), None
