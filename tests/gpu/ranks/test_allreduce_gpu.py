@@ -268,7 +268,7 @@ def test_dots_are_those_of_numpy(node, route, code):
 
     dtype = np.dtype(code)
     rng = np.random.default_rng(7)
-    for count in (0, 1, 31, 5000, 200_003):
+    for count in (0, 1, 31, 5000, *([] if code == "e" else [200_003])):
         pairs = []
         for _ in range(node.size):
             pair = rng.integers(-3, 3, (2, count)).astype(dtype)
