@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
     from mpishare.reduction.cuda.fast_path import FastPath
+    from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
 
 _ROUTES = ("fused", "copy", "pinned")
@@ -62,9 +63,9 @@ class CudaReduce:
         is_fused = route == "fused"
         found: list[Any] = []
         comm.step(name, lambda: found.extend(self._shape(setup)))
-        shape, is_row = found
+        shape, form = found
         kind = SpinningRoute if is_fused else StreamedRoute
-        self._route = kind(self._group, shape, self._count, is_row=is_row)
+        self._route = kind(self._group, shape, self._count, form=form)
         self._buffers = Buffers(
             comm,
             name,
@@ -93,11 +94,11 @@ class CudaReduce:
             self._order = join(self._backend)
             self._reduce.try_fast = self._fast_path(self._reduce, self._order).reduce()
 
-    def _shape(self, setup: PlanSetup) -> tuple[Any, bool]:
+    def _shape(self, setup: PlanSetup) -> tuple[Any, Form]:
         """Return where the elements of a field lie; raises where that cannot be said. Local."""
         layout, order = self._layout, packing_order(setup)
-        shapes, is_row = shapes_of(layout.shape, [layout.strides], self._group.itemsize, order)
-        return shapes[0], is_row
+        shapes, form = shapes_of(layout.shape, [layout.strides], self._group.itemsize, order)
+        return shapes[0], form
 
     def _build(self, *, with_dot: bool) -> None:
         """Create the stream and the launches of `reduce`, and load all kernels. Local."""
@@ -184,9 +185,9 @@ class CudaReduce:
         """Make the launches of dot products of such arrays. Local."""
         of_x, of_y, _ = layouts
         extents, strides = order_by_strides(of_x.shape, [of_x.strides, of_y.strides])
-        shapes, is_row = shapes_of(extents, strides, self._dtype.itemsize, "C")
+        shapes, form = shapes_of(extents, strides, self._dtype.itemsize, "C")
         pointers, count = Pointers(3), prod(of_x.shape)
-        enqueued = self._route.dot(pointers, shapes, count, is_row=is_row)
+        enqueued = self._route.dot(pointers, shapes, count, form=form)
         prepared = PreparedCall(layouts, enqueued, pointers, self._capturing, self._group.where)
         if self._order is not None:
             prepared.try_fast = self._fast_path(prepared, self._order).dot()
