@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from mpishare.halo.engine import Engine, PlanSetup
     from mpishare.halo.message import Message
 
-log = logging.getLogger("mpishare.halo")
-
 
 class Plan(BasePlan):
     """An exchange that is made many times, with the same cells and any arrays of the same layout.
 
     `HaloExchange` and `NeighborExchange` say which cells.
     """
+
+    _log = logging.getLogger("mpishare.halo")
 
     def __init__(
         self, setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]
@@ -38,7 +38,7 @@ class Plan(BasePlan):
         self._open_on(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         took_ms = 1e3 * (perf_counter() - setup.begin)
-        log.info(
+        self._log.info(
             "%s made in %.1f ms, %s of staging: %s",
             self.name,
             took_ms,
