@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
 
-log = logging.getLogger("mpishare.reduction")
-
 _CALL = "Allreduce"
 
 
@@ -78,6 +76,8 @@ class Allreduce(BasePlan):
     (True, True)
     """
 
+    _log = logging.getLogger("mpishare.allreduce")
+
     def __init__(
         self, comm: MPI.Intracomm, like: Any, op: str = "sum", *, node: Node | None = None
     ) -> None:
@@ -106,7 +106,7 @@ class Allreduce(BasePlan):
         self._agreement = setup.context.agreement
         self._thread = self._agreement.thread
         ranges.bind(self, "reduce", "dot")
-        log.info(
+        self._log.info(
             "%s made in %.1f ms, %s of staging",
             self.name,
             1e3 * (perf_counter() - setup.begin),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from mpishare.context import NodeObject
@@ -10,17 +9,17 @@ from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import ClosedError
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Sequence
 
     from mpishare.halo.engine import PlanEngine, PlanSetup
-
-log = logging.getLogger("mpishare.halo")
 
 
 class BasePlan(NodeObject):
     """Something that is agreed on once and used many times."""
 
     _closes_first = True
+    _log: logging.Logger
     _setup: PlanSetup
 
     def _open_on(self, setup: PlanSetup) -> None:
@@ -74,7 +73,7 @@ class BasePlan(NodeObject):
         # The importers first, then the owners.
         setup.comm.step(call, lambda: each("release"))
         setup.comm.step(call, lambda: each("close"))
-        log.debug("%s closed", self.name)
+        self._log.debug("%s closed", self.name)
         setup.close()
 
     def _abandon(self) -> None:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message
 
-log = logging.getLogger("mpishare.halo")
-
 
 class Plan(BasePlan):
     """An exchange that is made many times, with the same cells and any arrays of the same layout.
 
     `HaloExchange` and `NeighborExchange` say which cells.
     """
+
+    _log = logging.getLogger("mpishare.halo")
 
     def __init__(
         self, setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]
@@ -42,8 +42,8 @@ class Plan(BasePlan):
         self._open: Any = None  # the call that was started and not waited for
         self._open_on(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
-        if log.isEnabledFor(logging.INFO):
-            log.info(
+        if self._log.isEnabledFor(logging.INFO):
+            self._log.info(
                 "%s made in %.1f ms, %s of staging: %s",
                 self.name,
                 1e3 * (perf_counter() - setup.begin),

@@ -150,7 +150,7 @@ class HostReduce:
         return array
 
     def _operand(self, field: Any, name: str) -> Array:
-        array = as_numpy(field, name)
+        array = field if type(field) is np.ndarray else as_numpy(field, name)
         if array.dtype != self._dtype:
             raise ValueError(f"{name} has dtype {array.dtype} instead of {self._dtype}")
         return array

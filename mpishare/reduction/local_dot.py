@@ -26,6 +26,9 @@ class LocalDot:
 
     def into(self, total: Array, x: Array, y: Array) -> None:
         """Store the dot product of two arrays of the same shape in `total`, of one element."""
+        if x.size <= _BLOCK and x.flags.c_contiguous and y.flags.c_contiguous:
+            total[...] = np.vdot(x, y)
+            return
         total[...] = 0
         for a, b in self._blocks(x, y):
             np.add(total, np.vdot(a, b), out=total)

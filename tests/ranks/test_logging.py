@@ -44,8 +44,21 @@ def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, line, caplog):
     assert closed == [f"{halo.name} closed", f"{window.name} closed"]
 
 
+def test_a_reduction_is_logged_and_no_call_of_it(node, caplog):
+    x = node.xp.ones(3)
+    with caplog.at_level(logging.DEBUG, "mpishare.allreduce"):
+        total = mpishare.Allreduce(node.comm, x, node=node)
+        total.reduce(x)
+        total.dot(x, x)
+        total.close()
+    made, closed = [record.getMessage() for record in caplog.records]
+    assert made.startswith(f"{total.name} made in ")
+    assert made.endswith(" of staging")
+    assert closed == f"{total.name} closed"
+
+
 def calls(node, line):
-    """A window and a plan, used once, and once wrongly; what is bound to them as their own."""
+    """A window and two plans, used once, and once wrongly; what is bound to them as their own."""
     window = node.allocate(4)
     field = node.xp.zeros(6)
     halo = mpishare.HaloExchange(line, field, 1, node=node)
@@ -57,6 +70,9 @@ def calls(node, line):
     window.fence()
     with pytest.raises(ValueError, match="exchange failed"):
         halo.exchange(field, field)
+    with mpishare.Allreduce(node.comm, field, node=node) as total:
+        total.reduce(field)
+        total.dot(field, field)
     halo.close()
     window.close()
     return bound
@@ -84,5 +100,6 @@ def test_ranges_are_pushed_and_popped_in_pairs(node, line, monkeypatch):
     halo = ["exchange", "start", "wait", "accumulate"]
     names = ["Node.allocate", "HaloExchange", *(f"HaloExchange.{call}" for call in halo)]
     names += ["Window.fence", "HaloExchange.exchange"]
+    names += ["Allreduce", "Allreduce.reduce", "Allreduce.dot"]
     expected = [item for name in names for item in (f"mpishare.{name}", "pop")]
     assert seen == expected

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.halo.layout import FieldLayout
+from mpishare.reduction import quiet
 from mpishare.reduction.large import folds_all
 from mpishare.reduction.local_dot import LocalDot
 from mpishare.reduction.operation import Operation
@@ -112,8 +113,9 @@ def test_bits_do_not_depend_on_where_an_array_lies():
 # --- the rest
 
 
-def test_nothing_warns_or_raises_and_the_user_s_own_errstate_stays():
-    run, large = quiet_runner(), np.full(3, 1e308)
+@pytest.mark.parametrize("run", [quiet_runner(), quiet._run_with_errstate], ids=["", "numpy 1"])
+def test_nothing_warns_or_raises_and_the_user_s_own_errstate_stays(run):
+    large = np.full(3, 1e308)
     with np.errstate(all="raise"):
         run(np.add, large, large, large)
         assert np.isinf(large).all()

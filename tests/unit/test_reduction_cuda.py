@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
@@ -16,16 +16,28 @@ from mpishare.reduction.operation import Operation
 from tests.unit.test_kernels import compile_cuda
 
 
-def offsets(shape, count):
-    """Where the kernels find each element, as `element` of elements.cuh."""
+def offsets(shape, count, form):
+    """Where the kernels find each element, as `elements` of elements.cuh."""
     found = []
     for number in range(count):
         i, at = number, 0
         for axis in range(shape.axes - 1, 0, -1):
-            i, here = divmod(i, shape.extent[axis])
-            at += shape.step[axis] * here
+            extent = shape.extent[axis]
+            rest = (
+                divided(i, shape.magic[axis], shape.shift[axis]) if form == "NEAR" else i // extent
+            )
+            at += shape.step[axis] * (i - rest * extent)
+            i = rest
         found.append(at + shape.step[0] * i)
     return found
+
+
+def divided(number, magic, shift):
+    """In 32 bits, which must be enough for the sum."""
+    total = number + (number * magic >> 32)
+    assert magic < 1 << 32
+    assert total < 1 << 32
+    return total >> shift
 
 
 def places(array, order="C"):
@@ -45,23 +57,41 @@ def test_elements_lie_where_numpy_has_them(axes, order, permuted):
     numbers = list(range(view.ndim))
     permuted.shuffle(numbers)
     view = view.transpose(numbers)
-    [shape], is_row = shapes_of(view.shape, [view.strides], 4, order)
-    assert offsets(shape, view.size) == places(view, order)
-    assert is_row == (places(view, order) == list(range(0, 4 * view.size, 4)))
+    [shape], form = shapes_of(view.shape, [view.strides], 4, order)
+    assert offsets(shape, view.size, form) == places(view, order)
+    assert form == ("ROW" if places(view, order) == list(range(0, 4 * view.size, 4)) else "NEAR")
+
+
+@given(number=st.integers(0, (1 << 31) - 1), extent=st.integers(1, (1 << 31) - 1))
+@example(number=(1 << 31) - 1, extent=(1 << 31) - 1)
+@example(number=(1 << 31) - 1, extent=1)
+@example(number=(1 << 31) - 2, extent=3)
+def test_products_divide(number, extent):
+    [shape], _ = shapes_of((2, extent), [(16 * extent + 8, 8)], 4, "C")
+    last = shape.axes - 1
+    assert shape.extent[last] in (extent, 2)
+    magic, shift = shape.magic[last], shape.shift[last]
+    assert divided(number, magic, shift) == number // shape.extent[last]
+
+
+def test_large_strided_fields_divide_in_64_bits():
+    extents, strides = (1 << 20, 1 << 12), [(1 << 14, 1)]
+    assert shapes_of(extents, strides, 1, "C")[1] == "FAR"
+    assert shapes_of((1 << 18, 1 << 12), strides, 1, "C")[1] == "NEAR"
 
 
 def test_pairs_are_merged_where_both_can_be():
     u, v = np.zeros((6, 5, 4)), np.zeros((6, 9, 4))[:, :5]
-    (of_u, of_v), is_row = shapes_of(u.shape, [u.strides, v.strides], 8, "C")
-    assert (of_u.axes, of_v.axes, is_row) == (2, 2, False)
-    assert offsets(of_v, v.size) == places(v)
-    assert shapes_of(u.shape, [u.strides] * 2, 8, "C")[1]
+    (of_u, of_v), form = shapes_of(u.shape, [u.strides, v.strides], 8, "C")
+    assert (of_u.axes, of_v.axes, form) == (2, 2, "NEAR")
+    assert offsets(of_v, v.size, form) == places(v)
+    assert shapes_of(u.shape, [u.strides] * 2, 8, "C")[1] == "ROW"
 
 
 def test_sums_take_the_elements_as_they_lie():
     u = np.zeros((6, 5, 4), order="F")
     extents, strides = order_by_strides(u.shape, [u.strides, u.strides])
-    assert shapes_of(extents, strides, 8, "C")[1]
+    assert shapes_of(extents, strides, 8, "C")[1] == "ROW"
 
 
 def test_more_axes_than_a_record_has_are_refused():
@@ -146,34 +176,39 @@ def every_operation():
 
 
 OPERATIONS = sorted(
-    {sources.options(each, 2, contiguous=True): each for each in every_operation()}.values(),
+    {sources.options(each, 2, "ROW"): each for each in every_operation()}.values(),
     key=lambda each: (each.dtype.char, each.name),
 )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.dtype}-{each.name}")
 def test_every_operation_compiles(operation):
-    compiles("small", operation, 2, contiguous=True)
+    compiles("small", operation, 2, form="ROW")
     if operation.name == "sum":  # what an operation does is in a header that all include
         for name in ("large", "streamed", "dot"):
-            compiles(name, operation, 2, contiguous=False)
+            compiles(name, operation, 2, form="NEAR")
+
+
+@pytest.mark.parametrize("name", ["small", "large", "dot", "streamed"])
+def test_fields_of_any_size_compile(name):
+    compiles(name, Operation("sum", np.dtype("d")), 2, form="FAR")
 
 
 @pytest.mark.parametrize("nranks", [1, 3, 40])
 @pytest.mark.parametrize("name", ["small", "large", "dot", "streamed"])
 def test_any_number_of_ranks_compiles(name, nranks):
-    compiles(name, Operation("sum", np.dtype("d")), nranks, contiguous=True)
+    compiles(name, Operation("sum", np.dtype("d")), nranks, form="ROW")
 
 
-def compiles(name, operation, nranks, *, contiguous):
-    given = sources.options(operation, nranks, contiguous=contiguous)
+def compiles(name, operation, nranks, *, form):
+    given = sources.options(operation, nranks, form)
     code, log = compile_cuda(sources.source(f"{name}.cu"), "sm_90", *given)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""
 
 
 def test_a_record_of_another_size_does_not_compile():
-    given = sources.options(Operation("sum", np.dtype("d")), 2, contiguous=True)
+    given = sources.options(Operation("sum", np.dtype("d")), 2, "ROW")
     size = ctypes.sizeof(Shape)
     wrong = [each.replace(f"Shape_nbytes={size}", f"Shape_nbytes={size + 8}") for each in given]
     code, log = compile_cuda(sources.source("small.cu"), "sm_90", *wrong)

@@ -7,8 +7,8 @@
 #include "waiting.cuh"
 #include "ll.cuh"
 
-// Of a block: one warp where that is enough.
-const int MAX_THREADS = 512, IN_FLIGHT = 8;
+// A block is one warp where that is enough. A thread has so many elements in flight:
+const int MAX_THREADS = 512, IN_FLIGHT = sizeof(Number) > 8 ? 4 : 8;
 
 // In what a rank's own sum is kept.
 template <class T>
@@ -54,22 +54,22 @@ struct Sum<Complex<Real>> {
 
 typedef Sum<Number> Partial;
 
-__device__ __forceinline__ Partial shifted_down(const Partial& mine, int lanes) {
+__device__ __forceinline__ Partial of_partner(const Partial& mine, int lanes) {
     const int words = (sizeof(Partial) + 3) / 4;
     unsigned word[words] = {};
     memcpy(word, &mine, sizeof mine);
 #pragma unroll
-    for (int k = 0; k < words; ++k) word[k] = __shfl_down_sync(~0u, word[k], lanes);
+    for (int k = 0; k < words; ++k) word[k] = __shfl_xor_sync(~0u, word[k], lanes);
     Partial other;
     memcpy(&other, word, sizeof other);
     return other;
 }
 
-// The sum over a block, in thread 0.
+// The sum over a block, in all threads of the first warp: partners add the same two numbers.
 __device__ Partial sum_of_block(Partial mine) {
     __shared__ Partial of_warp[MAX_THREADS / 32];
 #pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) mine.add(shifted_down(mine, lanes));
+    for (int lanes = 16; lanes; lanes /= 2) mine.add(of_partner(mine, lanes));
     if (blockDim.x == 32) return mine;
     __syncthreads(); // the last sum has been read
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
@@ -77,7 +77,7 @@ __device__ Partial sum_of_block(Partial mine) {
     if (threadIdx.x < 32) {
         mine = threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : Partial();
 #pragma unroll
-        for (int lanes = MAX_THREADS / 64; lanes; lanes /= 2) mine.add(shifted_down(mine, lanes));
+        for (int lanes = 16; lanes; lanes /= 2) mine.add(of_partner(mine, lanes));
     }
     return mine;
 }
@@ -109,7 +109,7 @@ __device__ __forceinline__ Partial sum_of_elements(
     Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x;
     for (; i + (IN_FLIGHT - 1) * step < count; i += IN_FLIGHT * step)
         add_products<true>(sums, x, y, of_x, of_y, i, step, count);
-    add_products<false>(sums, x, y, of_x, of_y, i, step, count);
+    if (i < count) add_products<false>(sums, x, y, of_x, of_y, i, step, count);
 #pragma unroll
     for (int width = IN_FLIGHT / 2; width; width /= 2)
 #pragma unroll
@@ -117,16 +117,14 @@ __device__ __forceinline__ Partial sum_of_elements(
     return sums[0];
 }
 
-// Sends my sum to all ranks and folds theirs, with the first warp: lane k serves ranks k, k + 32,
-// ... Returns whether the sum is whole; it is in lane 0.
+// Sends my sum to all ranks and folds theirs, with the first warp, whose lanes all have it: lane k
+// serves ranks k, k + 32, ... Returns whether the sum is whole.
 __device__ __forceinline__ bool sum_of_ranks(
     const Peers& peers, int me, Number& sum, Word epoch, State* state, const Host& host
 ) {
     const Word flag = epoch << 32;
     const Word here = (epoch & 1) * RANKS * WORDS;
-    LL mine = split(sum);
-#pragma unroll
-    for (int k = 0; k < WORDS; ++k) mine.data[k] = __shfl_sync(~0u, mine.data[k], 0);
+    const LL mine = split(sum);
     Wait wait(host, state, epoch);
     LL words[(RANKS + 31) / 32];
     bool is_whole = true;

@@ -12,10 +12,15 @@
 #ifndef RANKS
 #define RANKS 2
 #endif
-// Whether element i lies at i * sizeof(NUMBER).
-#ifndef CONTIGUOUS
-#define CONTIGUOUS 1
+// How elements lie: ROW, element i at i * sizeof(NUMBER); NEAR and FAR, along several axes, with
+// numbers below 2^31, and with any.
+#ifndef FORM
+#define FORM ROW
 #endif
+
+#define ROW 0
+#define NEAR 1
+#define FAR 2
 
 #define SUM 0
 #define PROD 1
@@ -77,6 +82,9 @@ const int MAX_AXES = 8;
 struct Shape {
     long long step[MAX_AXES]; // bytes
     Word extent[MAX_AXES];
+    // Divides a number below 2^31 by the extent: (n + (n * magic >> 32)) >> shift.
+    unsigned magic[MAX_AXES];
+    unsigned shift[MAX_AXES];
     int axes;
     int unused;
 };
@@ -84,43 +92,36 @@ struct Shape {
 static_assert(sizeof(Shape) == Shape_nbytes, "size of Shape");
 #endif
 
-// Adds the byte offsets of element i to `at`, in fields of the same extents.
-template <class Index, int FIELDS>
-__device__ __forceinline__ void add_offsets(
-    const Shape* const (&shapes)[FIELDS], Index i, long long (&at)[FIELDS]
-) {
-#pragma unroll 1
-    for (int axis = shapes[0]->axes - 1; axis >= 0; --axis) {
-        const Index extent = static_cast<Index>(shapes[0]->extent[axis]);
-        const Index rest = axis ? i / extent : 0;
-        const long long here = static_cast<long long>(i - rest * extent);
-#pragma unroll
-        for (int field = 0; field < FIELDS; ++field) at[field] += shapes[field]->step[axis] * here;
-        i = rest;
-    }
-}
-
-// Not inlined: it would make the kernels twice as large, for fields that hardly anybody has.
-template <int FIELDS>
-__device__ __noinline__ void add_wide_offsets(
-    const Shape* const (&shapes)[FIELDS], Word i, long long (&at)[FIELDS]
-) {
-    add_offsets(shapes, i, at);
-}
-
+// Where element i of several fields of the same extents lies.
 template <int FIELDS>
 __device__ __forceinline__ void elements(
     char* const (&fields)[FIELDS], const Shape* const (&shapes)[FIELDS], Word i,
     Number* (&found)[FIELDS]
 ) {
     long long at[FIELDS] = {};
-    if (CONTIGUOUS) {
+    if constexpr (FORM == ROW) {
 #pragma unroll
         for (int field = 0; field < FIELDS; ++field) at[field] = i * sizeof(Number);
-    } else if (i >> 32) {
-        add_wide_offsets(shapes, i, at);
     } else {
-        add_offsets(shapes, static_cast<unsigned>(i), at); // divides five times as fast
+#pragma unroll 1
+        for (int axis = shapes[0]->axes - 1; axis >= 0; --axis) {
+            Word rest = 0, here = i;
+            if (axis) {
+                const Word extent = shapes[0]->extent[axis];
+                if constexpr (FORM == NEAR) {
+                    const unsigned n = static_cast<unsigned>(i);
+                    rest = (n + __umulhi(n, shapes[0]->magic[axis])) >> shapes[0]->shift[axis];
+                    here = n - static_cast<unsigned>(rest) * static_cast<unsigned>(extent);
+                } else {
+                    rest = i / extent;
+                    here = i - rest * extent;
+                }
+            }
+#pragma unroll
+            for (int field = 0; field < FIELDS; ++field)
+                at[field] += shapes[field]->step[axis] * static_cast<long long>(here);
+            i = rest;
+        }
     }
 #pragma unroll
     for (int field = 0; field < FIELDS; ++field)

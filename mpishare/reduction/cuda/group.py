@@ -9,13 +9,12 @@ import cupy
 
 from mpishare.backends import driver
 from mpishare.reduction.cuda.kernels import kernel
-from mpishare.reduction.cuda.records import shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.halo.engine import PlanSetup
-    from mpishare.reduction.cuda.records import Shape
+    from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
 
 _SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
@@ -73,10 +72,6 @@ class Group:
         """Bytes of an element."""
         return self.operation.dtype.itemsize
 
-    def shapes_of_one(self) -> tuple[list[Shape], bool]:
-        """Return the record of a field of one element."""
-        return shapes_of((1,), [(self.itemsize,)], self.itemsize, "C")
-
     def zeros(self, nbytes: int) -> int:
         """Return the address of zeroed GPU memory, held until `close`."""
         return self.upload(cupy.zeros(max(nbytes, 1), "u1"))
@@ -92,7 +87,7 @@ class Group:
         size: tuple[int, int],
         arguments: Sequence[Any],
         *,
-        is_row: bool,
+        form: Form,
         nranks: int = 0,
     ) -> driver.Launch:
         """Prepare a launch of a kernel.
@@ -105,13 +100,13 @@ class Group:
             Blocks, and threads in each.
         arguments : sequence of ctypes objects
             Held, and read at each launch.
-        is_row : bool
-            Whether fields are rows of elements.
+        form : str
+            How elements lie.
         nranks : int, optional
             How many ranks reduce. Default: all.
         """
         nranks = nranks or self.size
-        function = kernel(name, self.operation, nranks, self.device, contiguous=is_row)
+        function = kernel(name, self.operation, nranks, self.device, form)
         return driver.Launch(function, *size, arguments, self.where)
 
     def close(self) -> None:

@@ -10,26 +10,27 @@ import cupy
 from mpishare.reduction.cuda.sources import options, source
 
 if TYPE_CHECKING:
+    from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
 
 _FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
 
 
 @functools.cache
-def kernel(name: str, operation: Operation, nranks: int, device: int, *, contiguous: bool) -> int:
+def kernel(name: str, operation: Operation, nranks: int, device: int, form: Form) -> int:
     """Return the driver's handle of a kernel, loaded on the current device. Local.
 
     Parameters
     ----------
     name : str
         ``small``, ``large``, ``dot``, ``pack`` or ``fold``.
-    operation, nranks, contiguous
+    operation, nranks, form
         See `options`.
     device : int
         The current device, since a handle belongs to one.
     """
     del device
-    given = options(operation, nranks, contiguous=contiguous)
+    given = options(operation, nranks, form)
     return int(_module(_FILES.get(name, f"{name}.cu"), given).get_function(name).kernel.ptr)
 
 

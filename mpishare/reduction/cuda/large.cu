@@ -29,7 +29,7 @@ struct __align__(16) Pack {
 };
 
 // Packs that a thread has in flight.
-const int IN_FLIGHT = !CONTIGUOUS ? 1 : RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
+const int IN_FLIGHT = FORM != ROW ? 1 : RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
 
 // Elements whose place is computed at once: more of them would make the kernel many times as large.
 const int UNROLLED = PER_PACK <= 4 ? PER_PACK : 1;
@@ -70,7 +70,7 @@ struct Launch {
 
     __device__ __forceinline__ Pack load(Word pack) const {
         Pack found;
-        if (CONTIGUOUS && is_vector && (pack + 1) * PER_PACK <= staging.count) {
+        if (FORM == ROW && is_vector && (pack + 1) * PER_PACK <= staging.count) {
             Number* at = element(field, shape, first + pack * PER_PACK);
             uint4 bits = *reinterpret_cast<uint4*>(at);
             memcpy(&found, &bits, sizeof found);
@@ -84,7 +84,7 @@ struct Launch {
         return found;
     }
     __device__ __forceinline__ void store(Word pack, const Pack& data) const {
-        if (CONTIGUOUS && is_vector && (pack + 1) * PER_PACK <= staging.count) {
+        if (FORM == ROW && is_vector && (pack + 1) * PER_PACK <= staging.count) {
             uint4 bits;
             memcpy(&bits, &data, sizeof bits);
             *reinterpret_cast<uint4*>(element(field, shape, first + pack * PER_PACK)) = bits;

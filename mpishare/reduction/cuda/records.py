@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpishare.errors import UnsupportedError
 
@@ -24,6 +25,8 @@ class Shape(ctypes.Structure):
     _fields_ = (
         ("step", ctypes.c_int64 * MAX_AXES),
         ("extent", ctypes.c_uint64 * MAX_AXES),
+        ("magic", ctypes.c_uint32 * MAX_AXES),
+        ("shift", ctypes.c_uint32 * MAX_AXES),
         ("axes", ctypes.c_int),
         ("unused", ctypes.c_int),
     )
@@ -53,12 +56,15 @@ class Host(ctypes.Structure):
 SIZE_OPTIONS = tuple(f"-D{each.__name__}_nbytes={ctypes.sizeof(each)}" for each in (Shape, Staging))
 
 Strides = tuple[int, ...]
+Form = Literal["ROW", "NEAR", "FAR"]
+"""How elements lie: one behind the other; along several axes, fewer than 2^31; more of them."""
+USUAL_FORMS: tuple[Form, ...] = ("ROW", "NEAR")
 
 
 def shapes_of(
     extents: Sequence[int], strides: Sequence[Strides], itemsize: int, order: Order
-) -> tuple[list[Shape], bool]:
-    """Return the records of fields of the same shape, and whether all are rows of elements.
+) -> tuple[list[Shape], Form]:
+    """Return the records of fields of the same shape, and their form for the kernels.
 
     Parameters
     ----------
@@ -92,8 +98,23 @@ def shapes_of(
         shape = Shape(axes=len(merged))
         for axis, (extent, *steps) in enumerate(merged):
             shape.extent[axis], shape.step[axis] = extent, steps[index]
+            shape.magic[axis], shape.shift[axis] = _divider(extent)
         shapes.append(shape)
-    return shapes, len(merged) == 1 and all(step == itemsize for step in merged[0][1:])
+    if len(merged) == 1 and all(step == itemsize for step in merged[0][1:]):
+        return shapes, "ROW"
+    return shapes, "NEAR" if prod(extents) < 1 << 31 else "FAR"
+
+
+def _divider(number: int) -> tuple[int, int]:
+    """Return the factor and the shift that divide by a number; see elements.cuh.
+
+    Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994, figure 4.1;
+    that any number below 2^31 times 2 stays below 2^32 saves the step for larger ones.
+    """
+    shift = max(number - 1, 0).bit_length()
+    if not 0 < number < 1 << 31:
+        return 0, 0  # an empty axis, or one of a far field
+    return (((1 << shift) - number) << 32) // number + 1, shift
 
 
 def order_by_strides(

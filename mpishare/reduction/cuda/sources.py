@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mpishare.reduction.cuda.records import SIZE_OPTIONS
 
 if TYPE_CHECKING:
+    from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
 
 _FLOATS = {"e": "Half", "f": "float", "d": "double", "F": "Complex<float>", "D": "Complex<double>"}
@@ -15,7 +16,7 @@ _WORDS = {1: "char", 2: "short", 4: "int", 8: "long long"}
 _OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 
 
-def options(operation: Operation, nranks: int, *, contiguous: bool) -> tuple[str, ...]:
+def options(operation: Operation, nranks: int, form: Form) -> tuple[str, ...]:
     """Return the compiler options of a kernel.
 
     Parameters
@@ -24,8 +25,8 @@ def options(operation: Operation, nranks: int, *, contiguous: bool) -> tuple[str
         Of the plan.
     nranks : int
         How many ranks reduce.
-    contiguous : bool
-        Whether fields are rows of elements.
+    form : str
+        How elements lie; see `records.Form`.
     """
     dtype = operation.dtype
     number = _FLOATS.get(dtype.char)
@@ -39,7 +40,7 @@ def options(operation: Operation, nranks: int, *, contiguous: bool) -> tuple[str
         f"-DNUMBER={number}",
         f"-DOPERATION={_OPERATIONS[operation.name]}",
         f"-DRANKS={nranks}",
-        f"-DCONTIGUOUS={int(contiguous)}",
+        f"-DFORM={form}",
         *SIZE_OPTIONS,
     )
 

@@ -6,14 +6,20 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from mpishare.reduction.cuda.group import InOrder
-from mpishare.reduction.cuda.records import Host, Staging, address_array, staging_of
+from mpishare.reduction.cuda.records import (
+    USUAL_FORMS,
+    Host,
+    Staging,
+    address_array,
+    staging_of,
+)
 from mpishare.reduction.cuda.schedule import schedule
 
 if TYPE_CHECKING:
     from mpishare.backends.driver import Launch
     from mpishare.reduction.cuda.buffers import Buffers
     from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
-    from mpishare.reduction.cuda.records import Shape
+    from mpishare.reduction.cuda.records import Form, Shape
 
 SMALL_NBYTES = 1 << 20
 """Fields of up to so many bytes, times the number of other ranks, go to everybody as they are."""
@@ -37,8 +43,8 @@ class SpinningRoute:
     ----------
     group : Group
         The ranks.
-    shape, is_row
-        Where the elements of a field lie, and whether one behind the other.
+    shape, form
+        Where the elements of a field lie; see `records.shapes_of`.
     count : int
         How many elements it has.
 
@@ -52,8 +58,8 @@ class SpinningRoute:
 
     are_graphs = True
 
-    def __init__(self, group: Group, shape: Shape, count: int, *, is_row: bool) -> None:
-        self._group, self._shape, self._is_row, self._count = group, shape, is_row, count
+    def __init__(self, group: Group, shape: Shape, count: int, *, form: Form) -> None:
+        self._group, self._shape, self._form, self._count = group, shape, form, count
         itemsize, others = group.itemsize, group.size - 1
         self.is_small = count * itemsize * others <= SMALL_NBYTES
         self._begin = _aligned(self._ll_nbytes(1))  # that of dot products comes first
@@ -79,10 +85,10 @@ class SpinningRoute:
         begins = range(0, self._count, self._segment)
         return InOrder([self._large(field, begin, self._state) for begin in begins])
 
-    def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, is_row: bool) -> Enqueued:
+    def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
         """Return the launch for the arrays at the first two addresses, into the third."""
         arrays = [pointers.argument(index) for index in range(3)]
-        return self._dot(shapes, arrays, count, self._group.me, self._dot_state, is_row=is_row)
+        return self._dot(shapes, arrays, count, self._group.me, self._dot_state, form=form)
 
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> None:
         """Launch each kernel once on no elements: a kernel loaded later would wait for streams."""
@@ -93,8 +99,8 @@ class SpinningRoute:
         else:
             self._large(field, self._count, state).enqueue(0)
         arrays = [field, field, ctypes.c_uint64(self._group.zeros(16))]
-        for is_row in (True, False) if with_dot else ():
-            self._dot([self._shape] * 2, arrays, 0, -1, state, is_row=is_row).enqueue(0)
+        for form in USUAL_FORMS if with_dot else ():
+            self._dot([self._shape] * 2, arrays, 0, -1, state, form=form).enqueue(0)
 
     def _small(self, field: Any, count: int, state: int) -> Launch:
         most = self._group.resident_blocks
@@ -105,7 +111,7 @@ class SpinningRoute:
             (blocks, threads),
             self._begin,
             [self._shape, field, ctypes.c_uint32(count), self._me, ctypes.c_uint64(state)],
-            is_row=self._is_row,
+            form=self._form,
         )
 
     def _large(self, field: Any, begin: int, state: int) -> Launch:
@@ -127,7 +133,7 @@ class SpinningRoute:
             ctypes.c_uint64(state),
         ]
         size = blocks, _THREADS
-        return self._launch("large", size, self._begin, arguments, is_row=self._is_row)
+        return self._launch("large", size, self._begin, arguments, form=self._form)
 
     def _dot(
         self,
@@ -137,7 +143,7 @@ class SpinningRoute:
         me: int,
         state: int,
         *,
-        is_row: bool,
+        form: Form,
     ) -> Launch:
         is_warp = count <= _WARP * _ELEMENTS_PER_LANE
         threads = _WARP if is_warp else _THREADS
@@ -150,13 +156,13 @@ class SpinningRoute:
             ctypes.c_int32(me),
             ctypes.c_uint64(state),
         ]
-        return self._launch("dot", (blocks, threads), 0, arguments, is_row=is_row)
+        return self._launch("dot", (blocks, threads), 0, arguments, form=form)
 
     def _launch(
-        self, name: str, size: tuple[int, int], offset: int, arguments: list[Any], *, is_row: bool
+        self, name: str, size: tuple[int, int], offset: int, arguments: list[Any], *, form: Form
     ) -> Launch:
         peers = address_array(self._buffers.addresses(offset))
-        return self._group.launch(name, size, [peers, *arguments, self._host], is_row=is_row)
+        return self._group.launch(name, size, [peers, *arguments, self._host], form=form)
 
     @property
     def _me(self) -> ctypes.c_int32:

@@ -12,14 +12,14 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from mpishare.reduction.cuda.group import InOrder
-from mpishare.reduction.cuda.records import Host, address_array
+from mpishare.reduction.cuda.records import USUAL_FORMS, Host, address_array, shapes_of
 
 if TYPE_CHECKING:
     from mpishare.backends import Backend
     from mpishare.backends.driver import Launch
     from mpishare.reduction.cuda.buffers import Buffers
     from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
-    from mpishare.reduction.cuda.records import Shape
+    from mpishare.reduction.cuda.records import Form, Shape
 
 SEGMENT_NBYTES = 8 << 20
 """Larger fields are reduced part by part, so that the buffers stay small."""
@@ -35,7 +35,7 @@ class StreamedRoute:
 
     Parameters
     ----------
-    group, shape, count, is_row
+    group, shape, count, form
         As `SpinningRoute`.
 
     Attributes
@@ -46,8 +46,8 @@ class StreamedRoute:
 
     are_graphs = False
 
-    def __init__(self, group: Group, shape: Shape, count: int, *, is_row: bool) -> None:
-        self._group, self._shape, self._is_row, self._count = group, shape, is_row, count
+    def __init__(self, group: Group, shape: Shape, count: int, *, form: Form) -> None:
+        self._group, self._shape, self._form, self._count = group, shape, form, count
         self._segment = max(1, min(count, SEGMENT_NBYTES // group.itemsize))
         self.nbytes = -(-self._segment * group.itemsize // _ALIGN) * _ALIGN
 
@@ -68,7 +68,7 @@ class StreamedRoute:
         self._is_read = _Signals(group.backend, is_read)
         self._of_blocks, self._dot_state = group.zeros(16 * group.blocks), group.zeros(16)
         self._sum = group.zeros(_NUMBER_NBYTES)
-        (self._of_one,), _ = group.shapes_of_one()
+        (self._of_one,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
 
     def reduce(self, pointers: Pointers) -> Enqueued:
         """Return what reduces the field at the first address."""
@@ -76,49 +76,49 @@ class StreamedRoute:
         parts: list[Enqueued] = []
         for begin in range(0, self._count, self._segment):
             count = min(self._segment, self._count - begin)
-            parts += self._steps(self._shape, field, field, begin, count, is_row=self._is_row)
+            parts += self._steps(self._shape, field, field, begin, count, form=self._form)
         return InOrder(parts)
 
-    def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, is_row: bool) -> Enqueued:
+    def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
         """Return what reduces the arrays at the first two addresses, into the third."""
         x, y, out = (pointers.argument(index) for index in range(3))
         mine = ctypes.c_uint64(self._sum)
-        local = self._local_dot(shapes, [x, y, mine], count, is_row=is_row)
-        return InOrder([local, *self._steps(self._of_one, mine, out, 0, 1, is_row=True)])
+        local = self._local_dot(shapes, [x, y, mine], count, form=form)
+        return InOrder([local, *self._steps(self._of_one, mine, out, 0, 1, form="ROW")])
 
     def warm_up(self, pointers: Pointers, *, with_dot: bool) -> None:
         """Launch each kernel once on no elements: a kernel loaded later would wait for streams."""
         field = pointers.argument(0)
-        rows = {self._is_row, True} if with_dot else {self._is_row}
-        for is_row in rows:
-            self._pack(self._shape, field, 0, 0, 0, is_row=is_row).enqueue(0)
-            self._fold(self._shape, field, 0, 0, is_row=is_row).enqueue(0)
+        forms: set[Form] = {self._form, "ROW"} if with_dot else {self._form}
+        for form in forms:
+            self._pack(self._shape, field, 0, 0, 0, form=form).enqueue(0)
+            self._fold(self._shape, field, 0, 0, form=form).enqueue(0)
         arrays = [field, field, ctypes.c_uint64(self._sum)]
-        for is_row in (True, False) if with_dot else ():
-            self._local_dot([self._shape] * 2, arrays, 0, is_row=is_row).enqueue(0)
+        for form in USUAL_FORMS if with_dot else ():
+            self._local_dot([self._shape] * 2, arrays, 0, form=form).enqueue(0)
 
     def _steps(
-        self, shape: Shape, source: Any, target: Any, begin: int, count: int, *, is_row: bool
+        self, shape: Shape, source: Any, target: Any, begin: int, count: int, *, form: Form
     ) -> list[Enqueued]:
-        pack = self._pack(shape, source, begin, count, self._started, is_row=is_row)
-        fold = self._fold(shape, target, begin, count, is_row=is_row)
+        pack = self._pack(shape, source, begin, count, self._started, form=form)
+        fold = self._fold(shape, target, begin, count, form=form)
         return [pack, self._is_ready, fold, self._is_read]
 
     def _pack(
-        self, shape: Shape, field: Any, begin: int, count: int, started: int, *, is_row: bool
+        self, shape: Shape, field: Any, begin: int, count: int, started: int, *, form: Form
     ) -> Launch:
         mine = self._buffers.addresses()[self._group.me]
         numbers = begin, count, mine, self._launches, started
         arguments = [shape, field, *map(ctypes.c_uint64, numbers)]
-        return self._group.launch("pack", self._size(count), arguments, is_row=is_row)
+        return self._group.launch("pack", self._size(count), arguments, form=form)
 
-    def _fold(self, shape: Shape, field: Any, begin: int, count: int, *, is_row: bool) -> Launch:
+    def _fold(self, shape: Shape, field: Any, begin: int, count: int, *, form: Form) -> Launch:
         rows = address_array(self._buffers.addresses())
         arguments = [shape, rows, field, ctypes.c_uint64(begin), ctypes.c_uint64(count)]
-        return self._group.launch("fold", self._size(count), arguments, is_row=is_row)
+        return self._group.launch("fold", self._size(count), arguments, form=form)
 
     def _local_dot(
-        self, shapes: list[Shape], arrays: list[Any], count: int, *, is_row: bool
+        self, shapes: list[Shape], arrays: list[Any], count: int, *, form: Form
     ) -> Launch:
         arguments = [
             address_array([0]),
@@ -130,7 +130,7 @@ class StreamedRoute:
             ctypes.c_uint64(self._dot_state),
             Host(),
         ]
-        return self._group.launch("dot", self._size(count), arguments, is_row=is_row, nranks=1)
+        return self._group.launch("dot", self._size(count), arguments, form=form, nranks=1)
 
     def _size(self, count: int) -> tuple[int, int]:
         wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
