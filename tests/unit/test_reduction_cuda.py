@@ -78,6 +78,7 @@ def test_large_strided_fields_divide_in_64_bits():
     extents, strides = (1 << 20, 1 << 12), [(1 << 14, 1)]
     assert shapes_of(extents, strides, 1, "C")[1] == "FAR"
     assert shapes_of((1 << 18, 1 << 12), strides, 1, "C")[1] == "NEAR"
+    assert shapes_of((2, 2), [(1 << 31, 8)], 8, "C")[1] == "FAR"
 
 
 def test_pairs_are_merged_where_both_can_be():

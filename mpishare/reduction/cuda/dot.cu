@@ -88,14 +88,13 @@ __device__ __forceinline__ void add_products(
     Partial* sums, char* x, char* y, const Shape& of_x, const Shape& of_y, Word i, Word step,
     Word count
 ) {
-    Number a[IN_FLIGHT], b[IN_FLIGHT];
+    Number *at[2][IN_FLIGHT], a[IN_FLIGHT], b[IN_FLIGHT];
+    elements({x, y}, {&of_x, &of_y}, i, step, at);
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; ++k) {
         const bool is_there = ARE_THERE || i + k * step < count;
-        Number* at[2];
-        if (is_there) elements({x, y}, {&of_x, &of_y}, i + k * step, at);
-        a[k] = is_there ? *at[0] : Number();
-        b[k] = is_there ? *at[1] : Number();
+        a[k] = is_there ? *at[0][k] : Number();
+        b[k] = is_there ? *at[1][k] : Number();
     }
 #pragma unroll
     for (int k = 0; k < IN_FLIGHT; ++k) sums[k].add_product(a[k], b[k]);

@@ -13,7 +13,7 @@
 #define RANKS 2
 #endif
 // How elements lie: ROW, element i at i * sizeof(NUMBER); NEAR and FAR, along several axes, with
-// numbers below 2^31, and with any.
+// numbers and steps below 2^31, and with any.
 #ifndef FORM
 #define FORM ROW
 #endif
@@ -92,46 +92,70 @@ struct Shape {
 static_assert(sizeof(Shape) == Shape_nbytes, "size of Shape");
 #endif
 
-// Where element i of several fields of the same extents lies.
-template <int FIELDS>
+// In what the numbers of elements are divided.
+template <int OF_FORM>
+struct Index {
+    typedef Word Number;
+};
+template <>
+struct Index<NEAR> {
+    typedef unsigned Number;
+};
+
+// Where elements `first`, `first` + `stride`, ... of several fields of the same extents lie.
+template <int FIELDS, int COUNT>
 __device__ __forceinline__ void elements(
-    char* const (&fields)[FIELDS], const Shape* const (&shapes)[FIELDS], Word i,
-    Number* (&found)[FIELDS]
+    char* const (&fields)[FIELDS], const Shape* const (&shapes)[FIELDS], Word first, Word stride,
+    Number* (&found)[FIELDS][COUNT]
 ) {
-    long long at[FIELDS] = {};
+    long long at[FIELDS][COUNT] = {};
     if constexpr (FORM == ROW) {
 #pragma unroll
-        for (int field = 0; field < FIELDS; ++field) at[field] = i * sizeof(Number);
-    } else {
-#pragma unroll 1
-        for (int axis = shapes[0]->axes - 1; axis >= 0; --axis) {
-            Word rest = 0, here = i;
-            if (axis) {
-                const Word extent = shapes[0]->extent[axis];
-                if constexpr (FORM == NEAR) {
-                    const unsigned n = static_cast<unsigned>(i);
-                    rest = (n + __umulhi(n, shapes[0]->magic[axis])) >> shapes[0]->shift[axis];
-                    here = n - static_cast<unsigned>(rest) * static_cast<unsigned>(extent);
-                } else {
-                    rest = i / extent;
-                    here = i - rest * extent;
-                }
-            }
+        for (int k = 0; k < COUNT; ++k)
 #pragma unroll
             for (int field = 0; field < FIELDS; ++field)
-                at[field] += shapes[field]->step[axis] * static_cast<long long>(here);
-            i = rest;
+                at[field][k] = (first + k * stride) * sizeof(Number);
+    } else {
+        typename Index<FORM>::Number i[COUNT];
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) i[k] = first + k * stride;
+        // Axis by axis for all elements, so that what it reads of the shapes serves all.
+#pragma unroll 1
+        for (int axis = shapes[0]->axes - 1; axis >= 0; --axis) {
+            const typename Index<FORM>::Number extent = shapes[0]->extent[axis];
+            const unsigned magic = shapes[0]->magic[axis], shift = shapes[0]->shift[axis];
+            long long step[FIELDS];
+#pragma unroll
+            for (int field = 0; field < FIELDS; ++field) step[field] = shapes[field]->step[axis];
+#pragma unroll
+            for (int k = 0; k < COUNT; ++k) {
+                typename Index<FORM>::Number rest = 0;
+                if (axis) {
+                    if constexpr (FORM == NEAR) rest = (i[k] + __umulhi(i[k], magic)) >> shift;
+                    else rest = i[k] / extent;
+                }
+                const auto here = i[k] - rest * extent;
+                i[k] = rest;
+#pragma unroll
+                for (int field = 0; field < FIELDS; ++field)
+                    if constexpr (FORM == NEAR) // both factors have 31 bits
+                        at[field][k] += static_cast<long long>(static_cast<int>(step[field])) *
+                                        static_cast<int>(here);
+                    else at[field][k] += step[field] * static_cast<long long>(here);
+            }
         }
     }
 #pragma unroll
-    for (int field = 0; field < FIELDS; ++field)
-        found[field] = reinterpret_cast<Number*>(fields[field] + at[field]);
+    for (int k = 0; k < COUNT; ++k)
+#pragma unroll
+        for (int field = 0; field < FIELDS; ++field)
+            found[field][k] = reinterpret_cast<Number*>(fields[field] + at[field][k]);
 }
 
 __device__ __forceinline__ Number* element(char* field, const Shape& shape, Word i) {
     char* const fields[1] = {field};
     const Shape* const shapes[1] = {&shape};
-    Number* found[1];
-    elements(fields, shapes, i, found);
-    return found[0];
+    Number* found[1][1];
+    elements(fields, shapes, i, 0, found);
+    return found[0][0];
 }

@@ -57,7 +57,8 @@ SIZE_OPTIONS = tuple(f"-D{each.__name__}_nbytes={ctypes.sizeof(each)}" for each 
 
 Strides = tuple[int, ...]
 Form = Literal["ROW", "NEAR", "FAR"]
-"""How elements lie: one behind the other; along several axes, fewer than 2^31; more of them."""
+"""How elements lie: one behind the other; along several axes, fewer than 2^31 and by steps of fewer
+bytes; any others."""
 USUAL_FORMS: tuple[Form, ...] = ("ROW", "NEAR")
 
 
@@ -102,7 +103,8 @@ def shapes_of(
         shapes.append(shape)
     if len(merged) == 1 and all(step == itemsize for step in merged[0][1:]):
         return shapes, "ROW"
-    return shapes, "NEAR" if prod(extents) < 1 << 31 else "FAR"
+    largest = max(prod(extents), *(step for row in merged for step in row[1:]))
+    return shapes, "NEAR" if largest < 1 << 31 else "FAR"
 
 
 def _divider(number: int) -> tuple[int, int]:
