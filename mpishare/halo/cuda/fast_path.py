@@ -1,4 +1,4 @@
-"""Fast path: replay the cached CUDA graph of fields seen before."""
+"""Fast path: replay the cached CUDA graphs of fields seen before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import cupy
-
-from mpishare.backends.driver import launch_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +22,7 @@ _layout_of = attrgetter("shape", "strides", "dtype")
 
 
 class FastPath:
-    """Exchanges by one graph launch, for plans whose whole exchange is one graph. Local.
+    """Calls by one graph launch, for plans whose whole exchange is one graph. Local.
 
     Python takes longer to check a call than the GPU takes to run it. So a call is only compared
     with the last one: CuPy arrays of the same layouts at known addresses, on the same stream, with
@@ -34,8 +32,10 @@ class FastPath:
     ----------
     layouts : sequence of FieldLayout
         This rank's fields.
-    handles : mapping of key to int
-        The graphs of whole exchanges, by `graphs.key_of` the fields' addresses.
+    agreement : Agreement
+        The node's.
+    flags : PinnedFlags
+        Of the plan, which count its calls.
     chain : StreamChain
         The plan's; a call on another stream takes the slow path.
     order : LaunchOrder
@@ -45,24 +45,36 @@ class FastPath:
     def __init__(
         self,
         layouts: Sequence[FieldLayout],
-        handles: Mapping[Any, int],
+        agreement: Agreement,
+        flags: PinnedFlags,
         chain: StreamChain,
         order: LaunchOrder,
     ) -> None:
         self._layouts = [_layout_of(layout) for layout in layouts]
-        self._handles = handles
+        self._agreement = agreement
+        self._flags = flags
         self._chain = chain
         self._order = order
 
-    def bind(
-        self, agreement: Agreement, flags: PinnedFlags
+    def exchange(
+        self, handles: Mapping[Any, int], enqueue: Callable[[int, int, str], None], own: int = 0
     ) -> Callable[[Sequence[Any], Any], bool]:
         """Return the function that replays the graph of a call, or returns False.
 
         A closure, since each attribute that it would look up takes 1 % of the call.
+
+        Parameters
+        ----------
+        handles : mapping of key to int
+            The graphs, by `graphs.key_of` the fields' addresses.
+        enqueue : callable
+            Takes a graph, the stream of the call, and the plan's name.
+        own : int
+            The stream that the graph is launched on; 0: that of the call.
         """
         first, *others = self._layouts
-        count, handles, chain, order = len(self._layouts), self._handles, self._chain, self._order
+        agreement, flags = self._agreement, self._flags
+        count, chain, order = len(self._layouts), self._chain, self._order
         is_current, where = chain.is_current, chain.name
 
         def replay(fields: Sequence[Any], stream: Any) -> bool:
@@ -85,10 +97,29 @@ class FastPath:
             handle = chain.handle
             if handle is None or not chain.stays_alive or not is_current(handle):
                 return False
-            if order.plans > 1 and (handle != order.chain.handle or not order.chain.stays_alive):
+            if order.plans > 1 and (
+                (own or handle) != order.chain.handle or not order.chain.stays_alive
+            ):
                 return False
-            launch_graph(graph, handle, where)
+            enqueue(graph, handle, where)
             flags.calls[0] += 1
             return True
 
         return replay
+
+    def wait(self, enqueue: Callable[[int], None]) -> Callable[[Any], bool]:
+        """Return the function that ends what was started, on the same stream, or returns False."""
+        agreement, chain, is_current = self._agreement, self._chain, self._chain.is_current
+
+        def join(stream: Any) -> bool:
+            handle = chain.handle
+            if stream is not None or handle is None or not chain.stays_alive:
+                return False
+            if agreement.failure is not None or agreement.thread != get_ident():
+                return False
+            if not is_current(handle):
+                return False
+            enqueue(handle)
+            return True
+
+        return join
