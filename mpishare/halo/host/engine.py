@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination import recording
 from mpishare.errors import MpiShareError
 from mpishare.halo.host.copies import add, address_of, put
 from mpishare.halo.host.shared import HostRoute
@@ -104,6 +105,7 @@ class HostEngine:
 
         NumPy arrays are recognized as long as they live, if their layout is still the same.
         """
+        recording.require_none(self._name, "its fields are in host memory")
         bound = self._bound_before(fields)
         return self._bind(fields) if bound is None else HostCall(bound, fields)
 
@@ -157,7 +159,8 @@ class HostEngine:
         Copying a small face takes less time than preparing the call in Python.
         """
         agreement = self._agreement
-        if self._has_fast_path and agreement.failure is None and agreement.thread == get_ident():
+        is_whole = agreement.failure is None and agreement.thread == get_ident()
+        if self._has_fast_path and is_whole and recording.current() is None:
             bound = self._bound_before(fields)
             if bound is not None:
                 try:

@@ -344,6 +344,36 @@ def test_another_stream_is_not_captured(node, ring):
         node.synchronize(other)
 
 
+def test_a_step_on_another_stream_is_not_captured(node):
+    """Nor would it be replayed."""
+    import cupy
+
+    other, x = cupy.cuda.Stream(non_blocking=True), node.xp.zeros(3)
+    inner = mpishare.capture(node, lambda x: x.fill(1))
+
+    def outer(x):
+        with other:
+            inner(x)
+
+    step = mpishare.capture(node, outer)
+    step(x)
+    with pytest.raises(UnsupportedError, match=r"capture\(<lambda>\) failed inside capture\(outer"):
+        step(x)
+
+
+def test_a_plan_of_host_memory_is_refused(node, ring):
+    """It exchanges at once, and no replay would."""
+    field, x = np.zeros((4, 3)), node.xp.zeros(3)
+    with mpishare.HaloExchange(ring, field, 1, axes=0) as halo:
+        step = mpishare.capture(node, lambda x: halo.exchange(field))
+        for _ in range(3):
+            halo.exchange(field)
+        step(x)
+        with pytest.raises(UnsupportedError, match="host memory"):
+            step(x)
+        halo.exchange(field)
+
+
 def test_a_dropped_step_gives_its_graphs_back(node):
     import cupy
 
