@@ -14,7 +14,7 @@ from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fast_path import FastPath
+from mpishare.halo.cuda.fast_path import FastPath, bind_wait
 from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
@@ -116,12 +116,12 @@ class CudaEngine:
         self.abort = self._flags.abort
         self.try_fast = self.try_start = self.try_wait = _never
         if self._order is not None and not direction.is_streamed:
-            fast_path = FastPath(
-                self._layouts, self.agreement, self._flags, self._chain, self._order
-            )
-            self.try_fast = fast_path.exchange(handles[0], launch_graph)
-            self.try_start = fast_path.exchange(handles[1], self._fork, self._stream)
-            self.try_wait = fast_path.wait(self._join)
+            chain, order = self._chain, self._order
+            called = FastPath(self._layouts, handles[0], chain, order)
+            started = FastPath(self._layouts, handles[1], chain, order, self._fork, self._stream)
+            self.try_fast = called.bind(self.agreement, self._flags)
+            self.try_start = started.bind(self.agreement, self._flags)
+            self.try_wait = bind_wait(chain, self.agreement, self._join)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Create streams, events and launches. Local."""

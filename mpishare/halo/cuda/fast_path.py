@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from mpishare.backends.driver import launch_graph
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -32,49 +34,43 @@ class FastPath:
     ----------
     layouts : sequence of FieldLayout
         This rank's fields.
-    agreement : Agreement
-        The node's.
-    flags : PinnedFlags
-        Of the plan, which count its calls.
+    handles : mapping of key to int
+        The graphs, by `graphs.key_of` the fields' addresses.
     chain : StreamChain
         The plan's; a call on another stream takes the slow path.
     order : LaunchOrder
         The GPU's; so does a call after another plan's launch on another stream.
+    enqueue : callable
+        Launches a graph, given it, the stream of the call, and the plan's name.
+    own : int
+        The stream that it launches on; 0: that of the call.
     """
 
     def __init__(
         self,
         layouts: Sequence[FieldLayout],
-        agreement: Agreement,
-        flags: PinnedFlags,
+        handles: Mapping[Any, int],
         chain: StreamChain,
         order: LaunchOrder,
+        enqueue: Callable[[int, int, str], None] = launch_graph,
+        own: int = 0,
     ) -> None:
         self._layouts = [_layout_of(layout) for layout in layouts]
-        self._agreement = agreement
-        self._flags = flags
+        self._handles = handles
         self._chain = chain
         self._order = order
+        self._enqueue, self._own = enqueue, own
 
-    def exchange(
-        self, handles: Mapping[Any, int], enqueue: Callable[[int, int, str], None], own: int = 0
+    def bind(
+        self, agreement: Agreement, flags: PinnedFlags
     ) -> Callable[[Sequence[Any], Any], bool]:
         """Return the function that replays the graph of a call, or returns False.
 
         A closure, since each attribute that it would look up takes 1 % of the call.
-
-        Parameters
-        ----------
-        handles : mapping of key to int
-            The graphs, by `graphs.key_of` the fields' addresses.
-        enqueue : callable
-            Takes a graph, the stream of the call, and the plan's name.
-        own : int
-            The stream that the graph is launched on; 0: that of the call.
         """
         first, *others = self._layouts
-        agreement, flags = self._agreement, self._flags
-        count, chain, order = len(self._layouts), self._chain, self._order
+        count, handles, chain, order = len(self._layouts), self._handles, self._chain, self._order
+        enqueue, own = self._enqueue, self._own
         is_current, where = chain.is_current, chain.name
 
         def replay(fields: Sequence[Any], stream: Any) -> bool:
@@ -107,19 +103,22 @@ class FastPath:
 
         return replay
 
-    def wait(self, enqueue: Callable[[int], None]) -> Callable[[Any], bool]:
-        """Return the function that ends what was started, on the same stream, or returns False."""
-        agreement, chain, is_current = self._agreement, self._chain, self._chain.is_current
 
-        def join(stream: Any) -> bool:
-            handle = chain.handle
-            if stream is not None or handle is None or not chain.stays_alive:
-                return False
-            if agreement.failure is not None or agreement.thread != get_ident():
-                return False
-            if not is_current(handle):
-                return False
-            enqueue(handle)
-            return True
+def bind_wait(
+    chain: StreamChain, agreement: Agreement, enqueue: Callable[[int], None]
+) -> Callable[[Any], bool]:
+    """Return the function that ends what was started, on the same stream, or returns False."""
+    is_current = chain.is_current
 
-        return join
+    def join(stream: Any) -> bool:
+        handle = chain.handle
+        if stream is not None or handle is None or not chain.stays_alive:
+            return False
+        if agreement.failure is not None or agreement.thread != get_ident():
+            return False
+        if not is_current(handle):
+            return False
+        enqueue(handle)
+        return True
+
+    return join
