@@ -38,17 +38,20 @@ def test_a_failed_capture_undoes():
     assert undone == [1]
 
 
-def test_a_recording_is_of_its_thread_and_ends_by_an_exception():
-    seen = []
-    with pytest.raises(KeyError), Recording("it", is_loop=False) as now:
-        assert recording.current() is now
-        with pytest.raises(UnsupportedError, match="fence failed inside it: no.*captured function"):
-            recording.require_none("fence", "no")
+def fail_in(recorded, seen):
+    with recorded:
+        seen.append(recording.current())
         other = threading.Thread(target=lambda: seen.append(recording.current()))
         other.start()
         other.join()
-        raise KeyError
-    assert seen == [None]
+        recording.require_none("fence", "no")
+
+
+def test_a_recording_is_of_its_thread_and_ends_by_an_exception():
+    now, seen = Recording("it", is_loop=False), []
+    with pytest.raises(UnsupportedError, match=r"fence failed inside it: no.*captured function"):
+        fail_in(now, seen)
+    assert seen == [now, None]
     assert recording.current() is None
     recording.require_none("fence", "no")
 
