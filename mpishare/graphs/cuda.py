@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
@@ -15,6 +15,7 @@ from mpishare.coordination.recording import Recording, require_none
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
 from mpishare.graphs.arguments import check_result
 from mpishare.graphs.cuda_arguments import current_stream, key_of
+from mpishare.graphs.replay import Captured, bind_replay
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -22,18 +23,9 @@ if TYPE_CHECKING:
 
     from mpishare.backends import StreamInfo
     from mpishare.context import NodeContext
-    from mpishare.coordination.recording import Replayable
 
 _MAX_GRAPHS = 64
 _MAX_SEEN = 1024
-
-
-class Captured(NamedTuple):
-    """A graph, the engines that it calls and how often each, and what the function returned."""
-
-    graph: cuda_graphs.CudaGraph
-    calls: list[tuple[Replayable, int]]
-    result: Any
 
 
 class CudaRuns:
@@ -84,8 +76,15 @@ class CudaRuns:
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, Captured] = {}
 
+    def bind(self) -> Callable[[Sequence[Any]], Any]:
+        """Return what does with a tuple of arguments what the function does."""
+        if self._until is not None:
+            return self.run
+        return bind_replay(self._graphs, self._chain, self._context.agreement, self.run)
+
     def run(self, arguments: Sequence[Any]) -> Any:
         """Run, capture, or replay the function on these arguments."""
+        self._context.agreement.check()
         key = key_of(arguments, self._name)
         given = current_stream(arguments, self._device, self._name)
         stream: StreamInfo = self._backend.enter(given)
@@ -113,7 +112,7 @@ class CudaRuns:
         """Destroy the graphs, and free what the function allocated."""
         for captured in self._graphs.values():
             captured.graph.close()
-        self._graphs = {}
+        self._graphs.clear()
         self._chain.end()
         self._memory, self._pool, self._torch_pool = [], None, None
 
@@ -179,7 +178,9 @@ class CudaRuns:
                 recording.fail()
                 self._refuse(error)
                 raise
-        captured = Captured(graph, recording.take_calls(), result)
+        calls = recording.take_calls()
+        chains = [self._chain, *(chain for engine, _ in calls for chain in engine.chains)]
+        captured = Captured(graph, calls, chains, result)
         if len(self._graphs) >= _MAX_GRAPHS:
             self._graphs.pop(next(iter(self._graphs))).graph.close()
         self._graphs[key] = captured
@@ -194,13 +195,11 @@ class CudaRuns:
             How often the function of a loop has run before, in the same call.
         """
         handle, owner, stays_alive, _ = stream
-        chains = [self._chain]
         for engine, _ in captured.calls:
             if engine.is_closed:
                 raise ClosedError(f"{self._name} failed: its graph uses {engine.name}, now closed")
             engine.agreement.check()
-            chains += engine.chains
-        for chain in chains:
+        for chain in captured.chains:
             chain.follow(handle, owner, stays_alive=stays_alive)
         if self.iterations is not None and not made:
             self._count_from(0, handle)
@@ -209,7 +208,7 @@ class CudaRuns:
             for engine, count in captured.calls:
                 engine.calls[0] += count
         if not stays_alive:
-            for chain in chains:
+            for chain in captured.chains:
                 chain.leave()
 
     def _count_from(self, made: int, stream: int) -> None:

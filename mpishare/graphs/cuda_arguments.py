@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _Array = cupy.ndarray
 # Not the dtype itself, whose hash takes as long as all of the others.
-_identity = attrgetter("data.ptr", "shape", "strides", "dtype.char")
+identity = attrgetter("data.ptr", "shape", "strides", "dtype.char")
+"""What a graph depends on in a CuPy array."""
 
 
 def key_of(arguments: Sequence[Any], name: str) -> Hashable:
@@ -28,7 +29,7 @@ def key_of(arguments: Sequence[Any], name: str) -> Hashable:
         If one is neither an array in GPU memory nor hashable.
     """
     return tuple(
-        [_identity(each) if type(each) is _Array else _key(each, name) for each in arguments]
+        [identity(each) if type(each) is _Array else _key(each, name) for each in arguments]
     )
 
 
@@ -36,7 +37,7 @@ def _key(value: Any, name: str) -> Hashable:
     if isinstance(value, Window):
         value = value.array
     if isinstance(value, _Array):
-        return _identity(value)
+        return identity(value)
     if isinstance(value, (tuple, list)):
         return type(value), key_of(value, name)
     if _is_tensor(value):

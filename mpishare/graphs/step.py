@@ -21,8 +21,8 @@ class Runs(Protocol):
 
     iterations: Any
 
-    def run(self, arguments: Sequence[Any]) -> Any:
-        """Do what the function does."""
+    def bind(self) -> Callable[[Sequence[Any]], Any]:
+        """Return what does with a tuple of arguments what the function does."""
         ...
 
     def close(self) -> None:
@@ -68,7 +68,8 @@ class Step(NodeObject):
 
             self._runs = CudaRuns(context, name, function, until, count)
         else:
-            self._runs = HostRuns(name, function, until, count)
+            self._runs = HostRuns(context.agreement, name, function, until, count)
+        self._run = self._runs.bind()
 
     @property
     def iterations(self) -> Any:
@@ -105,10 +106,7 @@ class Step(NodeObject):
         PeerError, PeerTimeout
             If a rank is gone.
         """
-        if self._is_closed:
-            raise ClosedError(f"{self.name} is closed")
-        self._context.agreement.check()
-        return self._runs.run(arguments)
+        return self._run(arguments)
 
     def close(self) -> None:
         """Destroy the graphs and the memory of what they allocated.
@@ -118,7 +116,12 @@ class Step(NodeObject):
         """
         if not self._is_closed:
             self._is_closed = True
+            self._run = self._refuse
             self._runs.close()
+
+    def _refuse(self, _: Sequence[Any]) -> Any:
+        self._context.agreement.check()
+        raise ClosedError(f"{self.name} is closed")
 
     def __repr__(self) -> str:
         """Name the function."""

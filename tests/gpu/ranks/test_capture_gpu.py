@@ -51,11 +51,12 @@ def check(node, field, step):
 
 def launches(monkeypatch):
     """Count the launches of captured graphs."""
-    from mpishare.graphs import cuda
+    from mpishare.graphs import cuda, replay
 
     made = []
     launch = cuda.launch_graph
-    monkeypatch.setattr(cuda, "launch_graph", lambda *a: (made.append(a), launch(*a)))
+    for module in (cuda, replay):
+        monkeypatch.setattr(module, "launch_graph", lambda *a: (made.append(a), launch(*a)))
     return made
 
 
