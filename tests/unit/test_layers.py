@@ -30,6 +30,8 @@ LAYERS = (
     "factory",
     "node",
     "halo graphs",
+    "reduction",
+    "allreduce",
     "__init__ cli",
     "info bench",
 )
