@@ -149,6 +149,50 @@ def test_a_loop_until_it_is_done(loops):
         assert np.allclose(values(ring.u[1:-1]), ring.after(count), rtol=1e-10)
 
 
+def test_a_loop_that_a_reduction_ends(loops):
+    """Every rank leaves it in the iteration in which the sum over all ranks is small."""
+    node, xp = loops.node, loops.xp
+    mine, total = xp.zeros(1), xp.zeros(1)
+    with mpishare.Allreduce(node.comm, total, node=node) as allreduce:
+
+        def halve(mine, total):
+            xp.multiply(mine, 0.5, out=mine)
+            total[...] = mine
+            allreduce.reduce(total)
+
+        solve = mpishare.capture(node, halve, until=lambda mine, total: total < 1e-3, at_most=1000)
+        for largest in (1.0, 3.0, 1e6):
+            mine.fill(largest / (1 + node.rank))
+            solve(mine, total)
+            whole, count = sum(largest / (1 + rank) for rank in range(node.size)), 0
+            while whole >= 1e-3:
+                whole, count = whole / 2, count + 1
+            assert int(solve.iterations[0]) == count
+            assert np.isclose(float(total[0]), whole)
+
+
+def test_reductions_and_exchanges_in_one_step(ring):
+    """Of a field and of the squares of its change."""
+    node, xp = ring.node, ring.xp
+    u, v, change = ring.u, ring.v, xp.zeros(1)
+    with mpishare.Allreduce(node.comm, change, node=node) as total:
+
+        def advance(u, v, change):
+            ring.advance(u, v)
+            change[...] = xp.square(v[1:-1] - u[1:-1]).sum()
+            total.reduce(change)
+
+        step = mpishare.capture(node, advance)
+        whole = ring.first
+        for _ in range(20):
+            step(u, v, change)
+            u, v = v, u
+            after = (np.roll(whole, 1) + np.roll(whole, -1)) * 0.25 + whole * 0.5
+            assert np.isclose(float(change[0]), np.square(after - whole).sum(), rtol=1e-10)
+            whole = after
+    assert np.allclose(values(u[1:-1]), ring.after(20), rtol=1e-12)
+
+
 def test_a_loop_ends_at_its_most(loops):
     ring, xp = loops, loops.xp
     never = xp.zeros(1, bool)
