@@ -133,9 +133,10 @@ class CudaRuns:
 
     def _begin_loop(self, key: Hashable, arguments: Sequence[Any], stream: StreamInfo) -> Any:
         """Run the function once, which loads its kernels, and go on by a graph."""
+        handle, owner, stays_alive, _ = stream
+        self._chain.follow(handle, owner, stays_alive=stays_alive)  # a loop may still count
         result = check_result(self._name, self._function(*arguments))
         done = self._ask(arguments)
-        handle = stream[0]
         self._count_from(1, handle)
         self._context.synchronize(handle, self._name)
         if self._at_most > 1 and not done.any():
@@ -228,11 +229,20 @@ class CudaRuns:
             stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
             torch = sys.modules.get("torch")
             if torch is not None and torch.cuda.is_initialized():
-                stream = torch.cuda.ExternalStream(self._stream.ptr, device=self._device)
-                self._torch_pool = self._torch_pool or torch.cuda.MemPool()
-                stack.enter_context(torch.cuda.stream(stream))
-                stack.enter_context(torch.cuda.use_mem_pool(self._torch_pool))
+                self._use_torch(torch, stack)
             yield
+
+    def _use_torch(self, torch: Any, stack: contextlib.ExitStack) -> None:
+        """Do the same for PyTorch."""
+        if not hasattr(torch.cuda, "use_mem_pool"):
+            raise UnsupportedError(
+                f"{self._name} failed: PyTorch {torch.__version__} has no memory pools, in which a "
+                "graph keeps what the function allocates. Update it to 2.6."
+            )
+        stream = torch.cuda.ExternalStream(self._stream.ptr, device=self._device)
+        self._torch_pool = self._torch_pool or torch.cuda.MemPool()
+        stack.enter_context(torch.cuda.stream(stream))
+        stack.enter_context(torch.cuda.use_mem_pool(self._torch_pool, device=self._device))
 
     def _refuse(self, error: BaseException) -> None:
         """Raise `UnsupportedError` for an error that comes of the capture; else return."""
