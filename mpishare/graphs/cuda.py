@@ -237,7 +237,7 @@ class CudaRuns:
         if not hasattr(torch.cuda, "use_mem_pool"):
             raise UnsupportedError(
                 f"{self._name} failed: PyTorch {torch.__version__} has no memory pools, in which a "
-                "graph keeps what the function allocates. Update it to 2.6."
+                "graph keeps what the function allocates. Update it to 2.6 or newer."
             )
         stream = torch.cuda.ExternalStream(self._stream.ptr, device=self._device)
         self._torch_pool = self._torch_pool or torch.cuda.MemPool()
