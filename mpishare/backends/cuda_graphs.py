@@ -14,7 +14,8 @@ import cupy
 from cuda.bindings import driver as bindings
 
 from mpishare.backends import driver
-from mpishare.errors import CudaError, UnsupportedError
+from mpishare.coordination.recording import NoLoopError
+from mpishare.errors import CudaError
 
 # Relaxed: memory pools may grow meanwhile, here and in other threads.
 _RELAXED = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -24,6 +25,7 @@ _KEEP_PRIORITIES = 8
 _SET_AT_LAUNCH = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
 _LOOPS_SINCE = 12040
 _CAPTURE_ERRORS = range(900, 909)
+_REFUSED = 1, 801  # invalid value, not supported
 
 
 def is_capture_error(error: BaseException) -> bool:
@@ -32,19 +34,14 @@ def is_capture_error(error: BaseException) -> bool:
     return code in _CAPTURE_ERRORS
 
 
-def require_loops(call: str) -> None:
-    """Raise `UnsupportedError` where graphs have no loops."""
+def why_no_loops() -> str | None:
+    """Return why graphs have no loops here; None where they have."""
     version = int(driver.call("cuDriverGetVersion"))
-    missing = []
     if version < _LOOPS_SINCE:
-        missing.append(f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}")
+        return f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}, older than 12.4"
     if not hasattr(bindings, "cuGraphConditionalHandleCreate"):
-        missing.append("cuda-bindings is older")
-    if missing:
-        raise UnsupportedError(
-            f"{call} failed: until= needs loops in graphs, which CUDA has since 12.4, and "
-            f"{' and '.join(missing)}. Update that, or call the step in a loop of your own."
-        )
+        return "cuda-bindings is older than CUDA 12.4"
+    return None
 
 
 class Capture:
@@ -132,6 +129,11 @@ class Capture:
         graph = captured if self._outer is None else self._outer
         try:
             return CudaGraph(self._call("cuGraphInstantiate", graph, _KEEP_PRIORITIES), self._where)
+        except CudaError as error:
+            if self._outer is not None and error.code in _REFUSED:
+                # E.g. memory that the driver allocates in the graph, as cuSPARSE's workspace.
+                raise NoLoopError(f"the driver refuses what it repeats ({error})") from error
+            raise
         finally:
             self._call("cuGraphDestroy", graph)
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _thread = threading.local()
 
 
+class NoLoopError(UnsupportedError):
+    """What is being captured cannot be in a loop of a graph."""
+
+
 class Replayable(Protocol):
     """An engine whose calls may be captured, and are then made again by every replay."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from mpishare.backends import cuda_graphs
 from mpishare.backends.driver import launch_graph
-from mpishare.coordination.recording import Recording, require_none
+from mpishare.coordination.recording import NoLoopError, Recording, require_none
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
 from mpishare.graphs.arguments import check_result
 from mpishare.graphs.cuda_arguments import current_stream, key_of
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from mpishare.backends import StreamInfo
     from mpishare.context import NodeContext
+
+log = logging.getLogger("mpishare")
 
 _MAX_GRAPHS = 64
 _MAX_SEEN = 1024
@@ -62,7 +66,6 @@ class CudaRuns:
         self.iterations: Any = None
         with cupy.cuda.Device(self._device):
             if until is not None:
-                cuda_graphs.require_loops(name)
                 self.iterations = cupy.zeros(1, np.int64)
             # Of its own: a default stream cannot be captured.
             self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -75,6 +78,9 @@ class CudaRuns:
         self._chain = StreamChain(backend, name)
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, Captured] = {}
+        self._has_loops = until is not None
+        if self._has_loops and (why := cuda_graphs.why_no_loops()):
+            self._loop_on_host(why)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
         """Return what does with a tuple of arguments what the function does."""
@@ -93,7 +99,7 @@ class CudaRuns:
         require_none(self._name, "its stream is not the captured one")
         captured = self._graphs.get(key)
         if captured is not None:
-            self._replay(captured, stream, made=0)
+            self._repeat(captured, stream, made=0)
             return captured.result
         if self._until is not None:
             return self._begin_loop(key, arguments, stream)
@@ -141,7 +147,7 @@ class CudaRuns:
         self._context.synchronize(handle, self._name)
         if self._at_most > 1 and not done.any():
             captured = self._capture(key, arguments)
-            self._replay(captured, stream, made=1)
+            self._repeat(captured, stream, made=1)
             result = captured.result
         return result
 
@@ -156,15 +162,32 @@ class CudaRuns:
             )
         return done
 
+    def _loop_on_host(self, why: str) -> None:
+        self._has_loops = False
+        log.warning("%s: until= is looked at by the host after every run, as %s", self._name, why)
+
     def _capture(self, key: Hashable, arguments: Sequence[Any]) -> Captured:
         """Make and keep the graph of the function on these arguments."""
-        is_loop = self._until is not None
+        try:
+            captured = self._capture_once(arguments, is_loop=self._has_loops)
+        except NoLoopError as error:
+            self._loop_on_host(str(error))
+            captured = self._capture_once(arguments, is_loop=False)
+        if len(self._graphs) >= _MAX_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs))).graph.close()
+        self._graphs[key] = captured
+        return captured
+
+    def _capture_once(self, arguments: Sequence[Any], *, is_loop: bool) -> Captured:
+        """Return the graph of the function, or of its loop."""
+        done = None
         with self._working(), Recording(self._name, is_loop=is_loop) as recording:
             capture = cuda_graphs.Capture(self._stream.ptr, self._where, is_loop=is_loop)
             try:
                 result = check_result(self._name, self._function(*arguments))
-                if is_loop:
+                if self._until is not None:
                     done = self._ask(arguments)
+                if is_loop:
                     # A break of the node raises the abort words of all engines.
                     abort = next((engine.abort for engine in recording.engines), 0)
                     capture.decide(done, self.iterations, self._at_most, abort)
@@ -181,11 +204,21 @@ class CudaRuns:
                 raise
         calls = recording.take_calls()
         chains = [self._chain, *(chain for engine, _ in calls for chain in engine.chains)]
-        captured = Captured(graph, calls, chains, result)
-        if len(self._graphs) >= _MAX_GRAPHS:
-            self._graphs.pop(next(iter(self._graphs))).graph.close()
-        self._graphs[key] = captured
-        return captured
+        return Captured(graph, calls, chains, result, None if is_loop else done)
+
+    def _repeat(self, captured: Captured, stream: StreamInfo, *, made: int) -> None:
+        """Launch a graph; again and again, if it is one run of a loop that the host repeats."""
+        if captured.done is None:
+            self._replay(captured, stream, made=made)
+            return
+        handle = stream[0]
+        is_over = False
+        while not is_over and made < self._at_most:
+            self._replay(captured, stream, made=0)
+            made += 1
+            self._context.synchronize(handle, self._name)
+            is_over = bool(captured.done.any())
+        self._count_from(made, handle)
 
     def _replay(self, captured: Captured, stream: StreamInfo, *, made: int) -> None:
         """Launch a graph, as if its calls were made now on this stream.
@@ -224,6 +257,10 @@ class CudaRuns:
     def _working(self) -> Iterator[None]:
         """Make the step's stream current, and its memory what arrays are made of."""
         with contextlib.ExitStack() as stack:
+            if gc.isenabled():
+                # What it would collect may call CUDA as no capture allows, or end the process.
+                gc.disable()
+                stack.callback(gc.enable)
             stack.enter_context(cupy.cuda.Device(self._device))
             stack.enter_context(self._stream)
             stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))

@@ -33,12 +33,15 @@ class Captured(NamedTuple):
         What a launch follows: the calls on the same step, and on its plans.
     result : object
         What the function returned.
+    done : array or None
+        Of one run of a loop that the host repeats: whether it is over.
     """
 
     graph: CudaGraph
     calls: list[tuple[Replayable, int]]
     chains: list[StreamChain]
     result: Any
+    done: Any = None
 
 
 def bind_replay(

@@ -152,8 +152,8 @@ def capture(
     until : callable, optional
         Takes the same arguments after each run of the function, and returns an array of one
         boolean or integer; the function runs again on the same arguments until that is not 0. On
-        CUDA this loop is in the graph. It must come to the same on all ranks that exchange, as
-        what an `Allreduce` gives does.
+        CUDA this loop is in the graph, or else a warning says why the host looks after each run.
+        It must come to the same on all ranks that exchange, as what an `Allreduce` gives does.
     at_most : int, optional
         With `until`: the most runs of a call.
 
@@ -166,14 +166,12 @@ def capture(
     ------
     TypeError, ValueError
         If an argument is not what it must be.
-    UnsupportedError
-        If `until` is given and CUDA is older than 12.4.
 
     Notes
     -----
     Memory that the function allocates from CuPy or PyTorch belongs to the step. Calls that need
     the host cannot be captured and are refused by name: routes ``mpi`` and ``pinned``, windows,
-    events and channels, and whatever waits for the GPU; with `until` also route ``copy``.
+    events and channels, and whatever waits for the GPU.
 
     Examples
     --------

@@ -308,10 +308,9 @@ class CudaEngine:
         captured_by = recording.current()
         if captured_by is not None:
             if captured_by.is_loop and self._has_stream_waits:
-                raise UnsupportedError(
-                    f"{self.name}: {name} failed inside {captured_by.name}: in a loop of a graph "
-                    "there are no waits of streams, which the route copy needs. Start MPS where "
-                    "ranks share a GPU, or call a step without until= in a loop of your own."
+                raise recording.NoLoopError(
+                    f"{self.name} needs waits of streams: ranks share a GPU without MPS, "
+                    "or GPUs cannot reach each other"
                 )
             captured_by.add(self)
         return entered

@@ -250,11 +250,9 @@ class CudaReduce:
         if captured_by is None:
             return
         if captured_by.is_loop and self._has_stream_waits:
-            raise UnsupportedError(
-                f"{self.name}: reduce failed inside {captured_by.name}: in a loop of a graph there "
-                "are no waits of streams, which ranks that share a GPU without MPS need, and GPUs "
-                "that cannot reach each other. Start MPS where ranks share a GPU, or call a step "
-                "without until= in a loop of your own."
+            raise recording.NoLoopError(
+                f"{self.name} needs waits of streams: ranks share a GPU without MPS, "
+                "or GPUs cannot reach each other"
             )
         captured_by.add(self)
 
