@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mpishare import ranges
+from mpishare.coordination import recording
 from mpishare.errors import EpochError, UnsupportedError, format_nbytes
 from mpishare.halo.base_plan import BasePlan
 from mpishare.halo.made_with import MadeWith
@@ -40,6 +41,7 @@ class Plan(BasePlan):
         self._forward = make_engine(setup, sends, recvs, is_reverse=False)
         self._reverse: Engine | None = None
         self._open: Any = None  # the call that was started and not waited for
+        self._is_open_fast = False  # then its fields alone, not what the engine prepared
         self._open_on(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         if self._log.isEnabledFor(logging.INFO):
@@ -114,9 +116,15 @@ class Plan(BasePlan):
         Collective over the plan's ranks. Until `wait` the owned cells may be read, and
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
         """
+        is_free = self._open is None and not self._is_closed
+        if is_free and self._forward.try_start(fields or self._fields, stream):
+            self._open, self._is_open_fast = fields or self._fields, True
+            return
         call = self._begin("start", self._forward, fields)
         self._forward.start(call, stream)
-        self._open = call
+        self._open, self._is_open_fast = call, False
+        if (captured_by := recording.current()) is not None:
+            captured_by.undo.append(self._drop_open)
 
     def wait(self, stream: Any = None) -> None:
         """End the exchange that `start` began: ghosts may be read, owned cells be written.
@@ -129,10 +137,14 @@ class Plan(BasePlan):
         EpochError
             Without a `start`.
         """
+        is_fast = self._is_open_fast and self._open is not None
+        if is_fast and not self._is_closed and self._forward.try_wait(stream):
+            self._open = None
+            return
         self._check("wait")
         if self._open is None:
             raise EpochError(f"{self.name}: wait failed: nothing was started. Call start() first.")
-        self._forward.wait(self._open, stream)
+        self._forward.wait(self._forward.prepare(self._open) if is_fast else self._open, stream)
         self._open = None
 
     def accumulate(self, *fields: Any, stream: Any = None) -> None:
@@ -218,6 +230,10 @@ class Plan(BasePlan):
             return engine.prepare(fields)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {call} failed: {error}") from None
+
+    def _drop_open(self) -> None:
+        """Forget what was started in a capture that failed: it will never run."""
+        self._open = None
 
     @property
     def _engines(self) -> list[Engine]:

@@ -8,11 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.backends.driver import launch_graph
+from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fast_path import FastPath
+from mpishare.halo.cuda.fast_path import FastPath, bind_wait
 from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
@@ -24,8 +26,6 @@ from mpishare.halo.message import ALIGN
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpishare.backends import StreamInfo
     from mpishare.halo.cuda.graphs import GraphCache
     from mpishare.halo.engine import PlanSetup
@@ -44,7 +44,11 @@ Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 call makes one."""
 
 
-def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001  as `FastPath.bind`
+Handles = tuple[dict[Any, int], dict[Any, int]]
+"""Graphs by the addresses of fields: of `exchange`, and of `start`."""
+
+
+def _never(*_: Any) -> bool:
     return False
 
 
@@ -71,7 +75,8 @@ class CudaEngine:
     ) -> None:
         comm, name = setup.comm, setup.name
         self._context = comm.context
-        self._name = name
+        self.agreement = comm.context.agreement
+        self.name = name
         backend: Any = comm.context.backend
         self._backend = backend
         self._device = backend.device.ordinal
@@ -85,11 +90,10 @@ class CudaEngine:
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-        graphs: dict[Any, int] = {}
-
+        handles: Handles = {}, {}
         try:
             self._buffers.create(setup, is_reverse=is_reverse)
-            comm.step(name, lambda: self._build(direction, graphs))
+            comm.step(name, lambda: self._build(direction, handles))
         except BaseException:
             self._buffers.undo()
             self._close_launches()
@@ -103,12 +107,24 @@ class CudaEngine:
         # The routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(used & {"pinned", "mpi"})
-        self._replay: Callable[[Sequence[Any], Any], bool] = _never
+        self._has_stream_waits = any(
+            route == "copy" and peer != rank
+            for rank, routes in enumerate(setup.routes)
+            for peer, route in routes.items()
+        )
+        # What a replay of a captured call follows, and is ended by: see `Replayable`.
+        self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
+        self.abort = self._flags.abort
+        self.try_fast = self.try_start = self.try_wait = _never
         if self._order is not None and not direction.is_streamed:
-            fast_path = FastPath(self._layouts, graphs, self._chain, self._order)
-            self._replay = fast_path.bind(self._context.agreement, self._flags)
+            chain, order = self._chain, self._order
+            called = FastPath(self._layouts, handles[0], chain, order)
+            started = FastPath(self._layouts, handles[1], chain, order, self._fork, self._stream)
+            self.try_fast = called.bind(self.agreement, self._flags)
+            self.try_start = started.bind(self.agreement, self._flags)
+            self.try_wait = bind_wait(chain, self.agreement, self._join)
 
-    def _build(self, direction: Direction, graphs: dict[Any, int]) -> None:
+    def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers, make a stream, events and launches. Local."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         self._stream = int(backend.new_stream())
@@ -122,11 +138,11 @@ class CudaEngine:
                 break
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
-            fused = Fused(*arguments, self._stream, graphs) if direction.has_fused else None
+            fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             self._launches.append(Launches(streamed, fused))
         launcher.load(self._stream)
         # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
-        self._context.drain(self._name)
+        self._context.drain(self.name)
 
     def _serves_all(self, launches: Launches) -> bool:
         """Whether launches for fields that are well aligned are right for all others, too."""
@@ -147,10 +163,6 @@ class CudaEngine:
                 )
         return fields, addresses, unaligned
 
-    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Replay the graph of fields seen before; return False, with nothing done, else."""
-        return self._replay(fields, stream)
-
     def start(self, call: Call, stream: Any) -> None:
         """Send my cells. Fused neighbors run on the plan's own stream, up to their ghosts."""
         handle, _, stays_alive, is_captured = self._enter("start", call, stream)
@@ -159,8 +171,7 @@ class CudaEngine:
             streamed.start(handle, addresses)
         if fused is not None:
             # On the user's stream the kernel would hold up the work on the interior.
-            self._backend.record(self._forked, handle)
-            self._backend.wait_event(self._forked, self._stream)
+            self._follow_user(handle)
             # The stream lives as long as the plan, which waits for it before it closes.
             self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
         self._flags.calls[0] += 1
@@ -172,8 +183,7 @@ class CudaEngine:
         handle, _, stays_alive, is_captured = self._enter("wait", call, stream)
         _, addresses, (streamed, fused) = call
         if fused is not None:
-            self._backend.record(self._joined, self._stream)
-            self._backend.wait_event(self._joined, handle)
+            self._join(handle)
         if streamed is not None:
             streamed.wait(handle, addresses)
         if not (stays_alive or is_captured):
@@ -193,6 +203,16 @@ class CudaEngine:
             streamed.wait(handle, addresses)
         if not (stays_alive or is_captured):
             self._chain.leave()
+
+    @property
+    def calls(self) -> memoryview:
+        """One word: how many exchanges this rank has called."""
+        return self._flags.calls
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the memory of its launches is gone."""
+        return not self._flags.calls
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph. Local."""
@@ -225,7 +245,7 @@ class CudaEngine:
 
     def drain(self) -> None:
         """Wait until nothing is under way on this rank, with the node's deadline."""
-        self._context.drain(f"{self._name}: close")
+        self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:
         """Unmap what other ranks own. Local."""
@@ -248,13 +268,31 @@ class CudaEngine:
         if self._stream:
             self._backend.close_stream(self._stream)
 
+    def _follow_user(self, handle: int) -> None:
+        self._backend.record(self._forked, handle)
+        self._backend.wait_event(self._forked, self._stream)
+
+    def _fork(self, graph: int, handle: int, where: str) -> None:
+        """Launch a graph on the plan's own stream, after what the user's was given."""
+        self._follow_user(handle)
+        launch_graph(graph, self._stream, where)
+
+    def _join(self, handle: int) -> None:
+        """Let the user's stream go on after the plan's own."""
+        self._backend.record(self._joined, self._stream)
+        self._backend.wait_event(self._joined, handle)
+
     def _launch_fused(
         self, graphs: GraphCache, stream: StreamInfo, addresses: tuple[int, ...]
     ) -> None:
         order = self._order
         handle, owner, stays_alive, is_captured = stream
-        if is_captured or order is None or order.plans == 1:
+        if order is None or order.plans == 1:
             graphs.enqueue(handle, addresses, is_captured=is_captured)
+        elif is_captured:
+            order.follow_captured(handle)
+            graphs.enqueue(handle, addresses, is_captured=True)
+            order.leave_captured(handle)
         else:
             order.chain.follow(handle, owner, stays_alive=stays_alive)
             graphs.enqueue(handle, addresses, is_captured=False)
@@ -268,11 +306,21 @@ class CudaEngine:
         entered: StreamInfo = self._backend.enter(stream)
         handle, owner, stays_alive, is_captured = entered
         if not is_captured:
+            recording.require_none(f"{self.name}: {name}", "its stream is not the captured one")
             self._chain.follow(handle, owner, stays_alive=stays_alive)
-        elif self._host_routes:
+            return entered
+        if self._host_routes:
             raise UnsupportedError(
-                f"{self._name}: {name} failed: the stream is being captured into a graph, and the "
+                f"{self.name}: {name} failed: the stream is being captured into a graph, and the "
                 f"routes {self._host_routes} need the host at every exchange. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
+        captured_by = recording.current()
+        if captured_by is not None:
+            if captured_by.is_loop and self._has_stream_waits:
+                raise recording.NoLoopError(
+                    f"{self.name} needs waits of streams: ranks share a GPU without MPS, "
+                    "or GPUs cannot reach each other"
+                )
+            captured_by.add(self)
         return entered
