@@ -1,0 +1,219 @@
+// Conjugate gradients for the 7-point Laplacian on the block of a rank: three kernels in a pass.
+//
+// A thread has a strip: two cells side by side along the last axis, and MARCH planes of them. Rows
+// begin at lines of memory, so that both cells move in one piece; where a row has an odd number of
+// cells the second one of its end is read and never written. The ghosts at the edge of the domain
+// are zero in every field.
+
+struct Grid { // as in poisson.py
+    int nx, ny, nz;
+    int row, plane; // how far apart neighbors along the other axes are
+};
+
+struct State { // as in poisson.py
+    double rr, pq;    // r . r and p . q: of this rank where a kernel ends, then of all ranks
+    double previous;  // r . r a pass before
+    double tolerance; // of |r| / |b|, squared
+    double limit;     // of r . r
+    long long passes;
+    int done, ticket;
+};
+
+static const int LANES = 32, ROWS = 8, THREADS = LANES * ROWS;
+
+struct Strip {
+    int cell;   // of the first plane, from the first owned cell
+    int i, j, k;
+    int planes; // 0 where the thread has none
+    int cells;  // of a pair: 1 or 2
+};
+
+static __device__ Strip my_strip(const Grid &grid)
+{
+    Strip mine;
+    mine.i = blockIdx.z * MARCH;
+    mine.j = blockIdx.y * ROWS + threadIdx.y;
+    mine.k = 2 * (blockIdx.x * LANES + threadIdx.x);
+    mine.cells = grid.nz - mine.k < 2 ? grid.nz - mine.k : 2;
+    mine.planes = grid.nx - mine.i < MARCH ? grid.nx - mine.i : MARCH;
+    if (mine.j >= grid.ny || mine.cells <= 0)
+        mine.planes = 0;
+    mine.cell = mine.i * grid.plane + mine.j * grid.row + mine.k;
+    return mine;
+}
+
+static __device__ double2 load(const double *cells)
+{
+    return *reinterpret_cast<const double2 *>(cells);
+}
+
+static __device__ void store(double *cells, double2 pair, int count)
+{
+    if (count == 2)
+        *reinterpret_cast<double2 *>(cells) = pair;
+    else
+        *cells = pair.x;
+}
+
+// The sum over the threads of a block, valid in its first thread.
+static __device__ double sum_of_block(double mine)
+{
+    __shared__ double of_warps[THREADS / 32];
+    int thread = threadIdx.y * LANES + threadIdx.x;
+#pragma unroll
+    for (int lane = 16; lane; lane /= 2)
+        mine += __shfl_down_sync(~0u, mine, lane);
+    if (thread % 32 == 0)
+        of_warps[thread / 32] = mine;
+    __syncthreads();
+    if (thread == 0)
+        for (int warp = 1; warp < THREADS / 32; ++warp)
+            mine += of_warps[warp];
+    return mine;
+}
+
+// The sum over all threads, always in the same order: those of a block, then the blocks. True for
+// one thread, of the block that comes last; the sum is valid there.
+static __device__ bool add_up(double mine, double *of_blocks, int *ticket, double &sum)
+{
+    __shared__ bool is_last;
+    int thread = threadIdx.y * LANES + threadIdx.x;
+    int blocks = gridDim.x * gridDim.y * gridDim.z;
+    sum = sum_of_block(mine);
+    if (thread == 0) {
+        of_blocks[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+        __threadfence();
+        is_last = atomicAdd(ticket, 1) == blocks - 1;
+    }
+    __syncthreads();
+    if (!is_last)
+        return false;
+    __threadfence();
+    mine = 0;
+    for (int block = thread; block < blocks; block += THREADS)
+        mine += __ldcg(of_blocks + block);
+    sum = sum_of_block(mine);
+    if (thread == 0)
+        *ticket = 0;
+    return thread == 0;
+}
+
+// The fields of the whole block, ghosts and all, before the first pass: it finds p = r.
+extern "C" __global__ void begin(const double *b, double *x, double *r, double *p, double *q,
+                                 int cells, State *state, double tolerance)
+{
+    int first = blockIdx.x * blockDim.x + threadIdx.x;
+    for (int c = first; c < cells; c += gridDim.x * blockDim.x) {
+        x[c] = p[c] = q[c] = 0;
+        r[c] = b[c];
+    }
+    if (first == 0) {
+        state->rr = state->pq = state->previous = 1;
+        state->tolerance = tolerance;
+        state->passes = 0;
+        state->done = state->ticket = 0;
+    }
+}
+
+// r -= alpha q, and r . r of this rank.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    descend(const __grid_constant__ Grid grid, const double *q, double *r, State *state,
+            double *of_blocks)
+{
+    Strip mine = my_strip(grid);
+    double alpha = state->rr / state->pq, squares = 0, sum;
+    int c = mine.cell;
+#pragma unroll 4
+    for (int left = mine.planes; left > 0; --left, c += grid.plane) {
+        double2 rest = load(r + c), step = load(q + c);
+        rest.x -= alpha * step.x;
+        rest.y -= alpha * step.y;
+        store(r + c, rest, mine.cells);
+        squares += rest.x * rest.x;
+        if (mine.cells == 2)
+            squares += rest.y * rest.y;
+    }
+    // All blocks have read the old r . r when the last one writes.
+    if (add_up(squares, of_blocks, &state->ticket, sum)) {
+        state->previous = state->rr;
+        state->rr = sum;
+    }
+}
+
+// x += alpha p, p = r + beta p, and whether that x is good enough.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    turn(const __grid_constant__ Grid grid, const double *r, double *p, double *x, State *state)
+{
+    Strip mine = my_strip(grid);
+    double alpha = state->previous / state->pq, beta = state->rr / state->previous;
+    int c = mine.cell;
+#pragma unroll 4
+    for (int left = mine.planes; left > 0; --left, c += grid.plane) {
+        double2 way = load(p + c), at = load(x + c), rest = load(r + c);
+        at.x += alpha * way.x;
+        at.y += alpha * way.y;
+        way.x = rest.x + beta * way.x;
+        way.y = rest.y + beta * way.y;
+        store(x + c, at, mine.cells);
+        store(p + c, way, mine.cells);
+    }
+    if (mine.cell == 0 && mine.planes) {
+        if (state->passes == 0)
+            state->limit = state->tolerance * state->rr;
+        state->passes += 1;
+        state->done = !(state->rr > state->limit); // also where it is not a number
+    }
+}
+
+// A ghost of p, from the ghost of r that has come: each ghost is read for one cell alone.
+static __device__ double turned(const double *r, double *p, int cell, double beta)
+{
+    return p[cell] = r[cell] + beta * p[cell];
+}
+
+static __device__ double2 turned(const double *r, double *p, int cell, double beta, int cells)
+{
+    double2 way = {turned(r, p, cell, beta), 0};
+    if (cells == 2)
+        way.y = turned(r, p, cell + 1, beta);
+    return way;
+}
+
+// The ghosts of p, q = A p, and p . q of this rank.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    multiply(const __grid_constant__ Grid grid, const double *r, double *p, double *q, State *state,
+             double *of_blocks)
+{
+    Strip mine = my_strip(grid);
+    double beta = state->rr / state->previous, product = 0, sum;
+    int c = mine.cell, two = mine.cells, plane = grid.plane, row = grid.row;
+    if (mine.planes) {
+        double2 here = load(p + c);
+        double2 below = mine.i == 0 ? turned(r, p, c - plane, beta, two) : load(p + c - plane);
+#pragma unroll 4
+        for (int step = 0; step < mine.planes; ++step, c += plane) {
+            bool is_top = mine.i + step == grid.nx - 1;
+            double2 above = is_top ? turned(r, p, c + plane, beta, two) : load(p + c + plane);
+            double2 front = mine.j == 0 ? turned(r, p, c - row, beta, two) : load(p + c - row);
+            double2 back =
+                mine.j == grid.ny - 1 ? turned(r, p, c + row, beta, two) : load(p + c + row);
+            double west = mine.k == 0 ? turned(r, p, c - 1, beta) : p[c - 1], east;
+            if (mine.k + two < grid.nz)
+                east = p[c + two];
+            else
+                east = turned(r, p, c + two, beta);
+            double2 out;
+            out.x = 6 * here.x - below.x - above.x - front.x - back.x - west;
+            out.x -= two == 2 ? here.y : east;
+            out.y = 6 * here.y - below.y - above.y - front.y - back.y - here.x - east;
+            store(q + c, out, two);
+            product += here.x * out.x;
+            if (two == 2)
+                product += here.y * out.y;
+            below = here;
+            here = above;
+        }
+    }
+    if (add_up(product, of_blocks, &state->ticket, sum))
+        state->pq = sum;
+}
