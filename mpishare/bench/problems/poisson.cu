@@ -161,7 +161,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
         if (state->passes == 0)
             state->limit = state->tolerance * state->rr;
         state->passes += 1;
-        state->done = !(state->rr > state->limit); // also where it is not a number
+            // Stays: the residual may grow again. Also where it is not a number.
+        if (!(state->rr > state->limit))
+            state->done = 1;
     }
 }
 

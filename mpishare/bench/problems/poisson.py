@@ -13,7 +13,7 @@ scalars stay where the fields are. What lies between the kernels is up to who ca
                 # pq = sum of all ranks
 
 So the ghosts travel beside a sum and a kernel. ``begin`` sets the fields such that the first pass
-finds p = r; a pass with ``done`` has finished x, and what it computes after that is of no use.
+finds p = r. Once ``done`` is set x is good enough, and passes that follow make it no worse.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Poisson:
         The scalars, see above; how many passes were made, and whether the last one was `done`.
     rows : dict of str to array
         For each field the whole rows in which it lies, from which its ghosts are copied in a piece.
-    owned : tuple of slice
-        The cells of a field that are no ghosts.
+    owned, owned_in_rows : tuple of slice
+        The cells of a field that are no ghosts, in the field and in its rows.
     """
 
     def __init__(self, node: Node, cart: MPI.Cartcomm, shape: Sequence[int]) -> None:
@@ -75,6 +75,7 @@ class Poisson:
         cut = slice(_LINE - 1, _LINE + 1 + self.shape[2])
         self.x, self.b, self.r, self.p, self.q = (self.rows[name][..., cut] for name in "xbrpq")
         self.owned: Box = tuple(slice(1, n + 1) for n in self.shape)
+        self.owned_in_rows: Box = (*self.owned[:2], slice(_LINE, _LINE + self.shape[2]))
         self._state = xp.zeros(len(_SCALARS))
         self.rr, self.pq, self._previous, self._tolerance, self._limit, passes, done = (
             self._state[i : i + 1] for i in range(len(_SCALARS))
@@ -165,7 +166,9 @@ class _OnHost(Poisson):
         if self.passes[0] == 0:
             self._limit[0] = self._tolerance[0] * self.rr[0]
         self.passes[0] += 1
-        self.done[0] = not self.rr[0] > self._limit[0]  # also where it is not a number
+        # Stays: the residual may grow again. Also where it is not a number.
+        if not self.rr[0] > self._limit[0]:
+            self.done[0] = 1
 
     def multiply(self) -> None:
         p, q, owned = self.p, self.q[self.owned], self.owned
