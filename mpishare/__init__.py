@@ -15,6 +15,7 @@ from mpishare.errors import (
     UnsupportedError,
 )
 from mpishare.event import Event
+from mpishare.graphs.step import capture
 from mpishare.halo import HaloExchange, Layout, NeighborExchange
 from mpishare.node import Node
 from mpishare.pool import Pool
@@ -41,6 +42,7 @@ __all__ = [
     "Window",
     "__version__",
     "attach",
+    "capture",
 ]
 
 __version__ = "0.1.0"

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
+from mpishare.coordination.recording import require_none
 from mpishare.coordination.waits import Waits
 from mpishare.errors import MismatchError, MpiShareError, UnsupportedError, describe, peer_error
 
@@ -58,6 +59,7 @@ class Agreement(Waits):
                 f"{call} was called inside {self._inside}: a callable that is given to share() "
                 "runs on one rank alone, and may make no collective call."
             )
+        require_none(call, "it is made on the host, and no replay would make it again")
         self._steps += 1
         mine: BaseException | None = None
         self._inside = call

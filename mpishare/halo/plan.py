@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mpishare import ranges
+from mpishare.coordination import recording
 from mpishare.errors import EpochError, UnsupportedError, format_nbytes
 from mpishare.halo.base_plan import BasePlan
 from mpishare.halo.setup import agree_on_routes, make_engine
@@ -107,6 +108,8 @@ class Plan(BasePlan):
         call = self._begin("start", self._forward, fields)
         self._forward.start(call, stream)
         self._open = call
+        if (captured_by := recording.current()) is not None:
+            captured_by.undo.append(self._drop_open)
 
     def wait(self, stream: Any = None) -> None:
         """End the exchange that `start` began: ghosts may be read, owned cells be written.
@@ -187,6 +190,10 @@ class Plan(BasePlan):
             return engine.prepare(fields or self._fields)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {call} failed: {error}") from None
+
+    def _drop_open(self) -> None:
+        """Forget what was started in a capture that failed: it will never run."""
+        self._open = None
 
     @property
     def _engines(self) -> list[Engine]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination.recording import require_none
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class StreamChain:
                 "value that is waited for would be baked in, and the second replay would pass "
                 "early. Call it outside of the capture."
             )
+        require_none(f"{self.name}: {call}", "its stream is not the captured one")
         self.follow(handle, owner, stays_alive=stays_alive)
         return handle
 

@@ -29,13 +29,14 @@ LAYERS = (
     "share pool channel",
     "factory",
     "node",
-    "halo",
+    "halo graphs",
     "reduction",
     "allreduce",
     "__init__ cli",
     "info bench",
 )
-DRIVERS = ("backends.driver", "backends.cuda_pools", "backends.cuda_chunks")
+DRIVER_FILES = ("driver", "cuda_pools", "cuda_chunks", "cuda_graphs")
+DRIVERS = tuple(f"backends.{name}" for name in DRIVER_FILES)
 # The rooms of the halo: what all engines use, the two engines, and the plans on top.
 PLANS = ("setup", "plan", "cartesian", "neighbors")
 LAYER_OF = {room: number for number, row in enumerate(LAYERS) for room in row.split()}

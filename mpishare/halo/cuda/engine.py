@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
@@ -71,7 +72,8 @@ class CudaEngine:
     ) -> None:
         comm, name = setup.comm, setup.name
         self._context = comm.context
-        self._name = name
+        self.agreement = comm.context.agreement
+        self.name = name
         backend: Any = comm.context.backend
         self._backend = backend
         self._device = backend.device.ordinal
@@ -101,6 +103,14 @@ class CudaEngine:
         # The routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(used & {"pinned", "mpi"})
+        self._has_stream_waits = any(
+            route == "copy" and peer != rank
+            for rank, routes in enumerate(setup.routes)
+            for peer, route in routes.items()
+        )
+        # What a replay of a captured call follows, and is ended by: see `Replayable`.
+        self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
+        self.abort = self._flags.abort
         self._replay: Callable[[Sequence[Any], Any], bool] = _never
         if self._order is not None and not direction.is_streamed:
             fast_path = FastPath(self._layouts, handles, self._chain, self._order)
@@ -120,7 +130,7 @@ class CudaEngine:
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             self._launches.append(Launches(streamed, fused))
         # Until all uploads have arrived and all kernels are loaded.
-        self._context.drain(self._name)
+        self._context.drain(self.name)
 
     def prepare(self, fields: Sequence[Any]) -> Call:
         """Check the fields of a call, and choose its launches."""
@@ -183,6 +193,16 @@ class CudaEngine:
         if not (stays_alive or is_captured):
             self._chain.leave()
 
+    @property
+    def calls(self) -> memoryview:
+        """One word: how many exchanges this rank has called."""
+        return self._flags.calls
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the memory of its launches is gone."""
+        return not self._flags.calls
+
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph. Local."""
         stream = current_stream(fields, self._device) if stream is None else stream
@@ -214,7 +234,7 @@ class CudaEngine:
 
     def drain(self) -> None:
         """Wait until nothing is under way on this rank, with the node's deadline."""
-        self._context.drain(f"{self._name}: close")
+        self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:
         """Unmap what other ranks own. Local."""
@@ -242,8 +262,12 @@ class CudaEngine:
     ) -> None:
         order = self._order
         handle, owner, stays_alive, is_captured = stream
-        if is_captured or order is None or order.plans == 1:
+        if order is None or order.plans == 1:
             graphs.enqueue(handle, addresses, is_captured=is_captured)
+        elif is_captured:
+            order.follow_captured(handle)
+            graphs.enqueue(handle, addresses, is_captured=True)
+            order.leave_captured(handle)
         else:
             order.chain.follow(handle, owner, stays_alive=stays_alive)
             graphs.enqueue(handle, addresses, is_captured=False)
@@ -257,11 +281,22 @@ class CudaEngine:
         entered: StreamInfo = self._backend.enter(stream)
         handle, owner, stays_alive, is_captured = entered
         if not is_captured:
+            recording.require_none(f"{self.name}: {name}", "its stream is not the captured one")
             self._chain.follow(handle, owner, stays_alive=stays_alive)
-        elif self._host_routes:
+            return entered
+        if self._host_routes:
             raise UnsupportedError(
-                f"{self._name}: {name} failed: the stream is being captured into a graph, and the "
+                f"{self.name}: {name} failed: the stream is being captured into a graph, and the "
                 f"routes {self._host_routes} need the host at every exchange. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
+        captured_by = recording.current()
+        if captured_by is not None:
+            if captured_by.is_loop and self._has_stream_waits:
+                raise UnsupportedError(
+                    f"{self.name}: {name} failed inside {captured_by.name}: in a loop of a graph "
+                    "there are no waits of streams, which the route copy needs. Start MPS where "
+                    "ranks share a GPU, or call a step without until= in a loop of your own."
+                )
+            captured_by.add(self)
         return entered

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from mpishare.coordination import recording
 from mpishare.ordering.stream_chain import StreamChain
+
+if TYPE_CHECKING:
+    from mpishare.coordination.recording import Recording
 
 
 class LaunchOrder:
@@ -28,6 +32,9 @@ class LaunchOrder:
     def __init__(self, backend: Any) -> None:
         self.chain = StreamChain(backend, "fused kernels")
         self.plans = 0
+        self._backend = backend
+        self._captured: tuple[Recording, int] | None = None  # where the last launch went
+        self._event: Any = None
 
     @classmethod
     def join(cls, backend: Any) -> LaunchOrder:
@@ -36,7 +43,26 @@ class LaunchOrder:
         order.plans += 1
         return order
 
+    def follow_captured(self, stream: int) -> None:
+        """Let a captured launch follow the last one of its capture, on whatever branch."""
+        last = self._captured
+        if last is not None and last[0] is recording.current() and last[1] != stream:
+            self._backend.wait_event(self._event, stream)
+
+    def leave_captured(self, stream: int) -> None:
+        """Mark the end of a captured launch."""
+        now = recording.current()
+        if now is None:
+            return  # a capture of the user's own, which may have ended since the last launch
+        if self._event is None:
+            self._event = self._backend.local_event()
+        self._backend.record(self._event, stream)
+        self._captured = now, stream
+
     def leave(self) -> None:
         """Remove a plan, whose kernels have all ended."""
         self.plans -= 1
         self.chain.end()
+        if self._event is not None:
+            self._backend.close_events([self._event])
+            self._event = self._captured = None

@@ -1,0 +1,181 @@
+"""CUDA graphs of what a stream is given: captured, instantiated, launched; and loops of them.
+
+Imported only where a GPU was found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import cupy
+from cuda.bindings import driver as bindings
+
+from mpishare.backends import driver
+from mpishare.errors import CudaError, UnsupportedError
+
+# Relaxed: memory pools may grow meanwhile, here and in other threads.
+_RELAXED = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+# Each node keeps the priority of its stream: by default what waits for other ranks would queue
+# behind what it is to run beside.
+_KEEP_PRIORITIES = 8
+_SET_AT_LAUNCH = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
+_LOOPS_SINCE = 12040
+_CAPTURE_ERRORS = range(900, 909)
+
+
+def is_capture_error(error: BaseException) -> bool:
+    """Whether a call failed since a stream is being captured, or was."""
+    code = error.code if isinstance(error, CudaError) else getattr(error, "status", 0)
+    return code in _CAPTURE_ERRORS
+
+
+def require_loops(call: str) -> None:
+    """Raise `UnsupportedError` where graphs have no loops."""
+    version = int(driver.call("cuDriverGetVersion"))
+    missing = []
+    if version < _LOOPS_SINCE:
+        missing.append(f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}")
+    if not hasattr(bindings, "cuGraphConditionalHandleCreate"):
+        missing.append("cuda-bindings is older")
+    if missing:
+        raise UnsupportedError(
+            f"{call} failed: until= needs loops in graphs, which CUDA has since 12.4, and "
+            f"{' and '.join(missing)}. Update that, or call the step in a loop of your own."
+        )
+
+
+class Capture:
+    """A capture of what a stream is given, from its making to `end` or `abandon`. Local.
+
+    Parameters
+    ----------
+    stream : int
+        The stream, not a default one.
+    where : str
+        For errors.
+    is_loop : bool
+        Whether the graph repeats what is captured until `decide` says that it is over.
+    """
+
+    def __init__(self, stream: int, where: str, *, is_loop: bool) -> None:
+        self._stream = stream
+        self._where = where
+        self._outer: Any = None
+        self._handle = 0
+        if not is_loop:
+            self._call("cuStreamBeginCapture", stream, _RELAXED)
+            return
+        self._outer = self._call("cuGraphCreate", 0)
+        try:
+            body = self._add_loop(self._outer)
+            self._call("cuStreamBeginCaptureToGraph", stream, body, None, None, 0, _RELAXED)
+        except BaseException:
+            self._call("cuGraphDestroy", self._outer)
+            raise
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return driver.call(name, *arguments, where=self._where)
+
+    def _add_loop(self, graph: Any) -> Any:
+        """Add a loop to a graph; return the graph of its body."""
+        context = self._call("cuCtxGetCurrent")
+        handle = self._call("cuGraphConditionalHandleCreate", graph, context, 1, _SET_AT_LAUNCH)
+        self._handle = int(handle)
+        node = bindings.CUgraphNodeParams()
+        node.type = bindings.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        node.conditional.handle = handle
+        node.conditional.type = bindings.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+        node.conditional.size = 1
+        node.conditional.ctx = context
+        # The data of edges came with CUDA 13.
+        none: tuple[Any, ...] = (None, None, 0) if _bindings_version() >= 13 else (None, 0)
+        self._call("cuGraphAddNode", graph, *none, node)
+        return node.conditional.phGraph_out[0]
+
+    def decide(self, done: Any, iterations: Any, at_most: int, abort: int) -> None:
+        """Capture the end of a loop's body: whether it goes on.
+
+        Parameters
+        ----------
+        done : cupy.ndarray
+            One element, of a boolean or an integer: not 0 where it is over.
+        iterations : cupy.ndarray
+            One int64, which is counted up.
+        at_most : int
+            It is over after so many.
+        abort : int
+            Device address of a word that is not 0 once no rank will come; 0 for none.
+        """
+        arguments = [
+            ctypes.c_uint64(self._handle),
+            ctypes.c_uint64(done.data.ptr),
+            ctypes.c_uint32(done.dtype.itemsize),
+            ctypes.c_uint64(iterations.data.ptr),
+            ctypes.c_int64(at_most),
+            ctypes.c_uint64(abort),
+        ]
+        driver.Launch(_decide(cupy.cuda.Device().id), 1, 1, arguments, self._where).enqueue(
+            self._stream
+        )
+
+    def end(self) -> CudaGraph:
+        """End the capture; return the graph, which can be launched."""
+        try:
+            captured = self._call("cuStreamEndCapture", self._stream)
+        except BaseException:
+            if self._outer is not None:
+                self._call("cuGraphDestroy", self._outer)
+            raise
+        graph = captured if self._outer is None else self._outer
+        try:
+            return CudaGraph(self._call("cuGraphInstantiate", graph, _KEEP_PRIORITIES), self._where)
+        finally:
+            self._call("cuGraphDestroy", graph)
+
+    def abandon(self) -> None:
+        """End the capture, of which nothing is left: the stream can be used again."""
+        _, graph = bindings.cuStreamEndCapture(self._stream)  # fails where the capture has
+        graph = self._outer if self._outer is not None else graph
+        if graph is not None and int(graph):
+            self._call("cuGraphDestroy", graph)
+
+
+class CudaGraph:
+    """A graph that can be launched. Local.
+
+    Attributes
+    ----------
+    handle : int
+        For `driver.launch_graph`.
+    """
+
+    def __init__(self, graph: Any, where: str) -> None:
+        self._graph = graph
+        self._where = where
+        self.handle = int(graph)
+
+    def close(self) -> None:
+        """Destroy it; launches that were enqueued still run."""
+        driver.call("cuGraphExecDestroy", self._graph, where=self._where)
+
+
+def set_word(address: int, value: int, stream: int, where: str) -> None:
+    """Enqueue that 32 bits of device memory are set."""
+    driver.call("cuMemsetD32Async", address, value, 1, stream, where=where)
+
+
+@functools.cache
+def _decide(device: int) -> int:
+    """Return the driver's handle of the kernel, on the current device."""
+    del device
+    source = Path(__file__).with_name("decide.cu").read_text()
+    return int(cupy.RawModule(code=source).get_function("decide").kernel.ptr)
+
+
+def _bindings_version() -> int:
+    from cuda import bindings as package
+
+    return int(package.__version__.partition(".")[0])

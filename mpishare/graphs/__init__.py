@@ -1,0 +1,1 @@
+"""Functions that are captured into a graph once and replayed: `mpishare.capture`."""

@@ -1,0 +1,252 @@
+"""A captured function on CUDA: a graph for each combination of its arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from mpishare.backends import cuda_graphs
+from mpishare.backends.driver import launch_graph
+from mpishare.coordination.recording import Recording
+from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
+from mpishare.graphs.arguments import check_result
+from mpishare.graphs.cuda_arguments import current_stream, key_of
+from mpishare.ordering.stream_chain import StreamChain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from mpishare.backends import StreamInfo
+    from mpishare.context import NodeContext
+    from mpishare.coordination.recording import Replayable
+
+_MAX_GRAPHS = 64
+_MAX_SEEN = 1024
+
+
+class Captured(NamedTuple):
+    """A graph, the engines that it calls and how often each, and what the function returned."""
+
+    graph: cuda_graphs.CudaGraph
+    calls: list[tuple[Replayable, int]]
+    result: Any
+
+
+class CudaRuns:
+    """Runs a function by graphs of it. Local.
+
+    Parameters
+    ----------
+    context : NodeContext
+        The node's.
+    name : str
+        For errors.
+    function : callable
+        What is captured.
+    until : callable or None
+        Whether it is done: then the graph is a loop.
+    at_most : int
+        The most runs of a loop.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        name: str,
+        function: Callable[..., Any],
+        until: Callable[..., Any] | None,
+        at_most: int,
+    ) -> None:
+        backend: Any = context.backend
+        self._context, self._backend = context, backend
+        self._name = name
+        self._function, self._until, self._at_most = function, until, at_most
+        self._where = f"{name}, rank {context.rank} of {context.size}"
+        self._device = backend.device.ordinal
+        self.iterations: Any = None
+        with cupy.cuda.Device(self._device):
+            if until is not None:
+                cuda_graphs.require_loops(name)
+                self.iterations = cupy.zeros(1, np.int64)
+            # Of its own: a default stream cannot be captured.
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        # What the function allocates while it is captured is used by every replay. Held here,
+        # since a pool that runs out of memory frees what it takes to be unused.
+        self._memory: list[Any] = []
+        self._pool: Any = cupy.cuda.MemoryPool(self._allocate)
+        self._torch_pool: Any = None
+        # The graphs share that memory, so that no two of them may run at once.
+        self._chain = StreamChain(backend, name)
+        self._seen: set[Hashable] = set()
+        self._graphs: dict[Hashable, Captured] = {}
+
+    def run(self, arguments: Sequence[Any]) -> Any:
+        """Run, capture, or replay the function on these arguments."""
+        key = key_of(arguments, self._name)
+        given = current_stream(arguments, self._device, self._name)
+        stream: StreamInfo = self._backend.enter(given)
+        if stream[3]:  # it is being captured
+            return self._run_inside(arguments)
+        captured = self._graphs.get(key)
+        if captured is not None:
+            self._replay(captured, stream, made=0)
+            return captured.result
+        if self._until is not None:
+            return self._begin_loop(key, arguments, stream)
+        if key not in self._seen:
+            # The first time: CuPy compiles and CUDA loads kernels at their first use.
+            result = check_result(self._name, self._function(*arguments))
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+            return result
+        captured = self._capture(key, arguments)
+        self._replay(captured, stream, made=0)
+        return captured.result
+
+    def close(self) -> None:
+        """Destroy the graphs, and free what the function allocated."""
+        for captured in self._graphs.values():
+            captured.graph.close()
+        self._graphs = {}
+        self._chain.end()
+        self._memory, self._pool, self._torch_pool = [], None, None
+
+    def __del__(self) -> None:
+        """Destroy the graphs of a step that was dropped; a process that ends keeps them."""
+        if not sys.is_finalizing():
+            for captured in getattr(self, "_graphs", {}).values():
+                captured.graph.close()
+
+    def _run_inside(self, arguments: Sequence[Any]) -> Any:
+        """Run the function as a part of what somebody else captures."""
+        if self._until is not None:
+            raise UnsupportedError(
+                f"{self._name} failed: its loop is a graph, which cannot be launched inside "
+                "another capture. Call it outside of that."
+            )
+        return self._function(*arguments)
+
+    def _begin_loop(self, key: Hashable, arguments: Sequence[Any], stream: StreamInfo) -> Any:
+        """Run the function once, which loads its kernels, and go on by a graph."""
+        result = check_result(self._name, self._function(*arguments))
+        done = self._ask(arguments)
+        handle = stream[0]
+        self._count_from(1, handle)
+        self._context.synchronize(handle, self._name)
+        if self._at_most > 1 and not done.any():
+            captured = self._capture(key, arguments)
+            self._replay(captured, stream, made=1)
+            result = captured.result
+        return result
+
+    def _ask(self, arguments: Sequence[Any]) -> Any:
+        """Return whether the loop is done: an array of one element."""
+        answer: Any = self._until(*arguments) if self._until is not None else None
+        try:
+            done = cupy.asarray(answer if not hasattr(answer, "array") else answer.array)
+            is_on_gpu = hasattr(answer, "__cuda_array_interface__")
+        except (TypeError, ValueError):
+            is_on_gpu = False
+        if not is_on_gpu or done.size != 1 or done.dtype.kind not in "biu":
+            raise TypeError(
+                f"{self._name} failed: until returned {answer!r}, not an array of one boolean or "
+                "integer in GPU memory"
+            )
+        return done
+
+    def _capture(self, key: Hashable, arguments: Sequence[Any]) -> Captured:
+        """Make and keep the graph of the function on these arguments."""
+        is_loop = self._until is not None
+        with self._working(), Recording(self._name, is_loop=is_loop) as recording:
+            capture = cuda_graphs.Capture(self._stream.ptr, self._where, is_loop=is_loop)
+            try:
+                result = check_result(self._name, self._function(*arguments))
+                if is_loop:
+                    done = self._ask(arguments)
+                    # A break of the node raises the abort words of all engines.
+                    abort = next((engine.abort for engine in recording.engines), 0)
+                    capture.decide(done, self.iterations, self._at_most, abort)
+            except BaseException as error:
+                capture.abandon()
+                recording.fail()
+                self._refuse(error)
+                raise
+            try:
+                graph = capture.end()
+            except BaseException as error:
+                recording.fail()
+                self._refuse(error)
+                raise
+        captured = Captured(graph, recording.take_calls(), result)
+        if len(self._graphs) >= _MAX_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs))).graph.close()
+        self._graphs[key] = captured
+        return captured
+
+    def _replay(self, captured: Captured, stream: StreamInfo, *, made: int) -> None:
+        """Launch a graph, as if its calls were made now on this stream.
+
+        Parameters
+        ----------
+        made : int
+            How often the function of a loop has run before, in the same call.
+        """
+        handle, owner, stays_alive, _ = stream
+        chains = [self._chain]
+        for engine, _ in captured.calls:
+            if engine.is_closed:
+                raise ClosedError(f"{self._name} failed: its graph uses {engine.name}, now closed")
+            engine.agreement.check()
+            chains += engine.chains
+        for chain in chains:
+            chain.follow(handle, owner, stays_alive=stays_alive)
+        if self.iterations is not None and not made:
+            self._count_from(0, handle)
+        launch_graph(captured.graph.handle, handle, self._where)
+        if not made:  # else the run before counts for the loop
+            for engine, count in captured.calls:
+                engine.calls[0] += count
+        if not stays_alive:
+            for chain in chains:
+                chain.leave()
+
+    def _count_from(self, made: int, stream: int) -> None:
+        cuda_graphs.set_word(self.iterations.data.ptr, made, stream, self._where)
+
+    def _allocate(self, nbytes: int) -> Any:
+        memory = cupy.cuda.Memory(nbytes)
+        self._memory.append(memory)
+        return cupy.cuda.MemoryPointer(memory, 0)
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Make the step's stream current, and its memory what arrays are made of."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(cupy.cuda.Device(self._device))
+            stack.enter_context(self._stream)
+            stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                stream = torch.cuda.ExternalStream(self._stream.ptr, device=self._device)
+                self._torch_pool = self._torch_pool or torch.cuda.MemPool()
+                stack.enter_context(torch.cuda.stream(stream))
+                stack.enter_context(torch.cuda.use_mem_pool(self._torch_pool))
+            yield
+
+    def _refuse(self, error: BaseException) -> None:
+        """Raise `UnsupportedError` for an error that comes of the capture; else return."""
+        is_ours = isinstance(error, MpiShareError)
+        comes_of_it = cuda_graphs.is_capture_error(error)
+        # CuPy and PyTorch raise plain ones for what they refuse in a capture.
+        if comes_of_it or (isinstance(error, RuntimeError) and not is_ours):
+            raise UnsupportedError(
+                f"{self._name} failed: the function cannot be captured into a graph: "
+                f"{describe(error)}. It may not wait for the GPU, as float(x[0]), print(x), "
+                "x.get() and synchronize() do, and every stream that it forks must be joined. Do "
+                "that outside of it, or call the function itself."
+            ) from error

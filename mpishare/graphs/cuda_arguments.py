@@ -1,0 +1,96 @@
+"""The arguments of a captured function on CUDA: what a graph of them depends on."""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from mpishare.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+_Array = cupy.ndarray
+# Not the dtype itself, whose hash takes as long as all of the others.
+_identity = attrgetter("data.ptr", "shape", "strides", "dtype.char")
+
+
+def key_of(arguments: Sequence[Any], name: str) -> Hashable:
+    """Return what a graph of these arguments is found by: the same key, the same graph. Local.
+
+    Raises
+    ------
+    TypeError
+        If one is neither an array in GPU memory nor hashable.
+    """
+    return tuple(
+        [_identity(each) if type(each) is _Array else _key(each, name) for each in arguments]
+    )
+
+
+def _key(value: Any, name: str) -> Hashable:
+    if isinstance(value, Window):
+        value = value.array
+    if isinstance(value, _Array):
+        return _identity(value)
+    if isinstance(value, (tuple, list)):
+        return type(value), key_of(value, name)
+    if _is_tensor(value):
+        if not value.is_cuda:
+            raise TypeError(f"{name} failed: a tensor on {value.device} is not in GPU memory")
+        return value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
+    if isinstance(value, np.ndarray):
+        raise TypeError(
+            f"{name} failed: an argument is a NumPy array, whose values a replay would not read "
+            "again. Pass a CuPy array, or numbers."
+        )
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is not None:
+        strides = interface.get("strides")
+        return interface["data"][0], interface["shape"], strides, interface["typestr"]
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} failed: an argument is neither an array in GPU memory nor hashable: {error}"
+        ) from None
+    return type(value), value  # True and 1.0 are equal to 1
+
+
+def current_stream(arguments: Sequence[Any], device: int, name: str) -> Any:
+    """Return the current stream of the library of the arguments; None for CuPy's. Local."""
+    if "torch" not in sys.modules:
+        return None
+    are_tensors = {_is_tensor(each) for each in _arrays(arguments)}
+    if True not in are_tensors:
+        return None
+    stream = sys.modules["torch"].cuda.current_stream(device)
+    if False in are_tensors and stream.cuda_stream != cupy.cuda.get_current_stream(device).ptr:
+        raise ValueError(
+            f"{name} failed: the arguments are arrays of CuPy and of PyTorch, whose current "
+            "streams differ. Make one stream current in both."
+        )
+    return stream
+
+
+def _arrays(arguments: Sequence[Any]) -> list[Any]:
+    found = []
+    for each in arguments:
+        if isinstance(each, (tuple, list)):
+            found += _arrays(each)
+        elif (
+            isinstance(each, Window)
+            or _is_tensor(each)
+            or hasattr(each, "__cuda_array_interface__")
+        ):
+            found.append(each)
+    return found
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

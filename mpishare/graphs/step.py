@@ -1,0 +1,188 @@
+"""A function captured into CUDA graphs: called as the function itself, by one launch."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mpishare.context import NodeObject
+from mpishare.errors import ClosedError
+from mpishare.graphs.host import HostRuns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.node import Node
+
+
+class Runs(Protocol):
+    """Runs a function on arguments: see `host` and `cuda`."""
+
+    iterations: Any
+
+    def run(self, arguments: Sequence[Any]) -> Any:
+        """Do what the function does."""
+        ...
+
+    def close(self) -> None:
+        """Free what was made for it."""
+        ...
+
+
+class Step(NodeObject):
+    """A function that runs as a CUDA graph; `capture` makes it.
+
+    Attributes
+    ----------
+    iterations : array or None
+        One int64: how often the last call with ``until`` ran the function. On CUDA in GPU memory
+        and stream-ordered, so that ``int(step.iterations[0])`` waits for the call. None for a step
+        without ``until``.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        function: Callable[..., Any],
+        until: Callable[..., Any] | None,
+        at_most: int | None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"capture failed: {function!r} cannot be called")
+        name = self.name = f"capture({_name_of(function)})"
+        if until is not None and not callable(until):
+            raise TypeError(f"{name} failed: until={until!r} cannot be called; until=lambda *_: it")
+        if (until is None) != (at_most is None):
+            raise TypeError(
+                f"{name} failed: until= and at_most= go together: a GPU cannot be interrupted"
+            )
+        count = 1 if at_most is None else operator.index(at_most)
+        if count < 1:
+            raise ValueError(f"{name} failed: at_most={at_most} is less than 1")
+        context = self._context = node._context
+        context.agreement.check()
+        self._runs: Runs
+        if node.backend == "cuda":
+            from mpishare.graphs.cuda import CudaRuns
+
+            self._runs = CudaRuns(context, name, function, until, count)
+        else:
+            self._runs = HostRuns(name, function, until, count)
+
+    @property
+    def iterations(self) -> Any:
+        """How often the last call with ``until`` ran the function: an array of one int64."""
+        return self._runs.iterations
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Do what the function does with these arguments.
+
+        Stream-ordered on CUDA, on the current stream of the library that the arguments come from;
+        the first call with new arguments runs the function, the second captures it. On the host
+        backend it calls the function.
+
+        Parameters
+        ----------
+        *arguments
+            Arrays in GPU memory, tuples and lists of them, and what can be hashed. A graph is kept
+            for each combination of addresses, layouts and values, the last 64.
+
+        Returns
+        -------
+        object
+            What the function returned: None, or arrays, in tuples, lists or dicts. Those that the
+            function made are the same memory at every replay.
+
+        Raises
+        ------
+        UnsupportedError
+            If the function cannot be captured; nothing was enqueued.
+        TypeError
+            If an argument cannot be hashed, or the result is not arrays.
+        ClosedError
+            If the step, the node, or a plan that the graph uses is closed.
+        PeerError, PeerTimeout
+            If a rank is gone.
+        """
+        if self._is_closed:
+            raise ClosedError(f"{self.name} is closed")
+        self._context.agreement.check()
+        return self._runs.run(arguments)
+
+    def close(self) -> None:
+        """Destroy the graphs and the memory of what they allocated.
+
+        Local; host-blocking until the GPU has done what it was given, where the function allocates.
+        Closing twice does nothing. A step that nobody holds any more closes by itself.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._runs.close()
+
+    def __repr__(self) -> str:
+        """Name the function."""
+        return f"<mpishare.{self.name}{self._state()}>"
+
+
+def capture(
+    node: Node,
+    function: Callable[..., Any],
+    *,
+    until: Callable[..., Any] | None = None,
+    at_most: int | None = None,
+) -> Step:
+    """Make a function run as one CUDA graph: exchanges, kernels and all, in one launch.
+
+    Local: no rank is asked. What is returned is called in the function's place, on all ranks as
+    the function would be.
+
+    Parameters
+    ----------
+    node : Node
+        Its backend decides. On the host backend the function is just called.
+    function : callable
+        Takes arrays, puts work on the current stream, and never waits for it. It is run by Python
+        twice for each combination of arguments; afterwards what it enqueued is enqueued again, and
+        no Python of it runs. What changes from call to call must therefore be an argument, or
+        stand in arrays: other arrays and numbers are baked in.
+    until : callable, optional
+        Takes the same arguments after each run of the function, and returns an array of one
+        boolean or integer; the function runs again on the same arguments until that is not 0. On
+        CUDA this loop is in the graph. It must come to the same on all ranks that exchange, as
+        what an `Allreduce` gives does.
+    at_most : int, optional
+        With `until`: the most runs of a call.
+
+    Returns
+    -------
+    Step
+        Callable, with `close()` and `iterations`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not what it must be.
+    UnsupportedError
+        If `until` is given and CUDA is older than 12.4.
+
+    Notes
+    -----
+    Memory that the function allocates from CuPy or PyTorch belongs to the step. Calls that need
+    the host cannot be captured and are refused by name: routes ``mpi`` and ``pinned``, windows,
+    events and channels, and whatever waits for the GPU; with `until` also route ``copy``.
+
+    Examples
+    --------
+    >>> step = mpishare.capture(node, advance)
+    >>> for _ in range(1000):
+    ...     step(u, v)
+    ...     u, v = v, u
+    """
+    return Step(node, function, until, at_most)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,271 @@
+"""mpishare.capture: one function as a step, on either backend: values, loops, arguments, closing."""
+
+import functools
+import pickle
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpishare
+from mpishare import ClosedError, UnsupportedError
+
+CELLS = 6
+
+
+class Ring:
+    """A field of one axis on a periodic ring, and what its cells must be after some steps."""
+
+    def __init__(self, node):
+        self.node, self.xp = node, node.xp
+        self.cart = node.comm.Create_cart([node.size], [True])
+        n = CELLS * node.size
+        self.first = np.sin(np.arange(n)) + np.arange(n) % 3
+        mine = slice(CELLS * self.cart.rank, CELLS * (self.cart.rank + 1))
+        self.mine = mine
+        self.u, self.v = (self.xp.zeros(CELLS + 2) for _ in range(2))
+        self.u[1:-1] = self.xp.asarray(self.first[mine])
+        self.halo = mpishare.HaloExchange(self.cart, self.u, width=1, node=node)
+
+    def advance(self, u, v):
+        self.halo.exchange(u)
+        self.xp.add(u[:-2], u[2:], out=v[1:-1])
+        v[1:-1] *= 0.25
+        v[1:-1] += u[1:-1] * 0.5  # allocates
+
+    def after(self, steps):
+        whole = self.first
+        for _ in range(steps):
+            whole = (np.roll(whole, 1) + np.roll(whole, -1)) * 0.25 + whole * 0.5
+        return whole[self.mine]
+
+    def close(self):
+        self.halo.close()
+        self.cart.Free()
+
+
+@pytest.fixture
+def ring(node):
+    ring = Ring(node)
+    if node.backend == "cuda" and {"pinned", "mpi"} & set(ring.halo.routes.values()):
+        ring.close()
+        pytest.skip("no route that can be captured")
+    yield ring
+    if not node.is_closed:
+        ring.close()
+
+
+@pytest.fixture
+def loops(ring):
+    """Where the step may be a loop of a graph: the ranks do not take turns on a GPU."""
+    if ring.node.backend == "cuda" and ring.node.size > 1 and "copy" in ring.halo.routes.values():
+        pytest.skip("route copy has no loop")
+    return ring
+
+
+def values(array):
+    return array.get() if hasattr(array, "get") else np.asarray(array)
+
+
+def test_the_fields_of_a_step_are_swapped(ring):
+    """Called a hundred times, with two arrangements of the same arrays."""
+    u, v = ring.u, ring.v
+    with mpishare.capture(ring.node, ring.advance) as step:
+        for _ in range(100):
+            assert step(u, v) is None
+            u, v = v, u
+    assert np.allclose(values(u[1:-1]), ring.after(100), rtol=1e-12)
+
+
+def test_steps_and_plain_calls_in_turn(ring):
+    u, v = ring.u, ring.v
+    step = mpishare.capture(ring.node, ring.advance)
+    for number in range(60):
+        (ring.advance if number % 7 == 3 else step)(u, v)
+        u, v = v, u
+    assert np.allclose(values(u[1:-1]), ring.after(60), rtol=1e-12)
+
+
+def test_new_arrays_at_every_call(ring):
+    step = mpishare.capture(ring.node, ring.advance)
+    u, held = ring.u, []
+    for _ in range(30):
+        v = ring.xp.zeros(CELLS + 2)
+        step(u, v)
+        held = [*held[-3:], u]  # so that addresses come again, but not at once
+        u = v
+    assert np.allclose(values(u[1:-1]), ring.after(30), rtol=1e-12)
+
+
+def test_what_a_step_returns(node):
+    """The arrays of the function, in any container; for other results no replay could answer."""
+    xp = node.xp
+    x = xp.arange(4.0)
+    step = mpishare.capture(node, lambda x: {"twice": 2 * x, "rest": (x + 1, [None])})
+    for number in range(5):
+        x.fill(number)
+        found = step(x)
+        assert values(found["twice"]).tolist() == [2 * number] * 4
+        assert values(found["rest"][0]).tolist() == [number + 1] * 4
+        assert found["rest"][1] == [None]
+    with pytest.raises(TypeError, match=r"returned 3, which no replay"):
+        mpishare.capture(node, lambda _: 3)(x)
+
+
+def test_numbers_and_lists_are_arguments(node):
+    """Another number is another graph."""
+    xp = node.xp
+    x, y = xp.ones(3), xp.ones(3)
+
+    def add(arrays, by, *, sign):
+        for each in arrays:
+            each += sign * by
+
+    step = mpishare.capture(node, functools.partial(add, sign=-1))
+    for _ in range(4):
+        step([x, y], 1)
+        step((x, y), 2.0)
+    assert values(x).tolist() == values(y).tolist() == [1 - 4 * 3] * 3
+    assert "capture(add)" in repr(step)
+
+
+def test_a_loop_until_it_is_done(loops):
+    """Smoothed until the change is small; on all ranks in the same iteration."""
+    ring, xp = loops, loops.xp
+    left = xp.full(1, 25, np.int64)
+
+    def twice(u, v, left):
+        ring.advance(u, v)
+        ring.advance(v, u)
+        left -= 1
+
+    solve = mpishare.capture(ring.node, twice, until=lambda u, v, left: left <= 0, at_most=1000)
+    count = 0
+    for wanted in (25, 1, 7, 40):
+        left.fill(wanted)
+        assert solve(ring.u, ring.v, left) is None
+        count += 2 * wanted
+        assert int(solve.iterations[0]) == wanted
+        assert np.allclose(values(ring.u[1:-1]), ring.after(count), rtol=1e-10)
+
+
+def test_a_loop_ends_at_its_most(loops):
+    ring, xp = loops, loops.xp
+    never = xp.zeros(1, bool)
+    for at_most in (1, 2, 70):
+        solve = mpishare.capture(
+            ring.node, lambda u: ring.halo.exchange(u), until=lambda _: never, at_most=at_most
+        )
+        for _ in range(3):
+            solve(ring.u)
+            assert int(solve.iterations[0]) == at_most
+        solve.close()
+
+
+def test_until_must_answer_with_one_element(loops):
+    xp = loops.xp
+    solve = mpishare.capture(
+        loops.node, lambda x: None, until=lambda x: xp.zeros(2, bool), at_most=3
+    )
+    with pytest.raises((TypeError, ValueError)):
+        solve(xp.zeros(1))
+
+
+def test_wrong_arguments(node):
+    with pytest.raises(TypeError, match="cannot be called"):
+        mpishare.capture(node, 3)
+    with pytest.raises(TypeError, match="go together"):
+        mpishare.capture(node, print, until=print)
+    with pytest.raises(TypeError, match="go together"):
+        mpishare.capture(node, print, at_most=3)
+    with pytest.raises(TypeError, match="until=7 cannot be called"):
+        mpishare.capture(node, print, until=7, at_most=3)
+    with pytest.raises(ValueError, match="at_most=0"):
+        mpishare.capture(node, print, until=print, at_most=0)
+    with pytest.raises(TypeError):
+        pickle.dumps(mpishare.capture(node, print))
+
+
+def test_an_exception_of_the_function_comes_through(node):
+    def fails(x):
+        raise KeyError(x.size)
+
+    step = mpishare.capture(node, fails)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            step(node.xp.zeros(2))
+
+
+def test_a_closed_step(ring):
+    step = mpishare.capture(ring.node, ring.advance)
+    for _ in range(3):
+        step(ring.u, ring.v)
+    step.close()
+    step.close()
+    assert step.is_closed
+    with pytest.raises(ClosedError, match=r"capture\(advance\) is closed"):
+        step(ring.u, ring.v)
+
+
+def test_the_plan_of_a_step_is_closed(ring):
+    """An error at the next call, on every rank; a replay would use memory that is gone."""
+    step = mpishare.capture(ring.node, ring.advance)
+    for _ in range(3):
+        step(ring.u, ring.v)
+    ring.halo.close()
+    with pytest.raises(ClosedError, match="HaloExchange"):
+        step(ring.u, ring.v)
+
+
+def test_the_node_of_a_step_is_closed():
+    node = mpishare.Node(MPI.COMM_WORLD)
+    step = mpishare.capture(node, lambda x: x.fill(1))
+    x = node.xp.zeros(2)
+    for _ in range(3):
+        step(x)
+    node.close()
+    with pytest.raises(ClosedError):
+        step(x)
+    with pytest.raises(ClosedError):
+        mpishare.capture(node, print)
+
+
+def test_a_step_in_a_step(ring):
+    """The inner one becomes a part of the outer one's graph."""
+    inner = mpishare.capture(ring.node, ring.advance)
+
+    def two(u, v):
+        inner(u, v)
+        inner(v, u)
+
+    outer = mpishare.capture(ring.node, two)
+    for _ in range(20):
+        outer(ring.u, ring.v)
+    assert np.allclose(values(ring.u[1:-1]), ring.after(40), rtol=1e-12)
+
+
+def test_a_window_is_an_argument(node):
+    with node.allocate_each(3, fill=0) as window:
+        step = mpishare.capture(node, lambda w: w.array.fill(float(node.rank)))
+        for _ in range(3):
+            window.array.fill(-1)
+            step(window)
+            assert values(window.array).tolist() == [node.rank] * 3
+
+
+def test_only_the_host_runs_collective_calls_in_it(node):
+    """A replay would not make them; the host backend replays nothing."""
+
+    def barrier(x):
+        node.barrier()
+        x.fill(1)
+
+    step = mpishare.capture(node, barrier)
+    x = node.xp.zeros(2)
+    step(x)
+    if node.backend == "cuda":
+        with pytest.raises(UnsupportedError, match=r"Node.barrier failed inside capture\(barrier"):
+            step(x)
+    else:
+        step(x)
+    node.barrier()
