@@ -29,15 +29,19 @@ class MpiLinks(Links):
         self._add = problem.cart.Allreduce
 
     def add_squares(self) -> None:
+        """Add up r . r over the ranks."""
         self._add(MPI.IN_PLACE, self._problem.rr)
 
     def wait(self) -> None:
+        """Return when the ghosts are there, or will be for what is put on the stream."""
         self._exchange.step()
 
     def add_product(self) -> None:
+        """Add up p . q over the ranks."""
         self._add(MPI.IN_PLACE, self._problem.pq)
 
     def close(self) -> None:
+        """Free what was made for it."""
         self._exchange.close()
 
 
@@ -64,6 +68,7 @@ class StagedLinks(Links):
         self._pq_out, self._pq_in = bind(problem.pq, self._pq)
 
     def start(self) -> None:
+        """Bring faces and r . r to the host, and send the faces."""
         exchange = self._exchange
         irecv, isend = exchange.comm.Irecv, exchange.comm.Isend
         self._requests = [irecv(*each) for each in exchange.receives[exchange.half]]
@@ -72,20 +77,24 @@ class StagedLinks(Links):
         self._requests += [isend(*each) for each in exchange.sends]
 
     def add_squares(self) -> None:
+        """Add up r . r over the ranks."""
         self._add(MPI.IN_PLACE, self._rr)
         self._rr_in()
 
     def wait(self) -> None:
+        """Return when the ghosts are there, or will be for what is put on the stream."""
         MPI.Request.Waitall(self._requests)
         self._exchange.copy_in()
 
     def add_product(self) -> None:
+        """Add up p . q over the ranks."""
         self._pq_out()
         self._session.synchronize()
         self._add(MPI.IN_PLACE, self._pq)
         self._pq_in()
 
     def close(self) -> None:
+        """Free what was made for it."""
         self._session.synchronize()
         self._exchange.close()
 
@@ -97,7 +106,7 @@ class NcclLinks(Links):
     `beside`: on a stream of their own, beside the kernel that follows.
     """
 
-    def __init__(self, session: Session, problem: Poisson, library: Nccl, *, beside: bool) -> None:
+    def __init__(self, session: Session, problem: Poisson, library: Nccl, beside: bool) -> None:
         from cupy.cuda import nccl
 
         ghosts = Ghosts(session, problem)
@@ -148,6 +157,7 @@ class NcclLinks(Links):
             self._packing.unpack(self._landed)
 
     def add_squares(self) -> None:
+        """Add up r . r over the ranks, and let the ghosts travel."""
         self._all_reduce(*self._sums[0])
         if not self._beside:
             self._exchange()
@@ -159,9 +169,10 @@ class NcclLinks(Links):
         self._joined.record(self._side)
 
     def wait(self) -> None:
+        """Return when the ghosts are there, or will be for what is put on the stream."""
         if self._beside:
             self._stream.wait_event(self._joined)
 
     def add_product(self) -> None:
+        """Add up p . q over the ranks."""
         self._all_reduce(*self._sums[1])
-

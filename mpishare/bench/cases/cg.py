@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 import mpishare
+from mpishare.bench.baselines.graph import capture
 from mpishare.bench.baselines.library import open_library
+from mpishare.bench.baselines.solver import MpiLinks, NcclLinks, StagedLinks
 from mpishare.bench.cases import UPPER_BOUNDS
 from mpishare.bench.comparison import Comparison
 from mpishare.bench.problems.poisson import Poisson, poisson
 from mpishare.bench.problems.solve import MOST_PASSES, Links, Solve
 from mpishare.bench.report.rows import BASELINE, UPPER_BOUND
-from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,3 +67,117 @@ def _run(session: Session, case: Case, shape: tuple[int, ...]) -> list[Row]:
         problem.close()
     cart.Free()
     return rows
+
+
+def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -> None:
+    """Enter the same solve with links of others."""
+    refusal = "one rank: there is nothing to exchange" if session.comm.size == 1 else None
+
+    def add(name: str, make: Callable[[], Solve], unfit: str | None = refusal) -> None:
+        comparison.add(name, make, kind=BASELINE, unfit=unfit)
+
+    def solve(links: Callable[..., Links], *arguments: Any) -> Callable[[], Solve]:
+        return lambda: Solve(session, problem, links(session, problem, *arguments))
+
+    def in_graphs(make: Callable[[], Solve]) -> Callable[[], Solve]:
+        return lambda: InGraphs(make())
+
+    def in_one_graph(make: Callable[[], Solve]) -> Callable[[], Solve]:
+        return lambda: InOneGraph(make())
+
+    if comparison.includes("isend"):
+        add("isend", solve(MpiLinks))
+    if comparison.includes("staged"):
+        add("staged", solve(StagedLinks))
+    if comparison.includes("nccl"):
+        from mpishare.bench.baselines.nccl import Nccl
+
+        library, reason = (None, refusal) if refusal else open_library(session, Nccl)
+        for suffix, beside in (("", False), (" beside", True)):
+            make = solve(NcclLinks, library, beside)
+            add(f"nccl{suffix}", make, reason)
+            add(f"nccl graph{suffix}", in_graphs(make), reason)
+            add(f"nccl one graph{suffix}", in_one_graph(make), reason)
+
+
+class MpishareLinks(Links):
+    """`HaloExchange` and `Allreduce`."""
+
+    def __init__(self, problem: Poisson, *, by_dot: bool = False) -> None:
+        self._problem, self._by_dot = problem, by_dot
+        node, cart = problem.node, problem.cart
+        self._halo = mpishare.HaloExchange(cart, problem.r, width=1, node=node)
+        self._total = mpishare.Allreduce(cart, problem.rr, node=node)
+        self._owned = [field[problem.owned] for field in (problem.r, problem.p, problem.q)]
+
+    def start(self) -> None:
+        """Let the ghosts of the residual begin to travel."""
+        self._halo.start(self._problem.r)
+
+    def add_squares(self) -> None:
+        """Add up r . r over the ranks."""
+        r, _, _ = self._owned
+        self._add(self._problem.rr, r, r)
+
+    def wait(self) -> None:
+        """Return when the ghosts are there, or will be for what is put on the stream."""
+        self._halo.wait()
+
+    def add_product(self) -> None:
+        """Add up p . q over the ranks."""
+        _, p, q = self._owned
+        self._add(self._problem.pq, p, q)
+
+    def _add(self, scalar: Any, a: Any, b: Any) -> None:
+        if self._by_dot:
+            self._total.dot(a, b, out=scalar)
+        else:
+            self._total.reduce(scalar)
+
+    def close(self) -> None:
+        """Free what was made for it."""
+        self._owned.clear()
+        self._total.close()
+        self._halo.close()
+
+
+class InGraphs(Solve):
+    """The same as `inner`, its passes in a graph of some of them."""
+
+    def __init__(self, inner: Solve) -> None:
+        super().__init__(inner.session, inner.problem, inner.links)
+        inner.problem.begin(0.0)
+        graph = capture(inner.session, inner.passes)
+        self.advance = partial(graph.launch, inner.session.stream)
+
+
+class InOneGraph(Solve):
+    """The same as `inner`, in a graph that holds the loop."""
+
+    def __init__(self, inner: Solve) -> None:
+        super().__init__(inner.session, inner.problem, inner.links)
+        problem = inner.problem
+        self._graph = mpishare.capture(
+            problem.node, inner.one_pass, until=lambda: problem.done, at_most=MOST_PASSES
+        )
+        self.advance = self._graph
+
+    def close(self) -> None:
+        """Destroy the graph first."""
+        self.session.synchronize()
+        self._graph.close()
+        super().close()
+
+
+class _Kernels(InGraphs):
+    """The kernels alone, in a problem of this rank's own."""
+
+    def __init__(self, session: Session, shape: tuple[int, ...]) -> None:
+        cart = MPI.COMM_SELF.Create_cart([1] * 3)
+        super().__init__(Solve(session, poisson(session.node, cart, shape), Links()))
+
+    def close(self) -> None:
+        """Close the problem too."""
+        super().close()
+        self.problem.close()
+        self.problem.cart.Free()

@@ -1,4 +1,4 @@
-"""Solve `Poisson` by conjugate gradients: a pass, what links the ranks in it, and ways to repeat it.
+"""Solve `Poisson` by conjugate gradients: a pass, the links of the ranks in it, and its repetition.
 
 Every way does the same passes with the same kernels; they differ in their links, and in who repeats
 the passes: the host by plain calls or by graphs of some passes, or a graph that holds the loop.
@@ -61,7 +61,7 @@ class Ghosts(Problem):
         self.fields = [rows]
         self.check: Any = self  # the ghosts are right where the solution is
         owned = problem.owned_in_rows
-        found = []
+        found: list[Side] = []
         for axis, ranks in enumerate(problem.cart.dims):
             if ranks == 1:
                 continue
