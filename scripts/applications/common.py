@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-def parser(description: str | None, *, n: int, steps: int) -> Parser:
+def grid_parser(description: str | None, *, n: int) -> Parser:
     """Return a parser of the options that every application has."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--n", type=count, default=n, help=f"cells a rank along each axis ({n})")
@@ -66,6 +66,15 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     made.add_argument(
         "--dims", type=count, nargs="+", metavar="RANKS", help="ranks along each axis"
     )
+    made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
+    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def parser(description: str | None, *, n: int, steps: int) -> Parser:
+    """Return a parser of the options of an application that makes steps."""
+    made = grid_parser(description, n=n)
     made.add_argument("--steps", type=count, default=steps, help=f"time steps ({steps})")
     made.add_argument(
         "--staged",
@@ -75,9 +84,6 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     made.add_argument(
         "--compare", action="store_true", help="time all three exchanges, in turns, in this job"
     )
-    made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result")
-    made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 

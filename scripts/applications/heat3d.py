@@ -188,18 +188,9 @@ def check(whole: np.ndarray, heat: Heat) -> list[str]:
 
 def draw(whole: np.ndarray, heat: Heat) -> None:
     """Draw three planes through the hottest cell, on rank 0."""
-    hot = np.unravel_index(np.argmax(whole), whole.shape)
-    limits = (0.0, float(whole.max()))
-    panels = []
-    for across in range(3):
-        down, right = (a for a in range(3) if a != across)
-        plane = np.take(whole, hot[across], axis=across)
-        name = f"{'zyx'[across]} = {hot[across]}"
-        labels = ("zyx"[right], "zyx"[down])
-        panels.append(picture.Panel(plane, name, "inferno", (down, right), limits, labels=labels))
     size = " x ".join(map(str, whole.shape))
     title = f"Heat: {heat.args.steps} steps on {size} cells, planes through the hottest"
-    picture.draw(heat.args.plot, title, heat.cart, panels)
+    picture.draw_planes(heat.args.plot, title, heat.cart, whole)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

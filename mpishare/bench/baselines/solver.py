@@ -110,16 +110,15 @@ class NcclLinks(Links):
         from cupy.cuda import nccl
 
         ghosts = Ghosts(session, problem)
-        cuda = problem.xp.cuda
-        self._stream = session.stream
-        self._side = cuda.Stream(non_blocking=True, priority=-1) if beside else session.stream
+        cuda = self._cuda = problem.xp.cuda
+        self._side = cuda.Stream(non_blocking=True, priority=-1) if beside else None
         self._forked, self._joined = (cuda.Event(disable_timing=True) for _ in range(2))
-        self._beside = beside
         self._group = nccl.groupStart, nccl.groupEnd
-        self._all_reduce = library.communicator.allReduce
-        self._send, self._recv = library.communicator.send, library.communicator.recv
-        add = nccl.NCCL_FLOAT64, nccl.NCCL_SUM, int(self._stream.ptr)
-        self._sums = [(int(each.data.ptr),) * 2 + (1, *add) for each in (problem.rr, problem.pq)]
+        comm = library.communicator
+        self._all_reduce, self._send, self._recv = comm.allReduce, comm.send, comm.recv
+        kind = nccl.NCCL_FLOAT64
+        pointers = (int(each.data.ptr) for each in (problem.rr, problem.pq))
+        self._rr, self._pq = ((each, each, 1, kind, nccl.NCCL_SUM) for each in pointers)
         (field,) = ghosts.fields
         out = [field[side.out] for side in ghosts.sides]
         into = [field[side.into] for side in ghosts.sides]
@@ -130,49 +129,47 @@ class NcclLinks(Links):
             self._packed, self._landed = (problem.xp.zeros(sum(sizes)) for _ in range(2))
             out, into = split(self._packed, sizes), split(self._landed, sizes)
         self._held = out, into  # the calls have addresses only
-        kind, stream = nccl.NCCL_FLOAT64, int(self._side.ptr)
-        sides = ghosts.sides
-        self._sends = [
-            (int(view.data.ptr), view.size, kind, side.to, stream)
-            for view, side in zip(out, sides, strict=True)
-            if side.to != MPI.PROC_NULL
-        ]
-        self._receives = [
-            (int(view.data.ptr), view.size, kind, side.source, stream)
-            for view, side in zip(into, sides, strict=True)
-            if side.source != MPI.PROC_NULL
-        ]
+        ranks = [side.to for side in ghosts.sides], [side.source for side in ghosts.sides]
+        self._sends, self._receives = (
+            [
+                (int(view.data.ptr), int(view.size), kind, rank)
+                for view, rank in zip(views, each, strict=True)
+                if rank != MPI.PROC_NULL
+            ]
+            for views, each in zip((out, into), ranks, strict=True)
+        )
 
-    def _exchange(self) -> None:
+    def add_squares(self) -> None:
+        """Add up r . r over the ranks, and let the ghosts travel."""
+        current = self._cuda.get_current_stream()
+        self._all_reduce(*self._rr, current.ptr)
+        if self._side is None:
+            self._exchange(current.ptr)
+            return
+        self._forked.record(current)
+        self._side.wait_event(self._forked)
+        with self._side:
+            self._exchange(self._side.ptr)
+        self._joined.record(self._side)
+
+    def _exchange(self, stream: int) -> None:
         if self._packing is not None:
             self._packing.pack(self._packed)
         begin, end = self._group
         begin()
         for each in self._sends:
-            self._send(*each)
+            self._send(*each, stream)
         for each in self._receives:
-            self._recv(*each)
+            self._recv(*each, stream)
         end()
         if self._packing is not None:
             self._packing.unpack(self._landed)
 
-    def add_squares(self) -> None:
-        """Add up r . r over the ranks, and let the ghosts travel."""
-        self._all_reduce(*self._sums[0])
-        if not self._beside:
-            self._exchange()
-            return
-        self._forked.record(self._stream)
-        self._side.wait_event(self._forked)
-        with self._side:
-            self._exchange()
-        self._joined.record(self._side)
-
     def wait(self) -> None:
         """Return when the ghosts are there, or will be for what is put on the stream."""
-        if self._beside:
-            self._stream.wait_event(self._joined)
+        if self._side is not None:
+            self._cuda.get_current_stream().wait_event(self._joined)
 
     def add_product(self) -> None:
         """Add up p . q over the ranks."""
-        self._all_reduce(*self._sums[1])
+        self._all_reduce(*self._pq, self._cuda.get_current_stream().ptr)
