@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from math import prod
+from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,8 @@ class Allreduce(BasePlan):
             if len({*setup.comm.nodes}) > 1:
                 self._connect_nodes(setup)
             self._open_on(setup)
+        self._agreement = setup.context.agreement
+        self._thread = self._agreement.thread
         ranges.bind(self, "reduce", "dot")
         log.info(
             "%s made in %.1f ms, %s of staging",
@@ -142,15 +145,18 @@ class Allreduce(BasePlan):
         If a call on the host is interrupted (Ctrl-C), this rank leaves the node, since others may
         be storing into its array.
         """
-        self._check("reduce")
+        # Written for speed, as the small ones are little more than the call.
+        if self._is_closed or self._agreement.failure is not None or get_ident() != self._thread:
+            self._check("reduce")
+        across = self._across
         try:
-            if self._across:
+            if across:
                 self._refuse_capture("reduce", x, stream)
             self._engine.reduce(x, stream)
         except (TypeError, ValueError) as error:
             raise self._named("reduce", error) from None
-        if "reduce" in self._across:
-            self._across["reduce"].reduce(x, stream)
+        if across and "reduce" in across:
+            across["reduce"].reduce(x, stream)
 
     def dot(self, x: Any, y: Any, out: Any = None, stream: Any = None) -> Any:
         """Return the sum of ``conj(x) * y`` over the elements of all ranks.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-CHUNK_NBYTES = 256 << 10
+CHUNK_NBYTES = 512 << 10
 """A slot is not larger, so that what a rank wrote there is read from the cache."""
 
 
@@ -112,8 +112,9 @@ class HostReduce:
         """Combine the operands, two or more, in order; `out` may be the first of them."""
         ufunc = self._ufunc
         ufunc(operands[0], operands[1], out)
-        for operand in operands[2:]:
-            ufunc(out, operand, out)
+        if len(operands) > 2:
+            for operand in operands[2:]:
+                ufunc(out, operand, out)
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:  # noqa: ARG002  no streams
         """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""

@@ -21,17 +21,15 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Fold = Callable[[Sequence[Array], Array], None]
 
-MIN_SHARED_NBYTES = 16 << 10
-"""Of fewer bytes every rank folds all: a share of them is not worth a second meeting."""
 MIN_IN_PLACE_NBYTES = 64 << 10
-_MAX_FOLD_ALL = 3  # so many ranks always fold all
+_MIN_SHARED_NBYTES = 64 << 10
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
 _NOT_IN_A_WINDOW = Location(0, 0, 0)  # windows count from 1
 
 
 def folds_all(nranks: int, nbytes: int) -> bool:
-    """Whether every rank folds all elements, instead of its share."""
-    return nranks <= _MAX_FOLD_ALL or nbytes < MIN_SHARED_NBYTES
+    """Whether every rank folds all elements; a share of them costs a second meeting."""
+    return (nranks - 1) * nbytes < _MIN_SHARED_NBYTES
 
 
 class LargeReduce:
@@ -67,18 +65,29 @@ class LargeReduce:
             self._reduce_chunk(flat[begin : begin + self._capacity])
 
     def _reduce_chunk(self, chunk: Array) -> None:
+        """Reduce elements that fit into a slot."""
         slots = self._slots
         parity = slots.parity = slots.parity ^ 1
         parts = [slot[: chunk.size] for slot in slots.pair[parity]]
-        parts[slots.place][...] = chunk
-        slots.meet(REDUCE)
         if folds_all(self._nranks, chunk.nbytes):
-            self._fold(parts, chunk)
-        else:
-            mine = self._share(chunk.size)
-            self._fold([part[mine] for part in parts], parts[0][mine])
+            parts[slots.place][...] = chunk
             slots.meet(REDUCE)
-            chunk[...] = parts[0]
+            self._fold(parts, chunk)
+            return
+        # My share of my own elements is read where it is.
+        mine = self._share(chunk.size)
+        before, behind = slice(0, mine.start), slice(mine.stop, chunk.size)
+        result = parts[0]
+        for others in (before, behind):
+            parts[slots.place][others] = chunk[others]
+        slots.meet(REDUCE)
+        operands = [part[mine] for part in parts]
+        operands[slots.place] = chunk[mine]
+        self._fold(operands, result[mine])
+        chunk[mine] = result[mine]
+        slots.meet(REDUCE)
+        for others in (before, behind):
+            chunk[others] = result[others]
 
     def _fields(self, flat: Array) -> list[Array] | None:
         """Return the fields of all ranks as they are mapped here; None unless all live in windows.

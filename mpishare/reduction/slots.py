@@ -12,6 +12,7 @@ these are done with use k.
 
 from __future__ import annotations
 
+from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from mpishare.context import Location
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.errors import MismatchError
-from mpishare.ordering.counter_ops import spin_until
+from mpishare.ordering.counter_ops import SPINS
 
 if TYPE_CHECKING:
     from mpishare.halo.plan_comm import PlanComm
@@ -106,9 +107,15 @@ class Slots:
         word, value = epoch & 1, 2 * epoch + kind
         self._memory_barrier()
         self._mine[word] = value
+        looks = 0
         for theirs in self._others:
-            if theirs[word] != value:
-                self._wait(word, value)
+            # `spin_until` inlined, as in a fence.
+            while theirs[word] != value:
+                looks += 1
+                if looks > SPINS:
+                    self._wait(word, value)
+                elif not looks % self._spins_per_yield:
+                    sched_yield()
         self._memory_barrier()
 
     def publish_place(self, place: Location) -> None:
@@ -140,9 +147,8 @@ class Slots:
     def _wait(self, word: int, value: int) -> None:
         """Wait until all ranks are in this epoch; raise if one of them made another call."""
         least = value & ~1  # whichever call it is
-        for theirs in self._others:
-            if not spin_until(theirs, word, least, self._spins_per_yield):
-                self._comm.wait(self._call(value), lambda: self._behind(word, least))
+        self._comm.wait(self._call(value), lambda: self._behind(word, least))
+        self._memory_barrier()
         calls = [CALLS[theirs[word] & 1] for theirs in self._control]
         if len({*calls}) > 1:
             mine = CALLS[value & 1]
