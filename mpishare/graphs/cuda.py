@@ -147,12 +147,8 @@ class CudaRuns:
     def _ask(self, arguments: Sequence[Any]) -> Any:
         """Return whether the loop is done: an array of one element."""
         answer: Any = self._until(*arguments) if self._until is not None else None
-        try:
-            done = cupy.asarray(answer if not hasattr(answer, "array") else answer.array)
-            is_on_gpu = hasattr(answer, "__cuda_array_interface__")
-        except (TypeError, ValueError):
-            is_on_gpu = False
-        if not is_on_gpu or done.size != 1 or done.dtype.kind not in "biu":
+        done = cupy.asarray(answer) if hasattr(answer, "__cuda_array_interface__") else None
+        if done is None or done.size != 1 or done.dtype.kind not in "biu":
             raise TypeError(
                 f"{self._name} failed: until returned {answer!r}, not an array of one boolean or "
                 "integer in GPU memory"

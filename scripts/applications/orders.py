@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
 import boxes
 import graphs
 import timing
+
+import mpishare
 
 if TYPE_CHECKING:
     import argparse
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    import mpishare
     from mpishare.bench.progress import Progress
 
 ORDERS = ("plain", "last", "first", "beside")
@@ -68,7 +68,7 @@ class Steps:
         # The exchange waits for the shell: it is done by as many threads as it can be.
         shell = boxes.outside(self.mine, interior)
         self.shell = boxes.Boxes(self.xp, u, shell, group=group)
-        self._graphs = graphs.Graphs(self.xp) if args.graph else None
+        self._captured = mpishare.capture(node, self._steps_of) if args.graph else None
         if node.backend == "cuda":
             cuda = self.xp.cuda
             self._side = cuda.Stream(non_blocking=True, priority=-1)
@@ -169,14 +169,17 @@ class Steps:
 
     def advance(self, count: int, *, is_measured: bool = False) -> None:
         """Make steps, in one graph where there are graphs."""
-        steps = functools.partial(self.steps, count, is_measured=is_measured)
-        if self._graphs is None:
-            steps()
+        if self._captured is None:
+            self.steps(count, is_measured=is_measured)
             return
         u, v = self.u, self.v
-        self._graphs.launch((count, is_measured, self.order, u.data.ptr), steps)
+        self._captured(u, v, count, is_measured, self.order)
         # A replay calls no step.
         self.u, self.v = (v, u) if count % 2 else (u, v)
+
+    def _steps_of(self, u: Any, v: Any, count: int, is_measured: bool, order: str) -> None:
+        self.u, self.v, self.order = u, v, order
+        self.steps(count, is_measured=is_measured)
 
     def warm_up(self, counts: list[int]) -> None:
         """Load the kernels, and capture what these counts of steps need."""
@@ -185,13 +188,14 @@ class Steps:
             self.update(cells)
         for count in sorted(set(counts)):
             for is_measured in (False, True):
-                for _ in self.fields:  # either of them may be `u`
+                # Either field may be `u`; the first call of each runs, the second captures.
+                for _ in range(2 * len(self.fields)):
                     self.advance(count, is_measured=is_measured)
 
     def close(self) -> None:
         """Destroy the graphs."""
-        if self._graphs is not None:
-            self._graphs.close()
+        if self._captured is not None:
+            self._captured.close()
 
 
 def lengths(steps: int, every: int, *, is_graph: bool) -> list[int]:
@@ -227,7 +231,7 @@ def compare(
 
     actions = {order: action(order) for order in (*ORDERS, "alone")}
     for act in actions.values():
-        for _ in steps.fields:
+        for _ in range(2 * len(steps.fields)):  # as `Steps.warm_up`
             act()
     times = timing.alone_us(node, cart, actions, calls, progress)
     steps.order = mine

@@ -1,4 +1,4 @@
-"""mpishare.capture: one function as a step, on either backend: values, loops, arguments, closing."""
+"""mpishare.capture on either backend: values, loops, arguments, results, closing."""
 
 import functools
 import pickle

@@ -1,0 +1,520 @@
+"""Captured functions on a GPU: their memory, their streams, what they refuse, their loops."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import EpochError, UnsupportedError
+from mpishare.backends import cuda_graphs
+from tests.helpers.latch import Latch, within
+
+TWO = pytest.mark.ranks(min=2)
+N = 1000
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    assert node.backend == "cuda"
+
+
+@pytest.fixture
+def ring(node):
+    cart = node.comm.Create_cart([node.size], [True])
+    yield cart
+    cart.Free()
+
+
+def make_halo(node, cart, field, **options):
+    return mpishare.HaloExchange(cart, field, 1, node=node, axes=0, **options)
+
+
+def skip_without_graphs(halo):
+    if {"pinned", "mpi"} & set(halo.routes.values()):
+        pytest.skip(f"neighbors by {set(halo.routes.values())}")
+
+
+def put(node, field, step):
+    """Owned rows that tell rank and step, and poison in the ghosts."""
+    field.fill(-1)
+    field[1] = 1000 * step + 10 * node.rank
+    field[2] = 1000 * step + 10 * node.rank + 1
+
+
+def check(node, field, step):
+    low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    found = field[:, 0].get()
+    assert found[0] == 1000 * step + 10 * low + 1, step
+    assert found[3] == 1000 * step + 10 * high, step
+
+
+def launches(monkeypatch):
+    """Count the launches of captured graphs."""
+    from mpishare.graphs import cuda
+
+    made = []
+    launch = cuda.launch_graph
+    monkeypatch.setattr(cuda, "launch_graph", lambda *a: (made.append(a), launch(*a)))
+    return made
+
+
+def test_a_step_is_run_once_captured_once_and_replayed(node, ring, monkeypatch):
+    """The function itself is called twice per arrangement; every later call is one launch."""
+    field, made, calls = node.xp.zeros((4, N)), launches(monkeypatch), []
+    with make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+
+        def exchange(field):
+            calls.append(field)
+            halo.exchange(field)
+
+        step = mpishare.capture(node, exchange)
+        for number in range(20):
+            put(node, field, number)
+            step(field)
+            check(node, field, number)
+    assert len(calls) == 2
+    assert len(made) == 19
+
+
+def test_its_memory_stays_as_it_is(node):
+    """What it allocates is its own, whatever is allocated and freed around it."""
+    xp = node.xp
+    x = xp.arange(5000.0)
+
+    def norm(x):
+        y = x * 3 + 1
+        return (y * y).sum(), y[:10].copy()
+
+    step = mpishare.capture(node, norm)
+    for number in range(40):
+        x.fill(number)
+        total, first = step(x)
+        noise = [xp.full(size, 77.0) for size in (1, 10, 5000, 80_000)]
+        step(x)
+        del noise
+        xp.get_default_memory_pool().free_all_blocks()
+        assert float(total) == 5000 * (3 * number + 1) ** 2
+        assert first.get().tolist() == [3 * number + 1] * 10
+
+
+def test_a_pool_that_runs_out_frees_nothing_of_a_graph(node):
+    """CuPy's pools free what they take to be unused before they give up."""
+    import cupy
+
+    x = node.xp.arange(1 << 18, dtype="f8")
+    right = float(((x + 1) * 2).sum())
+    step = mpishare.capture(node, lambda x: ((x + 1) * 2).sum())
+    for _ in range(3):
+        assert float(step(x)) == right
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        step._runs._pool.malloc(2 * free)
+    noise = [cupy.full(1 << 18, 7.0) for _ in range(20)]
+    assert float(step(x)) == right
+    del noise
+
+
+def test_the_current_stream_may_change(node, ring):
+    """A replay follows the last call on its plan, on whatever stream, and the other way round."""
+    import cupy
+
+    field = node.xp.zeros((4, N))
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    with make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+        step = mpishare.capture(node, lambda field: halo.exchange(field))
+        last = cupy.cuda.get_current_stream()
+        for number in range(60):
+            with streams[number % 3] as stream:
+                stream.wait_event(last.record())
+                put(node, field, number)
+                (halo.exchange if number % 4 == 1 else step)(field)
+                check(node, field, number)
+                last = stream
+
+
+@TWO
+def test_a_replay_waits_for_the_last_call_on_another_stream(node, ring):
+    """Held up there by a latch: the replay's own stream is free."""
+    import cupy
+
+    field = node.xp.zeros((4, N))
+    one, two = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+        step = mpishare.capture(node, lambda field: halo.exchange(field))
+        for _ in range(3):
+            step(field)
+        node.synchronize()
+        node.barrier()
+        with Latch() as latch:
+            latch.hold(one.ptr)
+            with one:
+                halo.exchange(field)
+            with two:
+                step(field)
+            assert not within(0.2, lambda: two.done)
+        node.synchronize(two)
+
+
+def test_streams_are_forked_and_joined_in_it(node, ring):
+    """start and wait around other work, and a stream of the user's own."""
+    import cupy
+
+    xp = node.xp
+    field, work = xp.zeros((4, N)), xp.zeros(1 << 16)
+    side, forked, joined = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
+    with make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+
+        def advance(field, work):
+            forked.record()
+            side.wait_event(forked)
+            halo.start(field)
+            with side:
+                work += 1
+            joined.record(side)
+            halo.wait()
+            cupy.cuda.get_current_stream().wait_event(joined)
+            work *= 2
+
+        step = mpishare.capture(node, advance)
+        right = 0
+        for number in range(30):
+            put(node, field, number)
+            step(field, work)
+            right = (right + 1) * 2
+            check(node, field, number)
+            assert float(work[-1]) == right
+
+
+def test_several_plans_in_one_step(node, ring):
+    """Both started before either is waited for; beside calls of a third one."""
+    xp = node.xp
+    fields = [xp.zeros((4, n)) for n in (3, N, 1 << 18)]
+    halos = [make_halo(node, ring, field) for field in fields]
+    for halo in halos:
+        skip_without_graphs(halo)
+
+    def both(one, two):
+        halos[0].start(one)
+        halos[1].start(two)
+        halos[1].wait()
+        halos[0].wait()
+
+    step = mpishare.capture(node, both)
+    for number in range(40):
+        for field in fields:
+            put(node, field, number)
+        step(*fields[:2])
+        halos[2].exchange(fields[2])
+        for field in fields:
+            check(node, field, number)
+
+
+def test_it_ends_like_the_plain_calls_as_others_see_it(node, ring):
+    """Replays count as calls do, so that no rank is taken to be late."""
+    field = node.xp.zeros((4, N))
+    with make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+
+        def two(field):
+            halo.exchange(field)
+            halo.exchange(field)
+
+        step = mpishare.capture(node, two)
+        before = halo._forward.calls[0]
+        for number in range(10):  # rank 0 never replays
+            (two if node.rank == 0 else step)(field)
+            assert halo._forward.calls[0] == before + 2 * (number + 1)
+        node.synchronize()
+        node.barrier()
+        assert halo._pending() == []
+
+
+REFUSED = {
+    "float": (lambda node, x: float(x[0]), "float"),
+    "print": (lambda node, x: str(x), ""),
+    "synchronize": (lambda node, x: node.synchronize(), ""),
+    "stream": (lambda node, x: node.xp.cuda.get_current_stream().synchronize(), ""),
+    "device": (lambda node, x: node.xp.cuda.Device().synchronize(), ""),
+    "upload": (lambda node, x: node.xp.asarray(np.ones(1000)), ""),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_waits_for_the_gpu_is_refused(node, ring, name):
+    """By name, with nothing enqueued; the stream, the plan and the step go on."""
+    what, _ = REFUSED[name]
+    field = node.xp.zeros((4, N))
+    is_bad = True
+
+    def step_with(field):
+        halo.start(field)
+        if is_bad:
+            what(node, field[0])
+        halo.wait()
+
+    with make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+        step = mpishare.capture(node, step_with)
+        calls = halo._forward.calls
+        step(field)
+        before = calls[0]
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match=r"capture\(step_with\) failed.*capture"):
+                step(field)
+        assert calls[0] == before
+        with pytest.raises(EpochError):
+            halo.wait()  # what was started in the capture is forgotten
+        put(node, field, 1)
+        halo.exchange(field)
+        check(node, field, 1)
+        is_bad = False
+        for number in range(5):
+            put(node, field, number)
+            step(field)
+            check(node, field, number)
+
+
+def test_a_stream_that_is_not_joined_is_refused(node):
+    import cupy
+
+    side, forked = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event()
+    x = node.xp.zeros(10)
+
+    def leaves(x):
+        forked.record()
+        side.wait_event(forked)
+        with side:
+            x.fill(1)
+
+    step = mpishare.capture(node, leaves)
+    step(x)
+    with pytest.raises(UnsupportedError, match="must be joined"):
+        step(x)
+    side.synchronize()
+    x.fill(2)
+    assert float(x.sum()) == 20
+
+
+@pytest.mark.parametrize("route", ["pinned", "mpi"])
+def test_a_route_of_the_host_is_refused(node, ring, monkeypatch, route):
+    if node.size == 1:
+        pytest.skip("no neighbor")
+    monkeypatch.setenv("MPISHARE_ROUTE", route)
+    field = node.xp.zeros((4, N))
+    with make_halo(node, ring, field) as halo:
+        step = mpishare.capture(node, lambda field: halo.exchange(field))
+        step(field)
+        with pytest.raises(UnsupportedError, match=route):
+            step(field)
+        put(node, field, 1)
+        halo.exchange(field)
+        check(node, field, 1)
+
+
+def test_windows_events_and_channels_are_refused(node):
+    """By their own names."""
+    window, event = node.allocate_each(4, fill=0), node.event()
+    calls = {"Window": window.fence, "Event": event.record if node.is_leader else event.wait}
+    for name, call in calls.items():
+        step = mpishare.capture(node, lambda x, call=call: call())
+        step(node.xp.zeros(3))  # plainly
+        x = node.xp.zeros(3)
+        step(x)
+        with pytest.raises(UnsupportedError, match=name):
+            step(x)
+    node.barrier()
+    if not node.is_leader:
+        event.wait()
+        event.wait()
+    else:
+        event.record()
+        event.record()
+    node.synchronize()
+
+
+def test_another_stream_is_not_captured(node, ring):
+    """Its work would run once, now, and in no replay."""
+    import cupy
+
+    other, field = cupy.cuda.Stream(non_blocking=True), node.xp.zeros((4, N))
+    with make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+        step = mpishare.capture(node, lambda field: halo.exchange(field, stream=other))
+        step(field)
+        with pytest.raises(UnsupportedError, match="not the captured one"):
+            step(field)
+        node.synchronize(other)
+
+
+def test_a_dropped_step_gives_its_graphs_back(node):
+    import cupy
+
+    gc.collect()
+    closed = []
+    x = node.xp.zeros(10)
+    step = mpishare.capture(node, lambda x: x + 1)
+    for _ in range(3):
+        step(x)
+    [captured] = step._runs._graphs.values()
+    close = captured.graph.close
+    captured.graph.close = lambda: (closed.append(1), close())
+    del captured, step
+    gc.collect()
+    assert closed == [1]
+    cupy.cuda.Device().synchronize()
+
+
+def test_only_so_many_graphs_are_kept(node):
+    from mpishare.graphs.cuda import _MAX_GRAPHS
+
+    x = node.xp.zeros(1)
+    step = mpishare.capture(node, lambda x, by: x.__iadd__(by))
+    total = 0
+    for _ in range(3):
+        for by in range(_MAX_GRAPHS + 5):
+            step(x, by)
+            total += by
+    assert float(x[0]) == total
+    assert len(step._runs._graphs) == _MAX_GRAPHS
+
+
+@pytest.fixture
+def loops(node, ring):
+    field = node.xp.zeros((4, N))
+    with make_halo(node, ring, field) as halo:
+        if node.size > 1 and set(halo.routes.values()) != {"fused"}:
+            pytest.skip("route fused alone has loops")
+        yield halo
+
+
+COUNT = r"""
+extern "C" __global__ void count(const double* field, long long n, int* made, int* done, int wanted,
+                                 int* wrong, double low, double high) {
+    // Rows of N cells: ghost, owned, owned, ghost. Each owned cell grows by 1 per iteration.
+    if (field[0] != low + *made || field[3 * n] != high + *made) ++*wrong;
+    *done = ++*made >= wanted;
+}
+extern "C" __global__ void grow(double* field, long long n) {
+    for (long long i = threadIdx.x; i < n; i += blockDim.x) {
+        field[i] = -1; field[n + i] += 1; field[2 * n + i] += 1; field[3 * n + i] = -1;
+    }
+}
+"""
+
+
+def test_a_loop_with_exchanges(node, loops, monkeypatch):
+    """Each iteration is checked on the GPU; a call is one launch; the ranks stay in step."""
+    import cupy
+
+    halo, xp, made_by = loops, node.xp, launches(monkeypatch)
+    module = cupy.RawModule(code=COUNT)
+    count, grow = module.get_function("count"), module.get_function("grow")
+    field = xp.zeros((4, N))
+    made, done, wrong = (xp.zeros(1, "i4") for _ in range(3))
+    low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    wanted = 3000
+
+    def iterate(field, made, done, wrong):
+        halo.exchange(field)
+        count((1,), (1,), (field, N, made, done, np.int32(wanted), wrong,
+                           10.0 * low + 1, 10.0 * high))  # fmt: skip
+        grow((1,), (256,), (field, N))
+
+    solve = mpishare.capture(node, iterate, until=lambda *args: args[2], at_most=10 * wanted)
+    for call in range(4):
+        put(node, field, 0)
+        made.fill(0)
+        done.fill(0)
+        made_by.clear()
+        solve(field, made, done, wrong)
+        assert int(solve.iterations[0]) == wanted
+        assert int(made[0]) == wanted
+        assert int(wrong[0]) == 0, call
+        assert len(made_by) == 1
+    put(node, field, 5)
+    halo.exchange(field)
+    check(node, field, 5)
+
+
+def test_a_loop_has_its_own_answers(node, loops):
+    """Booleans and integers of every size are looked at; floats are not."""
+    xp = node.xp
+    for dtype in ("?", "u1", "i2", "i4", "u8"):
+        left, done = xp.full(1, 5, "i4"), xp.zeros(1, dtype)
+
+        def body(left, done):
+            left -= 1
+            done[...] = left <= 0
+            if done.dtype.itemsize > 1:
+                done <<= 8 * done.dtype.itemsize - 2  # the highest byte alone
+
+        solve = mpishare.capture(node, body, until=lambda left, done: done, at_most=99)
+        for _ in range(2):
+            left.fill(5)
+            solve(left, done)
+            assert int(solve.iterations[0]) == 5
+    x = xp.zeros(1)
+    for answer in (x, x.get(), True, xp.zeros(2, bool)):
+        solve = mpishare.capture(node, lambda x: None, until=lambda x, a=answer: a, at_most=3)
+        with pytest.raises(TypeError, match="one boolean or integer"):
+            solve(x)
+
+
+def test_a_loop_needs_a_new_driver(node, monkeypatch):
+    """Refused by the versions; a step without until= goes on."""
+    real = cuda_graphs.driver.call
+
+    def old(name, *arguments, **options):
+        return 12030 if name == "cuDriverGetVersion" else real(name, *arguments, **options)
+
+    monkeypatch.setattr(cuda_graphs.driver, "call", old)
+    with pytest.raises(UnsupportedError, match=r"12\.4.*the driver is of CUDA 12\.3"):
+        mpishare.capture(node, print, until=print, at_most=3)
+    mpishare.capture(node, print)
+
+
+@TWO
+def test_a_loop_refuses_stream_waits(node, ring, monkeypatch):
+    """Route copy has some, which no loop in a graph may hold."""
+    monkeypatch.setenv("MPISHARE_ROUTE", "copy")
+    field, never = node.xp.zeros((4, N)), node.xp.zeros(1, bool)
+    with make_halo(node, ring, field) as halo:
+        solve = mpishare.capture(node, lambda f: halo.exchange(f), until=lambda f: never, at_most=5)
+        with pytest.raises(UnsupportedError, match="route copy"):
+            solve(field)
+        put(node, field, 1)
+        halo.exchange(field)
+        check(node, field, 1)
+
+
+def test_torch_functions(node, ring):
+    """Its current stream, its memory, its tensors as fields."""
+    torch = pytest.importorskip("torch")
+    device = torch.device("cuda", node.device.ordinal)
+    field = torch.zeros((4, N), dtype=torch.float64, device=device)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream), make_halo(node, ring, field) as halo:
+        skip_without_graphs(halo)
+
+        def advance(field):
+            halo.exchange(field)
+            mean = (field[:1] + field[3:]) * 0.5  # allocates
+            return mean.sum(dim=1)
+
+        step = mpishare.capture(node, advance)
+        low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+        for number in range(12):
+            field.fill_(-1)
+            field[1] = 1000 * number + 10 * node.rank
+            field[2] = 1000 * number + 10 * node.rank + 1
+            found = step(field)
+            noise = [torch.full((n,), 7.0, device=device) for n in (1, 1000, 4000)]
+            del noise
+            right = N * (1000 * number + 5 * low + 5 * high + 0.5)
+            assert abs(float(found[0]) - right) < 1e-6 * max(1, right), number
+        torch.cuda.synchronize()
