@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
+from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo import routes
@@ -48,7 +49,8 @@ class CudaReduce:
 
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
         comm, name = setup.comm, setup.name
-        self._context, self._name = comm.context, name
+        self._context, self.name = comm.context, name
+        self.agreement = comm.context.agreement
         self._backend: Any = comm.context.backend
         self._layout, self._dtype = layout, operation.dtype
         self._group = Group(setup, operation)
@@ -88,6 +90,10 @@ class CudaReduce:
         if is_fused and self._group.size > 1:
             self._order = LaunchOrder.join(self._backend)
             self._bind(self._reduce)
+        self._has_stream_waits = not is_fused and self._group.size > 1
+        # What a replay of a captured call follows, and is ended by: see `Replayable`.
+        self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
+        self.abort = self._flags.abort
 
     def _shape(self, setup: PlanSetup) -> tuple[Any, bool]:
         """Return where the elements of a field lie; raises where that cannot be said. Local."""
@@ -106,7 +112,7 @@ class CudaReduce:
             [self._layout], route.reduce(pointers), pointers, self._capturing, self._group.where
         )
         # Until all uploads have arrived and all kernels are loaded.
-        self._context.drain(self._name)
+        self._context.drain(self.name)
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Put the node's result into `field` on every rank. Stream-ordered."""
@@ -123,7 +129,7 @@ class CudaReduce:
         if out is None:
             if self.is_captured(x, stream):
                 raise UnsupportedError(
-                    f"{self._name}: dot failed: the stream is being captured into a graph, and "
+                    f"{self.name}: dot failed: the stream is being captured into a graph, and "
                     "replays would write into a result that may be gone by then. Pass out=, an "
                     "array of one element that you keep"
                 )
@@ -203,18 +209,50 @@ class CudaReduce:
         if stream is None:
             stream = current_stream(fields, self._device)
         handle, owner, stays_alive, is_captured = self._backend.enter(stream)
+        order = self._order
         chains = [self._chain]
-        if self._order is not None and self._order.plans > 1:
-            chains.append(self._order.chain)
+        if order is not None and order.plans > 1:
+            chains.append(order.chain)
         if is_captured:
+            self._record()
             chains = []  # the graph has an order of its own
+            if order is not None:
+                order.follow_captured(handle)
+        else:
+            recording.require_none(f"{self.name}: reduce", "its stream is not the captured one")
         for chain in chains:
             chain.follow(handle, owner, stays_alive=stays_alive)
         prepared.enqueue(handle, addresses, is_captured=is_captured)
+        if is_captured and order is not None:
+            order.leave_captured(handle)
         self._flags.calls[0] += 1
         if not stays_alive:
             for chain in chains:
                 chain.leave()
+
+    def _record(self) -> None:
+        """Note a call that is captured: every replay makes it again."""
+        captured_by = recording.current()
+        if captured_by is None:
+            return
+        if captured_by.is_loop and self._has_stream_waits:
+            raise UnsupportedError(
+                f"{self.name}: reduce failed inside {captured_by.name}: in a loop of a graph there "
+                "are no waits of streams, which ranks that share a GPU without MPS need, and GPUs "
+                "that cannot reach each other. Start MPS where ranks share a GPU, or call a step "
+                "without until= in a loop of your own."
+            )
+        captured_by.add(self)
+
+    @property
+    def calls(self) -> memoryview:
+        """One word: how many reductions this rank has called."""
+        return self._flags.calls
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the memory of its launches is gone."""
+        return not self._flags.calls
 
     def is_captured(self, field: Any, stream: Any) -> bool:
         """Whether the stream of a call with this field is being captured into a graph. Local."""
@@ -243,7 +281,7 @@ class CudaReduce:
 
     def drain(self) -> None:
         """Wait until nothing is under way on this rank, with the node's deadline."""
-        self._context.drain(f"{self._name}: close")
+        self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:
         """Unmap what other ranks own. Local."""
