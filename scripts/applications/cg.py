@@ -57,11 +57,11 @@ class Solver:
         self.loop()
 
     def iterate(self) -> None:
-        """Make one iteration; the ghosts of the residual travel beside a sum and a kernel."""
+        """Make one iteration; the ghosts of the residual travel beside a kernel."""
         local = self.local
         local.descend()  # r -= alpha q, rr = r . r of this rank
-        self.halo.start(local.r)
         self.total.reduce(local.rr)
+        self.halo.start(local.r)
         local.turn()  # x += alpha p, p = r + beta p, done = whether |r| is small enough
         self.halo.wait()
         local.multiply()  # the same p in the ghosts, q = A p, pq = p . q of this rank

@@ -67,17 +67,14 @@ class StagedLinks(Links):
         self._rr_out, self._rr_in = bind(problem.rr, self._rr)
         self._pq_out, self._pq_in = bind(problem.pq, self._pq)
 
-    def start(self) -> None:
-        """Bring faces and r . r to the host, and send the faces."""
+    def add_squares(self) -> None:
+        """Bring r . r and the faces to the host, send these, and add up r . r over the ranks."""
         exchange = self._exchange
         irecv, isend = exchange.comm.Irecv, exchange.comm.Isend
         self._requests = [irecv(*each) for each in exchange.receives[exchange.half]]
         self._rr_out()
         exchange.copy_out()
         self._requests += [isend(*each) for each in exchange.sends]
-
-    def add_squares(self) -> None:
-        """Add up r . r over the ranks."""
         self._add(MPI.IN_PLACE, self._rr)
         self._rr_in()
 
@@ -140,9 +137,12 @@ class NcclLinks(Links):
         )
 
     def add_squares(self) -> None:
-        """Add up r . r over the ranks, and let the ghosts travel."""
+        """Add up r . r over the ranks."""
+        self._all_reduce(*self._rr, self._cuda.get_current_stream().ptr)
+
+    def start(self) -> None:
+        """Let the ghosts of the residual begin to travel."""
         current = self._cuda.get_current_stream()
-        self._all_reduce(*self._rr, current.ptr)
         if self._side is None:
             self._exchange(current.ptr)
             return

@@ -110,14 +110,14 @@ class MpishareLinks(Links):
         self._total = mpishare.Allreduce(cart, problem.rr, node=node)
         self._owned = [field[problem.owned] for field in (problem.r, problem.p, problem.q)]
 
-    def start(self) -> None:
-        """Let the ghosts of the residual begin to travel."""
-        self._halo.start(self._problem.r)
-
     def add_squares(self) -> None:
         """Add up r . r over the ranks."""
         r, _, _ = self._owned
         self._add(self._problem.rr, r, r)
+
+    def start(self) -> None:
+        """Let the ghosts of the residual begin to travel."""
+        self._halo.start(self._problem.r)
 
     def wait(self) -> None:
         """Return when the ghosts are there, or will be for what is put on the stream."""

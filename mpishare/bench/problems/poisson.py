@@ -5,14 +5,14 @@ rank. A pass of the method takes three kernels and two sums over the ranks, of o
 scalars stay where the fields are. What lies between the kernels is up to who calls them::
 
     descend()   # r -= alpha q; rr = r . r of this rank
-                # here the ghosts of r begin to travel
                 # rr = sum of all ranks
+                # here the ghosts of r begin to travel
     turn()      # x += alpha p; p = r + beta p; done = whether |r| is small enough
                 # here the ghosts of r have come
     multiply()  # the same p in the ghosts; q = A p; pq = p . q of this rank
                 # pq = sum of all ranks
 
-So the ghosts travel beside a sum and a kernel. ``begin`` sets the fields such that the first pass
+So the ghosts travel beside a kernel. ``begin`` sets the fields such that the first pass
 finds p = r. Once ``done`` is set x is good enough, and passes that follow make it no worse.
 """
 

@@ -33,11 +33,11 @@ _SOLVES = 2
 class Links:
     """What the ranks tell each other in a pass; here nothing, as if each rank were alone."""
 
-    def start(self) -> None:
-        """Let the ghosts of the residual begin to travel."""
-
     def add_squares(self) -> None:
         """Add up r . r over the ranks."""
+
+    def start(self) -> None:
+        """Let the ghosts of the residual begin to travel."""
 
     def wait(self) -> None:
         """Return when the ghosts are there, or will be for what is put on the stream."""
@@ -102,8 +102,8 @@ class Solve(Variant):
         """Put a pass on the stream."""
         problem, links = self.problem, self.links
         problem.descend()
-        links.start()
         links.add_squares()
+        links.start()
         problem.turn()
         links.wait()
         problem.multiply()
