@@ -1,9 +1,12 @@
 // Conjugate gradients for the 7-point Laplacian on the block of a rank: three kernels in a pass.
 //
-// A thread has a strip: two cells side by side along the last axis, and MARCH planes of them. Rows
+// A thread has a strip: two cells side by side along the last axis, and some planes of them. Rows
 // begin at lines of memory, so that both cells move in one piece; where a row has an odd number of
 // cells the second one of its end is read and never written. The ghosts at the edge of the domain
 // are zero in every field.
+//
+// A kernel goes through the block in the direction against that of the one before: so it begins with
+// what is still in the cache. What is not needed soon goes past the cache: x, and q when it is read.
 
 struct Grid { // as in poisson.py
     int nx, ny, nz;
@@ -28,14 +31,14 @@ struct Strip {
     int cells;  // of a pair: 1 or 2
 };
 
-static __device__ Strip my_strip(const Grid &grid)
+template <int COUNT> static __device__ Strip my_strip(const Grid &grid, bool is_backward)
 {
     Strip mine;
-    mine.i = blockIdx.z * MARCH;
+    mine.i = (is_backward ? gridDim.z - 1 - blockIdx.z : blockIdx.z) * COUNT;
     mine.j = blockIdx.y * ROWS + threadIdx.y;
     mine.k = 2 * (blockIdx.x * LANES + threadIdx.x);
     mine.cells = grid.nz - mine.k < 2 ? grid.nz - mine.k : 2;
-    mine.planes = grid.nx - mine.i < MARCH ? grid.nx - mine.i : MARCH;
+    mine.planes = grid.nx - mine.i < COUNT ? grid.nx - mine.i : COUNT;
     if (mine.j >= grid.ny || mine.cells <= 0)
         mine.planes = 0;
     mine.cell = mine.i * grid.plane + mine.j * grid.row + mine.k;
@@ -45,6 +48,19 @@ static __device__ Strip my_strip(const Grid &grid)
 static __device__ double2 load(const double *cells)
 {
     return *reinterpret_cast<const double2 *>(cells);
+}
+
+static __device__ double2 load_once(const double *cells)
+{
+    return __ldcs(reinterpret_cast<const double2 *>(cells));
+}
+
+static __device__ void store_once(double *cells, double2 pair, int count)
+{
+    if (count == 2)
+        __stcs(reinterpret_cast<double2 *>(cells), pair);
+    else
+        __stcs(cells, pair.x);
 }
 
 static __device__ void store(double *cells, double2 pair, int count)
@@ -120,18 +136,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     descend(const __grid_constant__ Grid grid, const double *q, double *r, State *state,
             double *of_blocks)
 {
-    Strip mine = my_strip(grid);
+    Strip mine = my_strip<PLANES>(grid, state->passes & 1);
     double alpha = state->rr / state->pq, squares = 0, sum;
-    int c = mine.cell;
-#pragma unroll 4
-    for (int left = mine.planes; left > 0; --left, c += grid.plane) {
-        double2 rest = load(r + c), step = load(q + c);
-        rest.x -= alpha * step.x;
-        rest.y -= alpha * step.y;
-        store(r + c, rest, mine.cells);
-        squares += rest.x * rest.x;
+    double2 rest[PLANES], step[PLANES];
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+        int c = mine.cell + plane * grid.plane;
+        if (plane < mine.planes)
+            rest[plane] = load(r + c), step[plane] = load_once(q + c);
+    }
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+        if (plane >= mine.planes)
+            continue;
+        rest[plane].x -= alpha * step[plane].x;
+        rest[plane].y -= alpha * step[plane].y;
+        store(r + mine.cell + plane * grid.plane, rest[plane], mine.cells);
+        squares += rest[plane].x * rest[plane].x;
         if (mine.cells == 2)
-            squares += rest.y * rest.y;
+            squares += rest[plane].y * rest[plane].y;
     }
     // All blocks have read the old r . r when the last one writes.
     if (add_up(squares, of_blocks, &state->ticket, sum)) {
@@ -144,23 +167,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     turn(const __grid_constant__ Grid grid, const double *r, double *p, double *x, State *state)
 {
-    Strip mine = my_strip(grid);
+    Strip mine = my_strip<PLANES>(grid, !(state->passes & 1));
     double alpha = state->previous / state->pq, beta = state->rr / state->previous;
-    int c = mine.cell;
-#pragma unroll 4
-    for (int left = mine.planes; left > 0; --left, c += grid.plane) {
-        double2 way = load(p + c), at = load(x + c), rest = load(r + c);
-        at.x += alpha * way.x;
-        at.y += alpha * way.y;
-        way.x = rest.x + beta * way.x;
-        way.y = rest.y + beta * way.y;
-        store(x + c, at, mine.cells);
-        store(p + c, way, mine.cells);
+    double2 way[PLANES], at[PLANES], rest[PLANES];
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+        int c = mine.cell + plane * grid.plane;
+        if (plane < mine.planes)
+            way[plane] = load(p + c), rest[plane] = load(r + c), at[plane] = load_once(x + c);
+    }
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+        int c = mine.cell + plane * grid.plane;
+        if (plane >= mine.planes)
+            continue;
+        at[plane].x += alpha * way[plane].x;
+        at[plane].y += alpha * way[plane].y;
+        way[plane].x = rest[plane].x + beta * way[plane].x;
+        way[plane].y = rest[plane].y + beta * way[plane].y;
+        store_once(x + c, at[plane], mine.cells);
+        store(p + c, way[plane], mine.cells);
     }
     if (mine.cell == 0 && mine.planes) {
         if (state->passes == 0)
             state->limit = state->tolerance * state->rr;
-        state->passes += 1;
             // Stays: the residual may grow again. Also where it is not a number.
         if (!(state->rr > state->limit))
             state->done = 1;
@@ -186,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     multiply(const __grid_constant__ Grid grid, const double *r, double *p, double *q, State *state,
              double *of_blocks)
 {
-    Strip mine = my_strip(grid);
+    Strip mine = my_strip<MARCH>(grid, state->passes & 1);
     double beta = state->rr / state->previous, product = 0, sum;
     int c = mine.cell, two = mine.cells, plane = grid.plane, row = grid.row;
     if (mine.planes) {
@@ -216,6 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
             here = above;
         }
     }
-    if (add_up(product, of_blocks, &state->ticket, sum))
+    if (add_up(product, of_blocks, &state->ticket, sum)) {
         state->pq = sum;
+        state->passes += 1; // all blocks have read it
+    }
 }

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _GRID = np.dtype([(name, np.int32) for name in ("nx", "ny", "nz", "row", "plane")])
 _SCALARS = ("rr", "pq", "previous", "tolerance", "limit", "passes", "done")
 _LANES, _ROWS, _PAIR = 32, 8, 2
-_MARCH = 8  # planes of a thread
+#: Planes of a thread: `multiply` has read the next ones, the others have no use for neighbors.
+_MARCH, _PLANES = 8, 4
 #: Cells of a line of memory: owned rows begin with one.
 _LINE = 16
 #: Bumps of the solution: their centre, as parts of the axes, and their width.
@@ -165,7 +166,6 @@ class _OnHost(Poisson):
         p += r
         if self.passes[0] == 0:
             self._limit[0] = self._tolerance[0] * self.rr[0]
-        self.passes[0] += 1
         # Stays: the residual may grow again. Also where it is not a number.
         if not self.rr[0] > self._limit[0]:
             self.done[0] = 1
@@ -180,6 +180,7 @@ class _OnHost(Poisson):
                 p[face] += self.r[face]
         _laplace(p, q)
         self.pq[0] = self._product(p[owned], q)
+        self.passes[0] += 1
 
     def _product(self, a: Array, b: Array) -> float:
         np.multiply(a, b, out=self._scratch)
@@ -193,27 +194,30 @@ class _OnCuda(Poisson):
         if rows["r"].size >= 2**31:
             raise ValueError("the kernels count cells in 32 bits: take fewer")
         nx, ny, nz = self.shape
-        blocks = -(-nz // (_PAIR * _LANES)), -(-ny // _ROWS), -(-nx // _MARCH)
+        plane = -(-nz // (_PAIR * _LANES)), -(-ny // _ROWS)
+        short, long = ((*plane, -(-nx // planes)) for planes in (_PLANES, _MARCH))
         # One structure: CuPy passes it by value.
         steps = [step // self.r.itemsize for step in self.r.strides]
         grid = np.array([(nx, ny, nz, steps[1], steps[0])], _GRID)
         x, r, p, q = (getattr(self, name)[self.owned] for name in "xrpq")
-        state, of_blocks = self._state, xp.zeros(prod(blocks))
-        arguments = {
-            "descend": (grid, q, r, state, of_blocks),
-            "turn": (grid, r, p, x, state),
-            "multiply": (grid, r, p, q, state, of_blocks),
+        state, of_blocks = self._state, xp.zeros(max(prod(short), prod(long)))
+        launches = {
+            "descend": (short, (grid, q, r, state, of_blocks)),
+            "turn": (short, (grid, r, p, x, state)),
+            "multiply": (long, (grid, r, p, q, state, of_blocks)),
         }
         code = Path(__file__).with_suffix(".cu").read_text()
-        module = xp.RawModule(code=code, options=("--std=c++17", f"-DMARCH={_MARCH}"))
+        module = xp.RawModule(
+            code=code, options=("--std=c++17", f"-DMARCH={_MARCH}", f"-DPLANES={_PLANES}")
+        )
         self._kernels: dict[str, Callable[[], None]] = {
-            name: partial(module.get_function(name), blocks, (_LANES, _ROWS), each)
-            for name, each in arguments.items()
+            name: partial(module.get_function(name), blocks, (_LANES, _ROWS), arguments)
+            for name, (blocks, arguments) in launches.items()
         }
         self._begin = module.get_function("begin")
         # Loading a kernel later would wait for whatever the stream waits for.
         self.begin(0.0)
-        for name in arguments:
+        for name in launches:
             self._kernels[name]()
 
     def begin(self, tolerance: float) -> None:
