@@ -22,7 +22,8 @@ struct State { // as in poisson.py
     int done, ticket;
 };
 
-static const int LANES = 32, ROWS = 8, THREADS = LANES * ROWS;
+// As in poisson.py. Planes of a strip: `multiply` has read the next one, others have no use for it.
+static const int LANES = 32, ROWS = 8, THREADS = LANES * ROWS, PLANES = 4, MARCH = 8;
 
 struct Strip {
     int cell;   // of the first plane, from the first owned cell

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 _GRID = np.dtype([(name, np.int32) for name in ("nx", "ny", "nz", "row", "plane")])
 _SCALARS = ("rr", "pq", "previous", "tolerance", "limit", "passes", "done")
 _LANES, _ROWS, _PAIR = 32, 8, 2
-#: Planes of a thread: `multiply` has read the next ones, the others have no use for neighbors.
-_MARCH, _PLANES = 8, 4
+_PLANES, _MARCH = 4, 8
 #: Cells of a line of memory: owned rows begin with one.
 _LINE = 16
 #: Bumps of the solution: their centre, as parts of the axes, and their width.
