@@ -206,9 +206,7 @@ class _OnCuda(Poisson):
             "multiply": (long, (grid, r, p, q, state, of_blocks)),
         }
         code = Path(__file__).with_suffix(".cu").read_text()
-        module = xp.RawModule(
-            code=code, options=("--std=c++17", f"-DMARCH={_MARCH}", f"-DPLANES={_PLANES}")
-        )
+        module = xp.RawModule(code=code, options=("--std=c++17",))
         self._kernels: dict[str, Callable[[], None]] = {
             name: partial(module.get_function(name), blocks, (_LANES, _ROWS), arguments)
             for name, (blocks, arguments) in launches.items()
