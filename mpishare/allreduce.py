@@ -122,7 +122,8 @@ class Allreduce(BasePlan):
         Parameters
         ----------
         x : array
-            Of the layout that the plan was made for, from any allocator.
+            Of the layout that the plan was made for, from any allocator; no memory that another
+            rank passes too.
         stream : stream, optional
             The stream that writes and reads `x`. Default: the current one of the library that `x`
             comes from.

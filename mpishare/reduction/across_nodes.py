@@ -235,9 +235,9 @@ class _Leaders:
 
     def _fold(self) -> None:
         first, second, *rest = self._operands
-        self._ufunc(first, second, self._folded)
+        self._ufunc(first, second, out=self._folded)
         for operand in rest:
-            self._ufunc(self._folded, operand, self._folded)
+            self._ufunc(self._folded, operand, out=self._folded)
 
     def close(self) -> None:
         """Free the requests."""

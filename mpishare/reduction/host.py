@@ -111,10 +111,10 @@ class HostReduce:
     def _fold(self, operands: Sequence[Array], out: Array) -> None:
         """Combine the operands, two or more, in order; `out` may be the first of them."""
         ufunc = self._ufunc
-        ufunc(operands[0], operands[1], out)
+        ufunc(operands[0], operands[1], out=out)
         if len(operands) > 2:
             for operand in operands[2:]:
-                ufunc(out, operand, out)
+                ufunc(out, operand, out=out)
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:  # noqa: ARG002  no streams
         """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""

@@ -62,5 +62,5 @@ class Operation:
 
     @property
     def ufunc(self) -> np.ufunc:
-        """The operation on NumPy arrays: ``ufunc(mine, theirs, out=mine)``."""
+        """The operation on NumPy arrays: ``ufunc(first, second, out=result)``."""
         return _UFUNCS[self.name]

@@ -7,7 +7,8 @@
 #include "waiting.cuh"
 #include "ll.cuh"
 
-const int THREADS = 512, DEPTH = 8;
+// Of a block: one warp where that is enough.
+const int MAX_THREADS = 512, IN_FLIGHT = 8;
 
 // In what a rank's own sum is kept.
 template <class T>
@@ -66,42 +67,51 @@ __device__ __forceinline__ Partial shifted_down(const Partial& mine, int lanes) 
 
 // The sum over a block, in thread 0.
 __device__ Partial sum_of_block(Partial mine) {
-    __shared__ Partial of_warp[THREADS / 32];
+    __shared__ Partial of_warp[MAX_THREADS / 32];
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2) mine.add(shifted_down(mine, lanes));
+    if (blockDim.x == 32) return mine;
     __syncthreads(); // the last sum has been read
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
     __syncthreads();
     if (threadIdx.x < 32) {
-        mine = threadIdx.x < THREADS / 32 ? of_warp[threadIdx.x] : Partial();
+        mine = threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : Partial();
 #pragma unroll
-        for (int lanes = THREADS / 64; lanes; lanes /= 2) mine.add(shifted_down(mine, lanes));
+        for (int lanes = MAX_THREADS / 64; lanes; lanes /= 2) mine.add(shifted_down(mine, lanes));
     }
     return mine;
+}
+
+// Adds the products of elements i, i + step, ...; all loads before the sums.
+template <bool ARE_THERE>
+__device__ __forceinline__ void add_products(
+    Partial* sums, char* x, char* y, const Shape& of_x, const Shape& of_y, Word i, Word step,
+    Word count
+) {
+    Number a[IN_FLIGHT], b[IN_FLIGHT];
+#pragma unroll
+    for (int k = 0; k < IN_FLIGHT; ++k) {
+        const bool is_there = ARE_THERE || i + k * step < count;
+        Number* at[2];
+        if (is_there) elements({x, y}, {&of_x, &of_y}, i + k * step, at);
+        a[k] = is_there ? *at[0] : Number();
+        b[k] = is_there ? *at[1] : Number();
+    }
+#pragma unroll
+    for (int k = 0; k < IN_FLIGHT; ++k) sums[k].add_product(a[k], b[k]);
 }
 
 __device__ __forceinline__ Partial sum_of_elements(
     char* x, char* y, const Shape& of_x, const Shape& of_y, Word count
 ) {
-    Partial sums[DEPTH];
-    const Word step = static_cast<Word>(gridDim.x) * THREADS;
-    Word i = static_cast<Word>(blockIdx.x) * THREADS + threadIdx.x;
-    for (; i + (DEPTH - 1) * step < count; i += DEPTH * step) {
-        Number a[DEPTH], b[DEPTH];
+    Partial sums[IN_FLIGHT];
+    const Word step = static_cast<Word>(gridDim.x) * blockDim.x;
+    Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (; i + (IN_FLIGHT - 1) * step < count; i += IN_FLIGHT * step)
+        add_products<true>(sums, x, y, of_x, of_y, i, step, count);
+    add_products<false>(sums, x, y, of_x, of_y, i, step, count);
 #pragma unroll
-        for (int k = 0; k < DEPTH; ++k) {
-            a[k] = *element(x, of_x, i + k * step);
-            b[k] = *element(y, of_y, i + k * step);
-        }
-#pragma unroll
-        for (int k = 0; k < DEPTH; ++k) sums[k].add_product(a[k], b[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < DEPTH; ++k)
-        if (i + k * step < count)
-            sums[k].add_product(*element(x, of_x, i + k * step), *element(y, of_y, i + k * step));
-#pragma unroll
-    for (int width = DEPTH / 2; width; width /= 2)
+    for (int width = IN_FLIGHT / 2; width; width /= 2)
 #pragma unroll
         for (int k = 0; k < width; ++k) sums[k].add(sums[k + width]);
     return sums[0];
@@ -110,9 +120,9 @@ __device__ __forceinline__ Partial sum_of_elements(
 // Sends my sum to all ranks and folds theirs, with the first warp: lane k serves ranks k, k + 32,
 // ... Returns whether the sum is whole; it is in lane 0.
 __device__ __forceinline__ bool sum_of_ranks(
-    const Peers& peers, int me, Number& sum, State* state, const Host& host
+    const Peers& peers, int me, Number& sum, Word epoch, State* state, const Host& host
 ) {
-    const Word epoch = epoch_of(state), flag = epoch << 32;
+    const Word flag = epoch << 32;
     const Word here = (epoch & 1) * RANKS * WORDS;
     LL mine = split(sum);
 #pragma unroll
@@ -148,12 +158,13 @@ __device__ __forceinline__ bool sum_of_ranks(
     return is_whole;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) dot(
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) dot(
     const __grid_constant__ Peers peers, const __grid_constant__ Shape of_x,
     const __grid_constant__ Shape of_y, char* x, char* y, Number* out, Word count,
     Partial* of_blocks, int me, State* state, const __grid_constant__ Host host
 ) {
     __shared__ bool is_last;
+    const Word epoch = epoch_of(state); // early; the last block alone raises it
     Partial sum = sum_of_block(sum_of_elements(x, y, of_x, of_y, count));
     if (gridDim.x > 1) {
         if (threadIdx.x == 0) {
@@ -165,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dot(
         if (!is_last) return;
         __threadfence();
         Partial of_thread;
-        for (unsigned block = threadIdx.x; block < gridDim.x; block += THREADS) {
+        for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
             Partial other;
             memcpy(&other, of_blocks + block, sizeof other);
             of_thread.add(other);
@@ -176,10 +187,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) dot(
     Number total = sum.value();
     bool is_whole = true;
     if constexpr (RANKS > 1)
-        if (me >= 0) is_whole = sum_of_ranks(peers, me, total, state, host); // else: to load it
+        if (me >= 0) is_whole = sum_of_ranks(peers, me, total, epoch, state, host); // else: to load
     if (threadIdx.x == 0) {
         if (is_whole) *out = total;
         state->tickets = 0;
-        state->arrived += EPOCH; // the only block that looks at it
+        state->arrived = epoch * EPOCH;
     }
 }

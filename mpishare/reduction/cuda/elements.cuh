@@ -84,25 +84,53 @@ struct Shape {
 static_assert(sizeof(Shape) == Shape_nbytes, "size of Shape");
 #endif
 
+// Adds the byte offsets of element i to `at`, in fields of the same extents.
+template <class Index, int FIELDS>
+__device__ __forceinline__ void add_offsets(
+    const Shape* const (&shapes)[FIELDS], Index i, long long (&at)[FIELDS]
+) {
+#pragma unroll 1
+    for (int axis = shapes[0]->axes - 1; axis >= 0; --axis) {
+        const Index extent = static_cast<Index>(shapes[0]->extent[axis]);
+        const Index rest = axis ? i / extent : 0;
+        const long long here = static_cast<long long>(i - rest * extent);
+#pragma unroll
+        for (int field = 0; field < FIELDS; ++field) at[field] += shapes[field]->step[axis] * here;
+        i = rest;
+    }
+}
+
+// Not inlined: it would make the kernels twice as large, for fields that hardly anybody has.
+template <int FIELDS>
+__device__ __noinline__ void add_wide_offsets(
+    const Shape* const (&shapes)[FIELDS], Word i, long long (&at)[FIELDS]
+) {
+    add_offsets(shapes, i, at);
+}
+
+template <int FIELDS>
+__device__ __forceinline__ void elements(
+    char* const (&fields)[FIELDS], const Shape* const (&shapes)[FIELDS], Word i,
+    Number* (&found)[FIELDS]
+) {
+    long long at[FIELDS] = {};
+    if (CONTIGUOUS) {
+#pragma unroll
+        for (int field = 0; field < FIELDS; ++field) at[field] = i * sizeof(Number);
+    } else if (i >> 32) {
+        add_wide_offsets(shapes, i, at);
+    } else {
+        add_offsets(shapes, static_cast<unsigned>(i), at); // divides five times as fast
+    }
+#pragma unroll
+    for (int field = 0; field < FIELDS; ++field)
+        found[field] = reinterpret_cast<Number*>(fields[field] + at[field]);
+}
+
 __device__ __forceinline__ Number* element(char* field, const Shape& shape, Word i) {
-    if (CONTIGUOUS) return reinterpret_cast<Number*>(field) + i;
-    long long at = 0;
-    if (i >> 32) {
-#pragma unroll 1
-        for (int axis = shape.axes - 1; axis > 0; --axis) {
-            Word rest = i / shape.extent[axis];
-            at += shape.step[axis] * static_cast<long long>(i - rest * shape.extent[axis]);
-            i = rest;
-        }
-        return reinterpret_cast<Number*>(field + at + shape.step[0] * static_cast<long long>(i));
-    }
-    unsigned here = static_cast<unsigned>(i); // 32-bit divisions take a fifth of the time
-#pragma unroll 1
-    for (int axis = shape.axes - 1; axis > 0; --axis) {
-        unsigned extent = static_cast<unsigned>(shape.extent[axis]);
-        unsigned rest = extent ? here / extent : 0;
-        at += shape.step[axis] * static_cast<long long>(here - rest * extent);
-        here = rest;
-    }
-    return reinterpret_cast<Number*>(field + at + shape.step[0] * static_cast<long long>(here));
+    char* const fields[1] = {field};
+    const Shape* const shapes[1] = {&shape};
+    Number* found[1];
+    elements(fields, shapes, i, found);
+    return found[0];
 }

@@ -76,6 +76,7 @@ class CudaReduce:
         self._flags = self._buffers.flags
         self._chain = setup.chain = StreamChain(self._backend, name)
         self._order: LaunchOrder | None = None
+        self._made: list[PreparedCall] = []
         self._dots: dict[Any, PreparedCall] = {}
         self._last_dot: PreparedCall | None = None
         self._capturing = 0
@@ -87,8 +88,10 @@ class CudaReduce:
             self._buffers.undo()
             raise
         self.staging_nbytes = self._buffers.nbytes
-        if is_fused and self._group.size > 1:
-            self._order = LaunchOrder.join(self._backend)
+        if is_fused:
+            # Alone this rank waits for nobody: then there is nothing to put in order.
+            join = LaunchOrder if self._group.size == 1 else LaunchOrder.join
+            self._order = join(self._backend)
             self._bind(self._reduce)
         self._has_stream_waits = not is_fused and self._group.size > 1
         # What a replay of a captured call follows, and is ended by: see `Replayable`.
@@ -111,6 +114,7 @@ class CudaReduce:
         self._reduce = PreparedCall(
             [self._layout], route.reduce(pointers), pointers, self._capturing, self._group.where
         )
+        self._made.append(self._reduce)
         # Until all uploads have arrived and all kernels are loaded.
         self._context.drain(self.name)
 
@@ -297,10 +301,9 @@ class CudaReduce:
             self._order.leave()
 
     def _close_calls(self) -> None:
-        made = [self._reduce] if hasattr(self, "_reduce") else []
-        for prepared in (*made, *self._dots.values()):
+        for prepared in (*self._made, *self._dots.values()):
             prepared.close()
-        self._dots, self._last_dot = {}, None
+        self._made, self._dots, self._last_dot = [], {}, None
         if self._capturing:
             self._backend.close_stream(self._capturing)
             self._capturing = 0

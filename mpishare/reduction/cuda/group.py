@@ -44,8 +44,8 @@ class Group:
     ----------
     me, size : int
         The place of this rank among them, and how many they are.
-    blocks : int
-        How many blocks fill the GPU.
+    sm_count, blocks : int
+        Multiprocessors of the GPU, and how many blocks fill it.
     resident_blocks : int
         How many blocks of each rank fit on the GPU at once, beside those of the ranks that share
         it.
@@ -61,7 +61,7 @@ class Group:
         self.me, self.size = self.ranks.index(comm.rank), len(self.ranks)
         self.where = f"{setup.name}, rank {comm.rank} of {comm.size}"
         self.device: int = backend.device.ordinal
-        sm_count = int(cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, self.device))
+        self.sm_count = sm_count = int(cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, self.device))
         sharing = context.uuids.count(context.uuids[context.rank])
         self.blocks = _BLOCKS_PER_SM * sm_count
         # Under MPS, the blocks that wait must leave room for those that they wait for.

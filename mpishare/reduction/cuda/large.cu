@@ -29,7 +29,7 @@ struct __align__(16) Pack {
 };
 
 // Packs that a thread has in flight.
-const int DEPTH = !CONTIGUOUS ? 1 : RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
+const int IN_FLIGHT = !CONTIGUOUS ? 1 : RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
 
 // Elements whose place is computed at once: more of them would make the kernel many times as large.
 const int UNROLLED = PER_PACK <= 4 ? PER_PACK : 1;
@@ -114,12 +114,12 @@ struct Launch {
     }
 };
 
-// Calls `move(first, count)` until all packs have been moved, `DEPTH` or one at a time by a thread.
+// Calls `move(first, count)` until all packs have been moved, `IN_FLIGHT` or one at a time by a thread.
 template <class Move>
 __device__ __forceinline__ void each_pack(unsigned count, const Move& move) {
     unsigned k = threadIdx.x;
-    for (; k + (DEPTH - 1) * blockDim.x < count; k += DEPTH * blockDim.x)
-        move.template packs<DEPTH>(k);
+    for (; k + (IN_FLIGHT - 1) * blockDim.x < count; k += IN_FLIGHT * blockDim.x)
+        move.template packs<IN_FLIGHT>(k);
     for (; k < count; k += blockDim.x) move.template packs<1>(k);
 }
 

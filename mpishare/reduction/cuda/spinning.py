@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
     from mpishare.reduction.cuda.records import Shape
 
-SMALL_NBYTES = 32 << 10
+SMALL_NBYTES = 1 << 20
 """Fields of up to so many bytes, times the number of other ranks, go to everybody as they are."""
 SEGMENT_NBYTES = 128 << 20
 """Larger fields are reduced part by part, so that the staging buffers stay small."""
 
-_SMALL_THREADS, _LARGE_THREADS, _DOT_THREADS = 128, 512, 512
-_ELEMENTS_PER_THREAD = 2  # of a dot product, before there are more blocks than fill the GPU
+_FEW_THREADS, _THREADS = 128, 512
+_WARP, _ELEMENTS_PER_LANE = 32, 8  # of a dot product for which one warp is enough
 _STATE_NBYTES = 16
 _ALIGN = 128
 # Up to so many bytes of a slice, its chunks have so many.
-_CHUNKS = ((256 << 10, 4 << 10), (1 << 20, 8 << 10), (4 << 20, 16 << 10), (1 << 62, 64 << 10))
-_LEAD, _LAG = 128, 64
+_CHUNKS = ((1 << 20, 16 << 10), (1 << 62, 32 << 10))
+# All sends first: they fill the links while the folds find their chunks there.
+_LEAD, _LAG = 1 << 20, 128
 
 
 class SpinningRoute:
@@ -96,10 +97,12 @@ class SpinningRoute:
             self._dot([self._shape] * 2, arrays, 0, -1, state, is_row=is_row).enqueue(0)
 
     def _small(self, field: Any, count: int, state: int) -> Launch:
-        blocks = max(1, -(-count // _SMALL_THREADS))
+        most = self._group.resident_blocks
+        threads = _FEW_THREADS if count <= most * _FEW_THREADS else _THREADS
+        blocks = max(1, min(-(-count // threads), most))
         return self._launch(
             "small",
-            (blocks, _SMALL_THREADS),
+            (blocks, threads),
             self._begin,
             [self._shape, field, ctypes.c_uint32(count), self._me, ctypes.c_uint64(state)],
             is_row=self._is_row,
@@ -123,7 +126,7 @@ class SpinningRoute:
             self._me,
             ctypes.c_uint64(state),
         ]
-        size = blocks, _LARGE_THREADS
+        size = blocks, _THREADS
         return self._launch("large", size, self._begin, arguments, is_row=self._is_row)
 
     def _dot(
@@ -136,8 +139,9 @@ class SpinningRoute:
         *,
         is_row: bool,
     ) -> Launch:
-        wanted = -(-count // (_DOT_THREADS * _ELEMENTS_PER_THREAD))
-        blocks = max(1, min(wanted, self._group.blocks))
+        is_warp = count <= _WARP * _ELEMENTS_PER_LANE
+        threads = _WARP if is_warp else _THREADS
+        blocks = max(1, min(-(-count // (2 * threads)), self._group.sm_count)) if not is_warp else 1
         arguments = [
             *shapes,
             *arrays,
@@ -146,7 +150,7 @@ class SpinningRoute:
             ctypes.c_int32(me),
             ctypes.c_uint64(state),
         ]
-        return self._launch("dot", (blocks, _DOT_THREADS), 0, arguments, is_row=is_row)
+        return self._launch("dot", (blocks, threads), 0, arguments, is_row=is_row)
 
     def _launch(
         self, name: str, size: tuple[int, int], offset: int, arguments: list[Any], *, is_row: bool

@@ -30,8 +30,9 @@ class CudaTransfer:
 
     def __init__(self, setup: PlanSetup, order: Order) -> None:
         self._context = setup.context
-        self._backend: Any = setup.context.backend
-        self._device = self._backend.device.ordinal
+        backend: Any = setup.context.backend
+        self._backend = backend
+        self._device = backend.device.ordinal
         self._name = setup.name
         self._order = order
         self._memory: SharedMemory | None = None

@@ -49,10 +49,21 @@ __global__ void idle(long long cycles) {
 """
 
 
+pytestmark = pytest.mark.usefixtures("few_are_small")
+
+
 @pytest.fixture(autouse=True)
 def on_cuda(node):
     """These tests prove nothing on another backend."""
     assert node.backend == "cuda"
+
+
+@pytest.fixture
+def few_are_small(monkeypatch):
+    """Fields of SMALL elements alone go to everybody as they are."""
+    from mpishare.reduction.cuda import spinning
+
+    monkeypatch.setattr(spinning, "SMALL_NBYTES", 32 << 10)
 
 
 @pytest.fixture(params=ON_STREAMS, ids=lambda name: name or "own")
@@ -134,8 +145,8 @@ def fold(operation, fields):
         return functools.reduce(operation.ufunc, fields)
 
 
-def every_operation():
-    for code in "?bhilBHILefdFD":
+def every_operation(codes):
+    for code in codes:
         for name in ("sum", "prod", "max", "min"):
             try:
                 yield Operation(name, np.dtype(code))
@@ -153,11 +164,12 @@ def is_right(operation, found, right):
 # --- what is reduced
 
 
-@pytest.mark.parametrize("count", [1, 129, LARGE])
-def test_every_operation(node, count):
+# Of every size of an element one, and complex ones: each is a kernel to compile.
+@pytest.mark.parametrize(("count", "codes"), [(129, "?bhilBHILefdFD"), (LARGE, "BefD")])
+def test_every_operation(node, count, codes):
     import cupy
 
-    for operation in every_operation():
+    for operation in every_operation(codes):
         rng = np.random.default_rng(count)
         fields = [numbers(rng, operation.dtype, count) for _ in range(node.size)]
         x = cupy.asarray(fields[node.rank])
@@ -182,6 +194,23 @@ def test_sizes_by_every_route(node, route, count):
                 x[...] = cupy.asarray(fields[node.rank])
                 total.reduce(x)
                 assert np.array_equal(x.get(), right)
+
+
+@pytest.mark.parametrize("count", [50_000, 1 << 20])
+def test_larger_fields_to_everybody(node, monkeypatch, count):
+    """As far as `SMALL_NBYTES` goes: a thread has several elements."""
+    import cupy
+
+    from mpishare.reduction.cuda import spinning
+
+    monkeypatch.setattr(spinning, "SMALL_NBYTES", 16 << 20)
+    x = cupy.zeros(count, "i1")
+    with Allreduce(node.comm, x, node=node) as total:
+        for step in range(4):
+            x[...] = (cupy.arange(count) % 5 + node.rank + step).astype("i1")
+            total.reduce(x)
+            ranks = sum(range(node.size)) + node.size * step
+            assert bool((x == node.size * (cupy.arange(count) % 5) + ranks).all())
 
 
 def test_a_field_of_several_segments(node, monkeypatch):
@@ -279,8 +308,9 @@ def test_the_same_bits_in_every_run(node, stream):
     rng = np.random.default_rng(node.rank)
     x, y = (cupy.asarray(rng.standard_normal(20_001)) for _ in range(2))
     counted, out = Counted(node, SMALL), cupy.zeros(())
-    steps = 10_000 if node.report().pairs[0].route == "fused" and node.size > 1 else 300
-    steps = min(node.comm.allgather(steps))
+    pairs = [pair for pair in node.report().pairs if pair.origin != pair.target]
+    by_turns = any(pair.route != "fused" for pair in pairs)
+    steps = 300 if by_turns else 10_000
     with Allreduce(node.comm, counted.array, node=node) as total:
         right = float(total.dot(x, y))
         assert {*node.comm.allgather(right)} == {right}
