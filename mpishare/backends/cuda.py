@@ -39,6 +39,9 @@ _current_stream = cupy.cuda.get_current_stream
 _current_device = cupy.cuda.runtime.getDevice
 _Stream = cupy.cuda.Stream
 _is_capturing = cupy.cuda.runtime.streamIsCapturing
+# A third of the time of cuda.bindings, as in `driver`.
+_event_record = cupy.cuda.runtime.eventRecord
+_stream_wait_event = cupy.cuda.runtime.streamWaitEvent
 _RuntimeError = cupy.cuda.runtime.CUDARuntimeError
 _STREAM_NON_BLOCKING = 1
 _LOCAL_EVENT_FLAGS = 2  # no timing
@@ -213,7 +216,7 @@ class CudaBackend(Backend):
 
     def local_event(self) -> Any:
         """Create an event for this process alone."""
-        return self.call("cuEventCreate", _LOCAL_EVENT_FLAGS)
+        return int(self.call("cuEventCreate", _LOCAL_EVENT_FLAGS))
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
         """Prepare operations ``("write" | "wait", device address)``."""
@@ -223,7 +226,7 @@ class CudaBackend(Backend):
         """Create interprocess events."""
         with self._all_or_none() as events:
             for _ in range(count):
-                events.append(self.call("cuEventCreate", _EVENT_FLAGS))
+                events.append(int(self.call("cuEventCreate", _EVENT_FLAGS)))
             handles = [self.call("cuIpcGetEventHandle", event) for event in events]
         return events, [driver.handle_bytes(handle).hex() for handle in handles]
 
@@ -233,7 +236,7 @@ class CudaBackend(Backend):
         with self._all_or_none() as events:
             for token in tokens:
                 handle = driver.event_handle(bytes.fromhex(token))
-                events.append(self.call("cuIpcOpenEventHandle", handle, remedy=remedy))
+                events.append(int(self.call("cuIpcOpenEventHandle", handle, remedy=remedy)))
         return events
 
     @contextlib.contextmanager
@@ -252,11 +255,17 @@ class CudaBackend(Backend):
 
     def record(self, event: Any, stream: int) -> None:
         """Record an event on a stream."""
-        self.call("cuEventRecord", event, stream)
+        try:
+            _event_record(event, stream)
+        except _RuntimeError as failure:
+            raise driver.error("cuEventRecord", failure.status, self._where) from None
 
     def wait_event(self, event: Any, stream: int) -> None:
         """Let a stream wait for the latest record of an event."""
-        self.call("cuStreamWaitEvent", stream, event, 0)
+        try:
+            _stream_wait_event(stream, event)
+        except _RuntimeError as failure:
+            raise driver.error("cuStreamWaitEvent", failure.status, self._where) from None
 
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream is being captured into a graph."""

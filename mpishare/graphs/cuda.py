@@ -11,7 +11,7 @@ import numpy as np
 
 from mpishare.backends import cuda_graphs
 from mpishare.backends.driver import launch_graph
-from mpishare.coordination.recording import Recording
+from mpishare.coordination.recording import Recording, require_none
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
 from mpishare.graphs.arguments import check_result
 from mpishare.graphs.cuda_arguments import current_stream, key_of
@@ -91,6 +91,7 @@ class CudaRuns:
         stream: StreamInfo = self._backend.enter(given)
         if stream[3]:  # it is being captured
             return self._run_inside(arguments)
+        require_none(self._name, "its stream is not the captured one")
         captured = self._graphs.get(key)
         if captured is not None:
             self._replay(captured, stream, made=0)

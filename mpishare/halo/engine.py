@@ -144,6 +144,14 @@ class Engine(PlanEngine, Protocol):
         """Exchange fields that were seen before, or return False with nothing done."""
         ...
 
+    def try_start(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Start an exchange of fields that were seen before, or return False as `try_fast`."""
+        ...
+
+    def try_wait(self, stream: Any) -> bool:
+        """End what `try_start` has begun, or return False with nothing done."""
+        ...
+
     def start(self, call: Any, stream: Any) -> None:
         """Send my cells."""
         ...

@@ -36,6 +36,7 @@ class Plan(BasePlan):
         self._forward = make_engine(setup, sends, recvs, is_reverse=False)
         self._reverse: Engine | None = None
         self._open: Any = None  # the call that was started and not waited for
+        self._is_open_fast = False  # then its fields alone, not what the engine prepared
         self._open_on(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         took_ms = 1e3 * (perf_counter() - setup.begin)
@@ -105,9 +106,13 @@ class Plan(BasePlan):
         Collective over the plan's ranks. Until `wait` the owned cells may be read, and
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
         """
+        is_free = self._open is None and not self._is_closed
+        if is_free and self._forward.try_start(fields or self._fields, stream):
+            self._open, self._is_open_fast = fields or self._fields, True
+            return
         call = self._begin("start", self._forward, fields)
         self._forward.start(call, stream)
-        self._open = call
+        self._open, self._is_open_fast = call, False
         if (captured_by := recording.current()) is not None:
             captured_by.undo.append(self._drop_open)
 
@@ -122,10 +127,14 @@ class Plan(BasePlan):
         EpochError
             Without a `start`.
         """
+        is_fast = self._is_open_fast and self._open is not None
+        if is_fast and not self._is_closed and self._forward.try_wait(stream):
+            self._open = None
+            return
         self._check("wait")
         if self._open is None:
             raise EpochError(f"{self.name}: wait failed: nothing was started. Call start() first.")
-        self._forward.wait(self._open, stream)
+        self._forward.wait(self._forward.prepare(self._open) if is_fast else self._open, stream)
         self._open = None
 
     def accumulate(self, *fields: Any, stream: Any = None) -> None:

@@ -120,8 +120,8 @@ class Boxes:
         steps = [step // like.itemsize for step in like.strides]
         if steps[0] * like.shape[0] >= 2**31:
             raise ValueError("the kernels count cells in 32 bits: take fewer")
-        self._record = np.zeros(1, RECORD)  # one structure: CuPy passes it by value
-        self._record["steps"] = steps[0], steps[1] if len(steps) == 3 else 0
+        record = np.zeros(1, RECORD)
+        record["steps"] = steps[0], steps[1] if len(steps) == 3 else 0
         self._blocks = 0
         for number, box in enumerate(self._boxes):
             depth, *middle, columns = (s.stop - s.start for s in box)
@@ -133,7 +133,9 @@ class Boxes:
             self._blocks += tiles * -(-lines // (THREADS >> lanes))
             first = sum(s.start * step for s, step in zip(box, steps, strict=True)) - skip
             it = self._blocks, lanes, tiles, rows, depth, march, first, skip, skip + columns
-            self._record["boxes"][0, number] = it
+            record["boxes"][0, number] = it
+        # CuPy passes one element by value; one with fields it would describe anew at each launch.
+        self._record = record.view(f"V{RECORD.itemsize}")
 
     def __iter__(self) -> Iterator[Box]:
         return iter(self._boxes)
@@ -154,4 +156,5 @@ def kernels(xp: Any, name: str, *names: str) -> tuple[Any, ...]:
     if xp is np:
         return tuple(None for _ in names)
     module = xp.RawModule(code=source(name), options=("--std=c++17", "--fmad=false"))
-    return tuple(module.get_function(each) for each in names)
+    # What a RawKernel launches; it would look for the current device's at each launch.
+    return tuple(module.get_function(each).kernel for each in names)

@@ -8,6 +8,7 @@ import pytest
 import mpishare
 from tests.faults.scenes import KILLING_BACKENDS, play
 from tests.faults.stage import Stage
+from tests.helpers.reporting import report
 
 LIMIT_S = 5.0
 
@@ -20,6 +21,10 @@ def killed(stage: Stage, way: str) -> None:
     cart = stage.world.Create_cart((stage.size,), (True,))
     field, never = node.allocate_each(6, fill=0.0).array, node.xp.zeros(1, bool)
     halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    if way == "loop" and "copy" in halo.routes.values():
+        report({"refused": True})
+        node.close()
+        return
     if way == "loop":
         step = mpishare.capture(node, halo.exchange, until=lambda _: never, at_most=10**9)
     else:
@@ -44,23 +49,24 @@ def killed(stage: Stage, way: str) -> None:
         mpishare_ended = stream.done
         stage.attempt("ended", lambda: 1 // mpishare_ended)
     stage.attempt("close", node.close)
-    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+    time.sleep(0.3)
 
 
 @pytest.mark.parametrize("way", ["replays", "loop"])
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
 def test_survivors_name_the_killed_rank(backend, way):
     """The loop on their GPUs ends, too, which has 10^9 iterations."""
-    played = play(3, killed, way, backend=backend, survivable=True)
+    played = play(2, killed, way, backend=backend, survivable=True)
+    if "refused" in played.rank(1):
+        pytest.skip("ranks share a GPU: there are no loops")
     died = played.rank(1)["died"]
-    for rank in (0, 2):
-        first = played.raised(rank, "first", "PeerTimeout")
-        assert first.ranks == [1]
-        assert first.end - died < LIMIT_S
-        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
-        if backend == "cuda":
-            played.worked([rank], "ended")
-        played.worked([rank], "close")
+    first = played.raised(0, "first", "PeerTimeout")
+    assert first.ranks == [1]
+    assert first.end - died < LIMIT_S
+    assert played.raised(0, "then", "PeerTimeout").ranks == [1]
+    if backend == "cuda":
+        played.worked([0], "ended")
+    played.worked([0], "close")
 
 
 def refused(stage: Stage) -> None:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.backends.driver import launch_graph
 from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fast_path import FastPath
+from mpishare.halo.cuda.fast_path import FastPath, bind_wait
 from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
@@ -25,8 +26,6 @@ from mpishare.halo.message import ALIGN
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpishare.backends import StreamInfo
     from mpishare.halo.cuda.graphs import GraphCache
     from mpishare.halo.engine import PlanSetup
@@ -45,7 +44,11 @@ Call = tuple[Sequence[Any], tuple[int, ...], Launches]
 call makes one."""
 
 
-def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001  as `FastPath.bind`
+Handles = tuple[dict[Any, int], dict[Any, int]]
+"""Graphs by the addresses of fields: of `exchange`, and of `start`."""
+
+
+def _never(*_: Any) -> bool:
     return False
 
 
@@ -87,7 +90,7 @@ class CudaEngine:
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-        handles: dict[Any, int] = {}
+        handles: Handles = {}, {}
         try:
             self._buffers.share()
             comm.step(name, lambda: self._build(direction, handles))
@@ -111,12 +114,16 @@ class CudaEngine:
         # What a replay of a captured call follows, and is ended by: see `Replayable`.
         self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
         self.abort = self._flags.abort
-        self._replay: Callable[[Sequence[Any], Any], bool] = _never
+        self.try_fast = self.try_start = self.try_wait = _never
         if self._order is not None and not direction.is_streamed:
-            fast_path = FastPath(self._layouts, handles, self._chain, self._order)
-            self._replay = fast_path.bind(self._context.agreement, self._flags)
+            chain, order = self._chain, self._order
+            called = FastPath(self._layouts, handles[0], chain, order)
+            started = FastPath(self._layouts, handles[1], chain, order, self._fork, self._stream)
+            self.try_fast = called.bind(self.agreement, self._flags)
+            self.try_start = started.bind(self.agreement, self._flags)
+            self.try_wait = bind_wait(chain, self.agreement, self._join)
 
-    def _build(self, direction: Direction, handles: dict[Any, int]) -> None:
+    def _build(self, direction: Direction, handles: Handles) -> None:
         """Create streams, events and launches. Local."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         buffers.make_mpi()
@@ -146,10 +153,6 @@ class CudaEngine:
                 )
         return fields, addresses, unaligned
 
-    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Replay the graph of fields seen before; return False, with nothing done, else."""
-        return self._replay(fields, stream)
-
     def start(self, call: Call, stream: Any) -> None:
         """Send my cells. Fused neighbors run on the plan's own stream, up to their ghosts."""
         handle, _, stays_alive, is_captured = self._enter("start", call, stream)
@@ -158,8 +161,7 @@ class CudaEngine:
             streamed.start(handle, addresses)
         if fused is not None:
             # On the user's stream the kernel would hold up the work on the interior.
-            self._backend.record(self._forked, handle)
-            self._backend.wait_event(self._forked, self._stream)
+            self._follow_user(handle)
             # The stream lives as long as the plan, which waits for it before it closes.
             self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
         self._flags.calls[0] += 1
@@ -171,8 +173,7 @@ class CudaEngine:
         handle, _, stays_alive, is_captured = self._enter("wait", call, stream)
         _, addresses, (streamed, fused) = call
         if fused is not None:
-            self._backend.record(self._joined, self._stream)
-            self._backend.wait_event(self._joined, handle)
+            self._join(handle)
         if streamed is not None:
             streamed.wait(handle, addresses)
         if not (stays_alive or is_captured):
@@ -256,6 +257,20 @@ class CudaEngine:
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
+
+    def _follow_user(self, handle: int) -> None:
+        self._backend.record(self._forked, handle)
+        self._backend.wait_event(self._forked, self._stream)
+
+    def _fork(self, graph: int, handle: int, where: str) -> None:
+        """Launch a graph on the plan's own stream, after what the user's was given."""
+        self._follow_user(handle)
+        launch_graph(graph, self._stream, where)
+
+    def _join(self, handle: int) -> None:
+        """Let the user's stream go on after the plan's own."""
+        self._backend.record(self._joined, self._stream)
+        self._backend.wait_event(self._joined, handle)
 
     def _launch_fused(
         self, graphs: GraphCache, stream: StreamInfo, addresses: tuple[int, ...]

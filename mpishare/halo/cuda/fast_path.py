@@ -1,4 +1,4 @@
-"""Fast path: replay the cached CUDA graph of fields seen before."""
+"""Fast path: replay the cached CUDA graphs of fields seen before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _layout_of = attrgetter("shape", "strides", "dtype")
 
 
 class FastPath:
-    """Exchanges by one graph launch, for plans whose whole exchange is one graph. Local.
+    """Calls by one graph launch, for plans whose whole exchange is one graph. Local.
 
     Python takes longer to check a call than the GPU takes to run it. So a call is only compared
     with the last one: CuPy arrays of the same layouts at known addresses, on the same stream, with
@@ -35,11 +35,15 @@ class FastPath:
     layouts : sequence of FieldLayout
         This rank's fields.
     handles : mapping of key to int
-        The graphs of whole exchanges, by `graphs.key_of` the fields' addresses.
+        The graphs, by `graphs.key_of` the fields' addresses.
     chain : StreamChain
         The plan's; a call on another stream takes the slow path.
     order : LaunchOrder
         The GPU's; so does a call after another plan's launch on another stream.
+    enqueue : callable
+        Launches a graph, given it, the stream of the call, and the plan's name.
+    own : int
+        The stream that it launches on; 0: that of the call.
     """
 
     def __init__(
@@ -48,11 +52,14 @@ class FastPath:
         handles: Mapping[Any, int],
         chain: StreamChain,
         order: LaunchOrder,
+        enqueue: Callable[[int, int, str], None] = launch_graph,
+        own: int = 0,
     ) -> None:
         self._layouts = [_layout_of(layout) for layout in layouts]
         self._handles = handles
         self._chain = chain
         self._order = order
+        self._enqueue, self._own = enqueue, own
 
     def bind(
         self, agreement: Agreement, flags: PinnedFlags
@@ -63,6 +70,7 @@ class FastPath:
         """
         first, *others = self._layouts
         count, handles, chain, order = len(self._layouts), self._handles, self._chain, self._order
+        enqueue, own = self._enqueue, self._own
         is_current, where = chain.is_current, chain.name
 
         def replay(fields: Sequence[Any], stream: Any) -> bool:
@@ -85,10 +93,32 @@ class FastPath:
             handle = chain.handle
             if handle is None or not chain.stays_alive or not is_current(handle):
                 return False
-            if order.plans > 1 and (handle != order.chain.handle or not order.chain.stays_alive):
+            if order.plans > 1 and (
+                (own or handle) != order.chain.handle or not order.chain.stays_alive
+            ):
                 return False
-            launch_graph(graph, handle, where)
+            enqueue(graph, handle, where)
             flags.calls[0] += 1
             return True
 
         return replay
+
+
+def bind_wait(
+    chain: StreamChain, agreement: Agreement, enqueue: Callable[[int], None]
+) -> Callable[[Any], bool]:
+    """Return the function that ends what was started, on the same stream, or returns False."""
+    is_current = chain.is_current
+
+    def join(stream: Any) -> bool:
+        handle = chain.handle
+        if stream is not None or handle is None or not chain.stays_alive:
+            return False
+        if agreement.failure is not None or agreement.thread != get_ident():
+            return False
+        if not is_current(handle):
+            return False
+        enqueue(handle)
+        return True
+
+    return join

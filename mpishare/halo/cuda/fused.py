@@ -32,8 +32,8 @@ class Fused:
         For each field, what its address is a multiple of.
     capturing : int
         A stream on which launches may be captured.
-    handles : dict
-        Where the handles of the graphs of `alone` are published.
+    handles : pair of dict
+        Where the handles of the graphs of `alone` and of `beside` are published.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Fused:
         launcher: Launcher,
         alignments: Sequence[int],
         capturing: int,
-        handles: dict[Any, int],
+        handles: tuple[dict[Any, int], dict[Any, int]],
     ) -> None:
         work = launcher.work_list(alignments)
         _add_sends(work, direction, buffers)
@@ -63,8 +63,8 @@ class Fused:
             return GraphCache(launcher, launch, capturing, handles)
 
         blocks = launcher.max_blocks
-        self.alone = cache(blocks, THREADS, handles)
-        self.beside = cache(max(1, blocks // _BLOCKS_DIVISOR_BESIDE), _THREADS_BESIDE, {})
+        self.alone = cache(blocks, THREADS, handles[0])
+        self.beside = cache(max(1, blocks // _BLOCKS_DIVISOR_BESIDE), _THREADS_BESIDE, handles[1])
 
     def close(self) -> None:
         """Destroy the graphs."""
