@@ -157,8 +157,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
         if (mine.cells == 2)
             squares += rest[plane].y * rest[plane].y;
     }
-    // All blocks have read the old r . r when the last one writes.
+    // All blocks have read the old values when the last one writes.
     if (add_up(squares, of_blocks, &state->ticket, sum)) {
+        state->passes += 1;
         state->previous = state->rr;
         state->rr = sum;
     }
@@ -168,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     turn(const __grid_constant__ Grid grid, const double *r, double *p, double *x, State *state)
 {
-    Strip mine = my_strip<PLANES>(grid, !(state->passes & 1));
+    Strip mine = my_strip<PLANES>(grid, state->passes & 1);
     double alpha = state->previous / state->pq, beta = state->rr / state->previous;
     double2 way[PLANES], at[PLANES], rest[PLANES];
 #pragma unroll
@@ -190,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
         store(p + c, way[plane], mine.cells);
     }
     if (mine.cell == 0 && mine.planes) {
-        if (state->passes == 0)
+        if (state->passes == 1)
             state->limit = state->tolerance * state->rr;
             // Stays: the residual may grow again. Also where it is not a number.
         if (!(state->rr > state->limit))
@@ -217,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     multiply(const __grid_constant__ Grid grid, const double *r, double *p, double *q, State *state,
              double *of_blocks)
 {
-    Strip mine = my_strip<MARCH>(grid, state->passes & 1);
+    Strip mine = my_strip<MARCH>(grid, !(state->passes & 1));
     double beta = state->rr / state->previous, product = 0, sum;
     int c = mine.cell, two = mine.cells, plane = grid.plane, row = grid.row;
     if (mine.planes) {
@@ -247,8 +248,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
             here = above;
         }
     }
-    if (add_up(product, of_blocks, &state->ticket, sum)) {
+    if (add_up(product, of_blocks, &state->ticket, sum))
         state->pq = sum;
-        state->passes += 1; // all blocks have read it
-    }
 }

@@ -156,6 +156,7 @@ class _OnHost(Poisson):
         r -= self._scratch
         self._previous[0] = self.rr[0]
         self.rr[0] = self._product(r, r)
+        self.passes[0] += 1
 
     def turn(self) -> None:
         x, r, p = (field[self.owned] for field in (self.x, self.r, self.p))
@@ -163,7 +164,7 @@ class _OnHost(Poisson):
         x += self._scratch
         p *= self.rr[0] / self._previous[0]
         p += r
-        if self.passes[0] == 0:
+        if self.passes[0] == 1:
             self._limit[0] = self._tolerance[0] * self.rr[0]
         # Stays: the residual may grow again. Also where it is not a number.
         if not self.rr[0] > self._limit[0]:
@@ -179,7 +180,6 @@ class _OnHost(Poisson):
                 p[face] += self.r[face]
         _laplace(p, q)
         self.pq[0] = self._product(p[owned], q)
-        self.passes[0] += 1
 
     def _product(self, a: Array, b: Array) -> float:
         np.multiply(a, b, out=self._scratch)
