@@ -148,8 +148,10 @@ class NcclLinks(Links):
             return
         self._forked.record(current)
         self._side.wait_event(self._forked)
-        with self._side:
-            self._exchange(self._side.ptr)
+        # CuPy's own `with` would forget the stream of the session.
+        self._side.use()
+        self._exchange(self._side.ptr)
+        current.use()
         self._joined.record(self._side)
 
     def _exchange(self, stream: int) -> None:

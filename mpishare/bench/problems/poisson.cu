@@ -11,6 +11,7 @@
 struct Grid { // as in poisson.py
     int nx, ny, nz;
     int row, plane; // how far apart neighbors along the other axes are
+    int faces;      // of neighbors: bit 2 * axis the low one, the next bit the high one
 };
 
 struct State { // as in poisson.py
@@ -23,7 +24,7 @@ struct State { // as in poisson.py
 };
 
 // As in poisson.py. Planes of a strip: `multiply` has read the next one, others have no use for it.
-static const int LANES = 32, ROWS = 8, THREADS = LANES * ROWS, PLANES = 4, MARCH = 8;
+static const int LANES = 32, ROWS = 8, THREADS = LANES * ROWS, PLANES = 2, MARCH = 8;
 
 struct Strip {
     int cell;   // of the first plane, from the first owned cell
@@ -199,44 +200,54 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     }
 }
 
-// A ghost of p, from the ghost of r that has come: each ghost is read for one cell alone.
-static __device__ double turned(const double *r, double *p, int cell, double beta)
+// p = r + beta p for the ghosts beside a strip. A ghost has one cell beside it, and so one thread.
+static __device__ void turn_ghosts(const Grid &grid, const Strip &mine, const double *r, double *p,
+                                   double beta)
 {
-    return p[cell] = r[cell] + beta * p[cell];
+    int faces = grid.faces, plane = grid.plane, row = grid.row, c = mine.cell;
+    int end = c + mine.planes * plane, last = mine.i + mine.planes == grid.nx;
+    for (int i = 0; i < mine.cells; ++i) {
+        if (faces & 1 && mine.i == 0)
+            p[c - plane + i] = r[c - plane + i] + beta * p[c - plane + i];
+        if (faces & 2 && last)
+            p[end + i] = r[end + i] + beta * p[end + i];
+        for (; c != end; c += plane) {
+            if (faces & 4 && mine.j == 0)
+                p[c - row + i] = r[c - row + i] + beta * p[c - row + i];
+            if (faces & 8 && mine.j == grid.ny - 1)
+                p[c + row + i] = r[c + row + i] + beta * p[c + row + i];
+        }
+        c = mine.cell;
+    }
+    for (; c != end; c += plane) {
+        if (faces & 16 && mine.k == 0)
+            p[c - 1] = r[c - 1] + beta * p[c - 1];
+        int high = c + mine.cells;
+        if (faces & 32 && mine.k + mine.cells == grid.nz)
+            p[high] = r[high] + beta * p[high];
+    }
 }
 
-static __device__ double2 turned(const double *r, double *p, int cell, double beta, int cells)
-{
-    double2 way = {turned(r, p, cell, beta), 0};
-    if (cells == 2)
-        way.y = turned(r, p, cell + 1, beta);
-    return way;
-}
-
-// The ghosts of p, q = A p, and p . q of this rank.
+// The ghosts of p, q = A p, and p . q of this rank. Nothing else has the memory of q, so that the
+// cells of the next planes may be on their way while those of one are stored.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
-    multiply(const __grid_constant__ Grid grid, const double *r, double *p, double *q, State *state,
-             double *of_blocks)
+    multiply(const __grid_constant__ Grid grid, const double *r, double *p, double *__restrict__ q,
+             State *state, double *of_blocks)
 {
     Strip mine = my_strip<MARCH>(grid, !(state->passes & 1));
-    double beta = state->rr / state->previous, product = 0, sum;
+    double product = 0, sum;
     int c = mine.cell, two = mine.cells, plane = grid.plane, row = grid.row;
     if (mine.planes) {
-        double2 here = load(p + c);
-        double2 below = mine.i == 0 ? turned(r, p, c - plane, beta, two) : load(p + c - plane);
-#pragma unroll 4
-        for (int step = 0; step < mine.planes; ++step, c += plane) {
-            bool is_top = mine.i + step == grid.nx - 1;
-            double2 above = is_top ? turned(r, p, c + plane, beta, two) : load(p + c + plane);
-            double2 front = mine.j == 0 ? turned(r, p, c - row, beta, two) : load(p + c - row);
-            double2 back =
-                mine.j == grid.ny - 1 ? turned(r, p, c + row, beta, two) : load(p + c + row);
-            double west = mine.k == 0 ? turned(r, p, c - 1, beta) : p[c - 1], east;
-            if (mine.k + two < grid.nz)
-                east = p[c + two];
-            else
-                east = turned(r, p, c + two, beta);
-            double2 out;
+        if (grid.faces)
+            turn_ghosts(grid, mine, r, p, state->rr / state->previous);
+        double2 below = load(p + c - plane), here = load(p + c);
+#pragma unroll
+        for (int step = 0; step < MARCH; ++step, c += plane) {
+            if (step >= mine.planes)
+                break;
+            double2 above = load(p + c + plane);
+            double2 front = load(p + c - row), back = load(p + c + row), out;
+            double west = p[c - 1], east = p[c + two];
             out.x = 6 * here.x - below.x - above.x - front.x - back.x - west;
             out.x -= two == 2 ? here.y : east;
             out.y = 6 * here.y - below.y - above.y - front.y - back.y - here.x - east;

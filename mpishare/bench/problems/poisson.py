@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     Box = tuple[slice, ...]
 
 #: As in poisson.cu.
-_GRID = np.dtype([(name, np.int32) for name in ("nx", "ny", "nz", "row", "plane")])
+_GRID = np.dtype([(name, np.int32) for name in ("nx", "ny", "nz", "row", "plane", "faces")])
 _SCALARS = ("rr", "pq", "previous", "tolerance", "limit", "passes", "done")
 _LANES, _ROWS, _PAIR = 32, 8, 2
-_PLANES, _MARCH = 4, 8
+_PLANES, _MARCH = 2, 8
 #: Cells of a line of memory: owned rows begin with one.
 _LINE = 16
 #: Bumps of the solution: their centre, as parts of the axes, and their width.
@@ -197,7 +197,9 @@ class _OnCuda(Poisson):
         short, long = ((*plane, -(-nx // planes)) for planes in (_PLANES, _MARCH))
         # One structure: CuPy passes it by value.
         steps = [step // self.r.itemsize for step in self.r.strides]
-        grid = np.array([(nx, ny, nz, steps[1], steps[0])], _GRID)
+        ranks = [rank for axis in range(3) for rank in cart.Shift(axis, 1)]
+        faces = sum(1 << face for face, rank in enumerate(ranks) if rank >= 0)  # not PROC_NULL
+        grid = np.array([(nx, ny, nz, steps[1], steps[0], faces)], _GRID)
         x, r, p, q = (getattr(self, name)[self.owned] for name in "xrpq")
         state, of_blocks = self._state, xp.zeros(max(prod(short), prod(long)))
         launches = {
