@@ -12,6 +12,7 @@ import cupy
 import numpy as np
 
 from mpishare.backends import cuda_graphs
+from mpishare.backends.cuda_streams import on_stream
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.recording import NoLoopError, Recording, require_none
 from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, describe
@@ -262,7 +263,7 @@ class CudaRuns:
                 gc.disable()
                 stack.callback(gc.enable)
             stack.enter_context(cupy.cuda.Device(self._device))
-            stack.enter_context(self._stream)
+            stack.enter_context(on_stream(self._stream))
             stack.enter_context(cupy.cuda.using_allocator(self._pool.malloc))
             torch = sys.modules.get("torch")
             if torch is not None and torch.cuda.is_initialized():

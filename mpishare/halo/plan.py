@@ -117,8 +117,8 @@ class Plan(BasePlan):
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
         """
         is_free = self._open is None and not self._is_closed
-        if is_free and self._forward.try_start(fields or self._fields, stream):
-            self._open, self._is_open_fast = fields or self._fields, True
+        if is_free and self._forward.try_start(fields or self._made_with.arrays(), stream):
+            self._open, self._is_open_fast = fields or self._made_with.arrays(), True
             return
         call = self._begin("start", self._forward, fields)
         self._forward.start(call, stream)

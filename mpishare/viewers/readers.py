@@ -206,9 +206,11 @@ class CudaReader(Reader):
         return ""
 
     def _copy(self, place: int) -> dict[int, Any]:
+        from mpishare.backends.cuda_streams import on_stream  # imports CuPy
+
         backend, copies = self._backend, {}
         backend.make_current()
-        with self._stream:
+        with on_stream(self._stream):
             for segment in self._segments:
                 source = self._buffers_of(segment).address
                 source += place * layout.buffer_nbytes(segment.nbytes)

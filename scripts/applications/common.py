@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import graphs
 import numpy as np
+import orders
+import outcome
 import timing
 from mpi4py import MPI
 from orders import ORDERS
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import mpishare
+
+
+CALLS = 50  # of what is timed by itself, between two synchronizations
 
 
 def count(text: str) -> int:
@@ -52,7 +58,7 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-def parser(description: str | None, *, n: int, steps: int) -> Parser:
+def grid_parser(description: str | None, *, n: int) -> Parser:
     """Return a parser of the options that every application has."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--n", type=count, default=n, help=f"cells a rank along each axis ({n})")
@@ -60,6 +66,15 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     made.add_argument(
         "--dims", type=count, nargs="+", metavar="RANKS", help="ranks along each axis"
     )
+    made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
+    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def parser(description: str | None, *, n: int, steps: int) -> Parser:
+    """Return a parser of the options of an application that makes steps."""
+    made = grid_parser(description, n=n)
     made.add_argument("--steps", type=count, default=steps, help=f"time steps ({steps})")
     made.add_argument(
         "--staged",
@@ -69,9 +84,6 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     made.add_argument(
         "--compare", action="store_true", help="time all three exchanges, in turns, in this job"
     )
-    made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result")
-    made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
@@ -144,6 +156,56 @@ def refuse(program: str, problem: str) -> int:
         sys.stderr.write(f"{program}: error: {problem}\n")
         sys.stderr.flush()
     return 2
+
+
+def solve(
+    steps: orders.Steps,
+    check: Callable[[np.ndarray, Any], list[str]],
+    draw: Callable[[np.ndarray, Any], None],
+) -> int:
+    """Make the steps of an application, time, check and draw; return the exit status. Collective.
+
+    Parameters
+    ----------
+    steps : Steps
+        With its name, its arguments, and what is timed.
+    check : callable
+        Takes the whole field, on rank 0, and `steps`; returns what is wrong, as lines.
+    draw : callable
+        Takes the same.
+    """
+    args, cart, node = steps.args, steps.cart, steps.node
+    problem = graphs.refusal(node, cart, steps.halo) if args.graph else None
+    if problem:
+        return refuse(steps.name, problem)
+    counts = orders.lengths(args.steps, steps.every, is_graph=args.graph)
+    steps.begin()
+    steps.warm_up(counts)
+    steps.begin()
+    bar = progress(args, cart)
+    step_us = timing.steps_us(node, cart, counts, steps.run, bar)
+    wrong: list[str] = []
+    if args.check or args.plot:
+        whole = outcome.gather(cart, steps.u[steps.mine])
+        if whole is not None and args.check:
+            wrong = check(whole, steps)
+        if whole is not None and args.plot:
+            draw(whole, steps)
+    calls = min(args.steps, CALLS)
+    actions = steps.actions(steps.halo) | steps.parts_of_a_step()
+    times = timing.alone_us(node, cart, actions, calls, bar)
+    steps.order = args.order
+    result = outcome.Outcome(steps.name, args, node, cart, step_us, times["exchange"])
+    result.wrong = wrong
+    result.facts |= steps.facts(times)
+    if args.bench:
+        count = min(steps.every, graphs.LONGEST)
+        result.facts |= orders.compare(node, cart, steps, count, -(-args.steps // count), bar)
+    if args.compare:
+        result.facts |= timing.compare_forms(node, cart, steps.make_halo, steps.actions, calls, bar)
+    bar.close()
+    steps.close()
+    return result.tell()
 
 
 def order_for(node: mpishare.Node, order: str) -> str:

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import boxes
 import common
-import graphs
 import numpy as np
 import orders
 import outcome
 import picture
 import staged
-import timing
 
 import mpishare
 
@@ -43,6 +41,7 @@ class Heat(orders.Steps):
     """The box, cut into one block a rank."""
 
     def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
+        self.name, self.every = "heat3d", args.steps
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
         shape = tuple(n + 2 for n in args.shape)
         self.wrapped = args.shape[-1] if args.wrap else 0
@@ -84,6 +83,25 @@ class Heat(orders.Steps):
         if self.wrapped and self.scratch is not None:
             self.wrap(self.u, self.mine)
         super().begin()
+
+    def parts_of_a_step(self) -> dict[str, Callable[[], None]]:
+        """Return what is timed beside the exchange."""
+        return {
+            "interior": functools.partial(self.update, self.interior),
+            "shell": functools.partial(self.update, self.shell),
+        }
+
+    def facts(self, times: dict[str, float]) -> dict[str, float]:
+        """Return how well the exchange is hidden, in these times of the parts."""
+        interior, shell, exchange = (times[name] for name in ("interior", "shell", "exchange"))
+        found = {"interior_us": interior, "shell_us": shell}
+        if self.args.order != "plain":
+            found |= {
+                "step_with_overlap_us": times["step"],
+                "step_without_overlap_us": times["step_without_overlap"],
+                "step_with_overlap_to_best": times["step"] / (max(interior, exchange) + shell),
+            }
+        return found
 
     def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
         """Return what is timed of an exchange: by itself, and in both kinds of steps."""
@@ -153,81 +171,26 @@ def slowest_mode(cells: Sequence[int]) -> tuple[np.ndarray, float]:
     return wave, KEEP + 2 * SHARE * sum(np.cos(2 * np.pi / n) for n in cells)
 
 
-def check(whole: np.ndarray, args: argparse.Namespace, backend: str) -> list[str]:
+def check(whole: np.ndarray, heat: Heat) -> list[str]:
     """Return what is wrong, as lines."""
-    wrong = outcome.compare(backend, "u", whole, reference(whole.shape, args.steps))
+    steps = heat.args.steps
+    wrong = outcome.compare(heat.node.backend, "u", whole, reference(whole.shape, steps))
     wave, factor = slowest_mode(whole.shape)
     before = initial(whole.shape)
-    amplitude, right = np.vdot(wave, whole), np.vdot(wave, before) * factor**args.steps
+    amplitude, right = np.vdot(wave, whole), np.vdot(wave, before) * factor**steps
     if not abs(amplitude - right) <= 1e-12 * np.abs(before).sum():
         wrong.append(f"the slowest wave has decayed to {amplitude!r} instead of {right!r}")
-    heat, right = whole.sum(), before.sum()
-    if not abs(heat - right) <= 1e-12 * right:
-        wrong.append(f"there is {heat!r} heat instead of {right!r}")
+    total, right = whole.sum(), before.sum()
+    if not abs(total - right) <= 1e-12 * right:
+        wrong.append(f"there is {total!r} heat instead of {right!r}")
     return wrong
 
 
-def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> int:
-    """Run, check and draw; return the exit status. Collective."""
-    heat = Heat(args, cart, node)
-    problem = graphs.refusal(node, cart, heat.halo) if args.graph else None
-    if problem:
-        return common.refuse("heat3d", problem)
-    counts = orders.lengths(args.steps, args.steps, is_graph=args.graph)
-    heat.begin()
-    heat.warm_up(counts)
-    heat.begin()
-    progress = common.progress(args, cart)
-    step_us = timing.steps_us(node, cart, counts, heat.advance, progress)
-    whole = None
-    if args.check or args.plot:
-        whole = outcome.gather(cart, heat.u[heat.mine])
-    parts = {
-        "interior": functools.partial(heat.update, heat.interior),
-        "shell": functools.partial(heat.update, heat.shell),
-    }
-    calls = min(args.steps, 20)
-    times = timing.alone_us(node, cart, heat.actions(heat.halo) | parts, calls, progress)
-    heat.order = args.order
-    result = outcome.Outcome("heat3d", args, node, cart, step_us, times["exchange"])
-    result.facts |= {"interior_us": times["interior"], "shell_us": times["shell"]}
-    if args.order != "plain":
-        best_us = max(times["interior"], times["exchange"]) + times["shell"]
-        result.facts |= {
-            "step_with_overlap_us": times["step"],
-            "step_without_overlap_us": times["step_without_overlap"],
-            "step_with_overlap_to_best": times["step"] / best_us,
-        }
-    if args.bench:
-        count = max(counts)
-        result.facts |= orders.compare(node, cart, heat, count, -(-args.steps // count), progress)
-    if args.compare:
-        result.facts |= timing.compare_forms(
-            node, cart, heat.make_halo, heat.actions, calls, progress
-        )
-    progress.close()
-    heat.close()
-    if whole is not None and args.check:
-        result.wrong = check(whole, args, node.backend)
-    if whole is not None and args.plot:
-        draw(whole, args, cart)
-    return result.tell()
-
-
-def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> None:
+def draw(whole: np.ndarray, heat: Heat) -> None:
     """Draw three planes through the hottest cell, on rank 0."""
-    hot = np.unravel_index(np.argmax(whole), whole.shape)
-    limits = (0.0, float(whole.max()))
-    panels = []
-    for across in range(3):
-        down, right = (a for a in range(3) if a != across)
-        plane = np.take(whole, hot[across], axis=across)
-        name = f"{'zyx'[across]} = {hot[across]}"
-        labels = ("zyx"[right], "zyx"[down])
-        panels.append(picture.Panel(plane, name, "inferno", (down, right), limits, labels=labels))
     size = " x ".join(map(str, whole.shape))
-    title = f"Heat: {args.steps} steps on {size} cells, planes through the hottest"
-    picture.draw(args.plot, title, cart, panels)
+    title = f"Heat: {heat.args.steps} steps on {size} cells, planes through the hottest"
+    picture.draw_planes(heat.args.plot, title, heat.cart, whole)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -243,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.march = args.march or MARCH
     with mpishare.Node() as node, common.stream(node):
         args.order = args.order or common.order_for(node, "beside")
-        return solve(args, cart, node)
+        return common.solve(Heat(args, cart, node), check, draw)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import boxes
 import common
-import graphs
 import numpy as np
 import orders
 import outcome
 import picture
 import staged
-import timing
 
 import mpishare
 
@@ -40,6 +38,7 @@ class Jacobi(orders.Steps):
     """The rectangle, cut into one block a rank: axis 0 is y, axis 1 is x."""
 
     def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
+        self.name, self.every = "jacobi2d", args.norm_every
         self.args, self.cart, self.node, self.xp = args, cart, node, node.xp
         shape = tuple(n + 2 for n in args.shape)
         self.u, self.v = (boxes.field(node, shape, np.float32) for _ in range(2))
@@ -113,6 +112,10 @@ class Jacobi(orders.Steps):
         self.is_summing = False
         super().warm_up(counts)
 
+    def facts(self, times: dict[str, float]) -> dict[str, float]:  # noqa: ARG002
+        """Return the norm."""
+        return {"norm": self.norm}
+
     def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
         """Return what is timed of an exchange: by itself, and in a step."""
 
@@ -164,58 +167,24 @@ def reference(ny: int, nx: int, args: argparse.Namespace) -> tuple[np.ndarray, f
     return u[:, 1:-1], norm
 
 
-def check(whole: np.ndarray, norm: float, args: argparse.Namespace, backend: str) -> list[str]:
+def check(whole: np.ndarray, jacobi: Jacobi) -> list[str]:
     """Return what is wrong, as lines."""
-    right, right_norm = reference(whole.shape[0], whole.shape[1], args)
-    wrong = outcome.compare(backend, "u", whole, right)
+    right, right_norm = reference(whole.shape[0], whole.shape[1], jacobi.args)
+    wrong = outcome.compare(jacobi.node.backend, "u", whole, right)
     # The squares are added in another order.
-    if not math.isclose(norm, right_norm, rel_tol=1e-6):
-        wrong.append(f"norm: {norm!r} instead of {right_norm!r}")
+    if not math.isclose(jacobi.norm, right_norm, rel_tol=1e-6):
+        wrong.append(f"norm: {jacobi.norm!r} instead of {right_norm!r}")
     return wrong
 
 
-def solve(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> int:
-    """Run, check and draw; return the exit status. Collective."""
-    jacobi = Jacobi(args, cart, node)
-    problem = graphs.refusal(node, cart, jacobi.halo) if args.graph else None
-    if problem:
-        return common.refuse("jacobi2d", problem)
-    counts = orders.lengths(args.steps, args.norm_every, is_graph=args.graph)
-    jacobi.begin()
-    jacobi.warm_up(counts)
-    jacobi.begin()
-    progress = common.progress(args, cart)
-    step_us = timing.steps_us(node, cart, counts, jacobi.run, progress)
-    norm, whole = jacobi.norm, None
-    if args.check or args.plot:
-        whole = outcome.gather(cart, jacobi.u[jacobi.halo.owned])
-    calls = min(args.steps, 100)
-    times = timing.alone_us(node, cart, jacobi.actions(jacobi.halo), calls, progress)
-    result = outcome.Outcome("jacobi2d", args, node, cart, step_us, times["exchange"])
-    result.facts["norm"] = norm
-    if args.bench:
-        count = min(args.norm_every, graphs.LONGEST)
-        result.facts |= orders.compare(node, cart, jacobi, count, -(-args.steps // count), progress)
-    if args.compare:
-        result.facts |= timing.compare_forms(
-            node, cart, jacobi.make_halo, jacobi.actions, calls, progress
-        )
-    progress.close()
-    jacobi.close()
-    if whole is not None and args.check:
-        result.wrong = check(whole, norm, args, node.backend)
-    if whole is not None and args.plot:
-        draw(whole, args, cart)
-    return result.tell()
-
-
-def draw(whole: np.ndarray, args: argparse.Namespace, cart: MPI.Cartcomm) -> None:
+def draw(whole: np.ndarray, jacobi: Jacobi) -> None:
     """Draw the field on rank 0."""
     panel = picture.Panel(
         whole, "u", "RdBu_r", (0, 1), (-1.0, 1.0), contours=[k / 10 for k in range(-9, 10) if k]
     )
+    args = jacobi.args
     title = f"Laplace by Jacobi: {args.steps} steps on {whole.shape[0]} x {whole.shape[1]} cells"
-    picture.draw(args.plot, title, cart, [panel])
+    picture.draw(args.plot, title, jacobi.cart, [panel])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -237,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_small = cells <= (SMALL if args.graph else SMALL_CALLED)
     with mpishare.Node() as node, common.stream(node):
         args.order = args.order or common.order_for(node, "plain" if is_small else "beside")
-        return solve(args, cart, node)
+        return common.solve(Jacobi(args, cart, node), check, draw)
 
 
 if __name__ == "__main__":

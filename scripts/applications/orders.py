@@ -47,6 +47,11 @@ class Steps:
         Cells that a thread takes at once.
     """
 
+    name: str  # of the program
+    every: int  # steps from one measurement to the next
+    args: argparse.Namespace
+    cart: MPI.Cartcomm
+
     def __init__(
         self, args: argparse.Namespace, node: mpishare.Node, u: Any, v: Any, halo: Any, group: int
     ) -> None:
@@ -76,6 +81,26 @@ class Steps:
     def update(self, cells: boxes.Boxes) -> None:
         """Set the cells of `v` in these boxes."""
         raise NotImplementedError
+
+    def make_halo(self, form: str | None) -> Any:
+        """Make the exchange: by mpishare, or staged. Collective."""
+        raise NotImplementedError
+
+    def actions(self, halo: Any) -> dict[str, Callable[[], None]]:
+        """Return what is timed with each form of the exchange, itself as ``exchange``."""
+        raise NotImplementedError
+
+    def parts_of_a_step(self) -> dict[str, Callable[[], None]]:
+        """Return what else is timed by itself."""
+        return {}
+
+    def facts(self, times: dict[str, float]) -> dict[str, float]:
+        """Return what else was found; `times`: of the actions and the parts."""
+        raise NotImplementedError
+
+    def run(self, count: int) -> None:
+        """Make steps of the run, with what is measured where it is due."""
+        self.advance(count)
 
     def begin(self) -> None:
         """Bring the ghosts of the initial values up to date where a step needs them to be."""

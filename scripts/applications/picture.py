@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
     from mpi4py import MPI
 
 
@@ -70,3 +71,17 @@ def draw(path: Path, title: str, cart: MPI.Cartcomm, panels: Sequence[Panel]) ->
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=120, bbox_inches="tight", pad_inches=0.1)
     plt.close(figure)
+
+
+def draw_planes(path: Path, title: str, cart: MPI.Cartcomm, whole: np.ndarray) -> None:
+    """Draw the three planes of a box through its largest value. Local: on rank 0."""
+    peak = np.unravel_index(np.argmax(whole), whole.shape)
+    limits = (0.0, float(whole.max()))
+    panels = []
+    for across in range(3):
+        down, right = (a for a in range(3) if a != across)
+        plane = np.take(whole, peak[across], axis=across)
+        name = f"{'zyx'[across]} = {peak[across]}"
+        labels = ("zyx"[right], "zyx"[down])
+        panels.append(Panel(plane, name, "inferno", (down, right), limits, labels=labels))
+    draw(path, title, cart, panels)

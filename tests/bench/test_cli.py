@@ -100,6 +100,23 @@ session._available_nbytes = lambda: 100 << 10 if MPI.COMM_WORLD.rank == 1 else a
 sys.exit(main(sys.argv[1:]))
 """
 
+# The ghosts of a solve never come.
+WITHOUT_GHOSTS = """
+import sys
+import mpishare
+from mpishare.bench.cli import main
+
+class Deaf(mpishare.HaloExchange):
+    def start(self, *fields, stream=None):
+        pass
+
+    def wait(self, stream=None):
+        pass
+
+mpishare.HaloExchange = Deaf
+sys.exit(main(sys.argv[1:]))
+"""
+
 WITH_AN_ERROR = """
 import sys
 import mpishare
@@ -385,6 +402,31 @@ def test_a_frame_that_was_not_waited_for_is_a_wrong_result() -> None:
     assert result.returncode == 1, result.describe()
     rows = json.loads(result.stdout)["rows"]
     assert {row["arm"] for row in rows if not row["ok"]} == {"channel"}, result.describe()
+
+
+SOLVE = ("cg", "--min", "512", "--max", "512", "--repeat", "2", "--format", "json")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_conjugate_gradients(ranks: int) -> None:
+    result = bench(ranks, *SOLVE)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    assert {row["arm"]: row["ok"] for row in rows} == {
+        "calls": True,
+        "calls, dot": True,
+        "isend": ranks > 1,
+    }
+    assert {(row["nbytes"], row["clock"]) for row in rows} == {(512, "throughput")}
+
+
+def test_a_solve_without_ghosts_is_a_wrong_result() -> None:
+    result = run_ranks(2, WITHOUT_GHOSTS, args=SOLVE, env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["arm"] for row in rows if row["wrong"]} == {"calls", "calls, dot"}
+    assert {row["arm"] for row in rows if row["ok"]} == {"isend"}
 
 
 def test_a_rank_that_raises_ends_all() -> None:

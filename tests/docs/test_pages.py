@@ -22,6 +22,7 @@ NOT_RUN = {
     "pip install '.[mpich]'": "the same, with that extra",
     "pip install '.[cu13]'": "350 MB that nobody can use without a GPU",
     "scripts/bench --help": "tests/bench/test_cli.py",
+    "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
 }
 
 
@@ -39,8 +40,9 @@ def test_a_program_prints_what_the_page_says(block: Block, shown: str | None, tm
 
 @pytest.mark.limit(120)
 def test_the_three_lines_are_those_of_an_application_and_all_are_right() -> None:
-    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith("# of scripts/")]
-    program = ROOT / "scripts/applications/jacobi2d.py"
+    name = "scripts/applications/jacobi2d.py"
+    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith(f"# of {name}")]
+    program = ROOT / name
     made = [line.partition(" = ")[2].partition("  #")[0] for line in block.text.splitlines()[1:]]
     assert len(made) == 3
     assert all(f"return {line}\n" in program.read_text() for line in made)
@@ -49,6 +51,15 @@ def test_the_three_lines_are_those_of_an_application_and_all_are_right() -> None
         done = run_ranks(4, command, timeout_s=60)
         assert done.returncode == 0, done.stderr
         assert "checked" in done.stdout
+
+
+def test_the_iteration_is_that_of_the_application() -> None:
+    name = "scripts/applications/cg.py"
+    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith(f"# of {name}")]
+    *iteration, loop = block.text.splitlines()[1:]
+    text = (ROOT / name).read_text()
+    assert "".join(f"        {line}\n" for line in iteration) in text
+    assert f"        {loop}\n" in text
 
 
 OVERLAP = """
@@ -90,6 +101,7 @@ def test_every_fragment_is_known() -> None:
     assert sorted(b.text.splitlines()[0] for b in found) == [
         "# in a notebook",  # scripts/examples/08_attach.py
         "# in the job",
+        "# of scripts/applications/cg.py",
         "# of scripts/applications/jacobi2d.py",
         "halo.start(u)",
     ]

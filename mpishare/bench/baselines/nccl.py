@@ -37,6 +37,11 @@ class Nccl(Library):
         with refusals(self.label, nccl.NcclError):
             self._comm = nccl.NcclCommunicator(comm.size, name, comm.rank)
 
+    @property
+    def communicator(self) -> nccl.NcclCommunicator:
+        """CuPy's communicator."""
+        return self._comm
+
     @classmethod
     def require(cls, session: Session) -> None:  # noqa: ARG003
         """Raise where CuPy finds no NCCL. Local."""

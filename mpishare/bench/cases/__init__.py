@@ -184,6 +184,17 @@ _ALL = (
         takes_halo=True,
     ),
     Case(
+        "cg",
+        "a pass of conjugate gradients in a box: 3 kernels, an exchange and 2 sums",
+        ("calls", "calls, dot", "graph", "one graph"),
+        {"host": ("isend",), "cuda": ("staged", "nccl", UPPER_BOUNDS)},
+        on_request=frozenset({"nccl"}),
+        is_sized=True,
+        is_default=False,
+        sizes={"host": (8 << 10,), "cuda": (128 << 10,)},
+        max_nbytes=1 << 20,
+    ),
+    Case(
         "calls",
         "how long the host is busy with an exchange: on CUDA not until it is done",
         ("2 neighbors, 1 field", "26 neighbors, 16 fields"),

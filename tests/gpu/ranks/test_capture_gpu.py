@@ -557,3 +557,24 @@ def test_torch_functions(node, ring):
             right = N * (1000 * number + 5 * low + 5 * high + 0.5)
             assert abs(float(found[0]) - right) < 1e-6 * max(1, right), number
         torch.cuda.synchronize()
+
+
+def test_a_stream_in_use_stays_current(node):
+    """CuPy's own `with` forgets a stream that `use()` made current."""
+    cuda = node.xp.cuda
+    stream = cuda.Stream(non_blocking=True)
+    field = node.xp.zeros(N)
+
+    def add(field):
+        field += 1
+
+    stream.use()
+    try:
+        step = mpishare.capture(node, add)
+        for count in range(1, 4):
+            step(field)
+            assert cuda.get_current_stream() == stream, count
+        stream.synchronize()
+        assert (field == 3).all()
+    finally:
+        cuda.Stream.null.use()

@@ -1,0 +1,252 @@
+"""Poisson's equation in a box by conjugate gradients, the whole solve in one launch.
+
+The 7-point Laplacian in float64, zero outside of the box. An iteration is three kernels, the
+exchange of one field and two sums over the ranks; its scalars stay on the GPU, and so does the test
+that ends the solve: `mpishare.capture` makes the loop a part of the graph. Without a GPU the same
+program runs on NumPy. With `--product csr` the matrix is a sparse one, multiplied by cuSPARSE (on
+the host by SciPy), both sums are those of `Allreduce.dot`, and the host makes the loop.
+`python -m mpishare.bench cg` times the same solve beside NCCL and staged MPI.
+
+    mpirun -n 4 python scripts/applications/cg.py --n 32 --check --plot cg.png
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import common
+import numpy as np
+import outcome
+import picture
+import timing
+
+import mpishare
+from mpishare.bench.problems.poisson import poisson
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.bench.problems.poisson import Poisson
+
+AT_MOST = 100_000  # iterations
+PER_LOOK = 4  # iterations on a GPU between two looks at the flag; further ones do no harm
+
+
+class Solver:
+    """The box, cut into one block per rank."""
+
+    def __init__(self, args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> None:
+        self.tolerance = args.tolerance
+        self.local = local = poisson(node, cart, args.shape)  # the kernels on a rank's own block
+        self.matrix = sparse_matrix(local) if args.product == "csr" else None
+        self.halo = mpishare.HaloExchange(cart, local.r, width=1, node=node)
+        self.total = mpishare.Allreduce(cart, local.rr, node=node)
+        # In a loop of a graph nothing can be captured that needs the host, or waits of streams.
+        routes = {route for each in cart.allgather(self.halo.routes) for route in each.values()}
+        self.is_captured = self.matrix is None and routes <= {"fused", "host"}
+        self.per_look = 1 if local.xp is np else PER_LOOK
+        at_most, flag = AT_MOST // self.per_look, local.done
+        self.loop = mpishare.capture(node, self.iterate, until=lambda: flag, at_most=at_most)
+
+    def solve(self) -> None:
+        """Set `x` to the solution."""
+        self.local.begin(self.tolerance)
+        if self.is_captured:
+            self.loop()
+            return
+        for _ in range(AT_MOST // self.per_look):
+            self.iterate()
+            if int(self.local.done[0]):
+                return
+
+    def iterate(self) -> None:
+        """Make as many iterations as are made between two looks at the flag."""
+        for _ in range(self.per_look):
+            self.iterate_once() if self.matrix is None else self.iterate_sparse()
+
+    def iterate_once(self) -> None:
+        """Make one iteration; the ghosts of the residual travel beside a kernel."""
+        local = self.local
+        local.descend()  # r -= alpha q, rr = r . r of this rank
+        self.total.reduce(local.rr)
+        self.halo.start(local.r)
+        local.turn()  # x += alpha p, p = r + beta p, done = whether |r| is small enough
+        self.halo.wait()
+        local.multiply()  # the same p in the ghosts, q = A p, pq = p . q of this rank
+        self.total.reduce(local.pq)
+
+    def iterate_sparse(self) -> None:
+        """Make one iteration with a product that knows nothing of ghosts: those of `p` travel.
+
+        CuPy lets no call of cuSPARSE be captured, so that the host makes the loop.
+        """
+        local, owned = self.local, self.local.owned
+        local.descend()
+        self.total.reduce(local.rr)
+        local.turn()
+        self.halo.exchange(local.p)
+        local.rows["q"].ravel()[...] = self.matrix @ local.rows["p"].ravel()
+        self.total.dot(local.p[owned], local.q[owned], out=local.pq)
+
+    def close(self) -> None:
+        """Close what was made. Collective."""
+        self.loop.close()
+        self.total.close()
+        self.halo.close()
+        self.local.close()
+
+
+def sparse_matrix(local: Poisson) -> Any:
+    """Return the matrix of a block as CSR: its rows and columns are cells of the fields' rows."""
+    xp, shape = local.xp, local.rows["p"].shape
+    if xp is np:
+        from scipy import sparse
+    else:
+        from cupyx.scipy import sparse
+    places = xp.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    mine = places[local.owned_in_rows].ravel()
+    steps = xp.asarray([-shape[1] * shape[2], -shape[2], -1, 0, 1, shape[2], shape[1] * shape[2]])
+    columns = (mine[:, None] + steps.astype(np.int32)[None, :]).ravel()
+    values = xp.tile(xp.asarray([-1.0, -1, -1, 6, -1, -1, -1]), mine.size)
+    counts = xp.zeros(places.size + 1, np.int32)  # none in the row of a ghost
+    counts[mine + 1] = steps.size
+    ends = xp.cumsum(counts, dtype=np.int32)
+    return sparse.csr_matrix((values, columns, ends), shape=(places.size, places.size))
+
+
+def reference(b: np.ndarray) -> np.ndarray:
+    """Return the solution from one process that has the whole box: by sine waves, exactly.
+
+    They are the eigenvectors of the matrix, which is a sum of one part along each axis.
+    """
+    values: Any = 0.0
+    waves = []
+    for axis, n in enumerate(b.shape):
+        k = np.arange(1, n + 1)
+        waves.append(np.sqrt(2 / (n + 1)) * np.sin(np.pi * np.outer(k, k) / (n + 1)))
+        along = [1, 1, 1]
+        along[axis] = n
+        values = values + (2 - 2 * np.cos(np.pi * k / (n + 1))).reshape(along)
+
+    def transform(field: np.ndarray) -> np.ndarray:
+        for axis, wave in enumerate(waves):
+            field = np.moveaxis(np.tensordot(wave, field, (1, axis)), 0, axis)
+        return field
+
+    return transform(transform(b) / values)
+
+
+def check(x: np.ndarray, b: np.ndarray, tolerance: float) -> list[str]:
+    """Return what is wrong, as lines."""
+    right = reference(b)
+    # The error is that of the residual times the inverse of the smallest eigenvalue, at most.
+    smallest = sum(2 - 2 * np.cos(np.pi / (n + 1)) for n in b.shape)
+    allowed = max(tolerance, 1e-14) * np.linalg.norm(b) / smallest
+    error = np.linalg.norm(x - right)
+    if error <= allowed:
+        return []
+    return [f"x differs from the solution by {error:g}; allowed is {allowed:g}"]
+
+
+def run(args: argparse.Namespace, cart: MPI.Cartcomm, node: mpishare.Node) -> int:
+    """Solve, check and draw; return the exit status. Collective."""
+    missing = args.product == "csr" and node.xp is np and not importlib.util.find_spec("scipy")
+    if cart.bcast(missing):
+        return common.refuse("cg", "--product csr needs SciPy on the host: pip install scipy")
+    solver = Solver(args, cart, node)
+    local = solver.local
+    local.pose(0)
+    times = []
+    for number in range(timing.REPEATS + 1):  # the first one makes the graph
+        node.synchronize()
+        cart.Barrier()
+        begin = time.perf_counter()
+        solver.solve()
+        node.synchronize()
+        if number:
+            times.append(1e6 * (time.perf_counter() - begin))
+    solve_us = float(np.median(timing.slowest(cart, times)))
+    iterations = int(local.passes[0])
+    x, b = (outcome.gather(cart, field[local.owned]) for field in (local.x, local.b))
+    wrong: list[str] = []
+    if x is not None and b is not None:
+        if not int(local.done[0]):
+            wrong.append(f"not solved after {iterations} iterations")
+        if args.check:
+            wrong += check(x, b, args.tolerance)
+        if args.plot:
+            size = " x ".join(map(str, x.shape))
+            picture.draw_planes(args.plot, f"Poisson: {size} cells, {iterations} it.", cart, x)
+    solver.close()
+    found = {"iterations": iterations, "solve_us": solve_us}
+    return tell(args, cart, node, wrong, found, is_captured=solver.is_captured)
+
+
+def tell(
+    args: argparse.Namespace,
+    cart: MPI.Cartcomm,
+    node: mpishare.Node,
+    wrong: list[str],
+    found: dict[str, Any],
+    *,
+    is_captured: bool,
+) -> int:
+    """Print what was found on rank 0 and return the exit status, the same on every rank."""
+    is_right = cart.bcast(not wrong)
+    if cart.rank:
+        return 0 if is_right else 1
+    for line in wrong:
+        sys.stderr.write(f"cg: WRONG: {line}\n")
+    sys.stderr.flush()
+    found["in_one_graph"] = node.backend == "cuda" and is_captured
+    found["iteration_us"] = found["solve_us"] / found["iterations"]
+    if args.json:
+        row = {
+            "program": "cg",
+            "backend": node.backend,
+            "ranks": cart.size,
+            "product": args.product,
+            "checked": is_right if args.check else None,
+            "gpu": node.device and node.device.name,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "dims": cart.dims,
+            "cells": args.shape,  # of a rank
+            **found,
+        }
+        print(json.dumps(row), flush=True)
+        return 0 if is_right else 1
+    grid, cells = (" x ".join(map(str, each)) for each in (cart.dims, args.shape))
+    verdict = ("checked" if is_right else "WRONG") if args.check else "not checked"
+    where = f"{node.backend}, one graph" if found["in_one_graph"] else node.backend
+    print(
+        f"cg: {grid} ranks of {cells} cells, {where}: {found['iterations']} iterations in "
+        f"{found['solve_us'] / 1e3:.2f} ms, {found['iteration_us']:.1f} us each; {verdict}",
+        flush=True,
+    )
+    return 0 if is_right else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the application; the exit status is 1 where the check fails."""
+    parser = common.grid_parser(__doc__, n=64)
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-8, help="of the residual, relative (1e-8)"
+    )
+    parser.add_argument(
+        "--product", choices=("stencil", "csr"), default="stencil", help="how A p is made (stencil)"
+    )
+    args, cart = common.parse(parser, arguments, [False] * 3)
+    with mpishare.Node() as node, common.stream(node):
+        return run(args, cart, node)
+
+
+if __name__ == "__main__":
+    common.run(main)

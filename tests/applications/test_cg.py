@@ -1,0 +1,226 @@
+"""Conjugate gradients: right on every count of ranks, as SciPy's, wrong where they must be."""
+
+import importlib.util
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launch import ROOT, run_ranks
+
+PROGRAM = ROOT / "scripts" / "applications" / "cg.py"
+HOST = {"MPISHARE_BACKEND": "host"}
+ON_GPUS = {"MPISHARE_BACKEND": "cuda"}
+HAS_SCIPY = importlib.util.find_spec("scipy") is not None
+
+PREAMBLE = f"""
+import sys
+sys.path.insert(0, {str(PROGRAM.parent)!r})
+import cg, common, mpishare
+from tests.helpers.reporting import report
+
+def run(*words):
+    return cg.main(["--check", "--json", *words])
+"""
+
+# Blocks whose rows have an even and an odd number of cells, cut along every axis.
+EVERY = f"""{PREAMBLE}
+size, *products = sys.argv[1:]
+for product in products:
+    for n, dims in ("8", [size, "1", "1"]), ("7", ["1", size, "1"]), ("9", ["1", "1", size]):
+        report({{"status": run("--n", n, "--product", product, "--dims", *dims)}})
+report({{"status": run("--n", "12", "--tolerance", "1e-12")}})
+"""
+
+# Ghosts that never come; and sums of either product that are wrong, the same on every rank.
+BROKEN = f"""{PREAMBLE}
+class Deaf(mpishare.HaloExchange):
+    def start(self, *fields, stream=None):
+        pass
+
+    def wait(self, stream=None):
+        pass
+
+class Wrong(mpishare.Allreduce):
+    calls, wrong = 0, None
+
+    def reduce(self, x, stream=None):
+        super().reduce(x, stream)
+        self.calls += 1
+        if self.calls % 2 == self.wrong:
+            x *= 0.9
+
+class Squares(Wrong):
+    wrong = 1
+
+class Product(Wrong):
+    wrong = 0
+
+cg.AT_MOST = 60  # it takes 47
+halo, total = mpishare.HaloExchange, mpishare.Allreduce
+for broken in (Deaf, Squares, Product):
+    if broken is Deaf:
+        mpishare.HaloExchange = broken
+    else:
+        mpishare.HaloExchange, mpishare.Allreduce = halo, broken
+    report({{broken.__name__: run("--n", "8")}})
+mpishare.Allreduce = total
+report({{"whole": run("--n", "8")}})
+"""
+
+# SciPy on rank 0 has the whole matrix, made of Kronecker products.
+BESIDE_SCIPY = f"""{PREAMBLE}
+import argparse
+from mpi4py import MPI
+import numpy as np, outcome
+from scipy import sparse
+from scipy.sparse import linalg
+
+args = argparse.Namespace(shape=(9, 10, 11), tolerance=1e-8, product=sys.argv[1])
+cart = MPI.COMM_WORLD.Create_cart(MPI.Compute_dims(MPI.COMM_WORLD.size, 3))
+with mpishare.Node() as node:
+    solver = cg.Solver(args, cart, node)
+    local = solver.local
+    local.pose(3)
+    solver.solve()
+    x, b = (outcome.gather(cart, field[local.owned]) for field in (local.x, local.b))
+    if cart.rank == 0:
+        along = []
+        for axis, n in enumerate(x.shape):
+            line = sparse.diags([-1.0, 2.0, -1.0], [-1, 0, 1], (n, n))
+            parts = [line if i == axis else sparse.identity(m) for i, m in enumerate(x.shape)]
+            along.append(sparse.kron(sparse.kron(*parts[:2]), parts[2]).tocsr())
+        a = along[0] + along[1] + along[2]
+        steps = []
+        y, failed = linalg.cg(a, b.ravel(), rtol=1e-8, atol=0, callback=steps.append)
+        report({{
+            "failed": failed,
+            "iterations": [int(local.passes[0]) - 1, len(steps)],
+            "differs": float(abs(x.ravel() - y).max() / abs(y).max()),
+        }})
+    solver.close()
+"""
+
+# One launch of a graph and two words that are set: what a solve takes once the graph is made.
+LAUNCHES = f"""{PREAMBLE}
+import argparse
+from mpi4py import MPI
+from mpishare.graphs import cuda
+
+launch, launched = cuda.launch_graph, []
+def counting(*words):
+    launched.append(words)
+    launch(*words)
+cuda.launch_graph = counting
+args = argparse.Namespace(shape=(24, 24, 24), tolerance=1e-8, product="stencil")
+cart = MPI.COMM_WORLD.Create_cart(MPI.Compute_dims(MPI.COMM_WORLD.size, 3))
+with mpishare.Node() as node, common.stream(node):
+    solver = cg.Solver(args, cart, node)
+    for token in range(3):
+        solver.local.pose(token)
+        launched.clear()
+        solver.solve()
+        node.synchronize()
+        report({{token: [len(launched), int(solver.local.passes[0]), solver.is_captured]}})
+        solver.local.verify()
+        report({{"wrong": solver.local.wrong()}})
+    solver.close()
+"""
+
+
+def products() -> list[str]:
+    """The kinds of products that can run on this host."""
+    return ["stencil", "csr"] if HAS_SCIPY else ["stencil"]
+
+
+def check_every(ranks: int, backend: str, kinds: list[str]) -> None:
+    env = HOST if backend == "host" else ON_GPUS
+    result = run_ranks(ranks, EVERY, args=[str(ranks), *kinds], timeout_s=58, env=env)
+    assert result.returncode == 0, result.describe()
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(rows) == 3 * len(kinds) + 1
+    for row in rows:
+        assert (row["program"], row["backend"], row["ranks"]) == ("cg", backend, ranks)
+        assert row["checked"] is True
+        assert row["iteration_us"] > 0
+        assert row["in_one_graph"] is False or (backend, row["product"]) == ("cuda", "stencil")
+    # The same box in the same blocks: the same iterations, but for the last bits of a product.
+    for one, other in zip(rows[:3], rows[3:6], strict=False):
+        assert one["cells"] == other["cells"]
+        assert abs(one["iterations"] - other["iterations"]) <= (1 if backend == "host" else 20)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_it_is_right(ranks: int) -> None:
+    check_every(ranks, "host", products())
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(130)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_it_is_right_on_gpus(ranks: int) -> None:
+    check_every(ranks, "cuda", ["stencil", "csr"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_solve_is_one_launch_of_a_graph(ranks: int) -> None:
+    result = run_ranks(ranks, LAUNCHES, timeout_s=50, env=ON_GPUS)
+    assert result.returncode == 0, result.describe()
+    for told in result.reports.values():
+        passes = {told[str(token)][1] for token in range(3)}
+        assert min(passes) > 20
+        # Ranks that share a GPU without MPS have no loop in a graph.
+        is_one = told["0"][2]
+        assert is_one or ranks > 1
+        assert [told[str(token)][0] for token in range(3)] == [int(is_one)] * 3
+        assert told["wrong"] == 0
+
+
+@pytest.mark.skipif(not HAS_SCIPY, reason="scipy is not installed")
+@pytest.mark.parametrize("product", ["stencil", "csr"])
+def test_it_does_the_iterations_of_scipy(product: str) -> None:
+    result = run_ranks(2, BESIDE_SCIPY, args=[product], timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    told = result.reports[0]
+    assert told["failed"] == 0
+    mine, theirs = told["iterations"]
+    assert abs(mine - theirs) <= 1
+    assert told["differs"] < 1e-7
+
+
+def test_what_is_broken_is_seen() -> None:
+    result = run_ranks(2, BROKEN, timeout_s=58, env=HOST)
+    right = {"Deaf": 1, "Squares": 1, "Product": 1, "whole": 0}
+    for told in result.reports.values():
+        assert told == right, result.describe()
+    assert "cg: WRONG: " in result.stderr
+
+
+@pytest.mark.skipif(HAS_SCIPY, reason="scipy is installed")
+def test_a_sparse_product_without_scipy_is_refused() -> None:
+    result = run_ranks(2, [sys.executable, PROGRAM, "--product", "csr"], timeout_s=30, env=HOST)
+    assert result.returncode == 2, result.describe()
+    assert result.stderr.count("cg: error: --product csr needs SciPy") == 1, result.describe()
+
+
+def test_the_command_of_its_docstring_draws(tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+    (line,) = re.findall(r"^ +mpirun -n 4 python (.*)$", PROGRAM.read_text(), re.MULTILINE)
+    script, *words = line.split()
+    assert ROOT / script == PROGRAM
+    picture = tmp_path / "picture.png"
+    words += ["--n", "10", "--plot", str(picture)]
+    result = run_ranks(4, [sys.executable, PROGRAM, *words], timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    pattern = r"cg: 2 x 2 x 1 ranks of 10 x 10 x 10 cells, host: \d+ iterations in .*; checked$"
+    assert re.match(pattern, result.stdout.splitlines()[0])
+    data = picture.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert 500 < width < 3000
+    assert 200 < height < 2000
