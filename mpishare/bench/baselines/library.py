@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpishare.bench.baselines.graph import Captured
+from mpishare.bench.baselines.in_child import run_trial
 from mpishare.bench.baselines.packing import Packing, side_sizes, split
 from mpishare.bench.problems.exchange import Exchange, Problem
 from mpishare.bench.report.rows import BASELINE
@@ -21,13 +22,34 @@ if TYPE_CHECKING:
     from mpishare.bench.problems.exchange import Side
     from mpishare.bench.session import Session
 
-#: For each name of ``--against`` the module and the class of the library, its variants in the
-#: report, and whether each of them is captured into a graph.
+
+@dataclass(frozen=True)
+class _Way:
+    """One variant of a library: by which class, and how its step is run."""
+
+    kind: str
+    is_captured: bool = False  # into a graph
+    in_place: bool = False  # the fields are memory of the library, and nothing is packed
+
+
+#: For each name of ``--against`` the module of the library, and its variants in the report.
 _LIBRARIES = {
-    "mpi": ("cuda_mpi", "CudaMpi", {"mpi": False}),
-    "nccl": ("nccl", "Nccl", {"nccl": False, "nccl graph": True}),
-    "nvshmem": ("nvshmem", "Nvshmem", {"nvshmem": False}),
-    "torch": ("symmetric", "TorchSymmetric", {"torch": False}),
+    "mpi": ("cuda_mpi", {"mpi": _Way("CudaMpi")}),
+    "nccl": ("nccl", {"nccl": _Way("Nccl"), "nccl graph": _Way("Nccl", is_captured=True)}),
+    "nccl4py": (
+        "nccl_windows",
+        {
+            "nccl windows": _Way("NcclSend"),
+            "nccl put": _Way("NcclPut"),
+            "nccl put graph": _Way("NcclPut", is_captured=True),
+            "nccl put in place": _Way("NcclPut", in_place=True),
+            "nccl device": _Way("NcclDevice"),
+            "nccl device graph": _Way("NcclDevice", is_captured=True),
+            "nccl device in place": _Way("NcclDevice", is_captured=True, in_place=True),
+        },
+    ),
+    "nvshmem": ("nvshmem", {"nvshmem": _Way("Nvshmem")}),
+    "torch": ("symmetric", {"torch": _Way("TorchSymmetric")}),
 }
 
 
@@ -63,8 +85,8 @@ class Library:
     halves: ClassVar[int] = 1
     #: Whether it takes any memory of the GPU, not only what `empty` returns.
     is_direct: ClassVar[bool] = False
-    #: Whether it refuses ranks that share a GPU.
-    needs_own_gpu: ClassVar[bool] = True
+    #: The program of `trial` that ranks run which share a GPU, None where nothing must be tried.
+    shared_trial: ClassVar[str | None] = None
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -72,6 +94,11 @@ class Library:
     @classmethod
     def require(cls, session: Session) -> None:
         """Raise `UnsupportedError` where it is not installed, or does not work. Local."""
+
+    @classmethod
+    def unique_id(cls) -> bytes:
+        """Return what the ranks of a `shared_trial` find each other by. On rank 0, local."""
+        raise NotImplementedError
 
     def empty(self, words: int) -> Any:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
@@ -82,7 +109,8 @@ class Library:
 
         Collective. Work that is enqueued after the call finds the words where they land. `early`:
         words may land as soon as the ranks have come to this step, before the stream has, since the
-        buffers are from `empty`, and there are `halves` of them.
+        buffers are from `empty`, and there are `halves` of them, used in turn. Without it the words
+        of the step before may be read until the stream has come to this step.
         """
         raise NotImplementedError
 
@@ -110,16 +138,37 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Library | None,
     """Return the library, made once per run, or why it cannot run. Collective, host-blocking."""
     if kind in session.libraries:
         return session.libraries[kind]
-    library, reason = None, None
-    if kind.needs_own_gpu and session.ranks_per_gpu > 1:
-        reason = f"{kind.label}: two ranks on one GPU"
-    else:
-        # Agreed on before any rank enters the library, which would wait for the others there.
-        _, reason = session.attempt(lambda: kind.require(session))
+    library = None
+    # Agreed on before any rank enters the library, which would wait for the others there.
+    _, reason = session.attempt(lambda: kind.require(session))
+    if reason is None and session.ranks_per_gpu > 1:
+        reason = _try_sharing(session, kind)
     if reason is None:
         library, reason = session.attempt(lambda: kind(session))
     session.libraries[kind] = library, reason
     return library, reason
+
+
+def _try_sharing(session: Session, kind: type[Library]) -> str | None:
+    """Return why ranks that share a GPU cannot use the library, as it says itself, or None.
+
+    Collective, host-blocking. Children try it, since it may hang or crash.
+    """
+    program = kind.shared_trial
+    if program is None:
+        return None
+    comm, number = session.comm, session.node.xp.cuda.Device().id
+    name, reason = session.attempt(lambda: kind.unique_id() if comm.rank == 0 else None)
+    if reason is not None:
+        return reason
+    name = comm.bcast(name, 0)
+
+    def attempt() -> None:
+        failure = run_trial(program, name.hex(), comm.rank, comm.size, number)
+        if failure is not None:
+            raise UnsupportedError(f"{kind.label}: ranks that share a GPU: {failure}")
+
+    return session.attempt(attempt)[1]
 
 
 def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
@@ -127,19 +176,20 @@ def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
     if not comparison.includes(name):
         return
     session = problem.session
-    module, class_name, variants = _LIBRARIES[name]
-    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
-    library, refusal = open_library(session, kind)
+    module_name, variants = _LIBRARIES[name]
+    module = import_module(f"mpishare.bench.baselines.{module_name}")
+    for variant, way in variants.items():
+        library, refusal = open_library(session, getattr(module, way.kind))
+        make = partial(_make, problem, library, way)
+        comparison.add(variant, make, kind=BASELINE, unfit=refusal)
 
-    def make(*, is_captured: bool) -> Variant:
-        if library is None:
-            raise UnsupportedError(str(refusal))
-        exchange = LibraryExchange(problem, library)
-        return Captured(session, exchange) if is_captured else exchange
 
-    for variant, is_captured in variants.items():
-        make_variant = partial(make, is_captured=is_captured)
-        comparison.add(variant, make_variant, kind=BASELINE, unfit=refusal)
+def _make(problem: Problem, library: Library | None, way: _Way) -> Variant:
+    """Return a variant of a library. Collective."""
+    if library is None:
+        raise UnsupportedError("the library was not opened")
+    exchange = LibraryExchange(problem, library, way)
+    return Captured(problem.session, exchange) if way.is_captured else exchange
 
 
 class LibraryExchange(Exchange[Problem]):
@@ -151,29 +201,41 @@ class LibraryExchange(Exchange[Problem]):
 
     # Set before `Exchange` asks for the current fields.
     _packing: Packing | None = None
-    _memory: list[Any] | None = None
+    _memory: list[Any] | None = None  # of the library: what leaves, and where words land
     _turn = 0
 
-    def __init__(self, problem: Problem, library: Library) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, library: Library, way: _Way) -> None:
         self._library = library
-        sides, fields = problem.sides, self.fields
-        if library.is_direct and not problem.has_buffers:
-            out = [view for side in sides for view in problem.leaving(side, fields)]
-            into = [view for side in sides for view in problem.arriving(side, fields)]
+        owned: list[Any] = []
+        fields: list[Any] | None = None
+        in_place = way.in_place and not problem.has_buffers
+        if in_place:
+            owned = [library.empty(int(field.size)) for field in problem.fields]
+            pairs = zip(owned, problem.fields, strict=True)
+            fields = [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
+        super().__init__(problem, fields)
+        sides = problem.sides
+        if in_place or (library.is_direct and not problem.has_buffers):
+            out = [view for side in sides for view in problem.leaving(side, self.fields)]
+            into = [view for side in sides for view in problem.arriving(side, self.fields)]
             if all(view.flags.c_contiguous for view in (*out, *into)):
-                per_field = [side for side in sides for _ in fields]
+                per_field = [side for side in sides for _ in self.fields]
                 flat = [[each.view("u8").ravel() for each in views] for views in (out, into)]
-                transfers = _transfers(per_field, *flat)
-                self._moves = [library.bind(transfers, early=False)]
+                self._owned = owned
+                self._moves = [library.bind(_transfers(per_field, *flat), early=False)]
                 return
-        sizes = side_sizes(problem, fields)
+            if in_place:
+                raise UnsupportedError(f"{library.label}: faces that are not contiguous are packed")
+        sizes = side_sizes(problem, self.fields)
         if not problem.has_buffers:
-            self._packing = Packing(problem, fields)
-        self._memory = [library.empty(sum(sizes)) for _ in range(1 + library.halves)]
-        packed, *landed = self._memory
+            self._packing = Packing(problem, self.fields)
+        # A graph has its buffers baked in: it cannot use two of them in turn.
+        halves = 1 if way.is_captured else library.halves
+        self._memory = [library.empty(sum(sizes)) for _ in range(1 + halves)]
+        packed, *landed = self._owned = self._memory
+        early = halves == library.halves
         self._moves = [
-            library.bind(_transfers(sides, split(packed, sizes), split(half, sizes)), early=True)
+            library.bind(_transfers(sides, split(packed, sizes), split(half, sizes)), early=early)
             for half in landed
         ]
 
@@ -198,9 +260,9 @@ class LibraryExchange(Exchange[Problem]):
         """Free the memory once nothing reads it any more."""
         self.problem.session.synchronize()
         del self._moves, self.fields
-        self._packing = None
-        while self._memory:
-            self._library.free(self._memory.pop())
+        self._packing = self._memory = None
+        while self._owned:
+            self._library.free(self._owned.pop())
 
 
 def _transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:

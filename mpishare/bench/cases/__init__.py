@@ -27,7 +27,7 @@ class Case:
 
 
 #: Libraries that move data from GPU to GPU, see `mpishare.bench.baselines.library`.
-LIBRARIES = ("mpi", "nccl", "nvshmem", "torch")
+LIBRARIES = ("mpi", "nccl", "nccl4py", "nvshmem", "torch")
 #: What the machine can do at best, see `mpishare.bench.baselines.upper_bounds`.
 UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
