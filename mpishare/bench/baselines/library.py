@@ -42,14 +42,28 @@ _LIBRARIES = {
             "nccl windows": _Way("NcclSend"),
             "nccl put": _Way("NcclPut"),
             "nccl put graph": _Way("NcclPut", is_captured=True),
-            "nccl put in place": _Way("NcclPut", in_place=True),
+            "nccl put in place": _Way("NcclPut", is_captured=True, in_place=True),
             "nccl device": _Way("NcclDevice"),
             "nccl device graph": _Way("NcclDevice", is_captured=True),
             "nccl device in place": _Way("NcclDevice", is_captured=True, in_place=True),
         },
     ),
-    "nvshmem": ("nvshmem", {"nvshmem": _Way("Nvshmem")}),
-    "torch": ("symmetric", {"torch": _Way("TorchSymmetric")}),
+    "nvshmem": (
+        "nvshmem",
+        {
+            "nvshmem": _Way("Nvshmem"),
+            "nvshmem graph": _Way("Nvshmem", is_captured=True),
+            "nvshmem in place": _Way("Nvshmem", is_captured=True, in_place=True),
+        },
+    ),
+    "torch": (
+        "symmetric",
+        {
+            "torch": _Way("TorchSymmetric"),
+            "torch graph": _Way("TorchSymmetric", is_captured=True),
+            "torch in place": _Way("TorchSymmetric", is_captured=True, in_place=True),
+        },
+    ),
 }
 
 
@@ -179,6 +193,8 @@ def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
     module_name, variants = _LIBRARIES[name]
     module = import_module(f"mpishare.bench.baselines.{module_name}")
     for variant, way in variants.items():
+        if way.in_place and problem.has_buffers:
+            continue  # these are put into memory of the library anyway
         library, refusal = open_library(session, getattr(module, way.kind))
         make = partial(_make, problem, library, way)
         comparison.add(variant, make, kind=BASELINE, unfit=refusal)
@@ -206,33 +222,32 @@ class LibraryExchange(Exchange[Problem]):
 
     def __init__(self, problem: Problem, library: Library, way: _Way) -> None:
         self._library = library
-        owned: list[Any] = []
-        fields: list[Any] | None = None
-        in_place = way.in_place and not problem.has_buffers
-        if in_place:
-            owned = [library.empty(int(field.size)) for field in problem.fields]
-            pairs = zip(owned, problem.fields, strict=True)
+        self._owned: list[Any] = []  # memory of the library
+        sides, fields = problem.sides, problem.fields
+        views = [problem.leaving(side, fields) + problem.arriving(side, fields) for side in sides]
+        is_contiguous = all(view.flags.c_contiguous for each in views for view in each)
+        if way.in_place:
+            if not is_contiguous:
+                raise UnsupportedError(f"{library.label}: its faces are not contiguous")
+            self._owned = [library.empty(int(field.size)) for field in fields]
+            pairs = zip(self._owned, fields, strict=True)
             fields = [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
         super().__init__(problem, fields)
-        sides = problem.sides
-        if in_place or (library.is_direct and not problem.has_buffers):
-            out = [view for side in sides for view in problem.leaving(side, self.fields)]
-            into = [view for side in sides for view in problem.arriving(side, self.fields)]
-            if all(view.flags.c_contiguous for view in (*out, *into)):
-                per_field = [side for side in sides for _ in self.fields]
-                flat = [[each.view("u8").ravel() for each in views] for views in (out, into)]
-                self._owned = owned
-                self._moves = [library.bind(_transfers(per_field, *flat), early=False)]
-                return
-            if in_place:
-                raise UnsupportedError(f"{library.label}: faces that are not contiguous are packed")
-        sizes = side_sizes(problem, self.fields)
+        if way.in_place or (library.is_direct and is_contiguous and not problem.has_buffers):
+            out, into = (
+                [view.view("u8").ravel() for side in sides for view in of_side(side, fields)]
+                for of_side in (problem.leaving, problem.arriving)
+            )
+            per_field = [side for side in sides for _ in fields]
+            self._moves = [library.bind(_transfers(per_field, out, into), early=False)]
+            return
+        sizes = side_sizes(problem, fields)
         if not problem.has_buffers:
-            self._packing = Packing(problem, self.fields)
+            self._packing = Packing(problem, fields)
         # A graph has its buffers baked in: it cannot use two of them in turn.
         halves = 1 if way.is_captured else library.halves
-        self._memory = [library.empty(sum(sizes)) for _ in range(1 + halves)]
-        packed, *landed = self._owned = self._memory
+        self._memory = self._owned = [library.empty(sum(sizes)) for _ in range(1 + halves)]
+        packed, *landed = self._memory
         early = halves == library.halves
         self._moves = [
             library.bind(_transfers(sides, split(packed, sizes), split(half, sizes)), early=early)

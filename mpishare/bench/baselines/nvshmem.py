@@ -85,9 +85,15 @@ class Nvshmem(Library):
         self.session.synchronize()
         self._core.free_array(memory)
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return one put with a signal and one wait per transfer. Stream-ordered."""
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return one put with a signal and one wait per transfer. Stream-ordered.
+
+        Without two buffers, or in a graph, which would repeat the number of a signal: puts between
+        two barriers.
+        """
         stream = int(self.session.stream.ptr)
+        if not early:
+            return self._between_barriers(transfers, stream)
         put = self._bindings.putmem_signal_on_stream
         wait = self._bindings.signal_wait_until_on_stream
         put_value = int(self._core.SignalOp.SIGNAL_SET)
@@ -115,6 +121,22 @@ class Nvshmem(Library):
                 put(*arguments, step, put_value, peer, stream)
             for signal in waits:
                 wait(signal, reached, step, stream)
+
+        return move
+
+    def _between_barriers(self, transfers: Sequence[Transfer], stream: int) -> Callable[[], None]:
+        put = self._bindings.putmem_on_stream
+        sync, barrier = self._bindings.sync_all_on_stream, self._bindings.barrier_all_on_stream
+        puts = [
+            (int(each.into.data.ptr), int(each.out.data.ptr), 8 * each.words, each.to, stream)
+            for each in transfers
+        ]
+
+        def move() -> None:
+            sync(stream)
+            for each in puts:
+                put(*each)
+            barrier(stream)
 
         return move
 

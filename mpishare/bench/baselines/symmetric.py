@@ -94,8 +94,11 @@ class TorchSymmetric(Library):
         self.session.synchronize()
         del self._tensors[int(memory.data.ptr)]
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return a copy, a signal and a wait per transfer. Stream-ordered."""
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return a copy, a signal and a wait per transfer. Stream-ordered.
+
+        Without two buffers: copies between two barriers.
+        """
         # What `empty` wrote is there on all ranks before any rank copies.
         self.session.synchronize()
         self.session.comm.Barrier()
@@ -113,6 +116,12 @@ class TorchSymmetric(Library):
             copies.append((there, from_dlpack(each.out.view("i8"))))
             signals.append((handle, each.to, each.source, channel))
 
+        def move_between_barriers() -> None:
+            handle.barrier()
+            for there, out in copies:
+                there.copy_(out, non_blocking=True)
+            handle.barrier()
+
         def move() -> None:
             for (there, out), (handle, to, _, channel) in zip(copies, signals, strict=True):
                 there.copy_(out, non_blocking=True)
@@ -120,7 +129,7 @@ class TorchSymmetric(Library):
             for handle, _, source, channel in signals:
                 handle.wait_signal(source, channel)
 
-        return move
+        return move if early else move_between_barriers
 
     def _offset(self, into: Any) -> tuple[int, Any]:
         """Return the offset of `into` in its tensor, in words, and the handle of the tensor."""
