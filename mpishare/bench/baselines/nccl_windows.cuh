@@ -4,6 +4,8 @@
 // block waits for its namesakes alone.
 #include <nccl_device.h>
 
+static_assert(sizeof(ncclDevComm) == DEV_COMM_NBYTES, "nccl4py is of another version of NCCL");
+
 struct Transfer {
   const unsigned long long* out;
   unsigned long long* into;  // null where the words land where they belong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from ctypes import string_at
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +195,8 @@ class NcclDevice(NcclSend):
         if not (headers / "nccl_device.h").exists():
             raise UnsupportedError(f"{self.label}: {headers} has no nccl_device.h")
         xp = session.node.xp
-        options = "-std=c++17", f"-I{headers}"
+        nbytes = int(self._calls.dev_comm_dtype.itemsize)
+        options = "-std=c++17", f"-I{headers}", f"-DDEV_COMM_NBYTES={nbytes}"
         code = Path(__file__).with_suffix(".cuh").read_text()
         with refusals(self.label, RuntimeError, OSError, xp.cuda.compiler.CompileException):
             module = xp.RawModule(code=code, backend="nvcc", options=options)
@@ -203,7 +205,8 @@ class NcclDevice(NcclSend):
         needs = self._core.NCCLDevCommRequirements(lsa_barrier_count=self._blocks)
         with refusals(self.label, self._calls.NCCLError):
             self._device_comm = self._comm.create_dev_comm(needs)
-        self._state = np.frombuffer(bytes(self._device_comm.dev_comm), "u1")
+        state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
+        self._state = np.frombuffer(state, "u1")  # an argument by value
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return the launch of the kernel. Stream-ordered."""
