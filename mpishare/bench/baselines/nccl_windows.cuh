@@ -57,3 +57,30 @@ extern "C" __global__ void __launch_bounds__(512)
   // All threads have read it, since the barrier waited for them.
   if (threadIdx.x == 0) steps[blockIdx.x] = step + 1;
 }
+
+// The same for a few words: each travels beside a number, which the receiver waits for.
+extern "C" __global__ void __launch_bounds__(512)
+    exchange_words(ncclDevComm comm, const Transfer* transfers, int count, unsigned int buffer,
+                   unsigned int slots) {
+  ncclCoopCta block;
+  const ncclTeam team = ncclTeamLsa(comm);
+  const ncclLLA2AHandle handle = {buffer, slots};
+  ncclLLA2ASession<ncclCoopCta> session(block, comm, team, handle, blockIdx.x, (int)slots);
+  const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+  // Two buffers take turns. A rank must hear from all others before it uses one again.
+  const int last = count * blockDim.x;
+  const int rank = threadIdx.x;
+  if (rank < team.nRanks) session.send(rank, last + team.rank, (unsigned long long)0);
+  for (int k = 0; k < count; ++k) {
+    const Transfer each = transfers[k];
+    if (i < each.words) session.send((int)each.to, k * blockDim.x + threadIdx.x, each.out[i]);
+  }
+  for (int k = 0; k < count; ++k) {
+    const Transfer each = transfers[k];
+    if (i < each.words) {
+      each.into[i] = session.recv<unsigned long long>(k * blockDim.x + threadIdx.x);
+    }
+  }
+  if (rank < team.nRanks) session.recv<unsigned long long>(last + rank);
+  session.endEpoch(block);
+}

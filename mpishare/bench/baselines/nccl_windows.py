@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from ctypes import string_at
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ _LEAST = (2, 29)
 _BLOCK = 512
 #: Thread blocks of all transfers, on all ranks that share a GPU: each waits for others.
 _MAX_BLOCKS = 264
+#: Up to how many words per block and in how many transfers each travels with a number beside it.
+_FEW_BLOCKS, _FEW_TRANSFERS = 16, 8
 #: A transfer as `nccl_windows.cuh` reads it, in words of 8 bytes.
 _TRANSFER = [(name, "u8") for name in ("out", "into", "window", "offset", "words", "to")]
 
@@ -189,6 +192,8 @@ class NcclDevice(NcclSend):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         device = session.node.device
+        if session.node.size < session.comm.size:
+            raise UnsupportedError(f"{self.label}: the ranks are on several nodes")
         if session.ranks_per_gpu > 1 and device is not None and not device.mps:
             raise UnsupportedError(f"{self.label}: it spins, and ranks share a GPU without MPS")
         headers = Path(self._core.get_version().libnccl.path).parents[1] / "include"
@@ -200,9 +205,12 @@ class NcclDevice(NcclSend):
         code = Path(__file__).with_suffix(".cuh").read_text()
         with refusals(self.label, RuntimeError, OSError, xp.cuda.compiler.CompileException):
             module = xp.RawModule(code=code, backend="nvcc", options=options)
-            self._kernel = module.get_function("exchange")
+            names = "exchange", "exchange_words"
+            self._kernel, self._few_kernel = (module.get_function(name) for name in names)
         self._blocks = _MAX_BLOCKS // max(session.ranks_per_gpu, 1)
-        needs = self._core.NCCLDevCommRequirements(lsa_barrier_count=self._blocks)
+        most = _FEW_TRANSFERS * _BLOCK + session.comm.size
+        few = self._core.LLA2ARequirement(_FEW_BLOCKS, most, 8)
+        needs = self._core.NCCLDevCommRequirements(lsa_barrier_count=self._blocks, resources=(few,))
         with refusals(self.label, self._calls.NCCLError):
             self._device_comm = self._comm.create_dev_comm(needs)
         state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
@@ -215,6 +223,14 @@ class NcclDevice(NcclSend):
         rows["out"] = [int(each.out.data.ptr) for each in transfers]
         rows["words"] = [each.words for each in transfers]
         rows["to"] = [each.to for each in transfers]
+        rows["into"] = [int(each.into.data.ptr) for each in transfers]
+        most, count = max(each.words for each in transfers), np.int32(len(transfers))
+        if most <= _FEW_BLOCKS * _BLOCK and count <= _FEW_TRANSFERS:
+            (handle,) = self._device_comm.resource_handles
+            few = np.uint32(handle.buf_handle), np.uint32(handle.n_slots)
+            words = self._state, xp.asarray(rows.view("u1")), count, *few
+            session.line_up()  # all ranks are here before any of them spins
+            return partial(self._few_kernel, (-(-most // _BLOCK),), (_BLOCK,), words)
         places = [self.place(each.into) for each in transfers]
         is_staged = not all(window for window, _ in places)
         if is_staged:
@@ -223,23 +239,17 @@ class NcclDevice(NcclSend):
             staging = self.empty(2 * ends[-1])
             window, _ = self.place(staging)
             places = [(window, 8 * end) for end in ends[:-1]]
-            rows["into"] = [int(each.into.data.ptr) for each in transfers]
+        else:
+            rows["into"] = 0
         rows["window"] = [window.handle for window, _ in places]
         rows["offset"] = [offset for _, offset in places]
         half = 8 * ends[-1] if is_staged else 0
-        most = max(each.words for each in transfers)
         blocks = min(-(-most // (2 * _BLOCK)), self._blocks)  # a thread copies 2 words at a time
         table, steps = xp.asarray(rows.view("u1")), xp.zeros(blocks, "u4")
         is_ready_first = np.int32(not (early or is_staged))
-        count = np.int32(len(transfers))
         arguments = self._state, table, count, is_ready_first, np.int64(half), steps
         session.line_up()  # what `empty` wrote is there on all ranks before any rank stores
-        kernel = self._kernel
-
-        def move() -> None:
-            kernel((blocks,), (_BLOCK,), arguments)
-
-        return move
+        return partial(self._kernel, (blocks,), (_BLOCK,), arguments)
 
     def close(self) -> None:
         """Destroy the communicators, and the staging buffers with them. Collective."""
