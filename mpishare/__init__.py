@@ -1,5 +1,6 @@
 """MPI windows for GPU memory, ordered on streams."""
 
+from mpishare.allreduce import Allreduce
 from mpishare.attach import attach
 from mpishare.channel import Channel
 from mpishare.errors import (
@@ -20,6 +21,7 @@ from mpishare.pool import Pool
 from mpishare.window import Window
 
 __all__ = [
+    "Allreduce",
     "Channel",
     "ClosedError",
     "CudaError",

@@ -47,6 +47,8 @@ class Variant:
     moves = True
     #: Whether a timed block iterates as often as fits into its time, found by trial steps.
     is_calibrated = True
+    #: How many of what is reported `step` does: each has its share of the time.
+    steps = 1
 
     def step(self) -> None:
         """Do once what is timed."""
@@ -87,8 +89,10 @@ class Variant:
             self.step()
         session.line_up()
         if clock == "latency":
-            return time_each(self.step, session.synchronize, size.iters)
-        return time_batches(self.step, session.synchronize, size.batches, size.batch)
+            samples_s = time_each(self.step, session.synchronize, size.iters)
+        else:
+            samples_s = time_batches(self.step, session.synchronize, size.batches, size.batch)
+        return [each / self.steps for each in samples_s]
 
     def close(self) -> None:
         """Free what the variant made."""
@@ -99,7 +103,7 @@ class Wrapper(Variant):
 
     def __init__(self, inner: Variant) -> None:
         self.inner = inner
-        self.moves = inner.moves
+        self.moves, self.steps = inner.moves, inner.steps
         for name in ("fill", "poison", "verify", "check_around", "wrong"):
             setattr(self, name, getattr(inner, name))
 

@@ -97,14 +97,44 @@ class PlanSetup:
         return self.recvs if is_reverse else self.sends
 
 
-class Engine(Protocol):
+class PlanEngine(Protocol):
+    """What a plan of any kind asks of an engine when it is watched and closed. Local.
+
+    Attributes
+    ----------
+    staging_nbytes : int, bytes
+        Of staging memory: that of this rank, and that which its node shares.
+    """
+
+    staging_nbytes: int
+
+    def pending(self) -> list[int]:
+        """Ranks of the node whose call this rank's stream waits for."""
+        ...
+
+    def finish_at_exit(self, deadline: float) -> None:
+        """At process exit: publish whether all exchanges that began are over by the deadline."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until nothing is under way on this rank, with the deadline of the node."""
+        ...
+
+    def release(self) -> None:
+        """Unmap what other ranks own: the first half of closing, before any rank frees."""
+        ...
+
+    def close(self) -> None:
+        """Free what this rank owns, once all ranks have released."""
+        ...
+
+
+class Engine(PlanEngine, Protocol):
     """Moves the cells of one plan in one direction: to the ghosts, or back from them.
 
     Making one is collective over the plan and host-blocking; the methods are local where nothing
     else is said, and stream-ordered on CUDA.
     """
-
-    staging_nbytes: int
 
     def prepare(self, fields: Sequence[Any]) -> Any:
         """Check the arrays of a call; return what the other methods take, which holds them."""
@@ -128,24 +158,4 @@ class Engine(Protocol):
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph."""
-        ...
-
-    def pending(self) -> list[int]:
-        """Ranks of the node whose call this rank's stream waits for."""
-        ...
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """At process exit: publish whether all exchanges that began are over by the deadline."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the deadline of the node."""
-        ...
-
-    def release(self) -> None:
-        """Unmap what other ranks own: the first half of closing, before any rank frees."""
-        ...
-
-    def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
         ...

@@ -41,6 +41,8 @@ class MpiMessages:
         What goes by MPI.
     outgoing, incoming : sequence of numpy.ndarray of uint8
         Their packed bytes, one buffer each.
+    call : str
+        The call that waits for them, for errors.
     """
 
     def __init__(
@@ -51,11 +53,12 @@ class MpiMessages:
         recvs: Sequence[Message],
         outgoing: Sequence[np.ndarray[Any, Any]],
         incoming: Sequence[np.ndarray[Any, Any]],
+        call: str = "wait",
     ) -> None:
         from mpi4py import MPI
 
         self._comm = comm
-        self._call = f"{name}: wait"
+        self._call = f"{name}: {call}"
         self._startall = MPI.Prequest.Startall
         self._buffers = [*outgoing, *incoming]
         self._sends = [

@@ -7,9 +7,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mpishare import ranges
-from mpishare.context import NodeObject
-from mpishare.coordination.mpi_agreement import never_free
-from mpishare.errors import ClosedError, EpochError, UnsupportedError, format_nbytes
+from mpishare.errors import EpochError, UnsupportedError, format_nbytes
+from mpishare.halo.base_plan import BasePlan
 from mpishare.halo.setup import agree_on_routes, make_engine
 
 if TYPE_CHECKING:
@@ -21,28 +20,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.halo")
 
 
-class Plan(NodeObject):
+class Plan(BasePlan):
     """An exchange that is made many times, with the same cells and any arrays of the same layout.
 
     `HaloExchange` and `NeighborExchange` say which cells.
     """
 
-    _closes_first = True
-
     def __init__(
         self, setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]
     ) -> None:
         agree_on_routes(setup, sends, recvs)
-        self.name, self._context = setup.name, setup.context
-        self._setup = setup
         self._sends, self._recvs = sends, recvs
         self._fields = setup.fields
         self._forward = make_engine(setup, sends, recvs, is_reverse=False)
         self._reverse: Engine | None = None
         self._open: Any = None  # the call that was started and not waited for
-        if setup.cache is not None:
-            setup.cache.acquire(setup.backend)
-        setup.context.register(self)
+        self._open_on(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         took_ms = 1e3 * (perf_counter() - setup.begin)
         log.info(
@@ -164,61 +157,18 @@ class Plan(NodeObject):
                 "cannot be captured into a graph. Call it once before the capture."
             )
 
-    def close(self) -> None:
-        """Close the plan on all its ranks.
-
-        Collective over the plan's ranks, host-blocking; closing twice does nothing. What was
-        started and not waited for is waited for first.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If another rank is gone: then nothing is freed.
-        """
-        if self._is_closed:
-            return
-        self._context.agreement.check()
+    def _end_call(self) -> None:
         if self._open is not None:
             self.wait()
-        call = f"{self.name}: close"
 
-        def each(what: str) -> None:
-            for engine in self._engines:
-                getattr(engine, what)()
+    def _is_in_call(self) -> bool:
+        return self._open is not None
 
-        self._setup.comm.step(call, lambda: each("drain"))
-        self._is_closed = True
-        self._forget()  # first, so that the watchdog looks at nothing that goes
-        # The importers first, then the owners.
-        self._setup.comm.step(call, lambda: each("release"))
-        self._setup.comm.step(call, lambda: each("close"))
-        self._setup.mpi_comm.Free()
-        log.debug("%s closed", self.name)
-        setup = self._setup
-        if setup.cache is not None:
-            setup.cache.release(setup.backend, setup.node)
+    def _held(self) -> Any:
+        return self._open, self._fields
 
-    def _abandon(self) -> None:
-        self._is_closed = True
-        # Messages may still come in, and kernels still run: their memory is left to the process.
-        never_free(self._forward, self._reverse, self._open, self._fields)
-        self._forget()
-
-    def _finish_at_exit(self, deadline: float) -> None:
-        never_free(self)  # what is under way ends after the interpreter does
-        if self._open is not None:
-            return
-        for engine in self._engines:
-            engine.finish_at_exit(deadline)
-
-    def _pending(self) -> list[int]:
-        return sorted({rank for engine in self._engines for rank in engine.pending()})
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the plan; after an exception leave a node that was made for plans without it."""
-        super().__exit__(kind, error, trace)
-        if error is not None and self._setup.cache is not None:
-            self._setup.node.__exit__(kind, error, trace)
+    def _drop(self) -> None:
+        self._fields, self._open = [], None
 
     def __repr__(self) -> str:
         """Name the plan and its routes."""
@@ -241,12 +191,3 @@ class Plan(NodeObject):
     @property
     def _engines(self) -> list[Engine]:
         return [engine for engine in (self._forward, self._reverse) if engine is not None]
-
-    def _check(self, call: str) -> None:
-        self._context.agreement.check()
-        if self._is_closed:
-            raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
-
-    def _forget(self) -> None:
-        self._fields, self._open = [], None
-        self._context.unregister(self)

@@ -160,7 +160,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
     forced = setup.same["MPISHARE_ROUTE"]
 
     def choose() -> dict[str, Any]:
-        _require_device(setup.mine, setup.node)
+        require_device(setup.mine, setup.node)
         _engine_class(setup)  # imported where a failure becomes one of all ranks
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
         return {
@@ -172,14 +172,7 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
         }
 
     replies = setup.comm.step(setup.call, choose)
-    left_out = {rank: reply["left out"] for rank, reply in enumerate(replies) if reply["left out"]}
-    if left_out:
-        rank, others = next(iter(left_out.items()))
-        raise ValueError(
-            f"{setup.call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
-            "of the same machine, so that cells would travel by MPI messages. Make it on a "
-            "communicator that has all of them, such as that of the plan"
-        )
+    refuse_left_out(setup.call, [reply["left out"] for reply in replies])
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
@@ -213,6 +206,17 @@ def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     return HostEngine
 
 
+def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
+    """Raise on every rank where a given node lacks ranks of its machine; see `ranks_left_out`."""
+    for rank, others in enumerate(left_out):
+        if others:
+            raise ValueError(
+                f"{call} failed: the node= of rank {rank} was made without {name_ranks(others)} "
+                "of the same machine, so that cells would travel by MPI messages. Make it on a "
+                "communicator that has all of them, such as that of the plan"
+            )
+
+
 def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> list[list[int]]:
 
     rank = setup.comm.rank
@@ -225,7 +229,8 @@ def _units(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message])
     ]
 
 
-def _require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
+def require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
+    """Raise `ValueError` if a field is on another GPU than that of this rank. Local."""
     mine = None if node.device is None else node.device.ordinal
     for number, each in enumerate(layouts):
         if each.device is not None and each.device != mine:

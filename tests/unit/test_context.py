@@ -5,7 +5,7 @@ import pytest
 import mpishare
 from mpishare.context import NodeObject
 
-PLANS = [mpishare.HaloExchange, mpishare.NeighborExchange]
+PLANS = [mpishare.Allreduce, mpishare.HaloExchange, mpishare.NeighborExchange]
 
 
 @pytest.mark.parametrize("kind", [mpishare.Window, mpishare.Channel, *PLANS])
@@ -20,7 +20,7 @@ def test_an_object_that_waits_on_streams_says_for_which_ranks(kind):
 def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
     assert kind.close is not NodeObject.close
     assert kind._abandon is not NodeObject._abandon
-    assert kind.__exit__.__qualname__.split(".")[0] in ("NodeObject", "Plan")
+    assert kind.__exit__.__qualname__.split(".")[0] in ("NodeObject", "BasePlan")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ def test_an_object_of_a_node_can_be_closed_and_abandoned(kind):
         (mpishare.Event, "close is_closed is_done record wait"),
         (mpishare.Channel, "close end get is_closed put"),
         (mpishare.Pool, "allocate close handle is_closed open"),
+        (mpishare.Allreduce, "close dot is_closed reduce"),
         (
             mpishare.HaloExchange,
             "accumulate close exchange interior is_closed owned routes shell shifted "

@@ -30,6 +30,8 @@ LAYERS = (
     "factory",
     "node",
     "halo",
+    "reduction",
+    "allreduce",
     "__init__ cli",
     "info bench",
 )

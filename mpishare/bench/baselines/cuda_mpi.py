@@ -63,6 +63,18 @@ class CudaMpi(Library):
 
         return move
 
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        """Return MPI_Allreduce in place. Host-blocking."""
+        comm, synchronize = self.session.comm, self.session.synchronize
+        kind = MPI.DOUBLE_COMPLEX if array.dtype.kind == "c" else MPI.DOUBLE
+        buffer = [_buffer(array)[0], kind]
+
+        def sum_() -> None:
+            synchronize()
+            comm.Allreduce(MPI.IN_PLACE, buffer)
+
+        return sum_
+
 
 def _buffer(array: Any) -> list[Any]:
     """Return the buffer that mpi4py takes, made once: it would inspect an array at each call."""

@@ -128,6 +128,13 @@ class Library:
         """
         raise NotImplementedError
 
+    def bind_sum(self, array: Any) -> Callable[[], None]:  # noqa: ARG002
+        """Return the call that replaces an array by its sum over all ranks. Collective.
+
+        Stream-ordered or host-blocking; `UnsupportedError` where the library has none.
+        """
+        raise UnsupportedError(f"{self.label}: no sum over all ranks")
+
     def free(self, memory: Any) -> None:
         """Free what `empty` returned. Collective."""
 
@@ -206,6 +213,39 @@ def _make(problem: Problem, library: Library | None, way: _Way) -> Variant:
         raise UnsupportedError("the library was not opened")
     exchange = LibraryExchange(problem, library, way)
     return Captured(problem.session, exchange) if way.is_captured else exchange
+
+
+def add_reductions(
+    comparison: Comparison, name: str, session: Session, make: Callable[..., Variant], steps: int
+) -> None:
+    """Enter a library's sums over all ranks: called and, where that works, captured.
+
+    Parameters
+    ----------
+    make : callable
+        Given ``bind(session, array)``, which returns the call that sums and the one that frees,
+        makes the variant.
+    steps : int
+        How many go into the larger of both graphs.
+    """
+    if not comparison.includes(name):
+        return
+    module, class_name, variants = _LIBRARIES[name]
+    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
+    library, refusal = open_library(session, kind)
+
+    def bind(session: Session, array: Any) -> tuple[Callable[[], None], Callable[[], None]]:
+        if library is None:
+            raise UnsupportedError(str(refusal))
+        return library.bind_sum(array), session.synchronize
+
+    def make_captured(count: int) -> Variant:
+        return Captured(session, make(bind, steps=count))
+
+    comparison.add(name, partial(make, bind), kind=BASELINE, unfit=refusal)
+    if any(variants.values()):
+        for label, count in ((f"{name} graph", 1), (f"{name} graph of {steps}", steps)):
+            comparison.add(label, partial(make_captured, count), kind=BASELINE, unfit=refusal)
 
 
 class LibraryExchange(Exchange[Problem]):

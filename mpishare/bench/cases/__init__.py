@@ -98,6 +98,27 @@ _ALL = (
         {"host": ("bcast", "send"), "cuda": ("bcast", "send")},
     ),
     Case(
+        "allreduce",
+        "the sum over all ranks of an array, in place",
+        ("reduce", "reduce graph", "reduce graph of 20", "window", "complex128"),
+        {"host": ("allreduce",), "cuda": ("staged", "float", "mpi", "nccl")},
+        on_request=frozenset(LIBRARIES),
+        is_sized=True,
+        is_default=False,
+        sizes={
+            "host": (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20),
+            "cuda": (8, 128, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20),
+        },
+    ),
+    Case(
+        "dot",
+        "the sum over all ranks of the products of two arrays of 2^20 numbers",
+        ("dot",),
+        dict.fromkeys(("host", "cuda"), ("vdot and allreduce",)),
+        module="allreduce",
+        is_default=False,
+    ),
+    Case(
         "channel",
         "a stream of arrays from one rank to the next, written in place by a copy",
         ("channel",),

@@ -1,0 +1,113 @@
+"""What plans of all kinds have in common: they are registered with the node, and closed alike."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mpishare.context import NodeObject
+from mpishare.coordination.mpi_agreement import never_free
+from mpishare.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.engine import PlanEngine, PlanSetup
+
+log = logging.getLogger("mpishare.halo")
+
+
+class BasePlan(NodeObject):
+    """Something that is agreed on once and used many times, on a communicator of its own."""
+
+    _closes_first = True
+    _setup: PlanSetup
+
+    def _open_on(self, setup: PlanSetup) -> None:
+        """Register with the node: the engines are made."""
+        self.name, self._context, self._setup = setup.name, setup.context, setup
+        if setup.cache is not None:
+            setup.cache.acquire(setup.backend)
+        setup.context.register(self)
+
+    @property
+    def _engines(self) -> Sequence[PlanEngine]:
+        """All engines, in the order in which they are closed."""
+        raise NotImplementedError
+
+    def _end_call(self) -> None:
+        """Before the plan closes: wait for what was started. Collective."""
+
+    def _is_in_call(self) -> bool:
+        """Whether a call was started that cannot end without another one."""
+        return False
+
+    def _held(self) -> Any:
+        """Return the arrays of a call that may still be under way."""
+        return ()
+
+    def _drop(self) -> None:
+        """Let go of the user's arrays."""
+
+    def close(self) -> None:
+        """Close the plan on all its ranks.
+
+        Collective over the plan's ranks, host-blocking; closing twice does nothing. What was
+        started and not waited for is waited for first.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then nothing is freed.
+        """
+        if self._is_closed:
+            return
+        self._context.agreement.check()
+        self._end_call()
+        setup, call = self._setup, f"{self.name}: close"
+
+        def each(what: str) -> None:
+            for engine in self._engines:
+                getattr(engine, what)()
+
+        setup.comm.step(call, lambda: each("drain"))
+        self._is_closed = True
+        self._forget()  # first, so that the watchdog looks at nothing that goes
+        # The importers first, then the owners.
+        setup.comm.step(call, lambda: each("release"))
+        setup.comm.step(call, lambda: each("close"))
+        setup.mpi_comm.Free()
+        log.debug("%s closed", self.name)
+        if setup.cache is not None:
+            setup.cache.release(setup.backend, setup.node)
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        # Messages may still come in, and kernels still run: their memory is left to the process.
+        never_free([*self._engines], self._held())
+        self._forget()
+
+    def _finish_at_exit(self, deadline: float) -> None:
+        never_free(self)  # what is under way ends after the interpreter does
+        if self._is_in_call():
+            return
+        for engine in self._engines:
+            engine.finish_at_exit(deadline)
+
+    def _pending(self) -> list[int]:
+        return sorted({rank for engine in self._engines for rank in engine.pending()})
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Close the plan; after an exception leave a node that was made for plans without it."""
+        super().__exit__(kind, error, trace)
+        if error is not None and self._setup.cache is not None:
+            self._setup.node.__exit__(kind, error, trace)
+
+    def _check(self, call: str) -> None:
+        self._context.agreement.check()
+        if self._is_closed:
+            raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
+
+    def _forget(self) -> None:
+        self._drop()
+        self._context.unregister(self)

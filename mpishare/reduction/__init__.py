@@ -1,0 +1,1 @@
+"""Reductions over ranks: what they compute, and the engine of each backend."""

@@ -1,0 +1,249 @@
+"""From node to node: the leaders combine the results of their nodes by MPI messages.
+
+The leader of a node, its first rank in the plan, copies the node's result into memory of the host.
+Small results go to all leaders, which fold them in their order; of large ones each leader folds its
+share, and sends it to the others. The rest of the node gets the result through shared memory. All
+of it blocks the host, with the deadline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.errors import MpiShareError
+from mpishare.halo.layout import as_numpy
+from mpishare.halo.message import Message
+from mpishare.halo.mpi_route import MpiMessages
+from mpishare.ordering.counter_ops import spin_until
+from mpishare.reduction.quiet import quiet_runner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.engine import PlanSetup
+    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.memory.shared import SharedMemory
+    from mpishare.reduction.operation import Operation
+    from mpishare.reduction.order import Order
+
+    Array = np.ndarray[Any, Any]
+
+MIN_SHARED_NBYTES = 64 << 10
+"""Fewer bytes go to all leaders at once: a share of them is not worth a second message."""
+_HEADER_NBYTES = 8 * SLOT_WORDS
+
+
+class Transfer(Protocol):
+    """Copies a field into packed memory of the host, and back. Host-blocking."""
+
+    def fetch(self, field: Any, stream: Any, packed: Array) -> None:
+        """Copy the elements of the field, once the stream has written them."""
+        ...
+
+    def store(self, packed: Array, field: Any, stream: Any) -> None:
+        """Copy the elements back; `packed` may be overwritten afterwards."""
+        ...
+
+    def bind(self, memory: SharedMemory) -> None:
+        """Prepare shared memory from which elements are copied."""
+        ...
+
+    def unbind(self) -> None:
+        """Undo `bind`, before the memory is unmapped."""
+        ...
+
+
+class HostTransfer:
+    """For fields in host memory."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def fetch(self, field: Any, stream: Any, packed: Array) -> None:  # noqa: ARG002  no streams
+        """Copy."""
+        array = as_numpy(field, "a field")
+        packed.reshape(array.shape, order=self._order)[...] = array
+
+    def store(self, packed: Array, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
+        """Copy."""
+        array = as_numpy(field, "a field")
+        array[...] = packed.reshape(array.shape, order=self._order)
+
+    def bind(self, memory: SharedMemory) -> None:
+        """Do nothing."""
+
+    def unbind(self) -> None:
+        """Do nothing."""
+
+
+class AcrossNodes:
+    """Combines the results of all nodes of a plan. Collective to make, host-blocking.
+
+    Parameters
+    ----------
+    setup : PlanSetup
+        The plan's.
+    count : int
+        Elements of the fields; one at least.
+    operation : Operation
+        What is combined.
+    transfer : Transfer
+        To and from the fields.
+    call : str
+        The call that uses it: ``"reduce"`` or ``"dot"``.
+    """
+
+    def __init__(
+        self, setup: PlanSetup, count: int, operation: Operation, transfer: Transfer, call: str
+    ) -> None:
+        comm, dtype = setup.comm, operation.dtype
+        self._comm = comm
+        self._agreement = setup.context.agreement
+        self._memory_barrier = setup.context.memory_barrier
+        self._spins_per_yield = setup.context.spins_per_yield
+        self._call = f"{setup.name}: {call}"
+        self._transfer = transfer
+        self._leader = next(iter(comm.ranks_here))
+        self._epoch = 0
+        self._memory = comm.map_on_all_ranks(self._call, _HEADER_NBYTES + count * dtype.itemsize)
+        self._memory.close_file()
+        self._done = memoryview(self._memory.buffer)[:_HEADER_NBYTES].cast("Q")
+        """In its first word: the last epoch whose result is there."""
+        self._result = np.frombuffer(self._memory.buffer, dtype, count, _HEADER_NBYTES)
+        self._leaders: _Leaders | None = None
+
+        def make() -> None:
+            transfer.bind(self._memory)
+            if comm.rank == self._leader:
+                self._leaders = _Leaders(comm, setup.name, self._result, operation, call)
+
+        try:
+            comm.step(self._call, make)
+        except BaseException:
+            self.close()
+            raise
+        own = 0 if self._leaders is None else self._leaders.nbytes
+        self.staging_nbytes = self._memory.nbytes + own
+
+    def reduce(self, field: Any, stream: Any) -> None:
+        """Replace the node's result by that of all nodes. Collective, host-blocking.
+
+        The node's result must come from a reduction in which its ranks waited for each other: then
+        none of them still reads the memory that the leader overwrites.
+        """
+        epoch = self._epoch = self._epoch + 1
+        try:
+            if self._leaders is not None:
+                self._transfer.fetch(field, stream, self._leaders.mine)
+                self._leaders.reduce()
+                self._memory_barrier()
+                self._done[0] = epoch
+            elif not spin_until(self._done, 0, epoch, self._spins_per_yield):
+                self._comm.wait(self._call, lambda: [self._leader] if self._done[0] < epoch else [])
+            self._memory_barrier()
+            self._transfer.store(self._result, field, stream)
+        except BaseException as error:
+            if not isinstance(error, MpiShareError):
+                self._agreement.leave(self._call, error)
+            raise
+
+    def pending(self) -> list[int]:
+        """Return no ranks: waits on the host report their own stragglers."""
+        return []
+
+    def finish_at_exit(self, deadline: float) -> None:
+        """Do nothing: calls block."""
+
+    def drain(self) -> None:
+        """Do nothing: calls block."""
+
+    def release(self) -> None:
+        """Do nothing: each rank unmaps the shared memory in `close`."""
+
+    def close(self) -> None:
+        """Free the MPI requests, and unmap the shared memory."""
+        if self._leaders is not None:
+            self._leaders.close()
+            self._leaders = None
+        self._transfer.unbind()
+        self._done, self._result = memoryview(b"").cast("Q"), self._result[:0].copy()
+        self._memory.close()
+
+
+class _Leaders:
+    """What the leader of a node does with those of the others. Local to make.
+
+    Attributes
+    ----------
+    mine : numpy.ndarray
+        Where the result of this node belongs before `reduce`.
+    nbytes : int, bytes
+        Of the memory of this rank.
+    """
+
+    def __init__(
+        self, comm: PlanComm, name: str, result: Array, operation: Operation, call: str
+    ) -> None:
+        self._ufunc = operation.ufunc
+        self._quietly = quiet_runner()
+        first_of_node = {node: rank for rank, node in reversed([*enumerate(comm.nodes)])}
+        leaders = sorted(first_of_node.values())
+        place, count = leaders.index(comm.rank), len(leaders)
+        others = [at for at in range(count) if at != place]
+        tag = 2 * (call == "dot")
+        self.mine = np.empty_like(result)
+        is_shared = result.nbytes >= max(MIN_SHARED_NBYTES, count * result.itemsize)
+        whole = [slice(0, result.size)] * count
+        parts = [_share(result.size, at, count) for at in range(count)] if is_shared else whole
+        arrived = [
+            self.mine[parts[place]] if at == place else np.empty_like(result[parts[place]])
+            for at in range(count)
+        ]
+        self._operands: Sequence[Array] = arrived
+        self._folded = result[parts[place]]
+
+        def messages(outgoing: Sequence[Array], incoming: Sequence[Array], tag: int) -> MpiMessages:
+            ends = [Message(leaders[at], tag, ()) for at in others]
+            given, got = (
+                [each.view(np.uint8) for each in arrays] for arrays in (outgoing, incoming)
+            )
+            return MpiMessages(comm, name, ends, ends, given, got, call)
+
+        self._steps = [
+            messages([self.mine[parts[at]] for at in others], [arrived[at] for at in others], tag)
+        ]
+        if is_shared:
+            gathered = [result[parts[at]] for at in others]
+            self._steps.append(messages([self._folded] * len(others), gathered, tag + 1))
+        self.nbytes = self.mine.nbytes + sum(arrived[at].nbytes for at in others)
+
+    def reduce(self) -> None:
+        """Combine `mine` of all leaders in the shared result. Host-blocking."""
+        scatter, *gather = self._steps
+        self._exchange(scatter)
+        self._quietly(self._fold)
+        for step in gather:
+            self._exchange(step)
+
+    def _exchange(self, messages: MpiMessages) -> None:
+        messages.receive()
+        messages.send()
+        messages.wait()
+
+    def _fold(self) -> None:
+        first, second, *rest = self._operands
+        self._ufunc(first, second, out=self._folded)
+        for operand in rest:
+            self._ufunc(self._folded, operand, out=self._folded)
+
+    def close(self) -> None:
+        """Free the requests."""
+        for step in self._steps:
+            step.close()
+
+
+def _share(count: int, at: int, nranks: int) -> slice:
+    return slice(count * at // nranks, count * (at + 1) // nranks)

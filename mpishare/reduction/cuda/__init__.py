@@ -1,0 +1,1 @@
+"""Reductions of fields in GPU memory: kernels that fold in rank order, and their launches."""

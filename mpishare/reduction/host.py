@@ -1,0 +1,191 @@
+"""The engine for fields in host memory: the ranks of a node reduce through shared memory.
+
+A rank copies its elements into its slot, all meet, and each folds the slots of all into its field.
+Large fields go by `LargeReduce`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.errors import MpiShareError
+from mpishare.halo.layout import FieldLayout, as_numpy
+from mpishare.reduction.large import LargeReduce, folds_all
+from mpishare.reduction.local_dot import LocalDot
+from mpishare.reduction.order import is_packed, packing_order
+from mpishare.reduction.quiet import quiet_runner
+from mpishare.reduction.slots import DOT, REDUCE, Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.engine import PlanSetup
+    from mpishare.reduction.operation import Operation
+
+    Array = np.ndarray[Any, Any]
+
+CHUNK_NBYTES = 512 << 10
+"""A slot is not larger, so that what a rank wrote there is read from the cache."""
+
+
+class HostReduce:
+    """Reduces over the ranks of a node in host memory. Collective to make, host-blocking.
+
+    Parameters
+    ----------
+    setup : PlanSetup
+        The plan's.
+    layout : FieldLayout
+        That of this rank's field.
+    operation : Operation
+        The same on all ranks.
+    """
+
+    def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
+        self._name = setup.name
+        self._agreement = setup.context.agreement
+        self._layout = layout
+        shape, self._dtype = layout.shape, layout.dtype
+        self._shape, self._strides = shape, layout.strides
+        self._ufunc = operation.ufunc
+        self._quietly = quiet_runner()
+        self._local_dot = LocalDot(layout.dtype)
+        self._sum = np.empty(1, layout.dtype)
+        count, nranks = prod(shape), len(setup.comm.ranks_here)
+        capacity = max(min(count, CHUNK_NBYTES // layout.dtype.itemsize), 1)
+        self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, capacity)
+        self.staging_nbytes = slots.nbytes
+        self._large = LargeReduce(setup.context, self._name, slots, self._fold)
+        self._order = order = packing_order(setup)
+        # A field that is not packed is copied into one that is.
+        self._packed = None if is_packed(layout, order) else np.empty(shape, layout.dtype, order)
+        self._is_needed = nranks > 1 and count > 0
+        nbytes = count * layout.dtype.itemsize
+        self._is_small = self._packed is None and count <= capacity and folds_all(nranks, nbytes)
+        even, odd = slots.pair
+        self._numbers = [slot[:1] for slot in even], [slot[:1] for slot in odd]
+        self._fields: tuple[list[Array], list[Array]] = [], []
+        if self._is_small:
+            for fields, group in zip(self._fields, slots.pair, strict=True):
+                fields += [slot[:count].reshape(shape, order=order) for slot in group]
+
+    def reduce(self, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
+        """Put the node's result into `field` on every rank."""
+        # Written for speed: with few elements, the checks take as long as the rest.
+        if (
+            type(field) is not np.ndarray
+            or field.shape != self._shape
+            or field.strides != self._strides
+            or field.dtype != self._dtype
+            or not field.flags.writeable
+        ):
+            field = self._checked(field)
+        if not self._is_needed:
+            return
+        try:
+            if self._is_small:
+                slots = self._slots
+                parity = slots.parity = slots.parity ^ 1
+                fields = self._fields[parity]
+                fields[slots.place][...] = field
+                slots.meet(REDUCE)
+                self._quietly(self._fold, fields, field)
+            else:
+                self._quietly(self._reduce_large, field)
+        except BaseException as error:
+            self._leave_node("reduce", error)
+            raise
+
+    def _reduce_large(self, field: Array) -> None:
+        packed = field
+        if self._packed is not None:
+            packed = self._packed
+            packed[...] = field
+        self._large.reduce(packed.reshape(-1, order=self._order))  # a view
+        if packed is not field:
+            field[...] = packed
+
+    def _fold(self, operands: Sequence[Array], out: Array) -> None:
+        """Combine the operands, two or more, in order; `out` may be the first of them."""
+        ufunc = self._ufunc
+        ufunc(operands[0], operands[1], out=out)
+        if len(operands) > 2:
+            for operand in operands[2:]:
+                ufunc(out, operand, out=out)
+
+    def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:  # noqa: ARG002  no streams
+        """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
+        a, b = self._operand(x, "x"), self._operand(y, "y")
+        if a.shape != b.shape:
+            raise ValueError(f"x has shape {a.shape}, y has {b.shape}: they must be the same")
+        target = np.empty((), self._dtype) if out is None else self._single(out)
+        try:
+            self._quietly(self._dot, a, b)
+        except BaseException as error:
+            self._leave_node("dot", error)
+            raise
+        target[...] = self._sum[0]
+        return target if out is None else out
+
+    def _dot(self, x: Array, y: Array) -> None:
+        slots = self._slots
+        parity = slots.parity = slots.parity ^ 1
+        numbers = self._numbers[parity]
+        self._local_dot.into(self._sum, x, y)
+        if len(numbers) > 1:
+            numbers[slots.place][...] = self._sum
+            slots.meet(DOT)
+            self._fold(numbers, self._sum)
+
+    # --- what the arrays must be
+
+    def _checked(self, field: Any) -> Array:
+        array = as_numpy(field, "a field")
+        self._layout.require(FieldLayout(array.shape, array.strides, array.dtype, None))
+        if not array.flags.writeable:
+            raise ValueError("a field is read-only")
+        return array
+
+    def _operand(self, field: Any, name: str) -> Array:
+        array = as_numpy(field, name)
+        if array.dtype != self._dtype:
+            raise ValueError(f"{name} has dtype {array.dtype} instead of {self._dtype}")
+        return array
+
+    def _single(self, out: Any) -> Array:
+        array = self._operand(out, "out")
+        if array.size != 1:
+            raise ValueError(f"out has shape {array.shape}: it must be of one element")
+        if not array.flags.writeable:
+            raise ValueError("out is read-only")
+        return array
+
+    def _leave_node(self, call: str, error: BaseException) -> None:
+        """Leave the node after an interrupt: other ranks may be storing into this one's field."""
+        if not isinstance(error, MpiShareError):
+            self._agreement.leave(f"{self._name}: {call}", error)
+
+    def is_captured(self, field: Any, stream: Any) -> bool:  # noqa: ARG002  no streams
+        """Return False: there is no stream."""
+        return False
+
+    def pending(self) -> list[int]:
+        """Return no ranks: waits on the host report their own stragglers."""
+        return []
+
+    def finish_at_exit(self, deadline: float) -> None:
+        """Do nothing: calls block."""
+
+    def drain(self) -> None:
+        """Do nothing: calls block."""
+
+    def release(self) -> None:
+        """Do nothing: each rank unmaps the shared memory in `close`."""
+
+    def close(self) -> None:
+        """Unmap the shared memory."""
+        self._numbers, self._fields = ([], []), ([], [])
+        self._slots.close()

@@ -1,0 +1,66 @@
+"""What a reduction must give, by NumPy, in the order of the ranks; every rank knows it by itself.
+
+Needs no pytest, so that scenes of the fault tests use it too.
+"""
+
+import functools
+
+import numpy as np
+
+UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+INTS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
+FLOATS = ("f2", "f4", "f8")
+COMPLEX = ("c8", "c16")
+FORMS = ("C", "F", "strided", "turned")
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every operation with every dtype that it takes."""
+    found = [(op, dtype) for op in UFUNCS for dtype in (*INTS, *FLOATS)]
+    found += [(op, dtype) for op in ("sum", "prod") for dtype in COMPLEX]
+    return [*found, ("max", "?"), ("min", "?")]
+
+
+def values(dtype: str, shape: tuple[int, ...], rank: int, seed: int = 0) -> np.ndarray:
+    """Those of one rank: their sum depends on the order in which they are added."""
+    rng = np.random.default_rng([seed, rank, 5])
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.kind in "iu":
+        info = np.iinfo(kind)
+        return rng.integers(info.min, info.max, shape, kind, endpoint=True)
+    parts = rng.standard_normal((2, *shape)) * 10.0 ** rng.integers(-3, 3, (2, *shape))
+    return (parts[0] + (1j * parts[1] if kind.kind == "c" else 0)).astype(kind)
+
+
+def folded(op: str, arrays: list[np.ndarray]) -> np.ndarray:
+    """Their combination, the first with the second, that with the third."""
+    with np.errstate(all="ignore"):
+        return functools.reduce(UFUNCS[op], arrays)
+
+
+def expected(op: str, dtype: str, shape: tuple[int, ...], size: int, seed: int = 0) -> np.ndarray:
+    """What `size` ranks get."""
+    return folded(op, [values(dtype, shape, rank, seed) for rank in range(size)])
+
+
+def laid_out(xp, array: np.ndarray, form: str):
+    """The same elements in memory of their own, in another order or with gaps."""
+    array = xp.asarray(array)
+    if form == "strided" and array.ndim:
+        base = xp.zeros(tuple(2 * extent + 1 for extent in array.shape), array.dtype)
+        view = base[(slice(1, None, 2),) * array.ndim]
+    elif form == "turned" and array.ndim > 1:
+        view = xp.zeros(array.shape[1:] + array.shape[:1], array.dtype).transpose(
+            -1, *range(array.ndim - 1)
+        )
+    else:
+        return xp.array(array, order="F" if form == "F" else "C")
+    view[...] = array
+    return view
+
+
+def on_host(array) -> np.ndarray:
+    """Its values in host memory, when the GPU has come so far."""
+    return array.get() if hasattr(array, "get") else np.asarray(array)

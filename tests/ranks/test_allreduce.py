@@ -1,0 +1,488 @@
+"""Allreduce: the fold in the order of the ranks, to the bit, on every rank and at every call."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mpishare
+from mpishare import Allreduce, ClosedError, Layout, MismatchError, PeerError
+from tests.helpers.reductions import (
+    COMPLEX,
+    FLOATS,
+    FORMS,
+    INTS,
+    expected,
+    folded,
+    laid_out,
+    on_host,
+    pairs,
+    values,
+)
+
+TWO = pytest.mark.ranks(min=2)
+SHAPES = [(), (0,), (1,), (3,), (128,), (3, 0), (5, 7), (2, 3, 4)]
+LARGE = [1000, 5_000, 40_000, 300_001]
+
+
+def reduced(node, total, array):
+    """What `reduce` makes of it, when the stream has come so far."""
+    total.reduce(array)
+    node.synchronize()
+    return on_host(array)
+
+
+def same_bits(found, wanted):
+    return found.dtype == wanted.dtype and found.tobytes() == np.ascontiguousarray(wanted).tobytes()
+
+
+def on_all(node, found, wanted):
+    """Every rank has it, to the bit; a failure on one rank is one on all."""
+    return all(node.comm.allgather(same_bits(found, wanted)))
+
+
+def window_of(node, array):
+    """The same values in a window."""
+    win = node.allocate_each(array.shape, array.dtype)
+    win.array[...] = node.xp.asarray(array)
+    return win
+
+
+# --- what is computed
+
+
+@pytest.mark.parametrize(("op", "dtype"), pairs())
+def test_operations(node, op, dtype):
+    mine = values(dtype, (37,), node.rank)
+    with Allreduce(node.comm, node.xp.asarray(mine), op, node=node) as total:
+        found = reduced(node, total, node.xp.asarray(mine))
+    wanted = expected(op, dtype, (37,), node.size)
+    if op == "prod" and dtype in COMPLEX:  # NumPy may fuse a multiplication and an addition
+        close = np.allclose(found, wanted, rtol=1e-5 if dtype == "c8" else 1e-13)
+        assert all(node.comm.allgather(close))
+        assert len(set(node.comm.allgather(found.tobytes()))) == 1
+    else:
+        assert on_all(node, found, wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(node, shape):
+    mine = values("f8", shape, node.rank)
+    with Allreduce(node.comm, Layout(shape), node=node) as total:
+        found = reduced(node, total, node.xp.asarray(mine).copy())
+    assert on_all(node, found, expected("sum", "f8", shape, node.size))
+
+
+@pytest.mark.parametrize("place", ["private", "window", "one in a window"])
+@pytest.mark.parametrize("count", LARGE)
+def test_large(node, count, place):
+    """Private arrays go through slots chunk by chunk; windows may be reduced where they are."""
+    wanted = expected("sum", "f8", (count,), node.size)
+    mine = values("f8", (count,), node.rank)
+    array = node.xp.asarray(mine)
+    if place == "window":
+        array = window_of(node, mine).array
+    elif place == "one in a window":
+        win = window_of(node, mine)
+        array = win.array if node.rank == 0 else array
+    with Allreduce(node.comm, array, node=node) as total:
+        found = reduced(node, total, array)
+        assert on_all(node, found, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "i1", "c16"])
+def test_large_windows_of_other_dtypes(node, dtype):
+    mine = values(dtype, (150_001,), node.rank)
+    win = window_of(node, mine)
+    with Allreduce(node.comm, win, node=node) as total:
+        found = reduced(node, total, win.array)
+    assert on_all(node, found, expected("sum", dtype, (150_001,), node.size))
+
+
+def test_parts_of_one_window(node):
+    """Fields in one segment, side by side."""
+    count = 20_000
+    win = node.allocate((node.size, count))
+    mine = win.array[node.rank]
+    mine[...] = node.xp.asarray(values("f8", (count,), node.rank))
+    win.fence()
+    with Allreduce(node.comm, mine, node=node) as total:
+        found = reduced(node, total, mine)
+        assert on_all(node, found, expected("sum", "f8", (count,), node.size))
+    node.barrier()
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (70, 65), (20, 30, 40)], ids=str)
+def test_layouts(node, shape):
+    """The same on all ranks, and another on each."""
+    wanted = expected("sum", "f4", shape, node.size)
+    mine = values("f4", shape, node.rank)
+    for at in range(len(FORMS) + 1):
+        form = FORMS[(at if at < len(FORMS) else node.rank) % len(FORMS)]
+        field = laid_out(node.xp, mine, form)
+        with Allreduce(node.comm, field, node=node) as total:
+            assert on_all(node, reduced(node, total, field), wanted)
+
+
+def test_what_lies_between_is_left(node):
+    base = node.xp.full((9, 9), 5.0)
+    field = base[1::2, 1::2]
+    field[...] = 1.0
+    with Allreduce(node.comm, field, node=node) as total:
+        total.reduce(field)
+        node.synchronize()
+    wanted = np.full((9, 9), 5.0)
+    wanted[1::2, 1::2] = node.size
+    assert on_all(node, on_host(base), wanted)
+
+
+@settings(
+    deadline=None,
+    derandomize=True,  # all ranks draw the same, and fail alike
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    pair=st.sampled_from(pairs()),
+    shape=st.lists(st.integers(0, 40), max_size=3).map(tuple),
+    forms=st.lists(st.sampled_from(FORMS), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_any(node, pair, shape, forms, seed):
+    op, dtype = pair
+    mine = values(dtype, shape, node.rank, seed)
+    field = laid_out(node.xp, mine, forms[node.rank % len(forms)])
+    with Allreduce(node.comm, field, op, node=node) as total:
+        found = reduced(node, total, field)
+    wanted = expected(op, dtype, shape, node.size, seed)
+    if op == "prod" and dtype in COMPLEX:
+        assert all(node.comm.allgather(np.allclose(found, wanted, rtol=1e-4)))
+    else:
+        assert on_all(node, found, wanted)
+
+
+# --- numbers that are none
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_and_infinity(node, op, dtype):
+    """A NaN of any rank is a NaN on all; an overflow neither warns nor raises."""
+    mine = np.array([1, 2, np.inf, -np.inf, np.finfo(dtype).max], dtype)
+    if node.rank == node.size - 1:
+        mine[0] = np.nan
+    with Allreduce(node.comm, node.xp.asarray(mine), op, node=node) as total:
+        found = reduced(node, total, node.xp.array(mine))
+    others = [np.array([1, *mine[1:]], dtype)] * (node.size - 1)
+    last = np.array([np.nan, *mine[1:]], dtype)
+    wanted = folded(op, [*others, last])
+    assert all(node.comm.allgather(np.array_equal(found, wanted, equal_nan=True)))
+
+
+def test_an_overflow_raises_nowhere(host_node):
+    """Whatever the user's errstate: else it would raise on the ranks that fold these elements."""
+    with np.errstate(all="raise"), Allreduce(host_node.comm, Layout(3), node=host_node) as total:
+        x = np.full(3, np.finfo(float).max)
+        total.reduce(x)
+        assert all(host_node.comm.allgather(x[0] == (x[0] if host_node.size == 1 else np.inf)))
+        large = np.full(3, 1e200)
+        assert float(total.dot(large, large)) == np.inf
+
+
+# --- dot
+
+
+@pytest.mark.parametrize("dtype", [*INTS, *FLOATS, *COMPLEX])
+def test_dot(node, dtype):
+    shape = (9, 4)
+    x, y = (values(dtype, shape, node.rank, seed) for seed in (1, 2))
+    with Allreduce(node.comm, Layout(3, dtype), node=node) as total:
+        found = total.dot(node.xp.asarray(x), node.xp.asarray(y))
+        assert (found.shape, found.dtype) == ((), np.dtype(dtype))
+        found = on_host(found)
+    both = [[values(dtype, shape, rank, seed) for seed in (1, 2)] for rank in range(node.size)]
+    if np.dtype(dtype).kind in "iu":
+        right = found == folded("sum", [np.sum(a * b, dtype=dtype) for a, b in both])
+    else:
+        wanted = sum(np.sum(a.conj().astype("c16") * b) for a, b in both)
+        scale = sum(np.sum(np.abs(a.astype("c16") * b)) for a, b in both)
+        rtol = {"f2": 2e-2, "f4": 1e-5, "c8": 1e-5}.get(dtype, 1e-13)
+        right = abs(found - wanted) <= rtol * scale or not np.isfinite(found)
+    assert all(node.comm.allgather(bool(right)))
+    assert len(set(node.comm.allgather(found.tobytes()))) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dot_of_other_numbers_of_elements(node, form):
+    """Each rank has as many as it likes; one has none."""
+    shape = (node.rank, 200, 50)
+    x = laid_out(node.xp, np.ones(shape), form)
+    y = laid_out(node.xp, np.full(shape, 3.0), "C")
+    with Allreduce(node.comm, Layout(1), node=node) as total:
+        out = node.xp.zeros((1, 1))
+        assert total.dot(x, y, out=out) is out
+        node.synchronize()
+        wanted = 3.0 * 10_000 * sum(range(node.size))
+        assert all(node.comm.allgather(float(on_host(out)[0, 0]) == wanted))
+
+
+def test_dot_gives_the_same_bits_again(node):
+    x, y = (node.xp.asarray(values("f8", (30_000,), node.rank, seed)) for seed in (1, 2))
+    with Allreduce(node.comm, Layout(1), node=node) as total:
+        found = {on_host(total.dot(x.copy(), y.copy())).tobytes() for _ in range(5)}
+        assert len(found) == 1
+        assert len(set(node.comm.allgather(found.pop()))) == 1
+
+
+# --- many calls
+
+
+def test_many_calls_with_delays(node):
+    """Reductions and dots in turn, of new values, while ranks sleep where they like."""
+    rng = np.random.default_rng([node.rank, 17])
+    right = True
+    with Allreduce(node.comm, Layout(40), node=node) as total:
+        for step in range(60):
+            x = node.xp.asarray(values("f8", (40,), node.rank, step))
+            if rng.random() < 0.2:
+                time.sleep(rng.random() * 0.004)
+            if step % 3 == 2:
+                found, wanted = on_host(total.dot(x[:1], x[:1])), None
+                every = [values("f8", (40,), rank, step)[0] for rank in range(node.size)]
+                wanted = folded("sum", [np.asarray(each * each) for each in every])
+            else:
+                found = reduced(node, total, x)
+                wanted = expected("sum", "f8", (40,), node.size, step)
+            right = right and same_bits(found, np.asarray(wanted))
+            x[...] = -1.0  # overwritten at once: nobody may still read it
+    assert all(node.comm.allgather(right))
+
+
+@pytest.mark.parametrize("in_window", [False, True], ids=["private", "window"])
+def test_large_ones_may_be_overwritten_at_once(node, in_window):
+    count, right = 70_000, True
+    wanted = expected("sum", "f8", (count,), node.size)
+    mine = node.xp.asarray(values("f8", (count,), node.rank))
+    array = node.allocate_each(count).array if in_window else node.xp.empty(count)
+    with Allreduce(node.comm, array, node=node) as total:
+        for step in range(12):
+            array[...] = mine
+            if (step + node.rank) % 3 == 0:
+                time.sleep(0.002)
+            total.reduce(array)
+            kept = array.copy()
+            array[...] = -1.0
+            node.synchronize()
+            right = right and same_bits(on_host(kept), wanted)
+    assert all(node.comm.allgather(right))
+
+
+def test_two_plans_in_turn(node):
+    one = Allreduce(node.comm, Layout(5, "i8"), node=node)
+    other = Allreduce(node.comm, Layout((20_000,), "i8"), "max", node=node)
+    for step in range(10):
+        x = node.xp.full(5, node.rank + step)
+        y = node.xp.full(20_000, node.rank * step)
+        one.reduce(x)
+        other.reduce(y)
+        node.synchronize()
+        assert on_host(x)[0] == sum(range(node.size)) + step * node.size
+        assert on_host(y)[-1] == (node.size - 1) * step
+    other.close()
+    one.close()
+
+
+def test_beside_a_halo(node):
+    """An iteration: a halo, then a norm."""
+    u = node.xp.zeros(6)
+    with (
+        mpishare.HaloExchange(node.comm, u, 1, dims=(node.size,), periods=True, node=node) as halo,
+        Allreduce(node.comm, Layout(()), node=node) as total,
+    ):
+        for step in range(1, 20):
+            u[halo.owned] = node.rank + step
+            halo.exchange(u)
+            norm = total.dot(u, u)
+            node.synchronize()
+            left, right = (node.rank - 1) % node.size + step, (node.rank + 1) % node.size + step
+            assert (on_host(u)[0], on_host(u)[-1]) == (left, right)
+            every = 6 * sum((rank + step) ** 2 for rank in range(node.size))
+            assert float(on_host(norm)) == every
+
+
+# --- nodes and communicators
+
+
+def test_without_a_node(node):
+    x = node.xp.ones(4)
+    with Allreduce(node.comm, x) as total:
+        total.reduce(x)
+    assert on_host(x)[0] == node.size
+
+
+@pytest.mark.ranks(min=3)
+def test_some_ranks_in_another_order(node):
+    """The order is that of the given communicator."""
+    from mpi4py import MPI
+
+    color = MPI.UNDEFINED if node.rank == 1 else 0
+    part = node.comm.Split(color, -node.rank)
+    if node.rank != 1:
+        ranks = [rank for rank in reversed(range(node.size)) if rank != 1]
+        mine = values("f4", (50,), node.rank)
+        with Allreduce(part, node.xp.asarray(mine), node=node) as total:
+            found = reduced(node, total, node.xp.asarray(mine))
+        assert same_bits(found, folded("sum", [values("f4", (50,), rank) for rank in ranks]))
+        part.Free()
+    node.barrier()
+
+
+# --- what is refused
+
+
+def raises_on_all(node, kind, text, call):
+    with pytest.raises(kind, match=text):
+        call()
+    node.barrier()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "kind", "text"),
+    [
+        ("c16", "max", TypeError, "complex numbers have no max"),
+        ("c8", "min", TypeError, "complex numbers have no min"),
+        ("?", "sum", TypeError, "bool elements have no sum"),
+        ("f8", "mean", ValueError, "op must be one of sum, max, min, prod, not 'mean'"),
+        ("f8", np.add, TypeError, "op must be a str"),
+        ("g", "sum", TypeError, "float128 cannot be reduced"),
+        (">f8", "sum", TypeError, "byte order"),
+        ("V8", "sum", TypeError, "cannot be reduced"),
+        ("M8[s]", "max", TypeError, "cannot be reduced"),
+    ],
+)
+def test_what_cannot_be_reduced(node, dtype, op, kind, text):
+    raises_on_all(node, kind, text, lambda: Allreduce(node.comm, Layout(3, dtype), op, node=node))
+
+
+@pytest.mark.parametrize("comm", [None, 3])
+def test_no_communicator(node, comm):
+    raises_on_all(node, TypeError, "comm must be", lambda: Allreduce(comm, Layout(3), node=node))
+
+
+@pytest.mark.parametrize("like", [None, 3.0, [1.0, 2.0]])
+def test_no_array(node, like):
+    raises_on_all(node, TypeError, "not an array", lambda: Allreduce(node.comm, like, node=node))
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("layouts", "ops", "text"),
+    [
+        ([Layout(3), Layout(4)], ["sum", "sum"], "shape=.*rank 1: shape="),
+        ([Layout(3), Layout(3, "f4")], ["sum", "sum"], "dtypes="),
+        ([Layout(3), Layout(3)], ["sum", "max"], "op='sum'; rank 1: op='max'"),
+    ],
+)
+def test_ranks_that_disagree(node, layouts, ops, text):
+    at = min(node.rank, 1)
+    raises_on_all(
+        node,
+        MismatchError,
+        text,
+        lambda: Allreduce(node.comm, layouts[at], ops[at], node=node),
+    )
+
+
+@TWO
+def test_a_bad_argument_on_one_rank(node):
+    last = node.rank == node.size - 1
+    with pytest.raises(ValueError if last else PeerError, match="op must be one of"):
+        Allreduce(node.comm, Layout(3), "mean" if last else "sum", node=node)
+    node.barrier()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda xp: xp.zeros(4), "shape"),
+        (lambda xp: xp.zeros(3, "f4"), "dtype"),
+        (lambda xp: xp.zeros(6)[::2], "strides"),
+        (lambda _: [1.0, 2.0, 3.0], "not an array"),
+    ],
+)
+def test_another_array(node, make, text):
+    """Nothing was done: the next call is right."""
+    with Allreduce(node.comm, Layout(3), node=node) as total:
+        with pytest.raises((TypeError, ValueError), match=text) as caught:
+            total.reduce(make(node.xp))
+        assert str(caught.value).startswith(f"{total.name}: reduce failed: ")
+        assert reduced(node, total, node.xp.ones(3))[0] == node.size
+
+
+def test_a_read_only_array(host_node):
+    x = np.ones(3)
+    x.flags.writeable = False
+    with Allreduce(host_node.comm, Layout(3), node=host_node) as total:
+        with pytest.raises(ValueError, match="read-only"):
+            total.reduce(x)
+        assert float(total.dot(x, x)) == 3 * host_node.size  # which only reads
+        with pytest.raises(ValueError, match="read-only"):
+            total.dot(x, x, out=x[:1])
+        host_node.barrier()
+
+
+def test_dot_of_what_does_not_fit(node):
+    xp = node.xp
+    with Allreduce(node.comm, Layout(3), node=node) as total:
+        for x, y, out, text in (
+            (xp.ones(3), xp.ones(4), None, "shape"),
+            (xp.ones(3), xp.ones(3, "f4"), None, "dtype"),
+            (xp.ones(3), xp.ones(3), xp.ones(2), "one element"),
+            (xp.ones(3), xp.ones(3), xp.ones(1, "f4"), "dtype"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                total.dot(x, y, out)
+        assert float(total.dot(xp.ones(3), xp.ones(3))) == 3 * node.size
+
+
+def test_dot_is_a_sum(node):
+    with Allreduce(node.comm, Layout(3), "max", node=node) as total:
+        raises_on_all(
+            node, ValueError, "plan's op is 'max'", lambda: total.dot(*[node.xp.ones(3)] * 2)
+        )
+
+
+@TWO
+def test_reduce_meets_dot(host_node):
+    x = np.ones(3)
+    total = Allreduce(host_node.comm, x, node=host_node)
+    call = total.reduce if host_node.rank else lambda x: total.dot(x, x)
+    raises_on_all(host_node, MismatchError, "rank 0: dot; rank 1: reduce", lambda: call(x))
+    x[...] = 1.0
+    assert reduced(host_node, total, x)[0] == host_node.size
+    total.close()
+
+
+# --- the end
+
+
+def test_closed(node):
+    x = node.xp.ones(3)
+    total = Allreduce(node.comm, x, node=node)
+    assert repr(total).startswith(f"<mpishare.{total.name}: sum of float64(3,) over ")
+    assert not total.is_closed
+    total.close()
+    total.close()
+    assert total.is_closed
+    for call in (lambda: total.reduce(x), lambda: total.dot(x, x)):
+        raises_on_all(node, ClosedError, "the plan is closed", call)
+    assert "closed" in repr(total)
+
+
+def test_closed_with_its_node(node):
+    x = node.xp.ones(3)
+    with mpishare.Node(node.comm, backend=node.backend) as other:
+        total = Allreduce(node.comm, x, node=other)
+    assert total.is_closed
