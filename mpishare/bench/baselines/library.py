@@ -224,26 +224,34 @@ def add_reductions(
     ----------
     make : callable
         Given ``bind(session, array)``, which returns the call that sums and the one that frees,
-        makes the variant.
+        makes the variant, with the array in what `allocate` returns for its number of words.
     steps : int
         How many go into the larger of both graphs.
     """
     if not comparison.includes(name):
         return
-    module, class_name, variants = _LIBRARIES[name]
-    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
+    module, ways = _LIBRARIES[name]
+    first = next(iter(ways.values()))
+    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), first.kind)
     library, refusal = open_library(session, kind)
 
     def bind(session: Session, array: Any) -> tuple[Callable[[], None], Callable[[], None]]:
         if library is None:
             raise UnsupportedError(str(refusal))
-        return library.bind_sum(array), session.synchronize
+        if library.is_direct:
+            return library.bind_sum(array), session.synchronize
+        return library.bind_sum(array), partial(library.free, array.view("u8"))
+
+    def make_one(count: int = 1) -> Variant:
+        if library is None:
+            raise UnsupportedError(str(refusal))
+        return make(bind, steps=count, allocate=None if library.is_direct else library.empty)
 
     def make_captured(count: int) -> Variant:
-        return Captured(session, make(bind, steps=count))
+        return Captured(session, make_one(count))
 
-    comparison.add(name, partial(make, bind), kind=BASELINE, unfit=refusal)
-    if any(variants.values()):
+    comparison.add(name, make_one, kind=BASELINE, unfit=refusal)
+    if any(way.is_captured for way in ways.values()):
         for label, count in ((f"{name} graph", 1), (f"{name} graph of {steps}", steps)):
             comparison.add(label, partial(make_captured, count), kind=BASELINE, unfit=refusal)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,13 @@ class Nvshmem(Library):
                 wait(signal, reached, step, stream)
 
         return move
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        """Return the sum over the team of all ranks, in place. Stream-ordered."""
+        address, stream = int(array.data.ptr), int(self.session.stream.ptr)
+        team = int(self._core.Teams.TEAM_WORLD)
+        arguments = team, address, address, int(array.size), stream
+        return partial(self._bindings.double_sum_reduce_on_stream, *arguments)
 
     def _between_barriers(self, transfers: Sequence[Transfer], stream: int) -> Callable[[], None]:
         put = self._bindings.putmem_on_stream

@@ -101,7 +101,7 @@ _ALL = (
         "allreduce",
         "the sum over all ranks of an array, in place",
         ("reduce", "reduce graph", "reduce graph of 20", "window", "complex128"),
-        {"host": ("allreduce",), "cuda": ("staged", "float", "mpi", "nccl")},
+        {"host": ("allreduce",), "cuda": ("staged", "float", *LIBRARIES)},
         on_request=frozenset(LIBRARIES),
         is_sized=True,
         is_default=False,
