@@ -1,0 +1,196 @@
+// The dot product over all ranks in one launch: each block sums its elements, the last one that
+// comes to its end folds the blocks in their order and goes on to the other ranks, by LL.
+//
+// The order of all sums depends on the number of elements, of blocks and of ranks alone. The buffer
+// between ranks is as in small.cu, with one element; only the last block waits for other ranks.
+#include "elements.cuh"
+#include "waiting.cuh"
+#include "ll.cuh"
+
+// Of a block: one warp where that is enough.
+const int MAX_THREADS = 512, IN_FLIGHT = 8;
+
+// In what a rank's own sum is kept.
+template <class T>
+struct Sum {
+    T total = {};
+    __device__ __forceinline__ void add_product(T x, T y) { total = static_cast<T>(total + x * y); }
+    __device__ __forceinline__ void add(const Sum& other) {
+        total = static_cast<T>(total + other.total);
+    }
+    __device__ __forceinline__ T value() const { return total; }
+};
+
+template <>
+__device__ __forceinline__ void Sum<float>::add_product(float x, float y) {
+    total = fmaf(x, y, total);
+}
+
+template <>
+__device__ __forceinline__ void Sum<double>::add_product(double x, double y) {
+    total = fma(x, y, total);
+}
+
+template <>
+struct Sum<Half> {
+    float total = 0;
+    __device__ __forceinline__ void add_product(Half x, Half y) {
+        total = fmaf(x.value(), y.value(), total);
+    }
+    __device__ __forceinline__ void add(const Sum& other) { total += other.total; }
+    __device__ __forceinline__ Half value() const { return Half::of(total); }
+};
+
+template <class Real>
+struct Sum<Complex<Real>> {
+    Complex<Real> total = {};
+    __device__ __forceinline__ void add_product(Complex<Real> x, Complex<Real> y) {
+        total.re = fma(x.re, y.re, fma(x.im, y.im, total.re));
+        total.im = fma(x.re, y.im, fma(-x.im, y.re, total.im));
+    }
+    __device__ __forceinline__ void add(const Sum& other) { total = total + other.total; }
+    __device__ __forceinline__ Complex<Real> value() const { return total; }
+};
+
+typedef Sum<Number> Partial;
+
+__device__ __forceinline__ Partial shifted_down(const Partial& mine, int lanes) {
+    const int words = (sizeof(Partial) + 3) / 4;
+    unsigned word[words] = {};
+    memcpy(word, &mine, sizeof mine);
+#pragma unroll
+    for (int k = 0; k < words; ++k) word[k] = __shfl_down_sync(~0u, word[k], lanes);
+    Partial other;
+    memcpy(&other, word, sizeof other);
+    return other;
+}
+
+// The sum over a block, in thread 0.
+__device__ Partial sum_of_block(Partial mine) {
+    __shared__ Partial of_warp[MAX_THREADS / 32];
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) mine.add(shifted_down(mine, lanes));
+    if (blockDim.x == 32) return mine;
+    __syncthreads(); // the last sum has been read
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        mine = threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : Partial();
+#pragma unroll
+        for (int lanes = MAX_THREADS / 64; lanes; lanes /= 2) mine.add(shifted_down(mine, lanes));
+    }
+    return mine;
+}
+
+// Adds the products of elements i, i + step, ...; all loads before the sums.
+template <bool ARE_THERE>
+__device__ __forceinline__ void add_products(
+    Partial* sums, char* x, char* y, const Shape& of_x, const Shape& of_y, Word i, Word step,
+    Word count
+) {
+    Number a[IN_FLIGHT], b[IN_FLIGHT];
+#pragma unroll
+    for (int k = 0; k < IN_FLIGHT; ++k) {
+        const bool is_there = ARE_THERE || i + k * step < count;
+        Number* at[2];
+        if (is_there) elements({x, y}, {&of_x, &of_y}, i + k * step, at);
+        a[k] = is_there ? *at[0] : Number();
+        b[k] = is_there ? *at[1] : Number();
+    }
+#pragma unroll
+    for (int k = 0; k < IN_FLIGHT; ++k) sums[k].add_product(a[k], b[k]);
+}
+
+__device__ __forceinline__ Partial sum_of_elements(
+    char* x, char* y, const Shape& of_x, const Shape& of_y, Word count
+) {
+    Partial sums[IN_FLIGHT];
+    const Word step = static_cast<Word>(gridDim.x) * blockDim.x;
+    Word i = static_cast<Word>(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (; i + (IN_FLIGHT - 1) * step < count; i += IN_FLIGHT * step)
+        add_products<true>(sums, x, y, of_x, of_y, i, step, count);
+    add_products<false>(sums, x, y, of_x, of_y, i, step, count);
+#pragma unroll
+    for (int width = IN_FLIGHT / 2; width; width /= 2)
+#pragma unroll
+        for (int k = 0; k < width; ++k) sums[k].add(sums[k + width]);
+    return sums[0];
+}
+
+// Sends my sum to all ranks and folds theirs, with the first warp: lane k serves ranks k, k + 32,
+// ... Returns whether the sum is whole; it is in lane 0.
+__device__ __forceinline__ bool sum_of_ranks(
+    const Peers& peers, int me, Number& sum, Word epoch, State* state, const Host& host
+) {
+    const Word flag = epoch << 32;
+    const Word here = (epoch & 1) * RANKS * WORDS;
+    LL mine = split(sum);
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k) mine.data[k] = __shfl_sync(~0u, mine.data[k], 0);
+    Wait wait(host, state, epoch);
+    LL words[(RANKS + 31) / 32];
+    bool is_whole = true;
+#pragma unroll
+    for (int group = 0; group < RANKS; group += 32) {
+        const int rank = group + threadIdx.x;
+        if (rank < RANKS && rank != me)
+            put_ll(reinterpret_cast<Word*>(peers.at[rank]) + here + me * WORDS, mine, flag);
+    }
+#pragma unroll
+    for (int group = 0; group < RANKS; group += 32) {
+        const int rank = group + threadIdx.x;
+        const Word* from = reinterpret_cast<const Word*>(peers.at[me]) + here + rank * WORDS;
+        LL& theirs = words[group / 32];
+        theirs = mine;
+        if (rank < RANKS && rank != me)
+            while (is_whole && !get_ll(from, theirs, flag)) is_whole = wait.keep_waiting(rank);
+    }
+    wait.end();
+    is_whole = __all_sync(~0u, is_whole);
+#pragma unroll
+    for (int rank = 0; rank < RANKS; ++rank) {
+        LL theirs;
+#pragma unroll
+        for (int k = 0; k < WORDS; ++k)
+            theirs.data[k] = __shfl_sync(~0u, words[rank / 32].data[k], rank % 32);
+        sum = rank ? combine(sum, joined(theirs)) : joined(theirs);
+    }
+    return is_whole;
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) dot(
+    const __grid_constant__ Peers peers, const __grid_constant__ Shape of_x,
+    const __grid_constant__ Shape of_y, char* x, char* y, Number* out, Word count,
+    Partial* of_blocks, int me, State* state, const __grid_constant__ Host host
+) {
+    __shared__ bool is_last;
+    const Word epoch = epoch_of(state); // early; the last block alone raises it
+    Partial sum = sum_of_block(sum_of_elements(x, y, of_x, of_y, count));
+    if (gridDim.x > 1) {
+        if (threadIdx.x == 0) {
+            of_blocks[blockIdx.x] = sum;
+            __threadfence();
+            is_last = atomicAdd(&state->tickets, 1) == gridDim.x - 1;
+        }
+        __syncthreads();
+        if (!is_last) return;
+        __threadfence();
+        Partial of_thread;
+        for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
+            Partial other;
+            memcpy(&other, of_blocks + block, sizeof other);
+            of_thread.add(other);
+        }
+        sum = sum_of_block(of_thread);
+    }
+    if (threadIdx.x >= 32) return;
+    Number total = sum.value();
+    bool is_whole = true;
+    if constexpr (RANKS > 1)
+        if (me >= 0) is_whole = sum_of_ranks(peers, me, total, epoch, state, host); // else: to load
+    if (threadIdx.x == 0) {
+        if (is_whole) *out = total;
+        state->tickets = 0;
+        state->arrived = epoch * EPOCH;
+    }
+}

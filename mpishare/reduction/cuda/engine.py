@@ -1,0 +1,282 @@
+"""The engine for fields in GPU memory: the ranks of a node reduce by kernels, in rank order."""
+
+from __future__ import annotations
+
+import time
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from mpishare.coordination.poll import poll
+from mpishare.errors import CudaError, UnsupportedError
+from mpishare.halo import routes
+from mpishare.halo.cuda.fields import addresses_of, cuda_layout, current_stream
+from mpishare.halo.cuda.launch_order import LaunchOrder
+from mpishare.ordering.stream_chain import StreamChain
+from mpishare.reduction.cuda.buffers import Buffers
+from mpishare.reduction.cuda.calls import PreparedCall
+from mpishare.reduction.cuda.group import Group, Pointers
+from mpishare.reduction.cuda.records import order_by_strides, shapes_of
+from mpishare.reduction.cuda.spinning import SpinningRoute
+from mpishare.reduction.cuda.streamed import StreamedRoute
+from mpishare.reduction.order import packing_order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.engine import PlanSetup
+    from mpishare.halo.layout import FieldLayout
+    from mpishare.reduction.operation import Operation
+
+_ROUTES = ("fused", "copy", "pinned")
+_MAX_LAYOUTS = 64
+
+
+class CudaReduce:
+    """Reduces over the ranks of a node in GPU memory. Collective to make, host-blocking.
+
+    Parameters
+    ----------
+    setup : PlanSetup
+        The plan's.
+    layout : FieldLayout
+        That of this rank's field.
+    operation : Operation
+        The same on all ranks.
+    """
+
+    def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
+        comm, name = setup.comm, setup.name
+        self._context, self._name = comm.context, name
+        self._backend: Any = comm.context.backend
+        self._layout, self._dtype = layout, operation.dtype
+        self._group = Group(setup, operation)
+        self._device = self._group.device
+        replies = comm.step(name, lambda: _route_to_peers(setup))
+        # The slowest route between any two ranks serves all of them.
+        route = max((replies[rank] for rank in comm.ranks_here), key=_ROUTES.index)
+        self._count = prod(layout.shape)
+        self._is_needed = self._count > 0 and self._group.size > 1
+        is_fused = route == "fused"
+        found: list[Any] = []
+        comm.step(name, lambda: found.extend(self._shape(setup)))
+        shape, is_row = found
+        kind = SpinningRoute if is_fused else StreamedRoute
+        self._route = kind(self._group, shape, self._count, is_row=is_row)
+        self._buffers = Buffers(
+            comm,
+            name,
+            self._route.nbytes,
+            in_host_memory=route == "pinned",
+            are_streamed=not is_fused,
+        )
+        self._flags = self._buffers.flags
+        self._chain = setup.chain = StreamChain(self._backend, name)
+        self._order: LaunchOrder | None = None
+        self._made: list[PreparedCall] = []
+        self._dots: dict[Any, PreparedCall] = {}
+        self._last_dot: PreparedCall | None = None
+        self._capturing = 0
+        try:
+            self._buffers.share()
+            comm.step(name, lambda: self._build(with_dot=operation.name == "sum"))
+        except BaseException:
+            self._close_calls()
+            self._buffers.undo()
+            raise
+        self.staging_nbytes = self._buffers.nbytes
+        if is_fused:
+            # Alone this rank waits for nobody: then there is nothing to put in order.
+            join = LaunchOrder if self._group.size == 1 else LaunchOrder.join
+            self._order = join(self._backend)
+            self._bind(self._reduce)
+
+    def _shape(self, setup: PlanSetup) -> tuple[Any, bool]:
+        """Return where the elements of a field lie; raises where that cannot be said. Local."""
+        layout, order = self._layout, packing_order(setup)
+        shapes, is_row = shapes_of(layout.shape, [layout.strides], self._group.itemsize, order)
+        return shapes[0], is_row
+
+    def _build(self, *, with_dot: bool) -> None:
+        """Create the stream and the launches of `reduce`, and load all kernels. Local."""
+        route, pointers = self._route, Pointers(1)
+        if route.are_graphs:
+            self._capturing = int(self._backend.new_stream())
+        route.bind(self._buffers)
+        route.warm_up(pointers, with_dot=with_dot)
+        self._reduce = PreparedCall(
+            [self._layout], route.reduce(pointers), pointers, self._capturing, self._group.where
+        )
+        self._made.append(self._reduce)
+        # Until all uploads have arrived and all kernels are loaded.
+        self._context.drain(self._name)
+
+    def reduce(self, field: Any, stream: Any) -> None:
+        """Put the node's result into `field` on every rank. Stream-ordered."""
+        prepared, fields = self._reduce, (field,)
+        if prepared.try_fast(fields, stream):
+            return
+        addresses = addresses_of(fields, prepared.layouts)
+        self._require_aligned(addresses)
+        if self._is_needed:
+            self._enqueue(prepared, fields, addresses, stream)
+
+    def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
+        """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
+        if out is None:
+            if self.is_captured(x, stream):
+                raise UnsupportedError(
+                    f"{self._name}: dot failed: the stream is being captured into a graph, and "
+                    "replays would write into a result that may be gone by then. Pass out=, an "
+                    "array of one element that you keep"
+                )
+            out = self._new_result(x, stream)
+        fields = x, y, out
+        if self._last_dot is not None and self._last_dot.try_fast(fields, stream):
+            return out
+        layouts = self._dot_layouts(x, y, out)
+        addresses = addresses_of(fields, layouts)
+        self._require_aligned(addresses)
+        prepared = self._dots.get(layouts) or self._prepare_dot(layouts)
+        self._enqueue(prepared, fields, addresses, stream)
+        self._last_dot = prepared
+        return out
+
+    def _new_result(self, x: Any, stream: Any) -> Any:
+        """Return a new array of shape (), of the library of x. Local."""
+        if hasattr(x, "new_empty"):  # a tensor
+            return x.new_empty(())
+        if stream is None:
+            return cupy.empty((), self._dtype)
+        # CuPy reuses memory in the order of the stream on which it was allocated.
+        with cupy.cuda.ExternalStream(self._backend.stream(stream)[0]):
+            return cupy.empty((), self._dtype)
+
+    def _dot_layouts(self, x: Any, y: Any, out: Any) -> tuple[FieldLayout, ...]:
+        """Return the layouts of the arrays of a dot product; raise where they do not fit."""
+        found = []
+        for name, array in (("x", x), ("y", y), ("out", out)):
+            layout = cuda_layout(array, name)
+            if layout.dtype != self._dtype:
+                raise ValueError(f"{name} has dtype {layout.dtype} instead of {self._dtype}")
+            if layout.device != self._device:
+                raise ValueError(f"{name} is on GPU {layout.device} instead of {self._device}")
+            found.append(layout)
+        of_x, of_y, of_out = found
+        if of_x.shape != of_y.shape:
+            raise ValueError(f"x has shape {of_x.shape}, y has {of_y.shape}: they must be the same")
+        if prod(of_out.shape) != 1:
+            raise ValueError(f"out has shape {of_out.shape}: it must be of one element")
+        return tuple(found)
+
+    def _prepare_dot(self, layouts: tuple[FieldLayout, ...]) -> PreparedCall:
+        """Make the launches of dot products of such arrays. Local."""
+        of_x, of_y, _ = layouts
+        extents, strides = order_by_strides(of_x.shape, [of_x.strides, of_y.strides])
+        shapes, is_row = shapes_of(extents, strides, self._dtype.itemsize, "C")
+        pointers, count = Pointers(3), prod(of_x.shape)
+        enqueued = self._route.dot(pointers, shapes, count, is_row=is_row)
+        prepared = PreparedCall(layouts, enqueued, pointers, self._capturing, self._group.where)
+        self._bind(prepared)
+        if len(self._dots) == _MAX_LAYOUTS:
+            self._dots.pop(next(iter(self._dots))).close()
+        self._dots[layouts] = prepared
+        return prepared
+
+    def _bind(self, prepared: PreparedCall) -> None:
+        if self._order is not None:
+            prepared.bind(self._chain, self._order, self._context.agreement, self._flags)
+
+    def _require_aligned(self, addresses: Sequence[int]) -> None:
+        itemsize = self._dtype.itemsize
+        for address in addresses:
+            if address % itemsize:
+                raise ValueError(
+                    f"an array begins at {address:#x}, which is not a multiple of its element's "
+                    f"{itemsize} bytes"
+                )
+
+    def _enqueue(
+        self,
+        prepared: PreparedCall,
+        fields: Sequence[Any],
+        addresses: tuple[int, ...],
+        stream: Any,
+    ) -> None:
+        if stream is None:
+            stream = current_stream(fields, self._device)
+        handle, owner, stays_alive, is_captured = self._backend.enter(stream)
+        chains = [self._chain]
+        if self._order is not None and self._order.plans > 1:
+            chains.append(self._order.chain)
+        if is_captured:
+            chains = []  # the graph has an order of its own
+        for chain in chains:
+            chain.follow(handle, owner, stays_alive=stays_alive)
+        prepared.enqueue(handle, addresses, is_captured=is_captured)
+        self._flags.calls[0] += 1
+        if not stays_alive:
+            for chain in chains:
+                chain.leave()
+
+    def is_captured(self, field: Any, stream: Any) -> bool:
+        """Whether the stream of a call with this field is being captured into a graph. Local."""
+        stream = current_stream([field], self._device) if stream is None else stream
+        return bool(self._backend.enter(stream)[3])
+
+    def pending(self) -> list[int]:
+        """Ranks of the node that this rank's GPU waits for, or that have called less often."""
+        return self._flags.pending()
+
+    def finish_at_exit(self, deadline: float) -> None:
+        """Tell the other ranks if all calls end by then; by polling, as `CudaEngine`. Local."""
+        is_over = False
+
+        def is_done() -> bool:
+            nonlocal is_over
+            is_over = self._chain.is_over()
+            return is_over or self._context.agreement.failure is not None
+
+        try:
+            poll(is_done, deadline - time.monotonic())
+        except CudaError:
+            return  # what is enqueued on a failed GPU never ends
+        if is_over:
+            self._flags.mark_finished()
+
+    def drain(self) -> None:
+        """Wait until nothing is under way on this rank, with the node's deadline."""
+        self._context.drain(f"{self._name}: close")
+
+    def release(self) -> None:
+        """Unmap what other ranks own. Local."""
+        self._buffers.release()
+
+    def close(self) -> None:
+        """Free what this rank owns. Local, once all ranks have released."""
+        self._close_calls()
+        self._buffers.close()
+        self._group.close()
+        self._chain.end()
+        if self._order is not None:
+            self._order.leave()
+
+    def _close_calls(self) -> None:
+        for prepared in (*self._made, *self._dots.values()):
+            prepared.close()
+        self._made, self._dots, self._last_dot = [], {}, None
+        if self._capturing:
+            self._backend.close_stream(self._capturing)
+            self._capturing = 0
+
+
+def _route_to_peers(setup: PlanSetup) -> str:
+    """Return the slowest route from this rank to the others of its node. Local."""
+    comm = setup.comm
+    forced = setup.same["MPISHARE_ROUTE"]
+    others = [rank for rank in comm.ranks_here if rank != comm.rank]
+    found = routes.choose(comm, setup.node.report(), others, forced, on_gpu=True)
+    # Inside a node a reduction has no messages: what travels by host memory is the nearest.
+    names = ["pinned" if route == "mpi" else route for route in found.values()]
+    return max(names, key=_ROUTES.index, default="fused")

@@ -1,0 +1,38 @@
+"""The kernels of reductions: one of each kind for each dtype, operation and number of ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import cupy
+
+from mpishare.reduction.cuda.sources import options, source
+
+if TYPE_CHECKING:
+    from mpishare.reduction.operation import Operation
+
+_FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
+
+
+@functools.cache
+def kernel(name: str, operation: Operation, nranks: int, device: int, *, contiguous: bool) -> int:
+    """Return the driver's handle of a kernel, loaded on the current device. Local.
+
+    Parameters
+    ----------
+    name : str
+        ``small``, ``large``, ``dot``, ``pack`` or ``fold``.
+    operation, nranks, contiguous
+        See `options`.
+    device : int
+        The current device, since a handle belongs to one.
+    """
+    del device
+    given = options(operation, nranks, contiguous=contiguous)
+    return int(_module(_FILES.get(name, f"{name}.cu"), given).get_function(name).kernel.ptr)
+
+
+@functools.cache
+def _module(file: str, given: tuple[str, ...]) -> cupy.RawModule:
+    return cupy.RawModule(code=source(file), options=given)

@@ -1,0 +1,132 @@
+"""What the kernels are told of fields and buffers: the records behind their arguments."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.reduction.order import Order
+
+MAX_AXES = 8
+PACK_NBYTES = 16
+FLAG_NBYTES = 32
+_ALIGN = 128
+
+
+class Shape(ctypes.Structure):
+    """Where the elements of a field lie; ``struct Shape`` of elements.cuh."""
+
+    _fields_ = (
+        ("step", ctypes.c_int64 * MAX_AXES),
+        ("extent", ctypes.c_uint64 * MAX_AXES),
+        ("axes", ctypes.c_int),
+        ("unused", ctypes.c_int),
+    )
+
+
+class Staging(ctypes.Structure):
+    """The staging buffers of large fields; ``struct Staging`` of large.cu."""
+
+    _fields_ = (
+        ("count", ctypes.c_uint64),
+        ("slice", ctypes.c_uint64),
+        ("chunk", ctypes.c_uint),
+        ("chunks", ctypes.c_uint),
+        ("sent_flags", ctypes.c_uint64),
+        ("reduced_flags", ctypes.c_uint64),
+        ("sent", ctypes.c_uint64),
+        ("reduced", ctypes.c_uint64),
+    )
+
+
+class Host(ctypes.Structure):
+    """The words of host memory that a wait looks at; ``struct Host`` of waiting.cuh."""
+
+    _fields_ = (("stalled_on", ctypes.c_uint64), ("abort", ctypes.c_uint64))
+
+
+SIZE_OPTIONS = tuple(f"-D{each.__name__}_nbytes={ctypes.sizeof(each)}" for each in (Shape, Staging))
+
+Strides = tuple[int, ...]
+
+
+def shapes_of(
+    extents: Sequence[int], strides: Sequence[Strides], itemsize: int, order: Order
+) -> tuple[list[Shape], bool]:
+    """Return the records of fields of the same shape, and whether all are rows of elements.
+
+    Parameters
+    ----------
+    extents : sequence of int
+        Elements along each axis.
+    strides : sequence of tuple of int, bytes
+        Those of each field.
+    itemsize : int, bytes
+        Of an element.
+    order : str
+        ``"C"`` or ``"F"``: in which elements are numbered.
+    """
+    rows = [*zip(extents, *strides, strict=True)]
+    merged: list[list[int]] = []
+    for extent, *steps in rows if order == "C" else reversed(rows):
+        if extent == 1:
+            continue
+        last = merged[-1] if merged else None
+        if last and all(a == extent * b for a, b in zip(last[1:], steps, strict=True)):
+            merged[-1] = [last[0] * extent, *steps]
+        else:
+            merged.append([extent, *steps])
+    merged = merged or [[1] + [itemsize] * len(strides)]
+    if len(merged) > MAX_AXES:
+        raise UnsupportedError(
+            f"an array whose elements lie along {len(merged)} axes apart from each other: "
+            f"{MAX_AXES} are allowed on CUDA"
+        )
+    shapes = []
+    for index in range(len(strides)):
+        shape = Shape(axes=len(merged))
+        for axis, (extent, *steps) in enumerate(merged):
+            shape.extent[axis], shape.step[axis] = extent, steps[index]
+        shapes.append(shape)
+    return shapes, len(merged) == 1 and all(step == itemsize for step in merged[0][1:])
+
+
+def order_by_strides(
+    extents: Sequence[int], strides: Sequence[Strides]
+) -> tuple[Sequence[int], Sequence[Strides]]:
+    """Return the axes of fields so that the elements of the first lie one after the other.
+
+    For sums over the elements, which may be numbered as they lie.
+    """
+    axes = sorted(range(len(extents)), key=lambda axis: -strides[0][axis])
+    return [extents[axis] for axis in axes], [
+        tuple(each[axis] for axis in axes) for each in strides
+    ]
+
+
+def staging_of(count: int, itemsize: int, nranks: int, chunk_nbytes: int) -> tuple[Staging, int]:
+    """Return the layout of the staging buffers for so many elements, and its size in bytes."""
+    packs = -(-count * itemsize // PACK_NBYTES)
+    of_slice = -(-packs // nranks)
+    chunk = chunk_nbytes // PACK_NBYTES
+    chunks = -(-of_slice // chunk)
+    flags = _aligned((nranks - 1) * chunks * FLAG_NBYTES)
+    data = (nranks - 1) * of_slice * PACK_NBYTES
+    staging = Staging(
+        count, of_slice, chunk, chunks, 0, flags, 2 * flags, _aligned(2 * flags + data)
+    )
+    return staging, int(staging.reduced) + data
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def address_array(addresses: Sequence[int]) -> Any:
+    """Return addresses as a record of a kernel: ``struct Peers``, ``struct Buffers``."""
+    return (ctypes.c_uint64 * len(addresses))(*addresses)

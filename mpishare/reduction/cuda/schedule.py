@@ -1,0 +1,55 @@
+"""The order in which the blocks of a large reduction take their work items. Pure integers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEND, REDUCE, RECV = range(3)
+MAX_CHUNKS, MAX_RANKS = 1 << 20, 1 << 10
+_KIND_SHIFT, _PEER_SHIFT = 30, 20
+
+
+def schedule(rank: int, nranks: int, chunks: int, lead: int, lag: int) -> np.ndarray[Any, Any]:
+    """Return the items of a rank, in 32 bits each, as large.cu reads them.
+
+    At time t all ranks send chunk t to each other, reduce chunk t - `lead`, and receive the reduced
+    chunk t - `lead` - `lag`. So whatever an item waits for stands before it, on all ranks, when
+    they are put in the order of time and kind.
+
+    Parameters
+    ----------
+    rank, nranks : int
+        This rank, and how many reduce.
+    chunks : int
+        In the slice of a rank.
+    lead, lag : int, chunks
+        How far sends are ahead of the folds, and these ahead of the receives.
+    """
+    items = sorted(_items(rank, nranks, chunks, lead, lag))
+    packed = [
+        kind << _KIND_SHIFT | peer << _PEER_SHIFT | chunk for _, kind, _, peer, chunk in items
+    ]
+    return np.array(packed, np.uint32)
+
+
+def unpacked(item: int) -> tuple[int, int, int]:
+    """Return the kind, the peer and the chunk of an item."""
+    return item >> _KIND_SHIFT, item >> _PEER_SHIFT & (MAX_RANKS - 1), item & (MAX_CHUNKS - 1)
+
+
+def _items(
+    rank: int, nranks: int, chunks: int, lead: int, lag: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (time, kind, number among those, peer, chunk)."""
+    for chunk in range(chunks):
+        yield chunk + lead, REDUCE, 0, rank, chunk
+        for step in range(1, nranks):
+            # Each rank begins with another peer, so that no link is crowded.
+            peer = (rank + step) % nranks
+            yield chunk, SEND, step, peer, chunk
+            yield chunk + lead + lag, RECV, step, peer, chunk

@@ -1,0 +1,81 @@
+// Small reductions: every rank sends its elements to everybody by LL, and folds everybody's.
+//
+// The buffer of a rank has a part for each parity of the epoch, and in it the elements of each rank.
+// A rank overwrites what it sent at epoch e at epoch e + 2. By then its launch of e + 1 has ended,
+// so it has had the words of e + 1 from every other rank; these sent them after their launches of e
+// had ended, and with these all reads of e.
+//
+// A thread sends all of its elements before it waits, and the threads of other ranks that it waits
+// for are those of the same block. Blocks start in the order of their numbers, so one resident block
+// per rank is enough for progress: the first block that has not ended on some rank has been sent by
+// all that are ahead.
+#include "elements.cuh"
+#include "waiting.cuh"
+#include "ll.cuh"
+
+// Ranks whose words a thread has in flight.
+const int BATCH = RANKS < 8 ? RANKS : 8;
+
+// Folds an element, given those of my rank and where those of all ranks arrive, `stride` words from
+// rank to rank. Returns whether the result is whole.
+__device__ __forceinline__ bool fold_ranks(
+    const LL& mine, const Word* from, Word stride, int me, Word flag, Wait& wait, Number& total
+) {
+#pragma unroll
+    for (int first = 0; first < RANKS; first += BATCH) {
+        LL words[BATCH];
+        while (true) {
+            unsigned missing = 0;
+#pragma unroll
+            for (int k = 0; k < BATCH; ++k) {
+                const int rank = first + k;
+                if (rank == me) words[k] = mine;
+                else if (rank < RANKS && !get_ll(from + rank * stride, words[k], flag))
+                    missing |= 1 << k;
+            }
+            if (!missing) break;
+            if (!wait.keep_waiting(first + __ffs(missing) - 1)) return false;
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            const int rank = first + k;
+            if (rank == 0) total = joined(words[k]);
+            else if (rank < RANKS) total = combine(total, joined(words[k]));
+        }
+    }
+    return true;
+}
+
+extern "C" __global__ void __launch_bounds__(512) small(
+    const __grid_constant__ Peers peers, const __grid_constant__ Shape shape, char* field,
+    unsigned count, int me, State* state, const __grid_constant__ Host host
+) {
+    const Word epoch = epoch_of(state), flag = epoch << 32;
+    const unsigned begin = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    // In words: from rank to rank, and where this epoch's begin.
+    const Word stride = static_cast<Word>(count) * WORDS, here = (epoch & 1) * RANKS * stride;
+    LL mine;
+    for (unsigned i = begin; i < count; i += step) {
+        const LL words = split(*element(field, shape, i));
+        if (i == begin) mine = words;
+#pragma unroll
+        for (int k = 1; k < RANKS; ++k) {
+            const int to = me + k < RANKS ? me + k : me + k - RANKS;
+            Word* buffer = reinterpret_cast<Word*>(peers.at[to]) + here;
+            put_ll(buffer + me * stride + static_cast<Word>(i) * WORDS, words, flag);
+        }
+    }
+    const Word* buffer = reinterpret_cast<const Word*>(peers.at[me]) + here;
+    Wait wait(host, state, epoch);
+    for (unsigned i = begin; i < count; i += step) {
+        Number* at = element(field, shape, i);
+        if (i != begin) mine = split(*at);
+        Number total;
+        const Word* from = buffer + static_cast<Word>(i) * WORDS;
+        if (!fold_ranks(mine, from, stride, me, flag, wait, total)) break;
+        *at = total;
+    }
+    wait.end();
+    __syncthreads();
+    if (threadIdx.x == 0) count_launch(state);
+}

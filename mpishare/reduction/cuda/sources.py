@@ -1,0 +1,53 @@
+"""The sources of the kernels, and the options that make one for a dtype and an operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpishare.reduction.cuda.records import SIZE_OPTIONS
+
+if TYPE_CHECKING:
+    from mpishare.reduction.operation import Operation
+
+_FLOATS = {"e": "Half", "f": "float", "d": "double", "F": "Complex<float>", "D": "Complex<double>"}
+_WORDS = {1: "char", 2: "short", 4: "int", 8: "long long"}
+_OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
+
+
+def options(operation: Operation, nranks: int, *, contiguous: bool) -> tuple[str, ...]:
+    """Return the compiler options of a kernel.
+
+    Parameters
+    ----------
+    operation : Operation
+        Of the plan.
+    nranks : int
+        How many ranks reduce.
+    contiguous : bool
+        Whether fields are rows of elements.
+    """
+    dtype = operation.dtype
+    number = _FLOATS.get(dtype.char)
+    if number is None:
+        # Sums and products of signed integers wrap as those of unsigned ones, by definition.
+        is_signed = dtype.kind == "i" and operation.name in ("max", "min")
+        number = f"{'signed' if is_signed else 'unsigned'} {_WORDS[dtype.itemsize]}"
+    return (
+        "--std=c++17",
+        "--fmad=false",
+        f"-DNUMBER={number}",
+        f"-DOPERATION={_OPERATIONS[operation.name]}",
+        f"-DRANKS={nranks}",
+        f"-DCONTIGUOUS={int(contiguous)}",
+        *SIZE_OPTIONS,
+    )
+
+
+def source(file: str) -> str:
+    """Return a CUDA source with its headers inserted, since the compiler sees no folder."""
+    folder = Path(__file__).parent
+    text = (folder / file).read_text()
+    for header in sorted(folder.glob("*.cuh")):
+        text = text.replace(f'#include "{header.name}"', header.read_text())
+    return text

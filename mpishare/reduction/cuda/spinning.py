@@ -1,0 +1,174 @@
+"""Route ``fused``: one kernel stores into the other ranks' buffers, waits for theirs, and folds."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from mpishare.reduction.cuda.group import InOrder
+from mpishare.reduction.cuda.records import Host, Staging, address_array, staging_of
+from mpishare.reduction.cuda.schedule import schedule
+
+if TYPE_CHECKING:
+    from mpishare.backends.driver import Launch
+    from mpishare.reduction.cuda.buffers import Buffers
+    from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
+    from mpishare.reduction.cuda.records import Shape
+
+SMALL_NBYTES = 1 << 20
+"""Fields of up to so many bytes, times the number of other ranks, go to everybody as they are."""
+SEGMENT_NBYTES = 128 << 20
+"""Larger fields are reduced part by part, so that the staging buffers stay small."""
+
+_FEW_THREADS, _THREADS = 128, 512
+_WARP, _ELEMENTS_PER_LANE = 32, 8  # of a dot product for which one warp is enough
+_STATE_NBYTES = 16
+_ALIGN = 128
+# Up to so many bytes of a slice, its chunks have so many.
+_CHUNKS = ((1 << 20, 16 << 10), (1 << 62, 32 << 10))
+# All sends first: they fill the links while the folds find their chunks there.
+_LEAD, _LAG = 1 << 20, 128
+
+
+class SpinningRoute:
+    """Launches whose kernels wait for the other ranks. Local.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks.
+    shape, is_row
+        Where the elements of a field lie, and whether one behind the other.
+    count : int
+        How many elements it has.
+
+    Attributes
+    ----------
+    nbytes : int, bytes
+        Size of the buffer of each rank.
+    is_small : bool
+        Whether fields go to everybody as they are.
+    """
+
+    are_graphs = True
+
+    def __init__(self, group: Group, shape: Shape, count: int, *, is_row: bool) -> None:
+        self._group, self._shape, self._is_row, self._count = group, shape, is_row, count
+        itemsize, others = group.itemsize, group.size - 1
+        self.is_small = count * itemsize * others <= SMALL_NBYTES
+        self._begin = _aligned(self._ll_nbytes(1))  # that of dot products comes first
+        self._segment = max(1, min(count, SEGMENT_NBYTES // itemsize))
+        of_slice = self._segment * itemsize // group.size
+        self._chunk = next(chunk for largest, chunk in _CHUNKS if of_slice <= largest)
+        self._staging, nbytes = self._staging_of(self._segment)
+        self.nbytes = self._begin + (self._ll_nbytes(count) if self.is_small else nbytes)
+
+    def bind(self, buffers: Buffers) -> None:
+        """Make what the kernels keep from launch to launch."""
+        group, flags = self._group, buffers.flags
+        self._buffers = buffers
+        self._host = Host(flags.stalled_on(group.ranks[0]), flags.abort)
+        self._state, self._dot_state = group.zeros(_STATE_NBYTES), group.zeros(_STATE_NBYTES)
+        self._of_blocks = group.zeros(16 * group.blocks)
+
+    def reduce(self, pointers: Pointers) -> Enqueued:
+        """Return the launches that reduce the field at the first address."""
+        field = pointers.argument(0)
+        if self.is_small:
+            return self._small(field, self._count, self._state)
+        begins = range(0, self._count, self._segment)
+        return InOrder([self._large(field, begin, self._state) for begin in begins])
+
+    def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, is_row: bool) -> Enqueued:
+        """Return the launch for the arrays at the first two addresses, into the third."""
+        arrays = [pointers.argument(index) for index in range(3)]
+        return self._dot(shapes, arrays, count, self._group.me, self._dot_state, is_row=is_row)
+
+    def warm_up(self, pointers: Pointers, *, with_dot: bool) -> None:
+        """Launch each kernel once on no elements: a kernel loaded later would wait for streams."""
+        state = self._group.zeros(_STATE_NBYTES)
+        field = pointers.argument(0)
+        if self.is_small:
+            self._small(field, 0, state).enqueue(0)
+        else:
+            self._large(field, self._count, state).enqueue(0)
+        arrays = [field, field, ctypes.c_uint64(self._group.zeros(16))]
+        for is_row in (True, False) if with_dot else ():
+            self._dot([self._shape] * 2, arrays, 0, -1, state, is_row=is_row).enqueue(0)
+
+    def _small(self, field: Any, count: int, state: int) -> Launch:
+        most = self._group.resident_blocks
+        threads = _FEW_THREADS if count <= most * _FEW_THREADS else _THREADS
+        blocks = max(1, min(-(-count // threads), most))
+        return self._launch(
+            "small",
+            (blocks, threads),
+            self._begin,
+            [self._shape, field, ctypes.c_uint32(count), self._me, ctypes.c_uint64(state)],
+            is_row=self._is_row,
+        )
+
+    def _large(self, field: Any, begin: int, state: int) -> Launch:
+        group = self._group
+        staging, _ = self._staging_of(min(self._count - begin, self._segment))
+        # In every segment the parts of the buffers lie where they lie in a whole one.
+        for name in ("sent_flags", "reduced_flags", "sent", "reduced"):
+            setattr(staging, name, getattr(self._staging, name))
+        items = schedule(group.me, group.size, staging.chunks, _LEAD, _LAG)
+        blocks = max(1, min(len(items), group.resident_blocks))
+        arguments = [
+            self._shape,
+            staging,
+            field,
+            ctypes.c_uint64(begin),
+            ctypes.c_uint64(group.upload(items)),
+            ctypes.c_uint32(len(items)),
+            self._me,
+            ctypes.c_uint64(state),
+        ]
+        size = blocks, _THREADS
+        return self._launch("large", size, self._begin, arguments, is_row=self._is_row)
+
+    def _dot(
+        self,
+        shapes: list[Shape],
+        arrays: list[Any],
+        count: int,
+        me: int,
+        state: int,
+        *,
+        is_row: bool,
+    ) -> Launch:
+        is_warp = count <= _WARP * _ELEMENTS_PER_LANE
+        threads = _WARP if is_warp else _THREADS
+        blocks = max(1, min(-(-count // (2 * threads)), self._group.sm_count)) if not is_warp else 1
+        arguments = [
+            *shapes,
+            *arrays,
+            ctypes.c_uint64(count),
+            ctypes.c_uint64(self._of_blocks),
+            ctypes.c_int32(me),
+            ctypes.c_uint64(state),
+        ]
+        return self._launch("dot", (blocks, threads), 0, arguments, is_row=is_row)
+
+    def _launch(
+        self, name: str, size: tuple[int, int], offset: int, arguments: list[Any], *, is_row: bool
+    ) -> Launch:
+        peers = address_array(self._buffers.addresses(offset))
+        return self._group.launch(name, size, [peers, *arguments, self._host], is_row=is_row)
+
+    @property
+    def _me(self) -> ctypes.c_int32:
+        return ctypes.c_int32(self._group.me)
+
+    def _ll_nbytes(self, count: int) -> int:
+        """Bytes of LL words: of both parities, of all ranks."""
+        return 2 * self._group.size * count * 8 * max(1, self._group.itemsize // 4)
+
+    def _staging_of(self, count: int) -> tuple[Staging, int]:
+        return staging_of(count, self._group.itemsize, self._group.size, self._chunk)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN

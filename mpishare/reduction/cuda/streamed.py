@@ -1,0 +1,154 @@
+"""Routes ``copy`` and ``pinned``: streams wait for the other ranks, kernels never do.
+
+For GPUs that ranks share by turns, where a kernel that waits would use up its turn, and for memory
+that cannot be mapped. Each rank packs its field into its own buffer and tells the others; each
+folds the buffers of all ranks, and tells them that it has read theirs. Two binary flags per pair of
+ranks, which the rank that waits for them resets: so a captured graph can replay them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from mpishare.reduction.cuda.group import InOrder
+from mpishare.reduction.cuda.records import Host, address_array
+
+if TYPE_CHECKING:
+    from mpishare.backends import Backend
+    from mpishare.backends.driver import Launch
+    from mpishare.reduction.cuda.buffers import Buffers
+    from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
+    from mpishare.reduction.cuda.records import Shape
+
+SEGMENT_NBYTES = 8 << 20
+"""Larger fields are reduced part by part, so that the buffers stay small."""
+
+_THREADS = 512
+_ELEMENTS_PER_THREAD = 2
+_NUMBER_NBYTES = 16  # room for one element of any dtype
+_ALIGN = 128
+
+
+class StreamedRoute:
+    """Launches and signals of reductions for which streams wait. Local.
+
+    Parameters
+    ----------
+    group, shape, count, is_row
+        As `SpinningRoute`.
+
+    Attributes
+    ----------
+    nbytes : int, bytes
+        Size of the buffer of each rank.
+    """
+
+    are_graphs = False
+
+    def __init__(self, group: Group, shape: Shape, count: int, *, is_row: bool) -> None:
+        self._group, self._shape, self._is_row, self._count = group, shape, is_row, count
+        self._segment = max(1, min(count, SEGMENT_NBYTES // group.itemsize))
+        self.nbytes = -(-self._segment * group.itemsize // _ALIGN) * _ALIGN
+
+    def bind(self, buffers: Buffers) -> None:
+        """Prepare the signals."""
+        group, flags = self._group, buffers.flags
+        self._buffers = buffers
+        self._launches, self._started = group.zeros(16), flags.started
+        mine = group.ranks[group.me]
+        others = [rank for rank in group.ranks if rank != mine]
+        is_ready = [("write", flags.ready(mine, rank), 1) for rank in others]
+        for rank in others:
+            is_ready += _wait_and_reset(flags.ready(rank, mine))
+        is_read = [("write", flags.consumed(mine, rank), 1) for rank in others]
+        for rank in others:
+            is_read += _wait_and_reset(flags.consumed(rank, mine))
+        self._is_ready = _Signals(group.backend, is_ready)
+        self._is_read = _Signals(group.backend, is_read)
+        self._of_blocks, self._dot_state = group.zeros(16 * group.blocks), group.zeros(16)
+        self._sum = group.zeros(_NUMBER_NBYTES)
+        (self._of_one,), _ = group.shapes_of_one()
+
+    def reduce(self, pointers: Pointers) -> Enqueued:
+        """Return what reduces the field at the first address."""
+        field = pointers.argument(0)
+        parts: list[Enqueued] = []
+        for begin in range(0, self._count, self._segment):
+            count = min(self._segment, self._count - begin)
+            parts += self._steps(self._shape, field, field, begin, count, is_row=self._is_row)
+        return InOrder(parts)
+
+    def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, is_row: bool) -> Enqueued:
+        """Return what reduces the arrays at the first two addresses, into the third."""
+        x, y, out = (pointers.argument(index) for index in range(3))
+        mine = ctypes.c_uint64(self._sum)
+        local = self._local_dot(shapes, [x, y, mine], count, is_row=is_row)
+        return InOrder([local, *self._steps(self._of_one, mine, out, 0, 1, is_row=True)])
+
+    def warm_up(self, pointers: Pointers, *, with_dot: bool) -> None:
+        """Launch each kernel once on no elements: a kernel loaded later would wait for streams."""
+        field = pointers.argument(0)
+        rows = {self._is_row, True} if with_dot else {self._is_row}
+        for is_row in rows:
+            self._pack(self._shape, field, 0, 0, 0, is_row=is_row).enqueue(0)
+            self._fold(self._shape, field, 0, 0, is_row=is_row).enqueue(0)
+        arrays = [field, field, ctypes.c_uint64(self._sum)]
+        for is_row in (True, False) if with_dot else ():
+            self._local_dot([self._shape] * 2, arrays, 0, is_row=is_row).enqueue(0)
+
+    def _steps(
+        self, shape: Shape, source: Any, target: Any, begin: int, count: int, *, is_row: bool
+    ) -> list[Enqueued]:
+        pack = self._pack(shape, source, begin, count, self._started, is_row=is_row)
+        fold = self._fold(shape, target, begin, count, is_row=is_row)
+        return [pack, self._is_ready, fold, self._is_read]
+
+    def _pack(
+        self, shape: Shape, field: Any, begin: int, count: int, started: int, *, is_row: bool
+    ) -> Launch:
+        mine = self._buffers.addresses()[self._group.me]
+        numbers = begin, count, mine, self._launches, started
+        arguments = [shape, field, *map(ctypes.c_uint64, numbers)]
+        return self._group.launch("pack", self._size(count), arguments, is_row=is_row)
+
+    def _fold(self, shape: Shape, field: Any, begin: int, count: int, *, is_row: bool) -> Launch:
+        rows = address_array(self._buffers.addresses())
+        arguments = [shape, rows, field, ctypes.c_uint64(begin), ctypes.c_uint64(count)]
+        return self._group.launch("fold", self._size(count), arguments, is_row=is_row)
+
+    def _local_dot(
+        self, shapes: list[Shape], arrays: list[Any], count: int, *, is_row: bool
+    ) -> Launch:
+        arguments = [
+            address_array([0]),
+            *shapes,
+            *arrays,
+            ctypes.c_uint64(count),
+            ctypes.c_uint64(self._of_blocks),
+            ctypes.c_int32(0),
+            ctypes.c_uint64(self._dot_state),
+            Host(),
+        ]
+        return self._group.launch("dot", self._size(count), arguments, is_row=is_row, nranks=1)
+
+    def _size(self, count: int) -> tuple[int, int]:
+        wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
+        return max(1, min(wanted, self._group.blocks)), _THREADS
+
+
+class _Signals:
+    """Stream memory operations whose values never change."""
+
+    def __init__(self, backend: Backend, operations: list[tuple[str, int, int]]) -> None:
+        self._values = [value for _, _, value in operations]
+        self._signals = backend.signals([(kind, address) for kind, address, _ in operations])
+
+    def enqueue(self, stream: int) -> None:
+        """Enqueue them on a stream."""
+        if self._values:
+            self._signals.enqueue(stream, self._values)
+
+
+def _wait_and_reset(address: int) -> list[tuple[str, int, int]]:
+    return [("wait", address, 1), ("write", address, 0)]
