@@ -128,7 +128,7 @@ class Nvshmem(Library):
     def bind_sum(self, array: Any) -> Callable[[], None]:
         """Return the sum over the team of all ranks, in place. Stream-ordered."""
         address, stream = int(array.data.ptr), int(self.session.stream.ptr)
-        team = int(self._core.Teams.TEAM_WORLD)
+        team = int(self._bindings.nvshmem.Team_id.TEAM_WORLD)
         arguments = team, address, address, int(array.size), stream
         return partial(self._bindings.double_sum_reduce_on_stream, *arguments)
 
