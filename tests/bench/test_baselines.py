@@ -87,6 +87,23 @@ def test_variants_of_a_library_move_every_word(ranks: int) -> None:
     assert all(row["ok"] and row["kind"] == "rival" and row["ratio"] for row in found), found
 
 
+IN_PLACE = """
+ways = library._LIBRARIES["mpi"][1]
+ways["mpi in place"] = library._Way("CudaMpi", in_place=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_fields_in_memory_of_a_library_are_exchanged_in_place(ranks: int) -> None:
+    words = ["ring", "halo1d", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]
+    result = run_ranks(ranks, ON_HOST.format(change=IN_PLACE), args=words, env=HOST)
+    assert result.returncode == 0, result.describe()
+    found = [row for row in json.loads(result.stdout)["rows"] if row["arm"] == "mpi in place"]
+    # The buffers of a ring are memory of the library anyway.
+    assert [row["case"] for row in found] == ["halo1d"] * 2 * 2  # sizes, clocks
+    assert all(row["ok"] for row in found), found
+
+
 def test_a_face_of_the_wrong_side_is_seen() -> None:
     words = ["ring", "halo1d", "--max", "8", "--format", "json", "--against", "mpi", *QUICK]
     program = ON_HOST.format(change=FROM_THE_WRONG_SIDE)
