@@ -221,7 +221,7 @@ class NcclDevice(NcclSend):
         with refusals(self.label, self._calls.NCCLError):
             self._device_comm = self._comm.create_dev_comm(needs)
         state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
-        self._state = np.frombuffer(state, "u1")  # an argument by value
+        self._state = np.frombuffer(state, "u1").copy()  # an argument by value
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return the launch of the kernel. Stream-ordered."""
