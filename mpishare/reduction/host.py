@@ -13,7 +13,7 @@ import numpy as np
 
 from mpishare.errors import MpiShareError
 from mpishare.halo.layout import FieldLayout, as_numpy
-from mpishare.reduction.large import LargeReduce, folds_all
+from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
 from mpishare.reduction.order import is_packed, packing_order
 from mpishare.reduction.quiet import quiet_runner
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from mpishare.reduction.operation import Operation
 
     Array = np.ndarray[Any, Any]
-
-CHUNK_NBYTES = 512 << 10
-"""A slot is not larger, so that what a rank wrote there is read from the cache."""
 
 
 class HostReduce:
@@ -55,20 +52,22 @@ class HostReduce:
         self._local_dot = LocalDot(layout.dtype)
         self._sum = np.empty(1, layout.dtype)
         count, nranks = prod(shape), len(setup.comm.ranks_here)
-        capacity = max(min(count, CHUNK_NBYTES // layout.dtype.itemsize), 1)
-        self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, capacity)
+        small, large = capacities(nranks, count, layout.dtype.itemsize)
+        self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, small, large)
         self.staging_nbytes = slots.nbytes
         self._large = LargeReduce(setup.context, self._name, slots, self._fold)
         self._order = order = packing_order(setup)
-        # A field that is not packed is copied into one that is.
-        self._packed = None if is_packed(layout, order) else np.empty(shape, layout.dtype, order)
         self._is_needed = nranks > 1 and count > 0
-        nbytes = count * layout.dtype.itemsize
-        self._is_small = self._packed is None and count <= capacity and folds_all(nranks, nbytes)
+        self._reduce_packed = self._reduce_large if large else self._reduce_small
+        if is_packed(layout, order):
+            self._reduce = self._reduce_packed
+        else:
+            self._packed = np.empty(shape, layout.dtype, order)
+            self._reduce = self._reduce_unpacked
         even, odd = slots.pair
         self._numbers = [slot[:1] for slot in even], [slot[:1] for slot in odd]
         self._fields: tuple[list[Array], list[Array]] = [], []
-        if self._is_small:
+        if not large:
             for fields, group in zip(self._fields, slots.pair, strict=True):
                 fields += [slot[:count].reshape(shape, order=order) for slot in group]
 
@@ -86,27 +85,28 @@ class HostReduce:
         if not self._is_needed:
             return
         try:
-            if self._is_small:
-                slots = self._slots
-                parity = slots.parity = slots.parity ^ 1
-                fields = self._fields[parity]
-                fields[slots.place][...] = field
-                slots.meet(REDUCE)
-                self._quietly(self._fold, fields, field)
-            else:
-                self._quietly(self._reduce_large, field)
+            self._quietly(self._reduce, field)
         except BaseException as error:
             self._leave_node("reduce", error)
             raise
 
+    def _reduce_small(self, field: Array) -> None:
+        slots = self._slots
+        parity = slots.parity = slots.parity ^ 1
+        fields = self._fields[parity]
+        fields[slots.place][...] = field
+        slots.meet(REDUCE)
+        self._fold(fields, field)
+
     def _reduce_large(self, field: Array) -> None:
-        packed = field
-        if self._packed is not None:
-            packed = self._packed
-            packed[...] = field
-        self._large.reduce(packed.reshape(-1, order=self._order))  # a view
-        if packed is not field:
-            field[...] = packed
+        self._large.reduce(field.reshape(-1, order=self._order))  # a view
+
+    def _reduce_unpacked(self, field: Array) -> None:
+        """Copy a field that is not packed into one that is, and back."""
+        packed = self._packed
+        packed[...] = field
+        self._reduce_packed(packed)
+        field[...] = packed
 
     def _fold(self, operands: Sequence[Array], out: Array) -> None:
         """Combine the operands, two or more, in order; `out` may be the first of them."""
@@ -188,4 +188,6 @@ class HostReduce:
     def close(self) -> None:
         """Unmap the shared memory."""
         self._numbers, self._fields = ([], []), ([], [])
+        # Else a closed engine would live until a collection of cycles.
+        del self._reduce, self._reduce_packed, self._large
         self._slots.close()

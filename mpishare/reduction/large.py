@@ -21,15 +21,28 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Fold = Callable[[Sequence[Array], Array], None]
 
-MIN_IN_PLACE_NBYTES = 64 << 10
-_MIN_SHARED_NBYTES = 64 << 10
+_MIN_SHARED_NBYTES = 512 << 10  # times the other ranks
+_MIN_IN_PLACE_NBYTES = 1 << 20
+_CHUNK_NBYTES = 1 << 20
 _BLOCK_NBYTES = 64 << 10  # folded, and stored in all fields, while they are in the cache
+_LINE_NBYTES = 128  # no two ranks write to one
 _NOT_IN_A_WINDOW = Location(0, 0, 0)  # windows count from 1
 
 
 def folds_all(nranks: int, nbytes: int) -> bool:
     """Whether every rank folds all elements; a share of them costs a second meeting."""
     return (nranks - 1) * nbytes < _MIN_SHARED_NBYTES
+
+
+def capacities(nranks: int, count: int, itemsize: int) -> tuple[int, int]:
+    """Return how many elements a small slot has, and a large one, for fields of so many.
+
+    All chunks of a field but the last fill a large slot, and that one nearly does.
+    """
+    if folds_all(nranks, count * itemsize):
+        return max(count, 1), 0
+    nchunks = -(-count * itemsize // _CHUNK_NBYTES)
+    return 1, -(-count // nchunks)
 
 
 class LargeReduce:
@@ -52,42 +65,42 @@ class LargeReduce:
         self._name = name
         self._slots = slots
         self._fold = fold
-        self._capacity = slots.pair[0][0].size
         self._nranks = len(slots.pair[0])
+        self._itemsize = slots.pair[0][0].itemsize
 
     def reduce(self, flat: Array) -> None:
         """Put the node's result into an array of one axis. Collective, host-blocking."""
-        fields = self._fields(flat) if flat.nbytes >= MIN_IN_PLACE_NBYTES else None
+        fields = self._fields(flat) if flat.nbytes >= _MIN_IN_PLACE_NBYTES else None
         if fields is not None:
             self._reduce_in_place(fields)
             return
-        for begin in range(0, flat.size, self._capacity):
-            self._reduce_chunk(flat[begin : begin + self._capacity])
+        step = self._slots.large[0].size
+        for begin in range(0, flat.size, step):
+            self._reduce_chunk(flat[begin : begin + step])
 
     def _reduce_chunk(self, chunk: Array) -> None:
-        """Reduce elements that fit into a slot."""
+        """Fold my share of a chunk into my slot, and copy the others' from theirs.
+
+        In a slot its owner's share is a result, the rest are operands: one slot is enough. Results
+        are written when all have met again, and so have copied those of the chunk before; operands
+        when all have folded the last ones.
+        """
         slots = self._slots
-        parity = slots.parity = slots.parity ^ 1
-        parts = [slot[: chunk.size] for slot in slots.pair[parity]]
-        if folds_all(self._nranks, chunk.nbytes):
-            parts[slots.place][...] = chunk
-            slots.meet(REDUCE)
-            self._fold(parts, chunk)
-            return
-        # My share of my own elements is read where it is.
-        mine = self._share(chunk.size)
-        before, behind = slice(0, mine.start), slice(mine.stop, chunk.size)
-        result = parts[0]
-        for others in (before, behind):
-            parts[slots.place][others] = chunk[others]
+        place, parts = slots.place, [slot[: chunk.size] for slot in slots.large]
+        # The same for all chunks, also the last: what was a result stays one.
+        shares = [self._share(slots.large[0].size, at) for at in range(self._nranks)]
+        mine = shares[place]
+        for others in (slice(0, mine.start), slice(mine.stop, None)):
+            parts[place][others] = chunk[others]
         slots.meet(REDUCE)
         operands = [part[mine] for part in parts]
-        operands[slots.place] = chunk[mine]
-        self._fold(operands, result[mine])
-        chunk[mine] = result[mine]
+        result, operands[place] = operands[place], chunk[mine]
+        self._fold(operands, result)
+        chunk[mine] = result
         slots.meet(REDUCE)
-        for others in (before, behind):
-            chunk[others] = result[others]
+        for part, share in zip(parts, shares, strict=True):
+            if share is not mine:
+                chunk[share] = part[share]
 
     def _fields(self, flat: Array) -> list[Array] | None:
         """Return the fields of all ranks as they are mapped here; None unless all live in windows.
@@ -112,7 +125,7 @@ class LargeReduce:
     def _reduce_in_place(self, fields: Sequence[Array]) -> None:
         """Fold my share, which no other rank reads or writes, and store it in all fields."""
         slots, first = self._slots, fields[0]
-        share = self._share(first.size)
+        share = self._share(first.size, slots.place)
         step = _BLOCK_NBYTES // first.itemsize
         for begin in range(share.start, share.stop, step):
             block = slice(begin, min(begin + step, share.stop))
@@ -122,7 +135,8 @@ class LargeReduce:
         slots.meet(REDUCE)
         slots.require_present()
 
-    def _share(self, count: int) -> slice:
-        """Return which of so many elements this rank folds."""
-        at, nranks = self._slots.place, self._nranks
-        return slice(count * at // nranks, count * (at + 1) // nranks)
+    def _share(self, count: int, place: int) -> slice:
+        """Return which of so many elements a rank folds: whole cache lines but for the last."""
+        line = _LINE_NBYTES // self._itemsize
+        begin, end = (count * at // self._nranks // line * line for at in (place, place + 1))
+        return slice(begin, count if place == self._nranks - 1 else end)

@@ -1,17 +1,18 @@
-"""Shared host memory of one `Allreduce`: per rank, control words and two slots for elements.
+"""Shared host memory of one `Allreduce`: per rank, control words, two small slots and a large one.
 
 Every rank writes its own control words and slots, and reads those of all::
 
     READY      for even epochs and for odd ones: the epoch and the call, in one word
     PLACE      for even epochs and for odd ones: where the rank's field is, if in a window
 
-In each epoch all ranks meet. Words are double-buffered by its parity, slots by that of their use:
-a rank overwrites those of use k in use k + 2. It has met all others in use k + 1 by then, so that
-these are done with use k.
+In each epoch all ranks meet. Words are double-buffered by its parity, small slots by that of their
+use: a rank overwrites those of use k in use k + 2. It has met all others in use k + 1 by then, so
+that these are done with use k.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,15 @@ class Slots:
         The plan's.
     dtype : numpy.dtype
         Of the elements.
-    capacity : int
-        Elements per slot.
+    small, large : int
+        Elements per small slot, and per large one; there may be no large ones.
 
     Attributes
     ----------
     pair : pair of list of numpy.ndarray
-        The slots for even and for odd uses: one for each rank on this node, in order.
+        The small slots for even and for odd uses: one for each rank on this node, in order.
+    large : list of numpy.ndarray
+        The large slot of each rank.
     parity : int
         Of the last use; flipped before each.
     place : int
@@ -60,16 +63,19 @@ class Slots:
         Of all ranks: it is there once per node.
     """
 
-    def __init__(self, comm: PlanComm, name: str, dtype: np.dtype[Any], capacity: int) -> None:
+    def __init__(
+        self, comm: PlanComm, name: str, dtype: np.dtype[Any], small: int, large: int
+    ) -> None:
         self._comm = comm
         self._name = name
         self._memory_barrier = comm.context.memory_barrier
         self._spins_per_yield = comm.context.spins_per_yield
         self._ranks = [*comm.ranks_here]
         self._epoch = 0
-        stride = -(-capacity * dtype.itemsize // _ALIGN) * _ALIGN
         begin, count = 8 * SLOT_WORDS * len(self._ranks), len(self._ranks)
-        self._memory = comm.map_on_all_ranks(name, begin + 2 * count * stride)
+        sizes = [*[small] * (2 * count), *[large] * count]
+        strides = [-(-size * dtype.itemsize // _ALIGN) * _ALIGN for size in sizes]
+        self._memory = comm.map_on_all_ranks(name, begin + sum(strides))
         self._memory.close_file()
         self.nbytes = self._memory.nbytes
         words = memoryview(self._memory.buffer)[:begin].cast("Q")
@@ -82,10 +88,11 @@ class Slots:
         self._others = [*self._control[: self.place], *self._control[self.place + 1 :]]
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
         slots = [
-            np.ndarray(capacity, dtype, buffer=base, offset=begin + stride * at)
-            for at in range(2 * count)
+            np.ndarray(size, dtype, buffer=base, offset=offset)
+            for size, offset in zip(sizes, accumulate(strides[:-1], initial=begin), strict=True)
         ]
-        self.pair: tuple[list[Array], list[Array]] = slots[:count], slots[count:]
+        self.pair: tuple[list[Array], list[Array]] = slots[:count], slots[count : 2 * count]
+        self.large = slots[2 * count :]
 
     def meet(self, kind: int) -> None:
         """Wait until all ranks are in this call too; what each wrote before, all see after.
@@ -141,7 +148,7 @@ class Slots:
         """Unmap. Views of the slots that are still held keep their memory."""
         self._control, self._others = [], []
         self._mine = memoryview(b"").cast("Q")
-        self.pair = [], []
+        self.pair, self.large = ([], []), []
         self._memory.close()
 
     def _wait(self, word: int, value: int) -> None:

@@ -43,7 +43,7 @@ def _why_no_machines() -> str | None:
 
 
 def play_on(
-    nodes: str, n: int, scene: Callable, *arguments: object, timeout_s: float = 50
+    nodes: str, n: int, scene: Callable, *arguments: object, backend: str = "host"
 ) -> Played:
     """Run the function on `n` ranks of pretended nodes, with a `Stage` as its first argument."""
     if launcher()[1] != "mpich":
@@ -63,7 +63,7 @@ def play_on(
         result = run_ranks(
             n,
             [sys.executable, program],
-            env={"MPISHARE_BACKEND": "host"},
+            env={"MPISHARE_BACKEND": backend},
             extra_mpirun=options,
             before=before,
             timeout_s=50,

@@ -45,7 +45,7 @@ def missed(stage: Stage, call: str, route: str, is_killed: bool) -> None:
             time.sleep(0.4)
             stage.die()
         if stage.rank == 1:
-            stage.attempt("late", lambda: (time.sleep(5), total.reduce(x)))
+            time.sleep(20)  # until the others abort the job
         else:
             # Twice: what is enqueued behind the first must end, too.
             stage.attempt("first", lambda: (calls[call](), calls[call](), node.synchronize()))
@@ -80,4 +80,3 @@ def test_a_rank_that_does_not_come_is_named_at_the_deadline(call):
         assert "1" in first.text
         assert 2.5 < first.seconds < 3 + LIMIT_S
     assert [1] in [played.told(rank, "first").ranks for rank in (0, 2)]
-    assert played.told(1, "late").error in ("PeerTimeout", "PeerError")

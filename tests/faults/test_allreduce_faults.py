@@ -246,10 +246,11 @@ NAMES |= {"2 + 1 machines": 3}
 def over_nodes(stage: Stage) -> None:
     import numpy as np
 
-    from tests.helpers.reductions import folded, laid_out, values
+    from tests.helpers.reductions import folded, laid_out, on_host, values
 
     wrong = []
     with stage.node() as node:
+        xp = node.xp
         nodes: dict[int, list[int]] = {}
         for rank, first in stage.gather((stage.rank, node.ranks[0])):
             nodes.setdefault(first, []).append(rank)
@@ -263,30 +264,64 @@ def over_nodes(stage: Stage) -> None:
         cases += [("prod", "f4", (70, 90)), ("min", "?", (1,)), ("sum", "f2", (40_001,))]
         cases += [("sum", "f8", (0,)), ("sum", "u1", (200_003,)), ("sum", "f8", ())]
         for seed, (op, dtype, shape) in enumerate(cases):
-            mine = values(dtype, shape, stage.rank, seed)
+            mine, wanted = values(dtype, shape, stage.rank, seed), right(op, dtype, shape, seed)
             for form in ("C", "strided", "F"):
-                field = laid_out(np, mine, form)
+                field = laid_out(xp, mine, form)
                 with mpishare.Allreduce(stage.world, field, op, node=node) as total:
                     for _ in range(3):
-                        field[...] = mine
+                        field[...] = xp.asarray(mine)
                         total.reduce(field)
-                        wanted = right(op, dtype, shape, seed)
-                        wrong += [] if field.tobytes() == wanted.tobytes() else [(op, dtype, form)]
+                        found = on_host(field)
+                        wrong += [] if found.tobytes() == wanted.tobytes() else [(op, dtype, form)]
                     if op == "sum":
-                        ones = np.ones((stage.rank + 1, 2), dtype)
-                        dot = float(total.dot(ones, ones).real)
+                        ones = xp.ones((stage.rank + 1, 2), dtype)
+                        dot = float(np.real(on_host(total.dot(ones, ones))))
                         wrong += [] if dot == stage.size * (stage.size + 1) else [("dot", dot)]
     report({"wrong": wrong, "nodes": len(groups)})
+
+
+def check_over_nodes(nodes: str, backend: str) -> None:
+    played = play_on(nodes, NAMES[nodes], over_nodes, backend=backend)
+    played.ended_well()
+    for rank in range(NAMES[nodes]):
+        assert played.rank(rank)["wrong"] == []
+        assert played.rank(rank)["nodes"] == nodes.count("+") + 1 or nodes == "in turn"
 
 
 @pytest.mark.parametrize("nodes", NAMES)
 def test_over_nodes(nodes):
     """The nodes' results in the order of their leaders, to the bit, on every rank."""
-    played = play_on(nodes, NAMES[nodes], over_nodes)
+    check_over_nodes(nodes, "host")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1"])
+def test_over_nodes_of_gpus(nodes):
+    check_over_nodes(nodes, "cuda")
+
+
+def captured_over_nodes(stage: Stage) -> None:
+    with stage.node() as node:
+        x = node.xp.ones(3)
+        total = mpishare.Allreduce(stage.world, x, node=node)
+        stream = node.xp.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            stage.attempt("captured", total.reduce, x)
+            stream.end_capture()
+            stage.attempt("then", total.reduce, x)
+            stream.synchronize()
+        report({"found": x.tolist()})
+
+
+@pytest.mark.gpu
+def test_a_capture_over_nodes_is_refused():
+    played = play_on("1 + 1", 2, captured_over_nodes, backend="cuda")
     played.ended_well()
-    for rank in range(NAMES[nodes]):
-        assert played.rank(rank)["wrong"] == []
-        assert played.rank(rank)["nodes"] == nodes.count("+") + 1 or nodes == "in turn"
+    for rank in range(2):
+        assert "several nodes" in played.raised(rank, "captured", "UnsupportedError").text
+        played.worked([rank], "then")
+        assert played.rank(rank)["found"] == [2.0] * 3
 
 
 def late_over_nodes(stage: Stage, is_leader: bool) -> None:

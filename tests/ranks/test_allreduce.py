@@ -24,7 +24,7 @@ from tests.helpers.reductions import (
 
 TWO = pytest.mark.ranks(min=2)
 SHAPES = [(), (0,), (1,), (3,), (128,), (3, 0), (5, 7), (2, 3, 4)]
-LARGE = [1000, 5_000, 40_000, 300_001]
+LARGE = [1000, 20_000, 100_000, 300_001]
 
 
 def reduced(node, total, array):
@@ -94,16 +94,16 @@ def test_large(node, count, place):
 
 @pytest.mark.parametrize("dtype", ["f2", "i1", "c16"])
 def test_large_windows_of_other_dtypes(node, dtype):
-    mine = values(dtype, (150_001,), node.rank)
+    mine = values(dtype, (700_001,), node.rank)
     win = window_of(node, mine)
     with Allreduce(node.comm, win, node=node) as total:
         found = reduced(node, total, win.array)
-    assert on_all(node, found, expected("sum", dtype, (150_001,), node.size))
+    assert on_all(node, found, expected("sum", dtype, (700_001,), node.size))
 
 
 def test_parts_of_one_window(node):
     """Fields in one segment, side by side."""
-    count = 20_000
+    count = 140_000
     win = node.allocate((node.size, count))
     mine = win.array[node.rank]
     mine[...] = node.xp.asarray(values("f8", (count,), node.rank))
@@ -262,7 +262,7 @@ def test_many_calls_with_delays(node):
 
 @pytest.mark.parametrize("in_window", [False, True], ids=["private", "window"])
 def test_large_ones_may_be_overwritten_at_once(node, in_window):
-    count, right = 70_000, True
+    count, right = 140_000, True
     wanted = expected("sum", "f8", (count,), node.size)
     mine = node.xp.asarray(values("f8", (count,), node.rank))
     array = node.allocate_each(count).array if in_window else node.xp.empty(count)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.fast_path import FastPath
 from mpishare.halo.cuda.graphs import GraphCache
+from mpishare.reduction.cuda.fast_path import FastPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,8 @@ class PreparedCall:
 
     Attributes
     ----------
+    layouts : sequence of FieldLayout
+        As given.
     try_fast : callable
         Given the arrays and the stream: replays their graph, or returns False with nothing done.
     """
@@ -50,21 +52,20 @@ class PreparedCall:
         where: str,
     ) -> None:
         self.layouts = layouts
+        self.try_fast: Callable[..., bool] = _never
         self._enqueued, self._pointers = enqueued, pointers
         self._handles: dict[Any, int] = {}
         self._graphs: GraphCache | None = None
-        self.try_fast: Callable[[Sequence[Any], Any], bool] = _never
         if capturing:
             launcher: Any = SimpleNamespace(pointers=pointers.array, where=where)
             launch: Any = enqueued
             self._graphs = GraphCache(launcher, launch, capturing, self._handles)
 
-    def bind(
+    def fast_path(
         self, chain: StreamChain, order: LaunchOrder, agreement: Agreement, flags: PinnedFlags
-    ) -> None:
-        """Let `try_fast` replay graphs."""
-        fast_path = FastPath(self.layouts, self._handles, chain, order)
-        self.try_fast = fast_path.bind(agreement, flags)
+    ) -> FastPath:
+        """Return what replays its graphs. Local."""
+        return FastPath(self.layouts, self._handles, chain, order, agreement, flags)
 
     def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
         """Enqueue it for arrays at these addresses."""
@@ -80,5 +81,5 @@ class PreparedCall:
             self._graphs.close()
 
 
-def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001  as `FastPath.bind`
+def _never(*arguments: Any) -> bool:  # noqa: ARG001  as the replays of `FastPath`
     return False

@@ -7,8 +7,8 @@
 #include "waiting.cuh"
 #include "ll.cuh"
 
-// Of a block: one warp where that is enough.
-const int MAX_THREADS = 512, IN_FLIGHT = 8;
+// A block is one warp where that is enough. A thread has so many elements in flight:
+const int MAX_THREADS = 512, IN_FLIGHT = sizeof(Number) > 8 ? 4 : 8;
 
 // In what a rank's own sum is kept.
 template <class T>

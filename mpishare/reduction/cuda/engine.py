@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
+    from mpishare.reduction.cuda.fast_path import FastPath
     from mpishare.reduction.operation import Operation
 
 _ROUTES = ("fused", "copy", "pinned")
@@ -90,7 +91,7 @@ class CudaReduce:
             # Alone this rank waits for nobody: then there is nothing to put in order.
             join = LaunchOrder if self._group.size == 1 else LaunchOrder.join
             self._order = join(self._backend)
-            self._bind(self._reduce)
+            self._reduce.try_fast = self._fast_path(self._reduce, self._order).reduce()
 
     def _shape(self, setup: PlanSetup) -> tuple[Any, bool]:
         """Return where the elements of a field lie; raises where that cannot be said. Local."""
@@ -114,9 +115,10 @@ class CudaReduce:
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Put the node's result into `field` on every rank. Stream-ordered."""
-        prepared, fields = self._reduce, (field,)
-        if prepared.try_fast(fields, stream):
+        prepared = self._reduce
+        if prepared.try_fast(field, stream):
             return
+        fields = (field,)
         addresses = addresses_of(fields, prepared.layouts)
         self._require_aligned(addresses)
         if self._is_needed:
@@ -125,16 +127,17 @@ class CudaReduce:
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
         if out is None:
-            if self.is_captured(x, stream):
+            if not self._is_on_last_stream(stream) and self.is_captured(x, stream):
                 raise UnsupportedError(
                     f"{self._name}: dot failed: the stream is being captured into a graph, and "
                     "replays would write into a result that may be gone by then. Pass out=, an "
                     "array of one element that you keep"
                 )
             out = self._new_result(x, stream)
-        fields = x, y, out
-        if self._last_dot is not None and self._last_dot.try_fast(fields, stream):
+        last = self._last_dot
+        if last is not None and last.try_fast(x, y, out, stream):
             return out
+        fields = x, y, out
         layouts = self._dot_layouts(x, y, out)
         addresses = addresses_of(fields, layouts)
         self._require_aligned(addresses)
@@ -142,6 +145,13 @@ class CudaReduce:
         self._enqueue(prepared, fields, addresses, stream)
         self._last_dot = prepared
         return out
+
+    def _is_on_last_stream(self, stream: Any) -> bool:
+        """Whether a call is on the stream of the last one, which is not being captured. Local."""
+        chain = self._chain
+        if stream is not None or chain.handle is None or not chain.stays_alive:
+            return False
+        return chain.is_current(chain.handle)
 
     def _new_result(self, x: Any, stream: Any) -> Any:
         """Return a new array of shape (), of the library of x. Local."""
@@ -178,15 +188,15 @@ class CudaReduce:
         pointers, count = Pointers(3), prod(of_x.shape)
         enqueued = self._route.dot(pointers, shapes, count, is_row=is_row)
         prepared = PreparedCall(layouts, enqueued, pointers, self._capturing, self._group.where)
-        self._bind(prepared)
+        if self._order is not None:
+            prepared.try_fast = self._fast_path(prepared, self._order).dot()
         if len(self._dots) == _MAX_LAYOUTS:
             self._dots.pop(next(iter(self._dots))).close()
         self._dots[layouts] = prepared
         return prepared
 
-    def _bind(self, prepared: PreparedCall) -> None:
-        if self._order is not None:
-            prepared.bind(self._chain, self._order, self._context.agreement, self._flags)
+    def _fast_path(self, prepared: PreparedCall, order: LaunchOrder) -> FastPath:
+        return prepared.fast_path(self._chain, order, self._context.agreement, self._flags)
 
     def _require_aligned(self, addresses: Sequence[int]) -> None:
         itemsize = self._dtype.itemsize

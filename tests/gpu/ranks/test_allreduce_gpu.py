@@ -196,6 +196,17 @@ def test_sizes_by_every_route(node, route, count):
                 assert np.array_equal(x.get(), right)
 
 
+def test_messages_are_not_for_ranks_of_one_node(node, monkeypatch):
+    """Where halos are made to go by MPI, reductions go through memory of the host."""
+    import cupy
+
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    x = cupy.full(1000, node.rank + 1.0)
+    with Allreduce(node.comm, x, node=node) as total:
+        total.reduce(x)
+        assert {*x.tolist()} == {sum(range(1, node.size + 1))}
+
+
 @pytest.mark.parametrize("count", [50_000, 1 << 20])
 def test_larger_fields_to_everybody(node, monkeypatch, count):
     """As far as `SMALL_NBYTES` goes: a thread has several elements."""
@@ -268,7 +279,7 @@ def test_dots_are_those_of_numpy(node, route, code):
 
     dtype = np.dtype(code)
     rng = np.random.default_rng(7)
-    for count in (0, 1, 31, 5000, 200_003):
+    for count in (0, 1, 31, 5000, *([] if code == "e" else [200_003])):
         pairs = []
         for _ in range(node.size):
             pair = rng.integers(-3, 3, (2, count)).astype(dtype)
