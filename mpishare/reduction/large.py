@@ -103,15 +103,12 @@ class LargeReduce:
                 chunk[share] = part[share]
 
     def _fields(self, flat: Array) -> list[Array] | None:
-        """Return the fields of all ranks as they are mapped here; None unless all live in windows.
-
-        Each in a segment of its own: else what one rank stores may be another's operand.
-        """
+        """Return all ranks' fields as they are mapped here; None unless all are in windows."""
         slots, context = self._slots, self._context
         slots.publish_place(context.locate(address_of(flat), flat.nbytes) or _NOT_IN_A_WINDOW)
         slots.meet(REDUCE)
         places = slots.places()
-        if _NOT_IN_A_WINDOW in places or len({place[:2] for place in places}) < len(places):
+        if _NOT_IN_A_WINDOW in places:
             return None
         layout = FieldLayout(flat.shape, flat.strides, flat.dtype, None)
         return [array_at(self._address(place), layout) for place in places]

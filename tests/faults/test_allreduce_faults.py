@@ -131,6 +131,41 @@ def test_a_rank_that_is_interrupted_leaves_the_node():
         assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
 
 
+def interrupted_at_the_end(stage: Stage) -> None:
+    """Rank 1 has done its share when it is interrupted; the others come to that point later."""
+    import numpy as np
+
+    node = stage.node()
+    win = node.allocate_each(200_000, fill=1.0)
+    total = mpishare.Allreduce(stage.world, win, node=node)
+    total.reduce(win.array)
+    slots = total._engine._slots
+    meet, calls = slots.meet, []
+
+    def meet_or_leave(kind: int) -> None:
+        calls.append(kind)
+        if len(calls) == 2 and stage.rank == 1:
+            slots._epoch += 1
+            slots._mine[slots._epoch & 1] = 2 * slots._epoch + kind
+            raise KeyboardInterrupt
+        if len(calls) == 2:
+            time.sleep(0.5)
+        meet(kind)
+
+    slots.meet = meet_or_leave
+    stage.attempt("call", total.reduce, win.array)
+    win.array[...] = np.nan  # as the program may, where the call was cut off
+    time.sleep(1)
+
+
+def test_a_rank_that_has_left_when_the_others_read_its_array():
+    """They must not return what they could have read too late."""
+    played = play(3, interrupted_at_the_end)
+    played.raised(1, "call", "KeyboardInterrupt")
+    for rank in (0, 2):
+        assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
+
+
 def late(stage: Stage, place: str) -> None:
     import numpy as np
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import mpishare
 from mpishare import Allreduce, ClosedError, Layout, MismatchError, PeerError
+from mpishare.reduction import large
 from tests.helpers.reductions import (
     COMPLEX,
     FLOATS,
@@ -277,6 +278,28 @@ def test_large_ones_may_be_overwritten_at_once(node, in_window):
             node.synchronize()
             right = right and same_bits(on_host(kept), wanted)
     assert all(node.comm.allgather(right))
+
+
+def test_a_last_chunk_that_is_smaller(host_node, monkeypatch):
+    """A rank that is late copies results out of slots that others fill again already."""
+    node, count = host_node, 128 * 40 - 39
+    monkeypatch.setattr(large, "_CHUNK_NBYTES", 1024)
+    monkeypatch.setattr(large, "_MIN_SHARED_NBYTES", 8)
+    x = values("f8", (count,), node.rank)
+    with Allreduce(node.comm, x, node=node) as total:
+        slots, calls = total._engine._slots, []
+        meet = slots.meet
+
+        def meet_and_be_late(kind):
+            meet(kind)
+            calls.append(kind)
+            if len(calls) > 70 and len(calls) // 2 % node.size == node.rank:
+                time.sleep(0.003)
+
+        slots.meet = meet_and_be_late
+        total.reduce(x)
+        assert node.size == 1 or len(calls) == 2 * 40
+    assert on_all(node, x, expected("sum", "f8", (count,), node.size))
 
 
 def test_two_plans_in_turn(node):
