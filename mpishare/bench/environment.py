@@ -29,12 +29,14 @@ _PACKAGES |= {
     "cuda-bindings": "cuda.bindings",
     "nvshmem4py": "nvshmem",
     "nccl": "mpishare.bench.baselines.nccl",
+    "nccl4py": "nccl.core",
 }
 #: Settings of mpishare and other libraries that a reader must know.
 _SETTINGS = (
     "MPISHARE_BACKEND",
     "MPISHARE_ROUTE",
     "MPIR_CVAR_ENABLE_GPU",
+    "NCCL_MAX_CTAS",
     "OMPI_MCA_mpi_yield_when_idle",
     "OMPI_MCA_osc",
     "OMPI_MCA_pml",

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from figure import svg
+from newest import newest, size
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -25,6 +26,11 @@ RUNS = {
     "onegpu-ranks4": "One GPU, four ranks, without it",
     "cpu-mpich": "No GPU, MPICH",
     "cpu-openmpi": "No GPU, Open MPI",
+}
+#: Runs beside the newest version of each library, which have a table of their own.
+NEWEST = {
+    "newest-gpus2": "Two GPUs, one rank each",
+    "newest-onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service",
 }
 #: The cases that are shown; the files have all.
 CASES = {
@@ -38,15 +44,10 @@ PRIVATE = "private fields"
 APPLICATIONS = "applications.jsonl"
 ORDERS = ("plain", "last", "first", "beside")
 CLOCKS = ("latency", "throughput")
-UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 
 
 class RefusedError(Exception):
     """What is wrong, in one line."""
-
-
-def size(nbytes: int) -> str:
-    return next(f"{nbytes / unit:.4g} {name}" for name, unit in UNITS if nbytes >= unit)
 
 
 def read(path: Path) -> dict:
@@ -65,12 +66,13 @@ def read(path: Path) -> dict:
     return found
 
 
-def runs(folder: Path) -> dict[str, dict]:
-    """The runs that are there."""
-    strange = sorted({path.stem for path in folder.glob("*.json")} - set(RUNS))
+def runs(folder: Path, names: dict[str, str] = RUNS) -> dict[str, dict]:
+    """The runs of these names that are there."""
+    known = [*RUNS, *NEWEST]
+    strange = sorted({path.stem for path in folder.glob("*.json")} - set(known))
     if strange:
-        raise RefusedError(f"{strange[0]}.json: known are {', '.join(RUNS)}")
-    files = {name: folder / f"{name}.json" for name in RUNS}
+        raise RefusedError(f"{strange[0]}.json: known are {', '.join(known)}")
+    files = {name: folder / f"{name}.json" for name in names}
     return {name: read(path) for name, path in files.items() if path.exists()}
 
 
@@ -216,7 +218,7 @@ def in_brief(folder: Path) -> list[str]:
     """What stands between the marks of docs/performance.md; nothing where there are no runs."""
     found = runs(folder)
     if not found:
-        return []
+        return of_newest(folder)
     lines = [
         "## Figures",
         "",
@@ -232,6 +234,25 @@ def in_brief(folder: Path) -> list[str]:
     ]
     for name, run in found.items():
         lines += brief(name, run)
+    return lines + of_newest(folder)
+
+
+def of_newest(folder: Path) -> list[str]:
+    """The tables of the newest libraries, with their versions."""
+    found = runs(folder, NEWEST)
+    lines = []
+    if found:
+        lines = [
+            "## Beside the newest libraries",
+            "",
+            "Microseconds, with a synchronize after each exchange / back to back; of each library",
+            "the fastest of its forms: called or captured in a CUDA graph, faces packed into its",
+            "memory, or fields that live there. Above 1 in the last column somebody is faster.",
+            "",
+        ]
+    for name, run in found.items():
+        machine, libraries = origin(run["header"])
+        lines += [f"**{NEWEST[name]}**: {machine} {libraries}", "", *newest(run["rows"])]
     return lines
 
 

@@ -2,12 +2,11 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mpishare.bench.baselines.cuda_mpi import child_environment, trial
+from mpishare.bench.baselines.in_child import child_environment, run_trial
 from mpishare.bench.baselines.packing import box_row
 from tests.bench.test_cli import HOST, QUICK
 from tests.helpers.launch import run_ranks
@@ -43,10 +42,10 @@ cuda_mpi.CudaMpi.require = classmethod(require)
 """
 
 A_TRIAL = """
-from mpishare.bench.baselines.cuda_mpi import trial
+from mpishare.bench.baselines.in_child import run_trial
 from mpi4py import MPI
 
-answers = MPI.COMM_WORLD.allgather(trial({memory!r}))
+answers = MPI.COMM_WORLD.allgather(run_trial("mpi", {memory!r}, 0))
 if MPI.COMM_WORLD.rank == 0:
     print(answers)
 """
@@ -65,7 +64,7 @@ def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str
 
 
 def test_a_trial_that_cannot_be_made_says_why() -> None:
-    answer = trial("device")
+    answer = run_trial("mpi", "device", 0)
     if "cupy" in sys.modules or answer is None:
         pytest.skip("there is a GPU")
     assert "cupy" in answer.lower() or "cuda" in answer.lower(), answer
@@ -86,6 +85,23 @@ def test_variants_of_a_library_move_every_word(ranks: int) -> None:
     found = [row for row in rows if row["arm"] == "mpi"]
     assert len(found) == 2 * 2 * 2  # cases, sizes, clocks
     assert all(row["ok"] and row["kind"] == "rival" and row["ratio"] for row in found), found
+
+
+IN_PLACE = """
+ways = library._LIBRARIES["mpi"][1]
+ways["mpi in place"] = library._Way("CudaMpi", in_place=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_fields_in_memory_of_a_library_are_exchanged_in_place(ranks: int) -> None:
+    words = ["ring", "halo1d", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]
+    result = run_ranks(ranks, ON_HOST.format(change=IN_PLACE), args=words, env=HOST)
+    assert result.returncode == 0, result.describe()
+    found = [row for row in json.loads(result.stdout)["rows"] if row["arm"] == "mpi in place"]
+    # The buffers of a ring are memory of the library anyway.
+    assert [row["case"] for row in found] == ["halo1d"] * 2 * 2  # sizes, clocks
+    assert all(row["ok"] for row in found), found
 
 
 def test_a_face_of_the_wrong_side_is_seen() -> None:
@@ -125,11 +141,32 @@ def test_a_box_is_where_numpy_finds_it() -> None:
         assert (field.ravel()[places] == field[cells].ravel()).all()
 
 
-def test_two_ranks_on_a_gpu_are_a_reason() -> None:
-    from mpishare.bench.baselines.library import Library, open_library
+NO_SHARING = """
+import sys
+from mpishare.bench import cases
+from mpishare.bench.baselines import library
+from mpishare.bench.baselines.cuda_mpi import CudaMpi
+from mpishare.bench.cli import main
+from mpishare.bench.session import Session
 
-    class Refusing(Library):
-        label = "NCCL"
+cases.CASES["ring"].baselines["host"] += ("mpi",)
+init = Session.__init__
+def crowded(self, *arguments):
+    init(self, *arguments)
+    self.ranks_per_gpu = 2
+    self.node.xp.cuda = type("cuda", (), {"Device": lambda: type("device", (), {"id": 0})})
+Session.__init__ = crowded
+CudaMpi.shared_trial = "nccl"
+CudaMpi.unique_id = classmethod(lambda cls: b"name")
+sys.exit(main(sys.argv[1:]))
+"""
 
-    session = SimpleNamespace(ranks_per_gpu=2, libraries={})
-    assert open_library(session, Refusing) == (None, "NCCL: two ranks on one GPU")
+
+def test_a_library_that_cannot_share_a_gpu_is_a_row_with_its_own_words() -> None:
+    words = ["ring", "--max", "8", "--format", "json", "--against", "mpi", *QUICK]
+    result = run_ranks(2, NO_SHARING, args=words, env=HOST)
+    assert result.returncode == 0, result.describe()
+    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
+    (reason,) = {row["reason"] for row in rows}
+    assert reason.startswith("CUDA-aware MPI: ranks that share a GPU: "), reason
+    assert "cupy" in reason, reason

@@ -96,6 +96,23 @@ def test_performance_has_the_first_case_alone(folder):
     assert ["| 1-D halo |" in page for page in pages] == [True, True]
 
 
+def test_the_newest_libraries_stand_in_their_fastest_form(folder):
+    run = a_run()
+    run["rows"] = []
+    for clock, factor in (("latency", 1.0), ("throughput", 0.5)):
+        times = {"window fields": 4.0, "private fields": 5.0, "nccl": 9.0, "nccl graph": 8.0}
+        times |= {"torch": 6.0, "torch in place": 2.0}
+        kinds = {arm: "own" if "fields" in arm else "rival" for arm in times}
+        run["rows"] += [row(arm, kinds[arm], clock, us * factor) for arm, us in times.items()]
+        run["rows"].append(row("nccl put", "rival", clock, None, reason="NCCL put: too old"))
+    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    lines = results.in_brief(folder)
+    (heads,) = (line for line in lines if line.startswith("| 1-D halo"))
+    assert "| mpishare | NCCL send and receive | PyTorch symmetric memory |" in heads
+    assert "| 8 B | 4 / 2 | 8 / 4 | 2 / 1 | 2.00 / 2.00 |" in lines
+    assert "- not run: NCCL put: too old" in lines
+
+
 def test_a_size_that_was_left_out_is_one_line(folder):
     run = a_run()
     text = "64 MiB left out: 370.2 GiB of memory are needed on a GPU and 139.3 GiB available"

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpishare.bench.baselines.graph import Captured
+from mpishare.bench.baselines.in_child import run_trial
 from mpishare.bench.baselines.packing import Packing, side_sizes, split
 from mpishare.bench.problems.exchange import Exchange, Problem
 from mpishare.bench.report.rows import BASELINE
@@ -21,13 +22,48 @@ if TYPE_CHECKING:
     from mpishare.bench.problems.exchange import Side
     from mpishare.bench.session import Session
 
-#: For each name of ``--against`` the module and the class of the library, its variants in the
-#: report, and whether each of them is captured into a graph.
+
+@dataclass(frozen=True)
+class _Way:
+    """One variant of a library: by which class, and how its step is run."""
+
+    kind: str
+    is_captured: bool = False  # into a graph
+    in_place: bool = False  # the fields are memory of the library, and nothing is packed
+
+
+#: For each name of ``--against`` the module of the library, and its variants in the report.
 _LIBRARIES = {
-    "mpi": ("cuda_mpi", "CudaMpi", {"mpi": False}),
-    "nccl": ("nccl", "Nccl", {"nccl": False, "nccl graph": True}),
-    "nvshmem": ("nvshmem", "Nvshmem", {"nvshmem": False}),
-    "torch": ("symmetric", "TorchSymmetric", {"torch": False}),
+    "mpi": ("cuda_mpi", {"mpi": _Way("CudaMpi")}),
+    "nccl": ("nccl", {"nccl": _Way("Nccl"), "nccl graph": _Way("Nccl", is_captured=True)}),
+    "nccl4py": (
+        "nccl_windows",
+        {
+            "nccl windows": _Way("NcclSend"),
+            "nccl put": _Way("NcclPut"),
+            "nccl put graph": _Way("NcclPut", is_captured=True),
+            "nccl put in place": _Way("NcclPut", is_captured=True, in_place=True),
+            "nccl device": _Way("NcclDevice"),
+            "nccl device graph": _Way("NcclDevice", is_captured=True),
+            "nccl device in place": _Way("NcclDevice", is_captured=True, in_place=True),
+        },
+    ),
+    "nvshmem": (
+        "nvshmem",
+        {
+            "nvshmem": _Way("Nvshmem"),
+            "nvshmem graph": _Way("Nvshmem", is_captured=True),
+            "nvshmem in place": _Way("Nvshmem", is_captured=True, in_place=True),
+        },
+    ),
+    "torch": (
+        "symmetric",
+        {
+            "torch": _Way("TorchSymmetric"),
+            "torch graph": _Way("TorchSymmetric", is_captured=True),
+            "torch in place": _Way("TorchSymmetric", is_captured=True, in_place=True),
+        },
+    ),
 }
 
 
@@ -63,8 +99,8 @@ class Library:
     halves: ClassVar[int] = 1
     #: Whether it takes any memory of the GPU, not only what `empty` returns.
     is_direct: ClassVar[bool] = False
-    #: Whether it refuses ranks that share a GPU.
-    needs_own_gpu: ClassVar[bool] = True
+    #: The program of `trial` that ranks run which share a GPU, None where nothing must be tried.
+    shared_trial: ClassVar[str | None] = None
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -72,6 +108,11 @@ class Library:
     @classmethod
     def require(cls, session: Session) -> None:
         """Raise `UnsupportedError` where it is not installed, or does not work. Local."""
+
+    @classmethod
+    def unique_id(cls) -> bytes:
+        """Return what the ranks of a `shared_trial` find each other by. On rank 0, local."""
+        raise NotImplementedError
 
     def empty(self, words: int) -> Any:
         """Return memory of the GPU that the library can send from and receive into. Collective."""
@@ -82,7 +123,8 @@ class Library:
 
         Collective. Work that is enqueued after the call finds the words where they land. `early`:
         words may land as soon as the ranks have come to this step, before the stream has, since the
-        buffers are from `empty`, and there are `halves` of them.
+        buffers are from `empty`, and there are `halves` of them, used in turn. Without it the words
+        of the step before may be read until the stream has come to this step.
         """
         raise NotImplementedError
 
@@ -117,16 +159,37 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Library | None,
     """Return the library, made once per run, or why it cannot run. Collective, host-blocking."""
     if kind in session.libraries:
         return session.libraries[kind]
-    library, reason = None, None
-    if kind.needs_own_gpu and session.ranks_per_gpu > 1:
-        reason = f"{kind.label}: two ranks on one GPU"
-    else:
-        # Agreed on before any rank enters the library, which would wait for the others there.
-        _, reason = session.attempt(lambda: kind.require(session))
+    library = None
+    # Agreed on before any rank enters the library, which would wait for the others there.
+    _, reason = session.attempt(lambda: kind.require(session))
+    if reason is None and session.ranks_per_gpu > 1:
+        reason = _try_sharing(session, kind)
     if reason is None:
         library, reason = session.attempt(lambda: kind(session))
     session.libraries[kind] = library, reason
     return library, reason
+
+
+def _try_sharing(session: Session, kind: type[Library]) -> str | None:
+    """Return why ranks that share a GPU cannot use the library, as it says itself, or None.
+
+    Collective, host-blocking. Children try it, since it may hang or crash.
+    """
+    program = kind.shared_trial
+    if program is None:
+        return None
+    comm, number = session.comm, session.node.xp.cuda.Device().id
+    name, reason = session.attempt(lambda: kind.unique_id() if comm.rank == 0 else None)
+    if reason is not None:
+        return reason
+    name = comm.bcast(name, 0)
+
+    def attempt() -> None:
+        failure = run_trial(program, name.hex(), comm.rank, comm.size, number)
+        if failure is not None:
+            raise UnsupportedError(f"{kind.label}: ranks that share a GPU: {failure}")
+
+    return session.attempt(attempt)[1]
 
 
 def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
@@ -134,19 +197,22 @@ def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
     if not comparison.includes(name):
         return
     session = problem.session
-    module, class_name, variants = _LIBRARIES[name]
-    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
-    library, refusal = open_library(session, kind)
+    module_name, variants = _LIBRARIES[name]
+    module = import_module(f"mpishare.bench.baselines.{module_name}")
+    for variant, way in variants.items():
+        if way.in_place and problem.has_buffers:
+            continue  # these are put into memory of the library anyway
+        library, refusal = open_library(session, getattr(module, way.kind))
+        make = partial(_make, problem, library, way)
+        comparison.add(variant, make, kind=BASELINE, unfit=refusal)
 
-    def make(*, is_captured: bool) -> Variant:
-        if library is None:
-            raise UnsupportedError(str(refusal))
-        exchange = LibraryExchange(problem, library)
-        return Captured(session, exchange) if is_captured else exchange
 
-    for variant, is_captured in variants.items():
-        make_variant = partial(make, is_captured=is_captured)
-        comparison.add(variant, make_variant, kind=BASELINE, unfit=refusal)
+def _make(problem: Problem, library: Library | None, way: _Way) -> Variant:
+    """Return a variant of a library. Collective."""
+    if library is None:
+        raise UnsupportedError("the library was not opened")
+    exchange = LibraryExchange(problem, library, way)
+    return Captured(problem.session, exchange) if way.is_captured else exchange
 
 
 def add_reductions(
@@ -158,26 +224,34 @@ def add_reductions(
     ----------
     make : callable
         Given ``bind(session, array)``, which returns the call that sums and the one that frees,
-        makes the variant.
+        makes the variant, with the array in what `allocate` returns for its number of words.
     steps : int
         How many go into the larger of both graphs.
     """
     if not comparison.includes(name):
         return
-    module, class_name, variants = _LIBRARIES[name]
-    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), class_name)
+    module, ways = _LIBRARIES[name]
+    first = next(iter(ways.values()))
+    kind: type[Library] = getattr(import_module(f"mpishare.bench.baselines.{module}"), first.kind)
     library, refusal = open_library(session, kind)
 
     def bind(session: Session, array: Any) -> tuple[Callable[[], None], Callable[[], None]]:
         if library is None:
             raise UnsupportedError(str(refusal))
-        return library.bind_sum(array), session.synchronize
+        if library.is_direct:
+            return library.bind_sum(array), session.synchronize
+        return library.bind_sum(array), partial(library.free, array.view("u8"))
+
+    def make_one(count: int = 1) -> Variant:
+        if library is None:
+            raise UnsupportedError(str(refusal))
+        return make(bind, steps=count, allocate=None if library.is_direct else library.empty)
 
     def make_captured(count: int) -> Variant:
-        return Captured(session, make(bind, steps=count))
+        return Captured(session, make_one(count))
 
-    comparison.add(name, partial(make, bind), kind=BASELINE, unfit=refusal)
-    if any(variants.values()):
+    comparison.add(name, make_one, kind=BASELINE, unfit=refusal)
+    if any(way.is_captured for way in ways.values()):
         for label, count in ((f"{name} graph", 1), (f"{name} graph of {steps}", steps)):
             comparison.add(label, partial(make_captured, count), kind=BASELINE, unfit=refusal)
 
@@ -191,29 +265,40 @@ class LibraryExchange(Exchange[Problem]):
 
     # Set before `Exchange` asks for the current fields.
     _packing: Packing | None = None
-    _memory: list[Any] | None = None
+    _memory: list[Any] | None = None  # of the library: what leaves, and where words land
     _turn = 0
 
-    def __init__(self, problem: Problem, library: Library) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, library: Library, way: _Way) -> None:
         self._library = library
-        sides, fields = problem.sides, self.fields
-        if library.is_direct and not problem.has_buffers:
-            out = [view for side in sides for view in problem.leaving(side, fields)]
-            into = [view for side in sides for view in problem.arriving(side, fields)]
-            if all(view.flags.c_contiguous for view in (*out, *into)):
-                per_field = [side for side in sides for _ in fields]
-                flat = [[each.view("u8").ravel() for each in views] for views in (out, into)]
-                transfers = _transfers(per_field, *flat)
-                self._moves = [library.bind(transfers, early=False)]
-                return
+        self._owned: list[Any] = []  # memory of the library
+        sides, fields = problem.sides, problem.fields
+        views = [problem.leaving(side, fields) + problem.arriving(side, fields) for side in sides]
+        is_contiguous = all(view.flags.c_contiguous for each in views for view in each)
+        if way.in_place:
+            if not is_contiguous:
+                raise UnsupportedError(f"{library.label}: its faces are not contiguous")
+            self._owned = [library.empty(int(field.size)) for field in fields]
+            pairs = zip(self._owned, fields, strict=True)
+            fields = [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
+        super().__init__(problem, fields)
+        if way.in_place or (library.is_direct and is_contiguous and not problem.has_buffers):
+            out, into = (
+                [view.view("u8").ravel() for side in sides for view in of_side(side, fields)]
+                for of_side in (problem.leaving, problem.arriving)
+            )
+            per_field = [side for side in sides for _ in fields]
+            self._moves = [library.bind(_transfers(per_field, out, into), early=False)]
+            return
         sizes = side_sizes(problem, fields)
         if not problem.has_buffers:
             self._packing = Packing(problem, fields)
-        self._memory = [library.empty(sum(sizes)) for _ in range(1 + library.halves)]
+        # A graph has its buffers baked in: it cannot use two of them in turn.
+        halves = 1 if way.is_captured else library.halves
+        self._memory = self._owned = [library.empty(sum(sizes)) for _ in range(1 + halves)]
         packed, *landed = self._memory
+        early = halves == library.halves
         self._moves = [
-            library.bind(_transfers(sides, split(packed, sizes), split(half, sizes)), early=True)
+            library.bind(_transfers(sides, split(packed, sizes), split(half, sizes)), early=early)
             for half in landed
         ]
 
@@ -238,9 +323,9 @@ class LibraryExchange(Exchange[Problem]):
         """Free the memory once nothing reads it any more."""
         self.problem.session.synchronize()
         del self._moves, self.fields
-        self._packing = None
-        while self._memory:
-            self._library.free(self._memory.pop())
+        self._packing = self._memory = None
+        while self._owned:
+            self._library.free(self._owned.pop())
 
 
 def _transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:

@@ -6,6 +6,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from cupy.cuda import nccl
 
 from mpishare.bench.baselines.library import Library, refusals
@@ -21,17 +22,24 @@ _NUMBER = nccl.get_version() if nccl.available else 0
 __version__ = f"{_NUMBER // 10000}.{_NUMBER % 10000 // 100}.{_NUMBER % 100}" if _NUMBER else None
 
 
+def set_environment(session: Session) -> None:
+    """Set what NCCL reads when it makes its first communicator. Local."""
+    # Sends, receives and puts do not use multicast, and its setup affects every GPU of the host,
+    # including those of other users.
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    if session.ranks_per_gpu > 1:
+        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # since 2.30
+
+
 class Nccl(Library):
     """One communicator over all ranks of the run."""
 
     label = "NCCL"
     is_direct = True
+    shared_trial = "nccl"
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        # Sends and receives do not use multicast, and its setup affects every GPU of the host,
-        # including those of other users.
-        os.environ["NCCL_NVLS_ENABLE"] = "0"
         comm = session.comm
         name = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None, 0)
         with refusals(self.label, nccl.NcclError):
@@ -43,10 +51,16 @@ class Nccl(Library):
         return self._comm
 
     @classmethod
-    def require(cls, session: Session) -> None:  # noqa: ARG003
+    def require(cls, session: Session) -> None:
         """Raise where CuPy finds no NCCL. Local."""
+        set_environment(session)
         if not nccl.available:
             raise UnsupportedError("NCCL: not installed, or not where CuPy looks for it")
+
+    @classmethod
+    def unique_id(cls) -> bytes:
+        """Return a new name of a communicator. Local."""
+        return np.array(nccl.get_unique_id(), "i1").tobytes()
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return one group of all sends and receives. Stream-ordered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ class Nvshmem(Library):
 
     label = "NVSHMEM"
     halves = 2
+    shared_trial = "nvshmem"
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -51,17 +53,27 @@ class Nvshmem(Library):
             )
 
     @classmethod
-    def require(cls, session: Session) -> None:  # noqa: ARG003
+    def require(cls, session: Session) -> None:
         """Raise where it is not installed. Local."""
         # Before the library is loaded: puts do not use multicast, and its setup affects every GPU
         # of the host, including those of other users.
         os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
+        if session.ranks_per_gpu > 1:
+            # Under MPS it asks for shares of the GPU that add up to 100 % at most.
+            os.environ.setdefault("NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
         if find_spec("nvshmem") is None:
             raise UnsupportedError("NVSHMEM: nvshmem4py is not installed")
         with refusals(cls.label, ImportError, OSError, RuntimeError):
             import nvshmem.core
 
             nvshmem.core.get_version()  # loads the library
+
+    @classmethod
+    def unique_id(cls) -> bytes:
+        """Return what the ranks of a job find each other by. Local."""
+        import nvshmem.core
+
+        return bytes(nvshmem.core.get_unique_id()._data.view(np.int8).tobytes())
 
     def empty(self, words: int) -> Any:
         """Return symmetric memory. Collective."""
@@ -74,9 +86,15 @@ class Nvshmem(Library):
         self.session.synchronize()
         self._core.free_array(memory)
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return one put with a signal and one wait per transfer. Stream-ordered."""
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return one put with a signal and one wait per transfer. Stream-ordered.
+
+        Without two buffers, or in a graph, which would repeat the number of a signal: puts between
+        two barriers.
+        """
         stream = int(self.session.stream.ptr)
+        if not early:
+            return self._between_barriers(transfers, stream)
         put = self._bindings.putmem_signal_on_stream
         wait = self._bindings.signal_wait_until_on_stream
         put_value = int(self._core.SignalOp.SIGNAL_SET)
@@ -104,6 +122,29 @@ class Nvshmem(Library):
                 put(*arguments, step, put_value, peer, stream)
             for signal in waits:
                 wait(signal, reached, step, stream)
+
+        return move
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        """Return the sum over the team of all ranks, in place. Stream-ordered."""
+        address, stream = int(array.data.ptr), int(self.session.stream.ptr)
+        team = int(self._bindings.nvshmem.Team_id.TEAM_WORLD)
+        arguments = team, address, address, int(array.size), stream
+        return partial(self._bindings.double_sum_reduce_on_stream, *arguments)
+
+    def _between_barriers(self, transfers: Sequence[Transfer], stream: int) -> Callable[[], None]:
+        put = self._bindings.putmem_on_stream
+        sync, barrier = self._bindings.sync_all_on_stream, self._bindings.barrier_all_on_stream
+        puts = [
+            (int(each.into.data.ptr), int(each.out.data.ptr), 8 * each.words, each.to, stream)
+            for each in transfers
+        ]
+
+        def move() -> None:
+            sync(stream)
+            for each in puts:
+                put(*each)
+            barrier(stream)
 
         return move
 

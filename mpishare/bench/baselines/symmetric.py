@@ -94,8 +94,11 @@ class TorchSymmetric(Library):
         self.session.synchronize()
         del self._tensors[int(memory.data.ptr)]
 
-    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
-        """Return a copy, a signal and a wait per transfer. Stream-ordered."""
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return a copy, a signal and a wait per transfer. Stream-ordered.
+
+        Without two buffers: copies between two barriers.
+        """
         # What `empty` wrote is there on all ranks before any rank copies.
         self.session.synchronize()
         self.session.comm.Barrier()
@@ -113,6 +116,12 @@ class TorchSymmetric(Library):
             copies.append((there, from_dlpack(each.out.view("i8"))))
             signals.append((handle, each.to, each.source, channel))
 
+        def move_between_barriers() -> None:
+            handle.barrier()
+            for there, out in copies:
+                there.copy_(out, non_blocking=True)
+            handle.barrier()
+
         def move() -> None:
             for (there, out), (handle, to, _, channel) in zip(copies, signals, strict=True):
                 there.copy_(out, non_blocking=True)
@@ -120,7 +129,23 @@ class TorchSymmetric(Library):
             for handle, _, source, channel in signals:
                 handle.wait_signal(source, channel)
 
-        return move
+        return move if early else move_between_barriers
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        """Return the kernel in which each rank reads the arrays of all, and a copy back."""
+        tensor = self._torch.from_dlpack(array)
+        total = self._torch.empty_like(tensor)
+        group = self._distributed.group.WORLD.group_name
+        arguments = tensor, "sum", group, total
+        reduce = self._torch.ops.symm_mem.one_shot_all_reduce_out
+        with refusals(self.label, RuntimeError, AttributeError):
+            reduce(*arguments)  # it may not take such numbers
+
+        def sum_() -> None:
+            reduce(*arguments)
+            tensor.copy_(total, non_blocking=True)
+
+        return sum_
 
     def _offset(self, into: Any) -> tuple[int, Any]:
         """Return the offset of `into` in its tensor, in words, and the handle of the tensor."""

@@ -27,7 +27,7 @@ class Case:
 
 
 #: Libraries that move data from GPU to GPU, see `mpishare.bench.baselines.library`.
-LIBRARIES = ("mpi", "nccl", "nvshmem", "torch")
+LIBRARIES = ("mpi", "nccl", "nccl4py", "nvshmem", "torch")
 #: What the machine can do at best, see `mpishare.bench.baselines.upper_bounds`.
 UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
@@ -101,7 +101,7 @@ _ALL = (
         "allreduce",
         "the sum over all ranks of an array, in place",
         ("reduce", "reduce graph", "reduce graph of 20", "window", "complex128"),
-        {"host": ("allreduce",), "cuda": ("staged", "float", "mpi", "nccl")},
+        {"host": ("allreduce",), "cuda": ("staged", "float", *LIBRARIES)},
         on_request=frozenset(LIBRARIES),
         is_sized=True,
         is_default=False,

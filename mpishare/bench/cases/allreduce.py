@@ -91,6 +91,8 @@ class Sum(Variant):
         that needs.
     steps : int
         How many sums a step is.
+    allocate : callable, optional
+        Returns zeros for the array, given how many words of 8 bytes it has.
     """
 
     moves = False
@@ -104,11 +106,15 @@ class Sum(Variant):
         dtype: str = "f8",
         steps: int = 1,
         in_window: bool = False,
+        allocate: Callable[[int], Any] | None = None,
     ) -> None:
         node, xp, kind = session.node, session.node.xp, np.dtype(dtype)
         count = nbytes // kind.itemsize
         self._window = node.allocate_each(count, kind, fill=0) if in_window else None
-        self.array = xp.zeros(count, kind) if self._window is None else self._window.array
+        if allocate is not None:
+            self.array = allocate(nbytes // 8).view(kind)
+        else:
+            self.array = xp.zeros(count, kind) if self._window is None else self._window.array
         self._place = xp.arange(count) % 61
         self._wrong = xp.zeros((), "i8")
         self._session = session
@@ -139,8 +145,9 @@ class Sum(Variant):
     def close(self) -> None:
         """Free what the sum needs, and the window."""
         self._session.synchronize()
+        del self._sum
         self._free()
-        del self.array, self._sum
+        del self.array
         if self._window is not None:
             self._window.close()
 
