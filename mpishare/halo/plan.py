@@ -61,7 +61,7 @@ class Plan(BasePlan):
         return dict(self._setup.my_routes)
 
     @property
-    def layouts(self) -> Sequence[FieldLayout]:
+    def _layouts(self) -> Sequence[FieldLayout]:
         """The layout that the plan was made for, and each call's arrays have, of every field."""
         return self._setup.mine
 

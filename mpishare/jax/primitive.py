@@ -83,7 +83,7 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     """
     if plan.is_closed:
         raise ClosedError(f"{plan.name}: exchange failed: the plan is closed")
-    expected = plan.layouts
+    expected = plan._layouts
     if len(fields) != len(expected):
         raise ValueError(
             f"{plan.name}: exchange failed: {len(fields)} fields given, the plan was made for "
