@@ -289,7 +289,7 @@ def test_a_held_array_of_the_viewer_stays_valid(node, view):
 
 
 def test_info_lists_what_is_there_without_mpi(node, view):
-    node.allocate_each(shape_of(node.rank), "i4", name="listed")
+    held = node.allocate_each(shape_of(node.rank), "i4", name="listed")
     view("there = attach('listed')")
     listed = view(
         "import subprocess\n"
@@ -308,6 +308,7 @@ def test_info_lists_what_is_there_without_mpi(node, view):
     assert window["shapes"] == [list(shape_of(rank)) for rank in range(node.size)]
     assert window["viewers"] == view("[os.getpid()]")
     assert window["job"] == view("there.job")
+    assert not held.is_closed
 
 
 def test_a_window_in_place_has_snapshots_alone(node, view):
