@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -19,8 +20,17 @@ def on_stream(stream: Any) -> Iterator[None]:
     one that ``use()`` made current (14.2, `_ThreadLocal.pop_stream` in cupy/cuda/stream.pyx).
     """
     previous = cupy.cuda.get_current_stream()
-    stream.use()
     try:
-        yield
+        with stream:  # not use(): a ``with`` of the caller within ours would forget that
+            yield
     finally:
-        previous.use()
+        if cupy.cuda.get_current_stream() != previous:
+            previous.use()
+
+
+def borrowed(handle: int, device: int = -1) -> Any:
+    """Return a CuPy stream of a handle that others own. Local."""
+    with warnings.catch_warnings():
+        # What CuPy 14 advises instead, `Stream.from_external`, destroys the stream in the end.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return cupy.cuda.ExternalStream(handle, device)

@@ -197,6 +197,7 @@ class Plan(BasePlan):
 
     def _in_this_thread(self) -> AbstractContextManager[None]:
         """Let the calling thread make the calls of the block, while the node's own makes none."""
+        self._context.backend.make_current()
         agreement: Agreement = self._context.agreement
         return agreement.in_this_thread()
 

@@ -26,7 +26,9 @@ def check(name: str, backend: str) -> None:
     result = run_ranks(int(ranks), command, timeout_s=50, env={"MPISHARE_BACKEND": backend})
     assert result.returncode == 0, result.describe()
     assert result.stdout.endswith("right\n"), result.describe()
-    assert result.stderr == "", result.describe()
+    # Where ranks share a GPU without MPS, a loop on the GPU is made by the host, with a warning.
+    said = [line for line in result.stderr.splitlines() if "is looked at by the host" not in line]
+    assert said == [], result.describe()
 
 
 @pytest.mark.parametrize("name", NAMES)

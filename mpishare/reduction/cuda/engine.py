@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends.cuda_streams import on_stream
+from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, UnsupportedError
@@ -169,7 +169,7 @@ class CudaReduce:
         if stream is None:
             return cupy.empty((), self._dtype)
         # CuPy reuses memory in the order of the stream on which it was allocated.
-        with on_stream(cupy.cuda.ExternalStream(self._backend.stream(stream)[0])):
+        with on_stream(borrowed(self._backend.stream(stream)[0])):
             return cupy.empty((), self._dtype)
 
     def _dot_layouts(self, x: Any, y: Any, out: Any) -> tuple[FieldLayout, ...]:

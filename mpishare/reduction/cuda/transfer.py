@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends.cuda_streams import on_stream
+from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.halo.cuda.fields import current_stream
 from mpishare.halo.host.copies import address_of
 
@@ -39,7 +39,7 @@ class CudaTransfer:
     def fetch(self, field: Any, stream: Any, packed: np.ndarray[Any, Any]) -> None:
         """Copy the elements of the field, once the stream has written them."""
         handle, owner = self._stream(field, stream)
-        with on_stream(cupy.cuda.ExternalStream(handle, self._device)):
+        with on_stream(borrowed(handle, self._device)):
             flat = cupy.asarray(field).ravel(order=self._order)  # a view of a packed field
         self._backend.copy(address_of(packed), flat.data.ptr, packed.nbytes, handle)
         self._context.synchronize(handle, self._name)
@@ -51,7 +51,7 @@ class CudaTransfer:
         array = cupy.asarray(field)
         flags = array.flags
         is_packed = flags.c_contiguous if self._order == "C" else flags.f_contiguous
-        with on_stream(cupy.cuda.ExternalStream(handle, self._device)):
+        with on_stream(borrowed(handle, self._device)):
             target = array if is_packed else cupy.empty(array.shape, array.dtype, self._order)
             self._backend.copy(target.data.ptr, address_of(packed), packed.nbytes, handle)
             if target is not array:
