@@ -217,7 +217,7 @@ class Allreduce(BasePlan):
             raise
 
     def _refuse_capture(self, call: str, x: Any, stream: Any) -> None:
-        if self._engine.is_captured(x, stream):
+        if self._engine.is_captured([x], stream):
             raise UnsupportedError(
                 f"{self.name}: {call} failed: the stream is being captured into a graph, and the "
                 "ranks are on several nodes, which exchange messages by the host at every call. "

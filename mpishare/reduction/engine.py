@@ -14,7 +14,7 @@ from mpishare.reduction.across_nodes import HostTransfer
 from mpishare.reduction.order import packing_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
@@ -65,8 +65,8 @@ class ReduceEngine(PlanEngine, Protocol):
         """
         ...
 
-    def is_captured(self, field: Any, stream: Any) -> bool:
-        """Whether the stream of a call with this field is being captured into a graph."""
+    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Whether the stream of a call is being captured into a graph."""
         ...
 
 

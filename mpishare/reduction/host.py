@@ -168,7 +168,7 @@ class HostReduce:
         if not isinstance(error, MpiShareError):
             self._agreement.leave(f"{self._name}: {call}", error)
 
-    def is_captured(self, field: Any, stream: Any) -> bool:  # noqa: ARG002  no streams
+    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
         """Return False: there is no stream."""
         return False
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination import recording
-from mpishare.coordination.poll import poll
-from mpishare.errors import CudaError, UnsupportedError
+from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
 from mpishare.halo.cuda.fast_path import FastPath, bind_wait
@@ -19,6 +17,7 @@ from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
 from mpishare.halo.cuda.launch_order import LaunchOrder
+from mpishare.halo.cuda.plan_engine import CudaPlanEngine
 from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
 from mpishare.halo.layout import require_number
@@ -52,7 +51,7 @@ def _never(*_: Any) -> bool:
     return False
 
 
-class CudaEngine:
+class CudaEngine(CudaPlanEngine):
     """One direction of one plan on CUDA. Collective to make, host-blocking.
 
     Parameters
@@ -204,52 +203,8 @@ class CudaEngine:
         if not (stays_alive or is_captured):
             self._chain.leave()
 
-    @property
-    def calls(self) -> memoryview:
-        """One word: how many exchanges this rank has called."""
-        return self._flags.calls
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the memory of its launches is gone."""
-        return not self._flags.calls
-
-    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Whether the stream of a call is being captured into a graph. Local."""
-        stream = current_stream(fields, self._device) if stream is None else stream
-        return bool(self._backend.enter(stream)[3])
-
-    def pending(self) -> list[int]:
-        """Ranks of the node that this rank's GPU waits for, or that have called less often."""
-        return self._flags.pending()
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """Tell the other ranks if all exchanges that were called end by then. Local.
-
-        Replays of a user's graph are not seen. By polling, since a process that ends cannot start
-        a thread.
-        """
-        is_over = False
-
-        def is_done() -> bool:
-            nonlocal is_over
-            is_over = self._chain.is_over() and self._backend.is_done(self._stream)
-            return is_over or self._context.agreement.failure is not None
-
-        try:
-            poll(is_done, deadline - time.monotonic())
-        except CudaError:
-            return  # what is enqueued on a failed GPU never ends
-        if is_over:
-            self._flags.mark_finished()
-
-    def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the node's deadline."""
-        self._context.drain(f"{self.name}: close")
-
-    def release(self) -> None:
-        """Unmap what other ranks own. Local."""
-        self._buffers.release()
+    def _is_over(self) -> bool:
+        return super()._is_over() and self._backend.is_done(self._stream)
 
     def close(self) -> None:
         """Free what this rank owns. Local, once all ranks have released."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,11 @@ import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination import recording
-from mpishare.coordination.poll import poll
-from mpishare.errors import CudaError, UnsupportedError
+from mpishare.errors import UnsupportedError
 from mpishare.halo import routes
 from mpishare.halo.cuda.fields import addresses_of, cuda_layout, current_stream
 from mpishare.halo.cuda.launch_order import LaunchOrder
+from mpishare.halo.cuda.plan_engine import CudaPlanEngine
 from mpishare.ordering.stream_chain import StreamChain
 from mpishare.reduction.cuda.buffers import Buffers
 from mpishare.reduction.cuda.calls import PreparedCall
@@ -37,7 +36,7 @@ _ROUTES = ("fused", "copy", "pinned")
 _MAX_LAYOUTS = 64
 
 
-class CudaReduce:
+class CudaReduce(CudaPlanEngine):
     """Reduces over the ranks of a node in GPU memory. Collective to make, host-blocking.
 
     Parameters
@@ -136,7 +135,7 @@ class CudaReduce:
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
         if out is None:
-            if not self._is_on_last_stream(stream) and self.is_captured(x, stream):
+            if not self._is_on_last_stream(stream) and self.is_captured([x], stream):
                 raise UnsupportedError(
                     f"{self.name}: dot failed: the stream is being captured into a graph, and "
                     "replays would write into a result that may be gone by then. Pass out=, an "
@@ -258,49 +257,6 @@ class CudaReduce:
                 "or GPUs cannot reach each other"
             )
         captured_by.add(self)
-
-    @property
-    def calls(self) -> memoryview:
-        """One word: how many reductions this rank has called."""
-        return self._flags.calls
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the memory of its launches is gone."""
-        return not self._flags.calls
-
-    def is_captured(self, field: Any, stream: Any) -> bool:
-        """Whether the stream of a call with this field is being captured into a graph. Local."""
-        stream = current_stream([field], self._device) if stream is None else stream
-        return bool(self._backend.enter(stream)[3])
-
-    def pending(self) -> list[int]:
-        """Ranks of the node that this rank's GPU waits for, or that have called less often."""
-        return self._flags.pending()
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """Tell the other ranks if all calls end by then; by polling, as `CudaEngine`. Local."""
-        is_over = False
-
-        def is_done() -> bool:
-            nonlocal is_over
-            is_over = self._chain.is_over()
-            return is_over or self._context.agreement.failure is not None
-
-        try:
-            poll(is_done, deadline - time.monotonic())
-        except CudaError:
-            return  # what is enqueued on a failed GPU never ends
-        if is_over:
-            self._flags.mark_finished()
-
-    def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the node's deadline."""
-        self._context.drain(f"{self.name}: close")
-
-    def release(self) -> None:
-        """Unmap what other ranks own. Local."""
-        self._buffers.release()
 
     def close(self) -> None:
         """Free what this rank owns. Local, once all ranks have released."""
