@@ -48,6 +48,7 @@ def test_interior_and_shell_are_the_owned_cells(shape):
 
 def cells_of(record, blocks, group):
     """The cells that `my_strip` of boxes.cu gives to all threads, by the same arithmetic."""
+    record = record.view(boxes.RECORD)
     plane, row = map(int, record["steps"][0])
     block, thread = (each.ravel() for each in np.indices((blocks, boxes.THREADS)))
     ends = record["boxes"][0, :, 0]
