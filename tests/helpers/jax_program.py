@@ -153,7 +153,7 @@ def what_is_refused(node):
     total = mpishare.Allreduce(WORLD, node.xp.zeros(u.shape), node=node)
     with pytest.raises(TypeError, match=r"for an Allreduce copy it, node\.xp\.array"):
         total.reduce(u)
-    copy = node.xp.array(u)
+    copy = node.xp.array(jax.block_until_ready(u))
     total.reduce(copy)
     np.testing.assert_allclose(float(copy.sum()), WORLD.allreduce(float(u.sum())))
     for first in (total, u):
