@@ -5,22 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 
-def check_result(name: str, result: Any) -> Any:
-    """Return the result of a captured function; `TypeError` if a replay could not renew it."""
+def check_result(name: str, result: Any, *, scalars: type | tuple[type, ...] = ()) -> Any:
+    """Return the result of a captured function; `TypeError` if a replay could not renew it.
+
+    Parameters
+    ----------
+    name : str
+        For errors.
+    result : object
+        What the function returned.
+    scalars : type, optional
+        Another type that will do: NumPy's scalars on the host, as ``u.sum()`` is an array on CUDA.
+    """
     if result is not None:
-        _check(name, result)
+        _check(name, result, scalars)
     return result
 
 
-def _check(name: str, result: Any) -> None:
-    if result is None or hasattr(result, "__dlpack__"):
+def _check(name: str, result: Any, scalars: type | tuple[type, ...]) -> None:
+    if result is None or hasattr(result, "__dlpack__") or isinstance(result, scalars):
         return
     if isinstance(result, (tuple, list)):
         for each in result:
-            _check(name, each)
+            _check(name, each, scalars)
     elif isinstance(result, dict):
         for each in result.values():
-            _check(name, each)
+            _check(name, each, scalars)
     else:
         raise TypeError(
             f"{name} failed: the function returned {result!r}, which no replay would compute "

@@ -55,15 +55,25 @@ class HostRuns:
         self._agreement.check()
         made = 0
         while True:
-            result = check_result(self._name, self._function(*arguments))
+            result = check_result(self._name, self._function(*arguments), scalars=np.generic)
             made += 1
             # Asked after the last run too: it may be a collective call.
-            is_done = self._until is None or bool(self._until(*arguments))
-            if is_done or made == self._at_most:
+            if self._until is None or self._ask(self._until(*arguments)) or made == self._at_most:
                 break
         if self.iterations is not None:
             self.iterations[0] = made
         return result
+
+    def _ask(self, answer: Any) -> bool:
+        """Return whether the loop is done; `TypeError` for what no graph could look at."""
+        is_array = isinstance(answer, np.generic) or hasattr(answer, "__dlpack__")
+        done = np.asarray(answer) if is_array else None
+        if done is None or done.size != 1 or done.dtype.kind not in "biu":
+            raise TypeError(
+                f"{self._name} failed: until returned {answer!r}, not an array of one boolean or "
+                "integer"
+            )
+        return bool(done.any())
 
     def close(self) -> None:
         """Do nothing: nothing was made."""

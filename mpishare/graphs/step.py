@@ -52,12 +52,19 @@ class Step(NodeObject):
             raise TypeError(f"capture failed: {function!r} cannot be called")
         name = self.name = f"capture({_name_of(function)})"
         if until is not None and not callable(until):
-            raise TypeError(f"{name} failed: until={until!r} cannot be called; until=lambda *_: it")
+            raise TypeError(
+                f"{name} failed: until={until!r} cannot be called: give a function of the same "
+                "arguments, until=lambda *_: flag"
+            )
         if (until is None) != (at_most is None):
             raise TypeError(
-                f"{name} failed: until= and at_most= go together: a GPU cannot be interrupted"
+                f"{name} failed: until= and at_most= go together: the most runs of a call, since a "
+                "GPU cannot be interrupted"
             )
-        count = 1 if at_most is None else operator.index(at_most)
+        try:
+            count = 1 if at_most is None else operator.index(at_most)
+        except TypeError:
+            raise TypeError(f"{name} failed: at_most must be an int, not {at_most!r}") from None
         if count < 1:
             raise ValueError(f"{name} failed: at_most={at_most} is less than 1")
         context = self._context = node._context

@@ -133,10 +133,13 @@ class Layout:
     def __post_init__(self) -> None:
         """Turn what the user gave into a tuple and a `numpy.dtype`."""
         given: Any = self.shape
-        items = (given,) if hasattr(given, "__index__") else tuple(given)
-        shape = tuple(map(index, items))
+        wrong = f"shape must be an int or ints of 0 or more, not {given!r}"
+        try:
+            shape = tuple(map(index, (given,) if hasattr(given, "__index__") else given))
+        except TypeError:
+            raise TypeError(wrong) from None
         if any(extent < 0 for extent in shape):
-            raise ValueError(f"shape must be ints of 0 or more, not {given!r}")
+            raise ValueError(wrong)
         if self.order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {self.order!r}")
         object.__setattr__(self, "shape", shape)
@@ -169,8 +172,9 @@ def refuse_jax(field: Any, name: str) -> None:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(field, jax.Array):
         raise TypeError(
-            f"{name} is a JAX array, which cannot be written. Make the plan for a Layout, and call "
-            "u = mpishare.jax.exchange(plan, u)."
+            f"{name} is a JAX array, which cannot be written. For a halo make the plan for a "
+            "Layout, and call u = mpishare.jax.exchange(plan, u); for an Allreduce copy it, "
+            "node.xp.array(u)."
         )
 
 
@@ -182,7 +186,7 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     if isinstance(field, np.ndarray):
         return np.asarray(field)  # a subclass may keep cells from being written
     if getattr(field, "requires_grad", False):
-        raise ValueError(f"{name} requires a gradient, which a halo exchange does not have")
+        raise ValueError(f"{name} requires a gradient, which mpishare has not: give its .detach()")
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
         raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
     try:

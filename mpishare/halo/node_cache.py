@@ -79,7 +79,7 @@ def look_for_node(
     Local. Raises if ``node=`` cannot be used.
     """
     if node is not None and not isinstance(node, Node):
-        raise TypeError(f"{call} failed: node must be a mpishare.Node, not {node!r}")
+        raise TypeError(f"{call} failed: node must be an mpishare.Node, not {node!r}")
     if node is not None:
         context_of(node).agreement.check()
     kept = NodeCache.kept(group, backend)

@@ -18,15 +18,14 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import ExecutionStage, buffer_callback
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
+from jax.interpreters import ad, batching, mlir
 
 from mpishare.errors import ClosedError
 from mpishare.halo.layout import Layout
+from mpishare.halo.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from mpishare.halo.plan import Plan
 
 _primitive = Primitive("mpishare_exchange")
 _primitive.multiple_results = True
@@ -58,6 +57,10 @@ def exchange(plan: Plan, *fields: Any) -> Any:
 
     Raises
     ------
+    TypeError
+        If the first argument is no such plan, or a field is not an array.
+    NotImplementedError
+        Under `jax.vmap`, and what uses it: `jax.jacfwd`, `jax.jacrev` and `jax.hessian`.
     ValueError
         If a field has another shape or dtype than the plan was made for.
     ClosedError
@@ -81,6 +84,11 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     Array([2., 1., 2., 1.], dtype=float32)
     >>> node.close()
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            "mpishare.jax.exchange failed: it takes a HaloExchange or a NeighborExchange, then its "
+            f"fields, not {type(plan).__name__} first"
+        )
     if plan.is_closed:
         raise ClosedError(f"{plan.name}: exchange failed: the plan is closed")
     expected = plan._layouts
@@ -90,6 +98,11 @@ def exchange(plan: Plan, *fields: Any) -> Any:
             f"{len(expected)}"
         )
     for number, (field, layout) in enumerate(zip(fields, expected, strict=True)):
+        if not isinstance(field, jax.Array | np.ndarray):
+            raise TypeError(
+                f"{plan.name}: exchange failed: field {number} is not an array of JAX but of type "
+                f"{type(field).__name__}"
+            )
         seen = replace(Layout(np.shape(field), field.dtype).of_field(), device=layout.device)
         if not layout.is_like(seen):
             raise ValueError(
@@ -161,9 +174,18 @@ def _tangents(fields: Sequence[Any], tangents: Sequence[Any], **params: Any) -> 
     return results, _primitive.bind(*given, **params)
 
 
+def _refuse_batch(*_: Any, plan: Plan, **__: Any) -> Any:
+    raise NotImplementedError(
+        f"{plan.name}: exchange failed: it cannot be mapped by jax.vmap, nor by jax.jacfwd, "
+        "jax.jacrev and jax.hessian, which use that. Make the plan for fields with the axis of the "
+        "batch, and name by axes= those that the grid cuts"
+    )
+
+
 _primitive.def_impl(jax.jit(_now, static_argnames=("plan", "is_reverse")))
 _primitive.def_effectful_abstract_eval(lambda *fields, **_: (list(fields), _EFFECTS))
 ad.primitive_jvps[_primitive] = _tangents
 ad.primitive_transposes[_primitive] = _transpose
+batching.primitive_batchers[_primitive] = _refuse_batch
 mlir.register_lowering(_primitive, mlir.lower_fun(_on_host), platform="cpu")
 mlir.register_lowering(_primitive, mlir.lower_fun(_on_gpu), platform="cuda")

@@ -39,10 +39,11 @@ class Operation:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be reduced, and say what can."""
+        names = ", ".join(map(repr, _UFUNCS))
         if not isinstance(self.name, str):
-            raise TypeError(f"op must be a str, not {self.name!r}")
+            raise TypeError(f"op must be one of {names}, not {self.name!r}")
         if self.name not in _UFUNCS:
-            raise ValueError(f"op must be one of {', '.join(_UFUNCS)}, not {self.name!r}")
+            raise ValueError(f"op must be one of {names}, not {self.name!r}")
         dtype = self.dtype
         if dtype not in _DTYPES or not dtype.isnative:
             raise TypeError(

@@ -48,7 +48,7 @@ class Wrong(mpishare.Allreduce):
     calls, wrong = 0, None
 
     def reduce(self, x, stream=None):
-        super().reduce(x, stream)
+        super().reduce(x, stream=stream)
         self.calls += 1
         if self.calls % 2 == self.wrong:
             x *= 0.9

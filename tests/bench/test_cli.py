@@ -60,11 +60,11 @@ reduce, dot = mpishare.Allreduce.reduce, mpishare.Allreduce.dot
 
 def reduce_but_on_one(self, x, stream=None):
     mine = x.copy()
-    reduce(self, x, stream)
+    reduce(self, x, stream=stream)
     x[...] = mine if self._setup.comm.rank else x
 
 def dot_but_on_one(self, x, y, out, stream=None):
-    dot(self, x, y, out, stream)
+    dot(self, x, y, out, stream=stream)
     out[...] = (x * y).sum() if self._setup.comm.rank else out
 
 mpishare.Allreduce.reduce, mpishare.Allreduce.dot = reduce_but_on_one, dot_but_on_one

@@ -135,10 +135,14 @@ def gradients(node):
 
 def what_is_refused(node):
     halo, _, _, u = setup(node)
+    one = lambda v: mpishare.jax.exchange(halo, v)  # noqa: E731
     for call, kind, text in (
         (lambda: mpishare.jax.exchange(halo, u[1:]), ValueError, "shape (7, 5) instead of (8, 5)"),
         (lambda: mpishare.jax.exchange(halo, u.astype("f4")), ValueError, "float32 instead of"),
         (lambda: mpishare.jax.exchange(halo, u, u), ValueError, "2 fields given"),
+        (lambda: mpishare.jax.exchange(halo, 1.0), TypeError, "field 0 is not an array of JAX"),
+        (lambda: jax.vmap(one)(u[None]), NotImplementedError, "cannot be mapped by jax.vmap"),
+        (lambda: jax.hessian(one)(u), NotImplementedError, "name by axes="),
         (lambda: halo.exchange(u), TypeError, "is a JAX array"),
         (lambda: jax.jit(lambda v: halo.exchange(v))(u), TypeError, "is a JAX array"),
     ):
@@ -146,6 +150,15 @@ def what_is_refused(node):
             call()
     with pytest.raises(TypeError, match="field 0 is a JAX array"):
         mpishare.HaloExchange(WORLD, u, 1, axes=0, dims=(WORLD.size,), node=node)
+    total = mpishare.Allreduce(WORLD, node.xp.zeros(u.shape), node=node)
+    with pytest.raises(TypeError, match=r"for an Allreduce copy it, node\.xp\.array"):
+        total.reduce(u)
+    copy = node.xp.array(jax.block_until_ready(u))
+    total.reduce(copy)
+    np.testing.assert_allclose(float(copy.sum()), WORLD.allreduce(float(u.sum())))
+    for first in (total, u):
+        with pytest.raises(TypeError, match="takes a HaloExchange or a NeighborExchange"):
+            mpishare.jax.exchange(first, u)
     halo.close()
     with pytest.raises(mpishare.ClosedError, match="the plan is closed"):
         jax.jit(lambda v: mpishare.jax.exchange(halo, v))(u)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 import mpishare
 from mpishare import Allreduce, ClosedError, Layout, MismatchError, PeerError
@@ -377,8 +378,9 @@ def raises_on_all(node, kind, text, call):
         ("c16", "max", TypeError, "complex numbers have no max"),
         ("c8", "min", TypeError, "complex numbers have no min"),
         ("?", "sum", TypeError, "bool elements have no sum"),
-        ("f8", "mean", ValueError, "op must be one of sum, max, min, prod, not 'mean'"),
-        ("f8", np.add, TypeError, "op must be a str"),
+        ("f8", "mean", ValueError, "op must be one of 'sum', 'max', 'min', 'prod', not 'mean'"),
+        ("f8", np.add, TypeError, "op must be one of 'sum', .*, not <ufunc"),
+        ("f8", MPI.SUM, TypeError, "op must be one of 'sum', .*, not <mpi4py"),
         ("g", "sum", TypeError, "float128 cannot be reduced"),
         (">f8", "sum", TypeError, "byte order"),
         ("V8", "sum", TypeError, "cannot be reduced"),
@@ -454,6 +456,16 @@ def test_a_read_only_array(host_node):
         with pytest.raises(ValueError, match="read-only"):
             total.dot(x, x, out=x[:1])
         host_node.barrier()
+
+
+def test_an_operation_is_given_once(host_node):
+    """When the plan is made; at a call it is not taken for a stream, which the host ignores."""
+    with Allreduce(host_node.comm, Layout(3), node=host_node) as total:
+        with pytest.raises(TypeError, match="positional argument"):
+            total.reduce(np.ones(3), "max")
+        with pytest.raises(TypeError, match="positional argument"):
+            total.dot(np.ones(3), np.ones(3), np.ones(1), "max")
+    host_node.barrier()
 
 
 def test_dot_of_what_does_not_fit(node):

@@ -198,13 +198,31 @@ def test_a_loop_ends_at_its_most(ring):
         solve.close()
 
 
-def test_until_must_answer_with_one_element(ring):
-    xp = ring.xp
-    solve = mpishare.capture(
-        ring.node, lambda x: None, until=lambda x: xp.zeros(2, bool), at_most=3
-    )
-    with pytest.raises((TypeError, ValueError)):
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda xp: xp.zeros(2, bool),
+        lambda xp: xp.zeros(1),
+        lambda _: None,
+        lambda _: True,
+        lambda _: 0.0,
+    ],
+)
+def test_until_must_answer_with_one_element(node, answer):
+    xp = node.xp
+    solve = mpishare.capture(node, lambda x: None, until=lambda x: answer(xp), at_most=3)
+    with pytest.raises(TypeError, match=r"until returned .*, not an array of one boolean"):
         solve(xp.zeros(1))
+
+
+def test_numbers_of_the_library_are_results(node):
+    """`u.sum()` is an array of CuPy and a scalar of NumPy: the same program is right with both."""
+    step = mpishare.capture(node, lambda u: u.sum())
+    loop = mpishare.capture(node, lambda u: u.sum(), until=lambda u: u[0] < 2, at_most=3)
+    for call in (step, step, step, loop):
+        assert float(call(node.xp.ones(3))) == 3
+    with pytest.raises(TypeError, match="the function returned 3"):
+        mpishare.capture(node, lambda u: u.size)(node.xp.ones(3))
 
 
 def test_wrong_arguments(node):
@@ -218,6 +236,8 @@ def test_wrong_arguments(node):
         mpishare.capture(node, print, until=7, at_most=3)
     with pytest.raises(ValueError, match="at_most=0"):
         mpishare.capture(node, print, until=print, at_most=0)
+    with pytest.raises(TypeError, match=r"at_most must be an int, not 10000\.0"):
+        mpishare.capture(node, print, until=print, at_most=1e4)
     with pytest.raises(TypeError):
         pickle.dumps(mpishare.capture(node, print))
 

@@ -1,5 +1,7 @@
 """Layouts of fields: what fits, what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,3 +63,11 @@ def test_what_users_write():
 def test_layouts_that_are_none(arguments, kind):
     with pytest.raises(kind):
         Layout(*arguments)
+
+
+@pytest.mark.parametrize("shape", [2.5, (2, 2.0), "f8", None, -1])
+def test_a_shape_that_is_none_is_named(shape):
+    with pytest.raises(
+        (TypeError, ValueError), match=f"shape must be .*, not {re.escape(repr(shape))}"
+    ):
+        Layout(shape)

@@ -69,7 +69,7 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     if isinstance(field, Window):
         field = field.array
     if getattr(field, "requires_grad", False):
-        raise ValueError(f"{name} requires a gradient, which a halo exchange does not have")
+        raise ValueError(f"{name} requires a gradient, which mpishare has not: give its .detach()")
     if _is_tensor(field):
         kind = _tensor_dtype(field, name)
         shape, device = tuple(field.shape), field.device.index
