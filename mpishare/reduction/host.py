@@ -99,6 +99,8 @@ class HostReduce:
         self._fold(fields, field)
 
     def _reduce_large(self, field: Array) -> None:
+        # A use too: another rank may be in `dot`, and calls go on after the error.
+        self._slots.parity ^= 1
         self._large.reduce(field.reshape(-1, order=self._order))  # a view
 
     def _reduce_unpacked(self, field: Array) -> None:

@@ -488,6 +488,21 @@ def test_reduce_meets_dot(host_node):
     total.close()
 
 
+@TWO
+@pytest.mark.parametrize("times", [1, 2])
+def test_reduce_of_a_large_field_meets_dot(host_node, times):
+    x, y = np.ones(1 << 17), np.arange(4.0)
+    assert not large.folds_all(host_node.size, x.nbytes)
+    with Allreduce(host_node.comm, x, node=host_node) as total:
+        for _ in range(times):
+            call = total.reduce if host_node.rank else lambda x: total.dot(x, x)
+            raises_on_all(
+                host_node, MismatchError, "rank 0: dot; rank 1: reduce", lambda call=call: call(x)
+            )
+        for n in (1, 2, 3):  # all slots
+            assert total.dot(n * y, y) == n * 14 * host_node.size
+
+
 # --- the end
 
 
