@@ -133,7 +133,8 @@ class Allreduce(BasePlan):
         TypeError, ValueError
             If `x` has another layout; the message says what differs. Nothing was done then.
         MismatchError
-            On the host backend, if another rank calls `dot`.
+            On the host backend, if another rank calls `dot`. Over several nodes the ranks that
+            raise it leave their node, since the other nodes have not heard of it.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         UnsupportedError
