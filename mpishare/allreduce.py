@@ -104,7 +104,6 @@ class Allreduce(BasePlan):
                 self._connect_nodes(setup)
             self._open_on(setup)
         self._agreement = setup.context.agreement
-        self._thread = self._agreement.thread
         ranges.bind(self, "reduce", "dot")
         self._log.info(
             "%s made in %.1f ms, %s of staging",
@@ -148,7 +147,8 @@ class Allreduce(BasePlan):
         be storing into its array.
         """
         # Written for speed, as the small ones are little more than the call.
-        if self._is_closed or self._agreement.failure is not None or get_ident() != self._thread:
+        agreement = self._agreement
+        if self._is_closed or agreement.failure is not None or get_ident() != agreement.thread:
             self._check("reduce")
         across = self._across
         try:

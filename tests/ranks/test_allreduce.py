@@ -1,5 +1,6 @@
 """Allreduce: the fold in the order of the ranks, to the bit, on every rank and at every call."""
 
+import threading
 import time
 
 import numpy as np
@@ -8,7 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpishare
-from mpishare import Allreduce, ClosedError, Layout, MismatchError, PeerError
+from mpishare import (
+    Allreduce,
+    ClosedError,
+    Layout,
+    MismatchError,
+    PeerError,
+    UnsupportedError,
+)
 from mpishare.reduction import large
 from tests.helpers.reductions import (
     COMPLEX,
@@ -501,6 +509,33 @@ def test_reduce_of_a_large_field_meets_dot(host_node, times):
             )
         for n in (1, 2, 3):  # all slots
             assert total.dot(n * y, y) == n * 14 * host_node.size
+
+
+def test_refused_while_another_thread_makes_the_calls(node):
+    """As XLA's does in an exchange of JAX arrays."""
+    x = node.xp.ones(3)
+    total = Allreduce(node.comm, x, node=node)
+    total.reduce(x)
+    is_in, is_over = threading.Event(), threading.Event()
+
+    def other():
+        with node._context.agreement.in_this_thread():
+            is_in.set()
+            is_over.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    is_in.wait()
+    try:
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match="another thread"):
+                total.reduce(x)
+    finally:
+        is_over.set()
+        thread.join()
+    total.reduce(x)
+    assert float(x[0]) == node.size**2
+    total.close()
 
 
 # --- the end
