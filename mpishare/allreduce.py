@@ -104,7 +104,6 @@ class Allreduce(BasePlan):
                 self._connect_nodes(setup)
             self._open_on(setup)
         self._agreement = setup.context.agreement
-        self._thread = self._agreement.thread
         ranges.bind(self, "reduce", "dot")
         self._log.info(
             "%s made in %.1f ms, %s of staging",
@@ -133,7 +132,8 @@ class Allreduce(BasePlan):
         TypeError, ValueError
             If `x` has another layout; the message says what differs. Nothing was done then.
         MismatchError
-            On the host backend, if another rank calls `dot`.
+            On the host backend, if another rank calls `dot`. Over several nodes the ranks that
+            raise it leave their node, since the other nodes have not heard of it.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         UnsupportedError
@@ -147,7 +147,8 @@ class Allreduce(BasePlan):
         be storing into its array.
         """
         # Written for speed, as the small ones are little more than the call.
-        if self._is_closed or self._agreement.failure is not None or get_ident() != self._thread:
+        agreement = self._agreement
+        if self._is_closed or agreement.failure is not None or get_ident() != agreement.thread:
             self._check("reduce")
         across = self._across
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.errors import MpiShareError
+from mpishare.errors import MismatchError, MpiShareError
 from mpishare.halo.layout import FieldLayout, as_numpy
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
@@ -44,6 +44,7 @@ class HostReduce:
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
         self._name = setup.name
         self._agreement = setup.context.agreement
+        self._is_one_node = setup.comm.is_of_one_node
         self._layout = layout
         shape, self._dtype = layout.shape, layout.dtype
         self._shape, self._strides = shape, layout.strides
@@ -99,6 +100,8 @@ class HostReduce:
         self._fold(fields, field)
 
     def _reduce_large(self, field: Array) -> None:
+        # A use too: another rank may be in `dot`, and calls go on after the error.
+        self._slots.parity ^= 1
         self._large.reduce(field.reshape(-1, order=self._order))  # a view
 
     def _reduce_unpacked(self, field: Array) -> None:
@@ -164,8 +167,13 @@ class HostReduce:
         return array
 
     def _leave_node(self, call: str, error: BaseException) -> None:
-        """Leave the node after an interrupt: other ranks may be storing into this one's field."""
-        if not isinstance(error, MpiShareError):
+        """Leave the node where a later call would not meet the same call of the others.
+
+        After an interrupt they may be storing into this rank's field. Where ranks made different
+        calls, the other nodes have not heard of it, and wait for this one.
+        """
+        is_agreed = isinstance(error, MpiShareError)
+        if not is_agreed or (isinstance(error, MismatchError) and not self._is_one_node):
             self._agreement.leave(f"{self._name}: {call}", error)
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams

@@ -389,6 +389,29 @@ def test_a_rank_of_another_node_that_does_not_come(is_leader):
         played.worked([rank], "close")
 
 
+def mismatched_over_nodes(stage: Stage) -> None:
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=2.0)
+    x = np.ones(4)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    first = (lambda: total.dot(x, x)) if stage.rank == 1 else (lambda: total.reduce(x))
+    stage.attempt("call", first)
+    stage.attempt("then", total.reduce, x)
+    time.sleep(1)
+
+
+def test_a_node_whose_ranks_differ_does_not_go_on_one_call_behind_the_others():
+    """Its next call would meet the one that the other node is still in: sums of two steps."""
+    played = play_on("2 + 2", 4, mismatched_over_nodes)
+    for rank in (0, 1):
+        played.raised(rank, "call", "MismatchError")
+        assert "different calls" in played.raised(rank, "then", "ClosedError").text
+    for rank in (2, 3):
+        assert played.told(rank, "call").error in ("PeerTimeout", "PeerError")
+
+
 def refused_over_nodes(stage: Stage) -> None:
     with stage.node() as node:
         make = mpishare.Allreduce

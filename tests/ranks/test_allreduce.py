@@ -1,5 +1,6 @@
 """Allreduce: the fold in the order of the ranks, to the bit, on every rank and at every call."""
 
+import threading
 import time
 
 import numpy as np
@@ -9,7 +10,14 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import mpishare
-from mpishare import Allreduce, ClosedError, Layout, MismatchError, PeerError
+from mpishare import (
+    Allreduce,
+    ClosedError,
+    Layout,
+    MismatchError,
+    PeerError,
+    UnsupportedError,
+)
 from mpishare.reduction import large
 from tests.helpers.reductions import (
     COMPLEX,
@@ -497,6 +505,48 @@ def test_reduce_meets_dot(host_node):
     raises_on_all(host_node, MismatchError, "rank 0: dot; rank 1: reduce", lambda: call(x))
     x[...] = 1.0
     assert reduced(host_node, total, x)[0] == host_node.size
+    total.close()
+
+
+@TWO
+@pytest.mark.parametrize("times", [1, 2])
+def test_reduce_of_a_large_field_meets_dot(host_node, times):
+    x, y = np.ones(1 << 17), np.arange(4.0)
+    assert not large.folds_all(host_node.size, x.nbytes)
+    with Allreduce(host_node.comm, x, node=host_node) as total:
+        for _ in range(times):
+            call = total.reduce if host_node.rank else lambda x: total.dot(x, x)
+            raises_on_all(
+                host_node, MismatchError, "rank 0: dot; rank 1: reduce", lambda call=call: call(x)
+            )
+        for n in (1, 2, 3):  # all slots
+            assert total.dot(n * y, y) == n * 14 * host_node.size
+
+
+def test_refused_while_another_thread_makes_the_calls(node):
+    """As XLA's does in an exchange of JAX arrays."""
+    x = node.xp.ones(3)
+    total = Allreduce(node.comm, x, node=node)
+    total.reduce(x)
+    is_in, is_over = threading.Event(), threading.Event()
+
+    def other():
+        with node._context.agreement.in_this_thread():
+            is_in.set()
+            is_over.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    is_in.wait()
+    try:
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match="another thread"):
+                total.reduce(x)
+    finally:
+        is_over.set()
+        thread.join()
+    total.reduce(x)
+    assert float(x[0]) == node.size**2
     total.close()
 
 
