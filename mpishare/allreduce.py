@@ -112,7 +112,7 @@ class Allreduce(BasePlan):
             format_nbytes(sum(engine.staging_nbytes for engine in self._engines)),
         )
 
-    def reduce(self, x: Any, *, stream: Any = None) -> None:
+    def reduce(self, x: Any, stream: Any = None) -> None:
         """Replace `x`, on every rank, by the combination of all ranks' `x`.
 
         Collective. Stream-ordered on CUDA, where it may be captured into a graph; over several
@@ -160,7 +160,7 @@ class Allreduce(BasePlan):
         if across and "reduce" in across:
             across["reduce"].reduce(x, stream)
 
-    def dot(self, x: Any, y: Any, out: Any = None, *, stream: Any = None) -> Any:
+    def dot(self, x: Any, y: Any, out: Any = None, stream: Any = None) -> Any:
         """Return the sum of ``conj(x) * y`` over the elements of all ranks.
 
         Collective, as `reduce`; in the order of the ranks, and in an order of a rank's own elements

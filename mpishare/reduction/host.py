@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+_NO_STREAM = "{!r} is no stream: an operation is given once, where the Allreduce is made"
+
+
 class HostReduce:
     """Reduces over the ranks of a node in host memory. Collective to make, host-blocking.
 
@@ -72,8 +75,10 @@ class HostReduce:
             for fields, group in zip(self._fields, slots.pair, strict=True):
                 fields += [slot[:count].reshape(shape, order=order) for slot in group]
 
-    def reduce(self, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
+    def reduce(self, field: Any, stream: Any) -> None:
         """Put the node's result into `field` on every rank."""
+        if stream.__class__ is str:
+            raise TypeError(_NO_STREAM.format(stream))
         # Written for speed: with few elements, the checks take as long as the rest.
         if (
             type(field) is not np.ndarray
@@ -119,8 +124,10 @@ class HostReduce:
             for operand in operands[2:]:
                 ufunc(out, operand, out=out)
 
-    def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:  # noqa: ARG002  no streams
+    def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
+        if stream.__class__ is str:
+            raise TypeError(_NO_STREAM.format(stream))
         a, b = self._operand(x, "x"), self._operand(y, "y")
         if a.shape != b.shape:
             raise ValueError(f"x has shape {a.shape}, y has {b.shape}: they must be the same")
