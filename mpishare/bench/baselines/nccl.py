@@ -60,7 +60,8 @@ class Nccl(Library):
     @classmethod
     def unique_id(cls) -> bytes:
         """Return a new name of a communicator. Local."""
-        return np.array(nccl.get_unique_id(), "i1").tobytes()
+        name = nccl.get_unique_id()  # bytes; until CuPy 13 a tuple of numbers
+        return name if isinstance(name, bytes) else np.array(name, "i1").tobytes()
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return one group of all sends and receives. Stream-ordered."""

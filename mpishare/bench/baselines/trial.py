@@ -66,7 +66,9 @@ def _mpi(memory: str, number: str) -> int | None:
 def _nccl(name: bytes, rank: int, size: int, words: Any, stream: int) -> Send:
     from cupy.cuda import nccl
 
-    comm = nccl.NcclCommunicator(size, tuple(np.frombuffer(name, "i1").tolist()), rank)
+    is_bytes = isinstance(nccl.get_unique_id(), bytes)  # until CuPy 13 a tuple of numbers
+    own = name if is_bytes else tuple(np.frombuffer(name, "i1").tolist())
+    comm = nccl.NcclCommunicator(size, own, rank)
     out, into = words
 
     def send(part: slice) -> None:
