@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import pytest
 
 from tests.helpers.launch import ROOT
 
@@ -128,20 +126,3 @@ class SharedViewer:
         if not self.node.is_closed:  # by a test that failed
             # Before that nobody may come to a call that closes dropped windows.
             self.node.comm.barrier()
-
-
-@pytest.fixture(scope="module")
-def viewer(comm: Any) -> Generator[Viewer | None]:
-    """A process outside the job, of rank 0."""
-    viewer = Viewer() if comm.rank == 0 else None
-    yield viewer
-    if viewer:
-        viewer.close()
-
-
-@pytest.fixture
-def view(node: Any, viewer: Viewer | None) -> Generator[SharedViewer]:
-    """Runs source in it."""
-    shared = SharedViewer(node, viewer)
-    yield shared
-    shared.reset()

@@ -8,7 +8,7 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("tests.helpers.lockstep")
     config.pluginmanager.import_plugin("tests.helpers.nodes")
-    config.pluginmanager.import_plugin("tests.helpers.viewer")
+    config.pluginmanager.import_plugin("tests.helpers.view_fixtures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

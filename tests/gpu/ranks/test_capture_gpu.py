@@ -7,7 +7,6 @@ import pytest
 
 import mpishare
 from mpishare import EpochError, UnsupportedError
-from mpishare.backends import cuda_graphs
 from tests.helpers.latch import Latch, within
 
 TWO = pytest.mark.ranks(min=2)
@@ -515,6 +514,8 @@ def check_host_loop(node, ring, caplog, why):
 
 def test_a_loop_where_the_driver_has_none(node, ring, monkeypatch, caplog):
     """The host looks after every run, and says so."""
+    from mpishare.backends import cuda_graphs  # imports CuPy
+
     real = cuda_graphs.driver.call
 
     def old(name, *arguments, **options):
