@@ -138,7 +138,7 @@ class Capture:
             self._call("cuGraphDestroy", graph)
 
     def abandon(self) -> None:
-        """End the capture, of which nothing is left: the stream can be used again."""
+        """End the capture and keep nothing of it: the stream can be used again."""
         _, graph = bindings.cuStreamEndCapture(self._stream)  # fails where the capture has
         graph = self._outer if self._outer is not None else graph
         if graph is not None and int(graph):

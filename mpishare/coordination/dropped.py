@@ -63,7 +63,7 @@ class Dropped:
         self._count.pop(number, None)
 
     def news(self) -> list[int]:
-        """Return the numbers that are to be published: of objects of which nothing is in use."""
+        """Return the numbers to publish: of dropped objects that nothing uses any more."""
         if not self._unpublished:
             return []
         # First what may use others: the fields of a plan may lie in a window.

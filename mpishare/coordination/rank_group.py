@@ -85,7 +85,7 @@ class RankGroup:
         return self.said_before.setdefault(words, found)
 
     def take_place(self) -> int:
-        """Return the place of a new plan among those that may send messages, on whatever node.
+        """Return the place of a new plan among all plans that may send messages, on whatever node.
 
         The same on all ranks. A plan that was abandoned keeps its own.
         """

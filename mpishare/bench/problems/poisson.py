@@ -81,7 +81,7 @@ class Poisson:
             self._state[i : i + 1] for i in range(len(_SCALARS))
         )
         self.passes, self.done = passes.view("i8"), done.view("i4")[:1]
-        #: Two solutions and their right-hand sides, of which `pose` makes others.
+        #: Two solutions and their right-hand sides; `pose` makes others of them.
         self._parts = [_part(self, bumps) for bumps in (_BUMPS[:2], _BUMPS)]
         self._solution = xp.zeros(self.shape)
         self._wrong = xp.zeros((), "i8")

@@ -78,7 +78,7 @@ __device__ void run_item(
     }
 }
 
-// Items are ordered so that each comes before those that wait for it, alike on all ranks. Blocks take
+// An item comes before all items that wait for it, in one order on all ranks. Blocks take
 // them in that order, so that one resident block per rank is enough for progress: by block index
 // where there is a block per item (blocks start in that order), else by tickets.
 extern "C" __global__ void __launch_bounds__(512, 2) fused(

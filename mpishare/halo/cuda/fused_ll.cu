@@ -12,7 +12,7 @@
 #define CHUNK_NBYTES 4096
 #endif
 
-// Whole parts: those that are sent come first, and blocks start in that order.
+// Whole parts: parts to send come first, and blocks start in that order.
 struct Items {
     Item at[NITEMS];
 };

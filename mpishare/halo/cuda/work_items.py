@@ -284,7 +284,7 @@ class WorkList:
         return _records([item for _, item in sorted(self._items, key=lambda each: each[0])])
 
     def ll_parts(self) -> np.ndarray[Any, Any]:
-        """Return the parts that travel by LL, an item each: those that are sent come first."""
+        """Return the parts that travel by LL, an item each: parts to send come first."""
         return _records(sorted(self._ll_parts, key=lambda item: item.kind == GET_LL))
 
     def _append(self, index: int, item: Item) -> None:
