@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.errors import MismatchError, MpiShareError
+from mpishare.halo.host.plan_engine import HostPlanEngine
 from mpishare.halo.layout import FieldLayout, as_numpy
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _NO_STREAM = "{!r} is no stream: an operation is given once, where the Allreduce is made"
 
 
-class HostReduce:
+class HostReduce(HostPlanEngine):
     """Reduces over the ranks of a node in host memory. Collective to make, host-blocking.
 
     Parameters
@@ -182,23 +183,6 @@ class HostReduce:
         is_agreed = isinstance(error, MpiShareError)
         if not is_agreed or (isinstance(error, MismatchError) and not self._is_one_node):
             self._agreement.leave(f"{self._name}: {call}", error)
-
-    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
-        """Return False: there is no stream."""
-        return False
-
-    def pending(self) -> list[int]:
-        """Return no ranks: waits on the host report their own stragglers."""
-        return []
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """Do nothing: calls block."""
-
-    def drain(self) -> None:
-        """Do nothing: calls block."""
-
-    def release(self) -> None:
-        """Do nothing: each rank unmaps the shared memory in `close`."""
 
     def close(self) -> None:
         """Unmap the shared memory."""

@@ -12,6 +12,7 @@ import numpy as np
 from mpishare.coordination import recording
 from mpishare.errors import MpiShareError
 from mpishare.halo.host.copies import add, address_of, put
+from mpishare.halo.host.plan_engine import HostPlanEngine
 from mpishare.halo.host.shared import HostRoute
 from mpishare.halo.layout import FieldLayout, as_numpy, require_number
 from mpishare.halo.mpi_route import HostMpiRoute
@@ -50,7 +51,7 @@ class _SeenField:
         self.dtype = array.dtype
 
 
-class HostEngine:
+class HostEngine(HostPlanEngine):
     """The routes ``host`` and ``mpi`` of one plan. Collective, host-blocking.
 
     Parameters
@@ -208,23 +209,6 @@ class HostEngine:
         """Leave the node after an interrupt: neighbors may read fields that the user overwrites."""
         if not isinstance(error, MpiShareError):
             self._agreement.leave(f"{self._name}: {call}", error)
-
-    def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
-        """Return False: there is no stream."""
-        return False
-
-    def pending(self) -> list[int]:
-        """Return no ranks: waits on the host report their own stragglers."""
-        return []
-
-    def finish_at_exit(self, deadline: float) -> None:
-        """Do nothing: all that was begun is over, since calls block."""
-
-    def drain(self) -> None:
-        """Do nothing: calls block."""
-
-    def release(self) -> None:
-        """Do nothing: each rank unmaps the shared memory in `close`."""
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
