@@ -19,7 +19,7 @@ in_direct=(test_parts_that_are_made_to_go_straight_to_another_gpu)
 in_halo=(
   'test_forced_routes['{copy,pinned}']'
   'test_twenty_six_neighbors_and_many_fields['{own,copy}']'
-  'test_graphs_of_two_fields_in_turn['{own,copy}']'
+  'test_graphs_of_two_fields_in_turn[own]'
   'test_accumulate['{own,pinned}']'
   test_accumulate_in_a_graph
 )

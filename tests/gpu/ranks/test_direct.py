@@ -95,6 +95,8 @@ def test_each_rank_uses_its_window_or_another_array(node, nbytes, dtype):
 
 
 @TWO
+# Under the tools arrays were seen to outlive the calls that they were given to.
+@pytest.mark.filterwarnings("ignore:window .* was closed while arrays:ResourceWarning")
 def test_parts_that_are_made_to_go_straight_to_another_gpu(node, monkeypatch):
     """The same kernel, for compute-sanitizer, which watches no client of MPS."""
     context = node._context
