@@ -139,18 +139,24 @@ class AnyFields:
     def _see(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
         """Agree on a new combination, and make its engines. Collective, host-blocking."""
         outer, begin = self.setup, perf_counter()
-        what = f"{outer.name}: {call}"
-        self._refuse_capture(what, fields, stream)
+        what, given = f"{outer.name}: {call}", _describe(fields)
+        if self._is_captured(fields, stream):
+            raise UnsupportedError(
+                f"{what} failed: the plan has not seen {given} before. All ranks agree on that by "
+                "the host, which cannot be captured into a graph. Call it once with such arrays "
+                "before the capture."
+            )
         with plan_setup(what, outer.group.comm, outer.node) as setup:
             setup.name, setup.backend, setup.chain = outer.name, self._backend, outer.chain
-            setup.look = lambda: self._require_none_ahead(what, fields)
+            setup.look = lambda: self._require_none_ahead(what, given)
             pair = EnginePair(setup, *self._agree(setup, fields))
+            setup.look = int
         outer.chain = setup.chain  # calls of one plan are in order, on whatever streams
         self._pairs.append(pair)
         log.info(
             "%s has seen %s first, in %.1f ms, %s of staging",
             outer.name,
-            _describe(fields),
+            given,
             1e3 * (perf_counter() - begin),
             format_nbytes(pair.forward.staging_nbytes),
         )
@@ -164,31 +170,24 @@ class AnyFields:
             )
         return pair
 
-    def _refuse_capture(self, what: str, fields: Sequence[Any], stream: Any) -> None:
-        is_captured = recording.current() is not None
-        if self.setup.on_gpu and not is_captured:
-            from mpishare.halo.cuda.fields import is_captured as is_stream_captured
+    def _is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
+        if recording.current() is not None or not self.setup.on_gpu:
+            return recording.current() is not None
+        from mpishare.halo.cuda.fields import is_captured
 
-            is_captured = is_stream_captured(fields, stream, self.setup.context.backend)
-        if is_captured:
-            raise UnsupportedError(
-                f"{what} failed: the plan sees {_describe(fields)} for the first time, which all "
-                "ranks agree on by the host, and which cannot be captured into a graph. Call it "
-                "once with such arrays before the capture."
-            )
+        return is_captured(fields, stream, self.setup.context.backend)
 
-    def _require_none_ahead(self, what: str, fields: Sequence[Any]) -> None:
+    def _require_none_ahead(self, what: str, given: str) -> None:
         """Raise if others have called the plan more often than this rank, which waits for them."""
         ahead = sorted({rank for engine in self.engines for rank in engine.ahead()})
         if not ahead:
             return
         agreement = self.setup.context.agreement
-        given = _describe(fields)
         text = (
-            f"{what} failed: this rank gives {given}, which the plan has not seen before; "
-            f"{name_ranks(ahead)} of the node gave fields that it has seen. All ranks give fields "
-            "of the same dtypes and axes at a call, and each rank those that it gave together "
-            "with them at their first sight, or ones that are like them in memory."
+            f"{what} failed: this rank gives {given}, in an order in memory that the plan has not "
+            f"seen here before, while {name_ranks(ahead)} of the node went on with fields that it "
+            "has seen. At a call all ranks must give fields of the same dtypes and axes, and each "
+            "rank must give them in the order in memory in which it gave them first."
         )
         raise agreement.fail_and_tell(
             lambda: MismatchError(text, failures=dict.fromkeys(ahead, "gave fields seen before")),

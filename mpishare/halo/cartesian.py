@@ -220,6 +220,11 @@ def _agree(
         axes = given.axes
         if setup.takes_any:
             axes = normalize_block_axes(axes, len(grid.dims))
+            if len(layouts[0].shape) != len(axes):
+                raise ValueError(
+                    f"a Layout without dtype has the axes that the cart cuts, {len(axes)} here, "
+                    f"and no others: not shape {layouts[0].shape}"
+                )
         elif block is not None and axes is None:
             axes = tuple(range(len(grid.dims)))
         return _describe(grid, given.width, axes, layouts, block, corners=given.corners)
