@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination import recording
 from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.halo.engine_pair import EnginePair
-from mpishare.halo.layout import Layout
+from mpishare.halo.layout import Layout, as_list
 from mpishare.halo.setup import agree_on_routes, layouts_of, plan_setup
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class AnyFields:
     def _find(self, fields: Sequence[Any]) -> EnginePair | None:
         """Return the engines of a combination that differs in nothing that matters."""
         try:
-            found = layouts_of(fields, self._backend)
+            found = layouts_of(as_list(fields), self._backend)
         except (TypeError, ValueError):
             return None  # the others must hear of it: at the first sight it is raised on all ranks
         device = self.setup.mine[0].device
@@ -184,10 +184,10 @@ class AnyFields:
             return
         agreement = self.setup.context.agreement
         text = (
-            f"{what} failed: this rank gives {given}, in an order in memory that the plan has not "
-            f"seen here before, while {name_ranks(ahead)} of the node went on with fields that it "
-            "has seen. At a call all ranks must give fields of the same dtypes and axes, and each "
-            "rank must give them in the order in memory in which it gave them first."
+            f"{what} failed: {given} with these strides is new to the plan on this rank, while "
+            f"{name_ranks(ahead)} of the node gave fields that it has seen. At a call all ranks "
+            "must give fields of the same dtypes and axes, and each rank must give them in the "
+            "strides in which it gave them first."
         )
         raise agreement.fail_and_tell(
             lambda: MismatchError(text, failures=dict.fromkeys(ahead, "gave fields seen before")),

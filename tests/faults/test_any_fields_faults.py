@@ -44,7 +44,7 @@ def test_what_one_rank_has_seen_is_new_to_another(way, backend):
     """The rank that waits sees at once that the others go on without it."""
     played = play(3, split, way, backend=backend)
     told = played.raised(1, "call", "MismatchError")
-    assert "has not seen here before" in told.text
+    assert "is new to the plan on this rank" in told.text
     assert set(told.failures) <= {0, 2}
     assert told.failures
     for rank in range(3):
