@@ -6,7 +6,9 @@ import pytest
 
 import mpishare
 from tests.faults.scenes import BACKENDS, play
+from tests.faults.scenes_halo import play_on
 from tests.faults.stage import Stage
+from tests.helpers.reporting import report
 
 LIMIT_S = 5.0
 
@@ -26,7 +28,7 @@ def split(stage: Stage, way: str) -> None:
     for _ in range(3):
         halo.exchange(seen)
     node.synchronize()
-    node.barrier()
+    stage.world.Barrier()  # not the node's, in which a rank would hear of a failure
 
     def go() -> None:
         for _ in range(3):
@@ -101,3 +103,33 @@ def test_a_rank_that_dies_at_a_first_sight():
     for rank in (0, 2):
         assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
         assert played.told(rank, "call").seconds < LIMIT_S
+
+
+def on_nodes(stage: Stage) -> None:
+    """On several nodes; then the last rank, on a node of its own, gives what is new to it alone."""
+    import numpy as np
+
+    node = stage.node(timeout_s=2.0)
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    left, right = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
+    wrong = []
+    for dtype, others in (("f8", ()), ("i4", (2,)), ("f8", ()), ("f4", ())):
+        u = np.full((6, *others), stage.rank, dtype)
+        halo.exchange(u)
+        found = u.reshape(6, -1)[:, -1].tolist()
+        wrong += [] if found == [left, *[stage.rank] * 4, right] else [found]
+    report({"wrong": wrong, "routes": sorted(set(halo.routes.values()))})
+    mine = np.zeros(6, "f2" if stage.rank == stage.size - 1 else "f8")
+    stage.attempt("call", lambda: [halo.exchange(mine) for _ in range(3)])
+    time.sleep(0.5)  # each aborts the job at its exit
+
+
+def test_across_nodes():
+    """There nobody sees how often others have called: all raise at the deadline."""
+    played = play_on("2 + 1", 3, on_nodes)
+    for rank in range(3):
+        assert played.rank(rank)["wrong"] == []
+        assert "mpi" in played.rank(rank)["routes"]
+        assert played.raised(rank, "call", "PeerTimeout").seconds < LIMIT_S
