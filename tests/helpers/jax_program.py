@@ -193,8 +193,8 @@ def what_is_refused(node):
 CHECKS = {
     check.__name__: check
     for check in (
-        is_padded, steps_in_a_loop, two_plans_keep_their_order, several_fields, gradients,
-        what_is_refused,
+        is_padded, steps_in_a_loop, two_plans_keep_their_order, several_fields, any_fields,
+        gradients, what_is_refused,
     )
 }  # fmt: skip
 
