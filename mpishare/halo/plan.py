@@ -114,6 +114,11 @@ class Plan(BasePlan):
             If the fields are others in number or layout; the message says what differs.
         TypeError
             If none are given to a plan that was made for a `Layout`, or whose arrays are gone.
+        MismatchError
+            If fields are new to a plan for any fields, and those of another rank differ in dtype or
+            in axes that are not cut, or are not new there.
+        UnsupportedError
+            If they are new, in a capture.
         EpochError
             If an exchange is open.
         PeerError, PeerTimeout
