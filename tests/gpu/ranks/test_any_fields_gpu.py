@@ -81,7 +81,7 @@ def test_combinations_of_one_plan_are_in_order_on_any_streams(node, halo):
     v = u.view("i8")
     for given in (u, v):
         halo.exchange(given)
-    v[1:-1] = 0  # a kernel that is loaded behind the latch would wait for it
+    v[1:-1] = 7  # a kernel that is loaded behind the latch would wait for it
     node.synchronize()
     with Latch() as latch:
         latch.hold(first.ptr)
