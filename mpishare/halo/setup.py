@@ -116,8 +116,10 @@ def agree_on_fields(
 
     def look() -> list[Any]:
         arrays.extend(layout.as_list(fields))
-        setup.backend = _backend_of(arrays)
-        layouts.extend(_layouts(arrays, setup.backend))
+        setup.takes_any = layout.takes_any(arrays)
+        if setup.backend == "auto":
+            setup.backend = _backend_of(arrays)
+        layouts.extend(layouts_of(arrays, setup.backend))
         require_disjoint(arrays, layouts)
         same, geometry = describe(layouts)
         choice, node = look_for_node(group, call, given, setup.backend)
@@ -125,7 +127,7 @@ def agree_on_fields(
         words = {
             "same": {
                 "fields in": _MEMORY[setup.backend],
-                "dtypes": [str(each.dtype) for each in layouts],
+                "dtypes": "any" if setup.takes_any else [str(each.dtype) for each in layouts],
                 "require": routes.required(require),
                 "MPISHARE_ROUTE": routes.forced(),
                 **same,
@@ -142,7 +144,7 @@ def agree_on_fields(
         is_plain = not any(_locations(context_of(node), setup.fields, layouts))
         return [choice, here, news, is_plain, text]
 
-    with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
+    with setup_deadline(given, setup.given_comm, call, setup.look) as (timeout_s, monitor):
         replies = group.agree(call, look, timeout_s, monitor)
     choices = [NodeChoice(*choice) for choice, *_ in replies]
     texts = tuple(each[-1] for each in replies)
@@ -158,7 +160,7 @@ def agree_on_fields(
     setup.context = context_of(setup.node)
     follows_node = setup.backend == "auto"
     setup.on_gpu = (setup.node.backend if follows_node else setup.backend) == "cuda"
-    setup.name = name_plan(call, setup.context, choices)
+    setup.name = setup.name or name_plan(call, setup.context, choices)
     setup.comm = PlanComm(group, setup.context, call, [here for _, here, *_ in replies])
     if all(is_plain for *_, is_plain, _ in replies):
         setup.news = [news for _, _, news, *_ in replies]
@@ -192,7 +194,6 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
         setup.comm.close_dropped(setup.news)
         setup.sends, setup.recvs, setup.routes = setup.said.known["routes"]
         setup.locations = [[None] * len(setup.mine)] * setup.comm.size
-    routes.warn(setup.name, setup.comm, setup.node.report(), setup.routes)
 
 
 def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
@@ -284,7 +285,8 @@ def _backend_of(fields: Sequence[Any]) -> str:
     return "cuda" if layout.is_on_gpu(arrays[0]) else "host"
 
 
-def _layouts(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
+def layouts_of(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
+    """Return the layouts of arrays, or of what stands for them; raise what cannot travel. Local."""
     return [_layout_of(each, f"field {i}", backend) for i, each in enumerate(fields)]
 
 

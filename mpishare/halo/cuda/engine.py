@@ -203,6 +203,10 @@ class CudaEngine(CudaPlanEngine):
         if not (stays_alive or is_captured):
             self._chain.leave()
 
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have called more often than this one."""
+        return self._flags.ahead()
+
     def _is_over(self) -> bool:
         return super()._is_over() and self._backend.is_done(self._stream)
 

@@ -59,6 +59,12 @@ def current_stream(fields: Sequence[Any], device: int) -> Any:
     return None
 
 
+def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
+    """Whether the stream of a call is being captured into a graph. Local."""
+    stream = current_stream(fields, backend.device.ordinal) if stream is None else stream
+    return bool(backend.enter(stream)[3])
+
+
 def _is_tensor(field: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(field, torch.Tensor)

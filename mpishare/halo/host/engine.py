@@ -175,6 +175,10 @@ class HostEngine(HostPlanEngine):
                 return True
         return False
 
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have called more often than this one."""
+        return self._host.ahead()
+
     def start(self, call: HostCall, stream: Any) -> None:  # noqa: ARG002  no streams
         """Send my cells."""
         bound = call.bound

@@ -233,6 +233,12 @@ class HostRoute:
 
     # --- an exchange
 
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have started more exchanges than this one."""
+        self._memory_barrier()
+        control, ranks_here = self._staging.control, self._comm.ranks_here
+        return [ranks_here[rank] for rank in control if control[rank][READY] > self._epoch]
+
     def start(self, call: BoundCall) -> None:
         """Pack my cells, or publish where they are; waits only for a rank two epochs behind."""
         epoch, control = self._epoch + 1, self._control
