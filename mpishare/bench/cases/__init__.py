@@ -31,7 +31,10 @@ LIBRARIES = ("mpi", "nccl", "nccl4py", "nvshmem", "torch")
 #: What the machine can do at best, see `mpishare.bench.baselines.upper_bounds`.
 UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
-NOT_MPI = ("memcpy", "counters", "handles", "first axis", "window", "nccl", "nvshmem", "torch")
+NOT_MPI = (
+    *("memcpy", "counters", "handles", "first axis", "window", "kept"),
+    *("nccl", "nvshmem", "torch"),
+)
 
 
 def _halo(
@@ -181,6 +184,20 @@ _ALL = (
         module="halo",
         is_sized=True,
         is_default=False,
+        takes_halo=True,
+    ),
+    Case(
+        "fresh",
+        "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
+        ("new arrays", "arrays in turn"),
+        {"host": ("kept", "sendrecv"), "cuda": ("kept", "staged")},
+        is_sized=True,
+        is_default=False,
+        sizes={
+            "host": (512, 8 << 10, 72 << 10, 1 << 20),
+            "cuda": (8, 4 << 10, 64 << 10, 1 << 20),
+        },
+        max_nbytes=1 << 20,
         takes_halo=True,
     ),
     Case(
