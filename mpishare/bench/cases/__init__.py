@@ -33,7 +33,7 @@ UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
 NOT_MPI = (
     *("memcpy", "counters", "handles", "first axis", "window", "kept"),
-    *("nccl", "nvshmem", "torch"),
+    *("loop", "unrolled", "exchange", "mpi4jax", "nccl", "nvshmem", "torch"),
 )
 
 
@@ -199,6 +199,18 @@ _ALL = (
         },
         max_nbytes=1 << 20,
         takes_halo=True,
+    ),
+    Case(
+        "jax",
+        "an exchange in each of a hundred steps of a program that JAX has compiled",
+        ("loop", "unrolled"),
+        dict.fromkeys(("host", "cuda"), ("alone", "called", "mpi4jax")),
+        on_request=frozenset({"mpi4jax"}),
+        module="jitted",
+        is_sized=True,
+        is_default=False,
+        sizes=dict.fromkeys(("host", "cuda"), (8, 4 << 10, 64 << 10)),
+        max_nbytes=1 << 20,
     ),
     Case(
         "cg",
