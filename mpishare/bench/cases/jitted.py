@@ -1,10 +1,12 @@
 """``jax``: an exchange in each of a hundred steps of one compiled program.
 
 A step adds to each cell of a block its neighbors along the first axis. XLA runs *loop*, a
-`fori_loop`, with a call of Python for each exchange; *unrolled*, a `scan` of ten steps at a time,
-gives it enough to record a command buffer on a GPU, which it replays without Python. Beside them
-the same programs without the exchange, the exchange alone as it is called without JAX, and
-mpi4jax's `sendrecv` in the same loop. Times are of one step.
+plain `scan`, with a call of Python for each exchange; *unrolled*, one of ten steps at a time, gives
+it enough to record a command buffer on a GPU, which it replays without Python. Both write the
+new cells into the old block, for which XLA copies them out first; *padded* is unrolled too, and
+pads them to a new block, in one kernel. Beside them the same programs without the exchange, the
+exchange alone as it is called without JAX, and mpi4jax's `sendrecv` in the same programs. Times are
+of one step.
 
 What arrives is compared with the same steps on the whole, with `jax.numpy.pad` for the exchange.
 """
@@ -15,7 +17,7 @@ import functools
 import importlib
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,9 +34,19 @@ if TYPE_CHECKING:
 
     Step = Callable[[Any], Any]
 
-_STEPS, _UNROLL = 100, 10
+_STEPS = 100
 _ROWS = 8  # of each rank, each as large as a face
-_GHOST = 7  # in ghosts that nobody has filled
+_ENDS = ((1, 1), (0, 0))  # a row before and one behind
+
+
+class _Form(NamedTuple):
+    """How the program of a hundred steps is written."""
+
+    unroll: int
+    is_padded: bool
+
+
+_FORMS = {"loop": _Form(1, False), "unrolled": _Form(10, False), "padded": _Form(10, True)}
 
 
 def run(session: Session, case: Case) -> list[Row]:
@@ -51,21 +63,18 @@ def run(session: Session, case: Case) -> list[Row]:
             unfit=unfit,
             clocks=("throughput",),
         )
-        exchange = problem.exchange
-        for name, unroll in (("loop", 1), ("unrolled", _UNROLL)):
-            make = partial(_Jitted, problem, exchange, unroll)
-            comparison.add(name, make, against=("exchange called", "mpi4jax"))
-        alone = {
-            "loop alone": partial(_Jitted, problem, None, 1),
-            "unrolled alone": partial(_Jitted, problem, None, _UNROLL),
-        }
+        against = ("exchange called", "mpi4jax", "mpi4jax, unrolled", "mpi4jax, padded")
+        for name, form in _FORMS.items():
+            comparison.add(name, partial(_Jitted, problem, problem.exchange, form), against=against)
+        alone = {f"{name} alone": partial(_Jitted, problem, None, _FORMS[name]) for name in _FORMS}
         comparison.add_baselines("alone", alone)
         comparison.add_baselines("called", {"exchange called": partial(_Called, problem)})
         if comparison.includes("mpi4jax"):
             mpi4jax, missing = session.attempt(partial(_import, "mpi4jax"))
             step = partial(problem.sendrecv, mpi4jax)
-            make = partial(_Jitted, problem, step, 1)
-            comparison.add("mpi4jax", make, kind=BASELINE, unfit=missing)
+            for name, form in zip(against[1:], _FORMS.values(), strict=True):
+                make = partial(_Jitted, problem, step, form)
+                comparison.add(name, make, kind=BASELINE, unfit=missing)
         rows += comparison.run()
         problem.close()
     return rows
@@ -124,8 +133,7 @@ class _Problem:
 
     def block(self, token: int) -> Any:
         """Return this rank's block at the start; wrong ghosts are in it."""
-        ends = ((1, 1), (0, 0))
-        return np.pad(self._whole(token)[self._mine], ends, constant_values=_GHOST)
+        return np.pad(self._whole(token)[self._mine], _ENDS)
 
     def is_right(self, u: Any, token: int, *, steps: int, is_exchanged: bool) -> bool:
         """Whether a block is what so many steps make of that start, with or without exchange."""
@@ -141,8 +149,7 @@ class _Problem:
 
         def reference(start: Any, steps: int, *, is_exchanged: bool) -> Any:
             def step(_: int, u: Any) -> Any:
-                how = {"mode": "wrap"} if is_exchanged else {"constant_values": _GHOST}
-                padded = jnp.pad(u, ((1, 1), (0, 0)), **how)
+                padded = jnp.pad(u, _ENDS, mode="wrap" if is_exchanged else "constant")
                 return padded[:-2] + padded[1:-1] + padded[2:]
 
             return lax.fori_loop(0, steps, step, start)
@@ -194,18 +201,17 @@ class _Checked(Variant):
 class _Jitted(_Checked):
     """A program of a hundred steps, with or without an exchange in each."""
 
-    def __init__(self, problem: _Problem, exchange: Step | None, unroll: int) -> None:
+    def __init__(self, problem: _Problem, exchange: Step | None, form: _Form) -> None:
         self._is_exchanged = exchange is not None
         jax = problem.jax
 
-        def step(u: Any, _: Any = None) -> tuple[Any, None]:
+        def step(u: Any, _: Any) -> tuple[Any, None]:
             u = u if exchange is None else exchange(u)
-            return u.at[1:-1].set(u[:-2] + u[1:-1] + u[2:]), None
+            cells = u[:-2] + u[1:-1] + u[2:]
+            return jax.numpy.pad(cells, _ENDS) if form.is_padded else u.at[1:-1].set(cells), None
 
         def program(u: Any) -> Any:
-            if unroll == 1:
-                return jax.lax.fori_loop(0, _STEPS, lambda _, v: step(v)[0], u)
-            return jax.lax.scan(step, u, None, length=_STEPS, unroll=unroll)[0]
+            return jax.lax.scan(step, u, None, length=_STEPS, unroll=form.unroll)[0]
 
         self._run = jax.jit(program, donate_argnums=0)
         self._wait = jax.block_until_ready
