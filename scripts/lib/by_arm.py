@@ -4,7 +4,7 @@ from newest import size, us
 
 CLOCKS = ("latency", "throughput")
 #: The forms of the program of the case jax.
-FORMS = ("loop", "unrolled", "padded")
+FORMS = ("loop", "recorded", "unrolled", "padded")
 
 
 def medians(rows: list[dict], case: str) -> dict[tuple[int, str, str], float]:
@@ -69,7 +69,7 @@ def jax(rows: list[dict]) -> list[str]:
             step, alone = found[nbytes, form], found[nbytes, f"{form} alone"]
             line = [size(nbytes), form, us(step), us(alone), us(step - alone)]
             if has_mpi4jax:
-                theirs = found[nbytes, "mpi4jax" if form == "loop" else f"mpi4jax, {form}"]
+                theirs = found[nbytes, f"mpi4jax, {form}"]
                 line += [us(theirs), f"{step / theirs:.2f}"]
             cells.append([*line, us(found[nbytes, "exchange called"])])
     return _lines(heads, cells)

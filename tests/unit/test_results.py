@@ -214,7 +214,14 @@ def test_quoted_runs_are_written_like_that(file):
 
 def test_steps_of_jax_stand_beside_the_same_without_the_exchange(folder):
     run = a_run()
-    times = {"loop": 50.0, "unrolled": 12.0, "padded": 6.0, "loop alone": 15.0}
+    times = {
+        "loop": 50.0,
+        "recorded": 13.0,
+        "recorded alone": 5.0,
+        "unrolled": 12.0,
+        "padded": 6.0,
+        "loop alone": 15.0,
+    }
     times |= {"unrolled alone": 3.0, "padded alone": 2.0, "exchange called": 4.0}
     run["rows"] = [row(arm, "own", "throughput", us, case="jax") for arm, us in times.items()]
     (folder / "jax-gpus2.json").write_text(json.dumps(run))
@@ -222,7 +229,7 @@ def test_steps_of_jax_stand_beside_the_same_without_the_exchange(folder):
     assert "| 8 B | unrolled | 12 | 3 | 9 | 4 |" in lines
     run["rows"] += [
         row(arm, "rival", "throughput", 24.0, case="jax")
-        for arm in ("mpi4jax", "mpi4jax, unrolled", "mpi4jax, padded")
+        for arm in (f"mpi4jax, {form}" for form in results.by_arm.FORMS)
     ]
     (folder / "jax-gpus2.json").write_text(json.dumps(run))
     assert "| 8 B | padded | 6 | 2 | 4 | 24 | 0.25 | 4 |" in results.of_jax(folder)

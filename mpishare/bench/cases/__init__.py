@@ -33,7 +33,7 @@ UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
 NOT_MPI = (
     *("memcpy", "counters", "handles", "first axis", "window", "kept"),
-    *("loop", "unrolled", "padded", "exchange", "mpi4jax", "nccl", "nvshmem", "torch"),
+    *("loop", "recorded", "unrolled", "padded", "exchange", "mpi4jax", "nccl", "nvshmem", "torch"),
 )
 
 
@@ -203,7 +203,7 @@ _ALL = (
     Case(
         "jax",
         "an exchange in each of a hundred steps of a program that JAX has compiled",
-        ("loop", "unrolled", "padded"),
+        ("loop", "recorded", "unrolled", "padded"),
         dict.fromkeys(("host", "cuda"), ("alone", "called", "mpi4jax")),
         on_request=frozenset({"mpi4jax"}),
         module="jitted",

@@ -1,8 +1,9 @@
 """``jax``: an exchange in each of a hundred steps of one compiled program.
 
 A step adds to each cell of a block its neighbors along the first axis. XLA runs *loop*, a
-plain `scan`, with a call of Python for each exchange; *unrolled*, one of ten steps at a time, gives
-it enough to record a command buffer on a GPU, which it replays without Python. Both write the
+plain `scan`, with a call of Python for each exchange. On a GPU it can record steps in a command
+buffer and replay them without Python: *recorded* is the same loop with the option for that, and
+*unrolled*, ten steps at a time, has enough in a row to be recorded without. All three write the
 new cells into the old block, for which XLA copies them out first; *padded* is unrolled too, and
 pads them to a new block, in one kernel. Beside them the same programs without the exchange, the
 exchange alone as it is called without JAX, and mpi4jax's `sendrecv` in the same programs. Times are
@@ -42,11 +43,17 @@ _ENDS = ((1, 1), (0, 0))  # a row before and one behind
 class _Form(NamedTuple):
     """How the program of a hundred steps is written."""
 
-    unroll: int
-    is_padded: bool
+    unroll: int = 1
+    is_padded: bool = False
+    options: tuple[tuple[str, int], ...] = ()  # of XLA
 
 
-_FORMS = {"loop": _Form(1, False), "unrolled": _Form(10, False), "padded": _Form(10, True)}
+_FORMS = {
+    "loop": _Form(),
+    "recorded": _Form(options=(("xla_gpu_graph_min_graph_size", 1),)),
+    "unrolled": _Form(10),
+    "padded": _Form(10, is_padded=True),
+}
 
 
 def run(session: Session, case: Case) -> list[Row]:
@@ -63,7 +70,8 @@ def run(session: Session, case: Case) -> list[Row]:
             unfit=unfit,
             clocks=("throughput",),
         )
-        against = ("exchange called", "mpi4jax", "mpi4jax, unrolled", "mpi4jax, padded")
+        theirs = {f"mpi4jax, {name}": form for name, form in _FORMS.items()}
+        against = ("exchange called", *theirs)
         for name, form in _FORMS.items():
             comparison.add(name, partial(_Jitted, problem, problem.exchange, form), against=against)
         alone = {f"{name} alone": partial(_Jitted, problem, None, _FORMS[name]) for name in _FORMS}
@@ -72,7 +80,7 @@ def run(session: Session, case: Case) -> list[Row]:
         if comparison.includes("mpi4jax"):
             mpi4jax, missing = session.attempt(partial(_import, "mpi4jax"))
             step = partial(problem.sendrecv, mpi4jax)
-            for name, form in zip(against[1:], _FORMS.values(), strict=True):
+            for name, form in theirs.items():
                 make = partial(_Jitted, problem, step, form)
                 comparison.add(name, make, kind=BASELINE, unfit=missing)
         rows += comparison.run()
@@ -213,7 +221,7 @@ class _Jitted(_Checked):
         def program(u: Any) -> Any:
             return jax.lax.scan(step, u, None, length=_STEPS, unroll=form.unroll)[0]
 
-        self._run = jax.jit(program, donate_argnums=0)
+        self._run = jax.jit(program, donate_argnums=0, compiler_options=dict(form.options))
         self._wait = jax.block_until_ready
         self._u: Any = None
         self._programs = 0  # since the start
