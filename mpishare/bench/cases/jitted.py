@@ -107,6 +107,8 @@ def _import_jax(session: Session) -> Any:
         jax.config.update("jax_default_device", jax.devices("cuda")[device.ordinal])
     except RuntimeError as error:
         raise mpishare.UnsupportedError(f"JAX has no GPU: {error}") from error
+    # To find its GPUs JAX makes another one the current one.
+    session.node.xp.cuda.Device(device.ordinal).use()
     return jax
 
 

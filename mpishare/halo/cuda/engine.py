@@ -78,6 +78,8 @@ class CudaEngine(CudaPlanEngine):
         self.name = name
         backend: Any = comm.context.backend
         self._backend = backend
+        # Others may have made another GPU the current one: JAX does where it finds its GPUs.
+        backend.make_current()
         self._device = backend.device.ordinal
         self._layouts = setup.mine
         self._alignments = [alignment_of(layout) for layout in self._layouts]
