@@ -50,7 +50,11 @@ def run(session: Session, case: Case) -> list[Row]:
         comparison.add_baselines("kept", {name: partial(kind, grid) for name, kind in kept.items()})
         kind = _StagedNew if session.on_cuda else _SendrecvNew
         comparison.add_baselines(by_messages, {by_messages: partial(kind, grid)})
-        rows += comparison.run()
+        found = comparison.run()
+        for row in found:
+            row.n, row.width = block.n, block.width
+            row.fields, row.corners = block.count, block.corners
+        rows += found
         grid.close()
     return rows
 
