@@ -78,6 +78,8 @@ class CudaEngine(CudaPlanEngine):
         self.name = name
         backend: Any = comm.context.backend
         self._backend = backend
+        # Others may have made another GPU the current one: JAX does where it finds its GPUs.
+        backend.make_current()
         self._device = backend.device.ordinal
         self._layouts = setup.mine
         self._alignments = [alignment_of(layout) for layout in self._layouts]
@@ -117,8 +119,11 @@ class CudaEngine(CudaPlanEngine):
         self.try_fast = self.try_start = self.try_wait = _never
         if self._order is not None and not direction.is_streamed:
             chain, order = self._chain, self._order
-            called = FastPath(self._layouts, handles[0], chain, order)
-            started = FastPath(self._layouts, handles[1], chain, order, self._fork, self._stream)
+            first, first_started = self._launch_first, self._start_first
+            called = FastPath(self._layouts, handles[0], chain, order, first)
+            started = FastPath(
+                self._layouts, handles[1], chain, order, first_started, self._fork, self._stream
+            )
             self.try_fast = called.bind(self.agreement, self._flags)
             self.try_start = started.bind(self.agreement, self._flags)
             self.try_wait = bind_wait(chain, self.agreement, self._join)
@@ -235,6 +240,31 @@ class CudaEngine(CudaPlanEngine):
         """Launch a graph on the plan's own stream, after what the user's was given."""
         self._follow_user(handle)
         launch_graph(graph, self._stream, where)
+
+    def _launch_first(self, fields: Sequence[Any], addresses: tuple[int, ...], handle: int) -> bool:
+        """Launch the fused kernel for arrays of CuPy that have no graph, if it can serve them."""
+        fused = self._fused_for(fields, addresses)
+        if fused is None:
+            return False
+        fused.alone.enqueue(handle, addresses, is_captured=False)
+        return True
+
+    def _start_first(self, fields: Sequence[Any], addresses: tuple[int, ...], handle: int) -> bool:
+        """Do the same on the plan's own stream."""
+        fused = self._fused_for(fields, addresses)
+        if fused is None:
+            return False
+        self._follow_user(handle)
+        fused.beside.enqueue(self._stream, addresses, is_captured=False)
+        return True
+
+    def _fused_for(self, fields: Sequence[Any], addresses: tuple[int, ...]) -> Fused | None:
+        """Return the launches for arrays of CuPy on this GPU that are well aligned."""
+        is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
+        device = self._device
+        if is_aligned and all(field.data.device_id == device for field in fields):
+            return self._launches[0].fused
+        return None
 
     def _join(self, handle: int) -> None:
         """Let the user's stream go on after the plan's own."""

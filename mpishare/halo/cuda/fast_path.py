@@ -1,4 +1,4 @@
-"""Fast path: replay the cached CUDA graphs of fields seen before."""
+"""Fast path: calls by one launch, of the cached CUDA graph of fields that were seen before."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FastPath:
     """Calls by one graph launch, for plans whose whole exchange is one graph. Local.
 
     Python takes longer to check a call than the GPU takes to run it. So a call is only compared
-    with the last one: CuPy arrays of the same layouts at known addresses, on the same stream, with
-    nothing to order.
+    with the last one: CuPy arrays of the same layouts, on the same stream, with nothing to order.
+    Where their addresses have no graph, as those of arrays that are new, the kernel is launched.
 
     Parameters
     ----------
@@ -40,6 +40,9 @@ class FastPath:
         The plan's; a call on another stream takes the slow path.
     order : LaunchOrder
         The GPU's; so does a call after another plan's launch on another stream.
+    first : callable
+        Launches the kernel, given the fields, their addresses and the stream of the call, and
+        returns True; or returns False, for what only the slow path can do.
     enqueue : callable
         Launches a graph, given it, the stream of the call, and the plan's name.
     own : int
@@ -52,6 +55,7 @@ class FastPath:
         handles: Mapping[Any, int],
         chain: StreamChain,
         order: LaunchOrder,
+        first: Callable[[Sequence[Any], tuple[int, ...], int], bool],
         enqueue: Callable[[int, int, str], None] = launch_graph,
         own: int = 0,
     ) -> None:
@@ -59,7 +63,7 @@ class FastPath:
         self._handles = handles
         self._chain = chain
         self._order = order
-        self._enqueue, self._own = enqueue, own
+        self._launch_first, self._enqueue, self._own = first, enqueue, own
 
     def bind(
         self, agreement: Agreement, flags: PinnedFlags
@@ -70,7 +74,7 @@ class FastPath:
         """
         first, *others = self._layouts
         count, handles, chain, order = len(self._layouts), self._handles, self._chain, self._order
-        enqueue, own = self._enqueue, self._own
+        launch_first, enqueue, own = self._launch_first, self._enqueue, self._own
         is_current, where = chain.is_current, chain.name
 
         def replay(fields: Sequence[Any], stream: Any) -> bool:
@@ -88,7 +92,7 @@ class FastPath:
                     addresses.append(field.data.ptr)
                 key = tuple(addresses)
             graph = handles.get(key)
-            if graph is None or agreement.failure is not None or agreement.thread != get_ident():
+            if agreement.failure is not None or agreement.thread != get_ident():
                 return False
             handle = chain.handle
             if handle is None or not chain.stays_alive or not is_current(handle):
@@ -97,7 +101,10 @@ class FastPath:
                 (own or handle) != order.chain.handle or not order.chain.stays_alive
             ):
                 return False
-            enqueue(graph, handle, where)
+            if graph is not None:
+                enqueue(graph, handle, where)
+            elif not launch_first(fields, key if others else (key,), handle):
+                return False
             flags.calls[0] += 1
             return True
 
