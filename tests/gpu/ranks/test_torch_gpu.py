@@ -5,29 +5,31 @@ import re
 import pytest
 
 import mpishare
+from tests.helpers.autograd import functions
 from tests.helpers.halos import even_case, plan
 from tests.helpers.latch import Latch, within
 
 torch = pytest.importorskip("torch")
 
 
-class Exchange(torch.autograd.Function):
-    """As in scripts/examples/21_torch_training.py, in a few words."""
+Exchange, _, _ = functions(torch)
 
-    @staticmethod
-    def forward(ctx, field, halo, seen):
-        ctx.halo, ctx.seen = halo, seen
-        seen.append(torch.cuda.current_stream().cuda_stream)
-        result = field.clone()
-        halo.exchange(result)
-        return result
 
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.seen.append(torch.cuda.current_stream().cuda_stream)
-        result = gradient.clone(memory_format=torch.contiguous_format)
-        ctx.halo.accumulate(result)
-        return result, None, None
+class Recorded:
+    """A plan that notes on which of PyTorch's streams it is called."""
+
+    def __init__(self, halo):
+        self.halo, self.streams = halo, []
+
+    def _call(self, name, field):
+        self.streams.append(torch.cuda.current_stream().cuda_stream)
+        getattr(self.halo, name)(field)
+
+    def exchange(self, field):
+        self._call("exchange", field)
+
+    def accumulate(self, field):
+        self._call("accumulate", field)
 
 
 @pytest.fixture
@@ -39,12 +41,13 @@ def place(node):
 def test_the_backward_pass_stays_on_its_stream(node, place):
     """A held stream holds the gradient too, and neither pass waits on the host."""
     case = even_case((node.size,), True, cells=4)
-    stream, seen = torch.cuda.Stream(place), []
+    stream = torch.cuda.Stream(place)
     field = torch.ones(6, dtype=torch.float64, device=place)
     with plan(node.comm, case, field, node=node) as halo:
+        calls = Recorded(halo)
 
         def slope(given):
-            loss = (3 * Exchange.apply(given, halo, seen)).sum()
+            loss = (3 * Exchange.apply(given, calls)).sum()
             return torch.autograd.grad(loss, given)[0]
 
         with torch.autograd.set_multithreading_enabled(False), torch.cuda.stream(stream):
@@ -53,7 +56,7 @@ def test_the_backward_pass_stays_on_its_stream(node, place):
                 slope(given)
             stream.synchronize()
             node.barrier()
-            seen.clear()
+            calls.streams.clear()
             with Latch() as latch:
                 latch.hold(stream.cuda_stream)
                 found = slope(given)
@@ -63,7 +66,7 @@ def test_the_backward_pass_stays_on_its_stream(node, place):
             node.synchronize(stream)
         right = torch.tensor([0.0, 6, 3, 3, 6, 0], dtype=torch.float64, device=place)
         assert torch.equal(found, right)
-        assert seen == [stream.cuda_stream] * 2
+        assert calls.streams == [stream.cuda_stream] * 2
 
 
 def test_a_backward_pass_in_a_thread_of_its_own_is_refused(node, place):
@@ -71,7 +74,7 @@ def test_a_backward_pass_in_a_thread_of_its_own_is_refused(node, place):
     case = even_case((node.size,), True, cells=4)
     given = torch.ones(6, dtype=torch.float64, device=place, requires_grad=True)
     with plan(node.comm, case, given.detach(), node=node) as halo:
-        loss = Exchange.apply(given, halo, []).sum()
+        loss = Exchange.apply(given, halo).sum()
         words = re.escape("torch.autograd.set_multithreading_enabled(False)")
         with pytest.raises(mpishare.UnsupportedError, match=words):
             loss.backward(retain_graph=True)
