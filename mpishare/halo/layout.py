@@ -213,6 +213,15 @@ def refuse_jax(field: Any, name: str) -> None:
         )
 
 
+def refuse_gradient(field: Any, name: str) -> None:
+    """Raise `ValueError` for a tensor that autograd follows: it would not see the call. Local."""
+    if getattr(field, "requires_grad", False):
+        raise ValueError(
+            f"{name} requires a gradient, and PyTorch would not see that it changes: make the call "
+            "in a torch.autograd.Function (docs/pytorch.md), or give its .detach()"
+        )
+
+
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
     if isinstance(field, np.ma.MaskedArray):
@@ -220,8 +229,7 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     refuse_jax(field, name)
     if isinstance(field, np.ndarray):
         return np.asarray(field)  # a subclass may keep cells from being written
-    if getattr(field, "requires_grad", False):
-        raise ValueError(f"{name} requires a gradient, which mpishare has not: give its .detach()")
+    refuse_gradient(field, name)
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
         raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
     try:

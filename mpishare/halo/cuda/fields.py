@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.halo.layout import FieldLayout, check_layout, refuse_jax
+from mpishare.halo.layout import FieldLayout, check_layout, refuse_gradient, refuse_jax
 from mpishare.window import Window
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array of another library, or of a window."""
     if isinstance(field, Window):
         field = field.array
-    if getattr(field, "requires_grad", False):
-        raise ValueError(f"{name} requires a gradient, which mpishare has not: give its .detach()")
+    refuse_gradient(field, name)
     if _is_tensor(field):
         kind = _tensor_dtype(field, name)
         shape, device = tuple(field.shape), field.device.index
