@@ -10,6 +10,7 @@ ELSEWHERE = {"errors.md", "joining-jobs.md"}
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE),
+    *sorted((ROOT / "docs/ports").glob("*.md")),
     ROOT / "scripts/examples/README.md",
 ]
 
