@@ -35,7 +35,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found = re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.finditer(r"^```(\S*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [Block(page, text[: m.start()].count("\n") + 1, m[1], m[2]) for m in found]
 
 
