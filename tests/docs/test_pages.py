@@ -22,6 +22,7 @@ NOT_RUN = {
     "pip install .": "tests/packaging installs the wheel and the sdist",
     "pip install '.[mpich]'": "the same, with that extra",
     "pip install '.[cu13]'": "350 MB that nobody can use without a GPU",
+    "scripts/ports/veros /tmp/veros": "five minutes and a network; test_ports.py runs the patch",
     "scripts/bench --help": "tests/bench/test_cli.py",
     "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
 }
