@@ -17,7 +17,7 @@ from mpishare.halo.cuda.tables import Tables
 from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from mpishare.context import NodeContext
     from mpishare.halo.cuda.direction import Direction
@@ -207,20 +207,26 @@ class Launcher:
         A kernel that is loaded later would wait for the streams.
         """
         nfields = len(self._layouts)
+        names = {name: kernel(name, nfields, self._depth, self._device) for name in self._names}
+        new = {name: names[name] for name in sorted(names) if names[name] not in _loaded}
+        launches = self._launches_on_nothing(new)
+        self._tables.upload(stream)
+        for launch in launches:
+            launch.enqueue(stream)
+        _loaded.update(new.values())
+
+    def _launches_on_nothing(self, names: Collection[str]) -> list[driver.Launch]:
+        if not names:
+            return []
         nothing, zeros = self.work_list(()), self.upload(np.zeros(4, np.uint64))
         items = nothing.load()
-        self._tables.upload(stream)
         rest = {"fused": (zeros, zeros), "streamed": (zeros, 0), "add": ()}
-        for name in sorted(self._names):
-            function = kernel(name, nfields, self._depth, self._device)
-            if function in _loaded:
-                continue
-            if name == "fused_ll":
-                launch = self._prepare_ll(nothing.records(), 0, zeros, zeros)
-            else:
-                launch = self.prepare(name, items, *rest[name])
-            launch.enqueue(stream)
-            _loaded.add(function)
+        return [
+            self._prepare_ll(nothing.records(), 0, zeros, zeros)
+            if name == "fused_ll"
+            else self.prepare(name, items, *rest[name])
+            for name in names
+        ]
 
     def close(self) -> None:
         """Free what the launches read, once none is under way."""
