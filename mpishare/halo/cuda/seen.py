@@ -23,6 +23,8 @@ class SeenArrays:
 
     Attributes
     ----------
+    device : int or None
+        The GPU of the layout.
     known : dict of int to (weak reference, shape, address)
         By the id of the array, which is that of another one once the array is gone: compare what
         the reference returns. An array keeps its memory, dtype and device; its shape may be set.
@@ -30,14 +32,14 @@ class SeenArrays:
 
     def __init__(self, layout: FieldLayout) -> None:
         self._layout = _layout_of(layout)
-        self._device = layout.device
+        self.device = layout.device
         self.known: dict[int, tuple[Callable[[], Any], tuple[int, ...], int]] = {}
 
     def look(self, array: Any) -> int | None:
         """Return the address of an array that is not known yet; None if it is of another layout."""
         if type(array) is not _Array or _layout_of(array) != self._layout:
             return None
-        if array.data.device_id != self._device:
+        if array.data.device_id != self.device:
             return None
         if len(self.known) >= _MOST:
             self.known.clear()
