@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.fused_items import FusedItems, Place
+from mpishare.halo.cuda.fused_items import FusedItems, MovableItems, Place
 from mpishare.halo.cuda.records import (
     AXES,
     GET_LL,
@@ -279,11 +279,11 @@ def test_items_of_an_earlier_plan_move_to_the_memory_of_this_one():
     _, items = items_for(*old)
     _, expected = items_for(*new)
     assert items.can_move
-    moved = items.moved(Place(*new))
+    moved = MovableItems(items).at(Place(*new))
     assert moved.items.tobytes() == expected.items.tobytes() != items.items.tobytes()
     assert moved.parts.tobytes() == expected.parts.tobytes()
     assert moved[1:2] + moved[3:] == expected[1:2] + expected[3:]
-    again = moved.moved(Place(*old))
+    again = MovableItems(moved).at(Place(*old))
     assert again.items.tobytes() == items.items.tobytes()
 
 

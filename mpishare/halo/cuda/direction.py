@@ -14,7 +14,7 @@ from mpishare.halo.cuda.staging import StagingLayout, pinned_layout, staging_lay
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.cuda.fused_items import FusedItems
+    from mpishare.halo.cuda.fused_items import MovableItems
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.message import Message, MessageInfo, Part, PartKey
 
@@ -42,7 +42,7 @@ class Direction:
         The parts that may go straight into ghosts on the same GPU.
     ranks_per_gpu : int
         How many ranks of the node use this rank's GPU.
-    fused_items : dict of tuple of int to FusedItems
+    fused_items : dict of tuple of int to MovableItems
         For each alignment of the fields, the work items of an earlier plan.
     """
 
@@ -77,7 +77,7 @@ class Direction:
             for rank, infos in enumerate(setup.messages_by_rank(is_reverse=is_reverse))
         ]
         self.direct = DirectParts(setup, self.messages)
-        self.fused_items: dict[tuple[int, ...], FusedItems] = {}
+        self.fused_items: dict[tuple[int, ...], MovableItems] = {}
 
     @cached_property
     def staging(self) -> dict[int, StagingLayout]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.fused_items import FusedItems
+from mpishare.halo.cuda.fused_items import FusedItems, MovableItems
 from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.kernels import THREADS
 from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
@@ -79,7 +79,7 @@ def _items(
     """Return the items of a launch: those of an earlier plan like this one, or new ones."""
     place, known = buffers.place, direction.fused_items
     if alignments in known:
-        return known[alignments].moved(place)
+        return known[alignments].at(place)
     work = launcher.work_list(alignments)
     _add_sends(work, direction, buffers)
     # This rank's own cells go along, which saves a launch.
@@ -88,7 +88,7 @@ def _items(
     _add_receives(work, direction, buffers)
     items = FusedItems.of(work, place)
     if items.can_move:
-        known[alignments] = items
+        known[alignments] = MovableItems(items)
     return items
 
 

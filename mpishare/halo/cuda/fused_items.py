@@ -65,21 +65,50 @@ class FusedItems(NamedTuple):
     def can_move(self) -> bool:
         """Whether staging buffers and flags are all that the items have addresses of."""
         others = self.items["target"] | self.items["flag"] | self.items["part"]["places"]
-        return self.is_ll and not others.any()
+        return self.is_ll and bool(self.place.staging) and not others.any()
 
-    def moved(self, place: Place) -> FusedItems:
-        """Return the same items for memory that is somewhere else."""
-        items, parts = (self._moved(records, place) for records in (self.items, self.parts))
-        return self._replace(items=items, parts=parts, place=place)
 
-    def _moved(self, records: Records, place: Place) -> Records:
-        records = records.copy()
-        packed = records["packed"].copy()
-        pairs = zip(self.place.staging, place.staging, strict=True)
-        for (begin, nbytes), (new, _) in pairs:
-            is_there = (packed >= begin) & (packed < begin + nbytes)
-            records["packed"][is_there] = packed[is_there] - np.uint64(begin) + np.uint64(new)
-        waits = records["stalled_on"] != 0
-        shift = np.uint64((place.flags - self.place.flags) % (1 << 64))
-        records["stalled_on"][waits] += shift
-        return records
+class MovableItems:
+    """The items of an earlier plan, for plans like it whose memory is somewhere else. Local.
+
+    Parameters
+    ----------
+    items : FusedItems
+        Items that can move.
+    """
+
+    def __init__(self, items: FusedItems) -> None:
+        self._items = items
+        records = items.items, items.parts
+        # For each record the buffer in which it lies packed, and whether it has a flag.
+        self._buffers = [_buffers_of(each["packed"], items.place.staging) for each in records]
+        self._waits = [(each["stalled_on"] != 0).astype("u8") for each in records]
+
+    def at(self, place: Place) -> FusedItems:
+        """Return them for the memory of another plan."""
+        old = self._items.place
+        pairs = zip(old.staging, place.staging, strict=True)
+        shifts = _shifts([new - begin for (begin, _), (new, _) in pairs])
+        (shift,) = _shifts([place.flags - old.flags])
+        moved = []
+        records = self._items.items, self._items.parts
+        for each, buffers, waits in zip(records, self._buffers, self._waits, strict=True):
+            found = each.copy()
+            found["packed"] += shifts[buffers]
+            found["stalled_on"] += waits * shift
+            moved.append(found)
+        items, parts = moved
+        return self._items._replace(items=items, parts=parts, place=place)
+
+
+def _buffers_of(packed: Records, staging: Sequence[tuple[int, int]]) -> Records:
+    """Return for each address the number of the buffer that it is in."""
+    found = np.zeros(len(packed), np.intp)
+    for number, (begin, nbytes) in enumerate(staging):
+        found[(packed >= begin) & (packed < begin + nbytes)] = number
+    return found
+
+
+def _shifts(differences: Sequence[int]) -> Records:
+    """Return what is added to addresses, modulo their range."""
+    return np.array([each % (1 << 64) for each in differences], np.uint64)
