@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from mpishare.bench.baselines.in_child import child_environment, run_trial
 from mpishare.bench.baselines.packing import box_row
+from mpishare.setup.gpu_messages import MPI_TRIAL
+from mpishare.setup.in_child import child_environment, run_in_child
 from tests.bench.test_cli import HOST, QUICK
 from tests.helpers.launch import run_ranks
 
@@ -42,10 +43,11 @@ cuda_mpi.CudaMpi.require = classmethod(require)
 """
 
 A_TRIAL = """
-from mpishare.bench.baselines.in_child import run_trial
+from mpishare.setup.gpu_messages import MPI_TRIAL
+from mpishare.setup.in_child import run_in_child
 from mpi4py import MPI
 
-answers = MPI.COMM_WORLD.allgather(run_trial("mpi", {memory!r}, 0))
+answers = MPI.COMM_WORLD.allgather(run_in_child(MPI_TRIAL, {memory!r}, 0))
 if MPI.COMM_WORLD.rank == 0:
     print(answers)
 """
@@ -64,7 +66,7 @@ def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str
 
 
 def test_a_trial_that_cannot_be_made_says_why() -> None:
-    answer = run_trial("mpi", "device", 0)
+    answer = run_in_child(MPI_TRIAL, "device", 0)
     if "cupy" in sys.modules or answer is None:
         pytest.skip("there is a GPU")
     assert "cupy" in answer.lower() or "cuda" in answer.lower(), answer

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import cupy
-import numpy as np
-
 from mpishare.halo.cuda.flags import PinnedFlags
+from mpishare.halo.cuda.mpi_buffers import MpiBuffers
 from mpishare.halo.cuda.regions import REGION_NBYTES, Regions
 from mpishare.halo.cuda.staging import DeviceStaging, pinned_layout, silent_key, staging_layout
 from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.halo.message import PartKey
-from mpishare.halo.mpi_route import MpiMessages
+from mpishare.halo.routes import BY_MPI
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,10 +102,12 @@ class Buffers:
 
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
-        sends = [m for m in self._direction.sends if self._direction.mine[m.peer] == "mpi"]
-        recvs = [m for m in self._direction.recvs if self._direction.mine[m.peer] == "mpi"]
+        mine = self._direction.mine
+        sends = [m for m in self._direction.sends if mine[m.peer] in BY_MPI]
+        recvs = [m for m in self._direction.recvs if mine[m.peer] in BY_MPI]
         if sends or recvs:
-            self.mpi = MpiBuffers(self._comm, self._name, sends, recvs)
+            on_gpu = "mpi-gpu" in mine.values()
+            self.mpi = MpiBuffers(self._comm, self._name, sends, recvs, on_gpu=on_gpu)
 
     @property
     def nbytes(self) -> int:
@@ -118,14 +118,14 @@ class Buffers:
     def outgoing(self, message: Message, part: Part) -> Slot:
         """Return where a part of a message to a peer is packed."""
         route = self._direction.mine[message.peer]
-        if route == "mpi" and self.mpi is not None:
+        if self.mpi is not None and route in BY_MPI:
             return Slot(self.mpi.outgoing(message, part))
         return self._slot(route, PartKey(self._comm.rank, message.peer, message.tag, part.field))
 
     def incoming(self, message: Message, part: Part) -> Slot:
         """Return where a part of a message from a peer arrives packed."""
         route = self._direction.mine[message.peer]
-        if route == "mpi" and self.mpi is not None:
+        if self.mpi is not None and route in BY_MPI:
             return Slot(self.mpi.incoming(message, part))
         return self._slot(route, PartKey(message.peer, self._comm.rank, message.tag, part.field))
 
@@ -181,61 +181,3 @@ class Buffers:
         if self.mpi is not None:
             self.mpi.close()
             self.mpi = None
-
-
-class MpiBuffers:
-    """Messages of route ``mpi``, in pinned host memory that kernels pack to and unpack from. Local.
-
-    All launches share them, whichever fields they are for.
-
-    Parameters
-    ----------
-    comm, name
-        As for `Buffers`.
-    sends, recvs : sequence of Message
-        What goes by MPI.
-
-    Attributes
-    ----------
-    messages : MpiMessages
-        The persistent requests.
-    packed, unpacked : events
-        Recorded when the outgoing buffers are full, and when the incoming ones are free again.
-    nbytes : int, bytes
-        Size of all messages.
-    """
-
-    def __init__(
-        self, comm: PlanComm, name: str, sends: Sequence[Message], recvs: Sequence[Message]
-    ) -> None:
-        self._backend = comm.context.backend
-        self._memory: list[Any] = []
-        self._outgoing: dict[tuple[int, int], int] = {}
-        self._incoming: dict[tuple[int, int], int] = {}
-        outgoing = [self._allocate(self._outgoing, message) for message in sends]
-        incoming = [self._allocate(self._incoming, message) for message in recvs]
-        self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
-        self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
-        self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
-
-    def outgoing(self, message: Message, part: Part) -> int:
-        """Return where a part is packed."""
-        return self._outgoing[message.peer, message.tag] + message.offset_of(part)
-
-    def incoming(self, message: Message, part: Part) -> int:
-        """Return where a part arrives."""
-        return self._incoming[message.peer, message.tag] + message.offset_of(part)
-
-    def close(self) -> None:
-        """Free the requests, the events and the memory."""
-        self.messages.close()
-        self._backend.close_events([self.packed, self.unpacked])
-        self._memory = []
-
-    def _allocate(
-        self, addresses: dict[tuple[int, int], int], message: Message
-    ) -> np.ndarray[Any, Any]:
-        pinned = cupy.cuda.alloc_pinned_memory(max(message.nbytes, 1))
-        self._memory.append(pinned)
-        addresses[message.peer, message.tag] = int(pinned.ptr)
-        return np.frombuffer(pinned, np.uint8, message.nbytes)

@@ -1,4 +1,4 @@
-"""Moves the cells of fields in GPU memory: routes ``fused``, ``copy``, ``pinned`` and ``mpi``."""
+"""Moves the cells of fields in GPU memory: routes ``fused``, ``copy``, ``pinned``, ``mpi``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
 from mpishare.halo.layout import require_number
 from mpishare.halo.message import ALIGN
+from mpishare.halo.routes import BY_MPI
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class CudaEngine(CudaPlanEngine):
         self._order = LaunchOrder.join(backend) if direction.has_fused else None
         # The routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
-        self._host_routes = sorted(used & {"pinned", "mpi"})
+        self._host_routes = sorted(used & {"pinned", *BY_MPI})
         self._has_stream_waits = any(
             route == "copy" and peer != rank
             for rank, routes in enumerate(setup.routes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
+from mpishare.halo.routes import BY_MPI
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.kernels import Launcher
     from mpishare.halo.message import Message, Part
 
-_ROUTES = ("copy", "pinned", "mpi")
+_ROUTES = ("copy", "pinned", *BY_MPI)
 
 
 class StreamedRoutes:
@@ -77,11 +78,11 @@ class StreamedRoutes:
         """Pack the fields at these addresses and signal that they are ready."""
         self._pointers[:] = [*addresses]
         mpi = self._mpi
-        if mpi is not None:
-            # The last exchange's unpack may still read the receive buffers.
-            self._wait_on_host(mpi.unpacked)
-            mpi.messages.receive()
         self._pack.enqueue(stream)
+        if mpi is not None and self._backend.is_event_done(mpi.unpacked):
+            # Else the last exchange's unpack still reads the receive buffers. It is before this
+            # pack on its stream, so that `wait` need not look again.
+            mpi.messages.receive()
         if mpi is not None:
             self._backend.record(mpi.packed, stream)
         self._set_ready.enqueue(stream)

@@ -1,0 +1,101 @@
+"""Messages by MPI: their buffers, in GPU memory or in pinned memory of the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from mpishare.halo.mpi_route import MpiMessages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.message import Message, Part
+    from mpishare.halo.plan_comm import PlanComm
+
+    _Addresses = dict[tuple[int, int], int]  # by peer and tag
+
+
+class MpiBuffers:
+    """Messages that kernels pack and unpack. Local.
+
+    All launches share them, whichever fields they are for.
+
+    Parameters
+    ----------
+    comm, name
+        As for `Buffers`.
+    sends, recvs : sequence of Message
+        What goes by MPI.
+    on_gpu : bool
+        Whether the buffers are in GPU memory, which this MPI takes. Else they are in pinned memory
+        of the host.
+
+    Attributes
+    ----------
+    messages : MpiMessages
+        The persistent requests.
+    packed, unpacked : events
+        Recorded when the outgoing buffers are full, and when the incoming ones are free again.
+    nbytes : int, bytes
+        Size of all messages.
+    """
+
+    def __init__(
+        self,
+        comm: PlanComm,
+        name: str,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        *,
+        on_gpu: bool,
+    ) -> None:
+        from mpi4py import MPI
+
+        self._backend = comm.context.backend
+        self._suballocator = comm.context.suballocator
+        self._on_gpu = on_gpu
+        self._memory: list[Any] = []
+        self._outgoing: _Addresses = {}
+        self._incoming: _Addresses = {}
+
+        def buffers(addresses: _Addresses, messages: Sequence[Message]) -> list[Any]:
+            found = []
+            for message in messages:
+                address = self._allocate(max(message.nbytes, 1))
+                addresses[message.peer, message.tag] = address
+                found.append(MPI.buffer.fromaddress(address, message.nbytes))
+            return found
+
+        outgoing, incoming = buffers(self._outgoing, sends), buffers(self._incoming, recvs)
+        self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
+        self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
+        self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
+
+    def outgoing(self, message: Message, part: Part) -> int:
+        """Return where a part is packed."""
+        return self._outgoing[message.peer, message.tag] + message.offset_of(part)
+
+    def incoming(self, message: Message, part: Part) -> int:
+        """Return where a part arrives."""
+        return self._incoming[message.peer, message.tag] + message.offset_of(part)
+
+    def close(self) -> None:
+        """Free the requests, the events, and the memory if no message is under way."""
+        is_over = self.messages.close(self._memory)
+        self._backend.close_events([self.packed, self.unpacked])
+        if is_over and self._on_gpu:
+            for block in self._memory:
+                block.close()
+        self._memory = []
+
+    def _allocate(self, nbytes: int) -> int:
+        """Return the address of memory that is held until `close`."""
+        if self._on_gpu:
+            block = self._suballocator.allocate_own(nbytes)
+            self._memory.append(block)
+            return block.address
+        pinned = cupy.cuda.alloc_pinned_memory(nbytes)
+        self._memory.append(pinned)
+        return int(pinned.ptr)
