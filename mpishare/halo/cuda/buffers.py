@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.flags import PinnedFlags
-from mpishare.halo.cuda.mpi_buffers import MpiBuffers
+from mpishare.halo.cuda.mpi_stages import MpiStage
+from mpishare.halo.cuda.pieces import MAX_STAGES, split
 from mpishare.halo.cuda.regions import REGION_NBYTES, Regions
 from mpishare.halo.cuda.staging import DeviceStaging, pinned_layout, silent_key, staging_layout
 from mpishare.halo.cuda.work_items import Ghosts, Slot
@@ -40,8 +42,8 @@ class Buffers:
     ----------
     flags : PinnedFlags
         The flags in host memory.
-    mpi : MpiBuffers or None
-        The messages of route ``mpi``, once `make_mpi` has made them; None without any.
+    stages : list of MpiStage
+        The messages by MPI, once `make_mpi` has made them.
     """
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
@@ -58,7 +60,7 @@ class Buffers:
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
         self._staging = DeviceStaging(comm, nbytes, neighbors)
         self.flags = PinnedFlags(comm, name, pinned_nbytes, each.peers("copy", "pinned"))
-        self.mpi: MpiBuffers | None = None
+        self.stages: list[MpiStage] = []
         self._handles: list[str] = []
 
     def create(self, setup: PlanSetup, *, is_reverse: bool) -> None:
@@ -102,31 +104,32 @@ class Buffers:
 
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
-        mine = self._direction.mine
-        sends = [m for m in self._direction.sends if mine[m.peer] in BY_MPI]
-        recvs = [m for m in self._direction.recvs if mine[m.peer] in BY_MPI]
-        if sends or recvs:
-            on_gpu = "mpi-gpu" in mine.values()
-            self.mpi = MpiBuffers(self._comm, self._name, sends, recvs, on_gpu=on_gpu)
+        each = self._direction
+        on_gpu = "mpi-gpu" in each.mine.values()
+        sends, recvs = (
+            [message for message in messages if each.mine[message.peer] in BY_MPI]
+            for messages in (each.sends, each.recvs)
+        )
+        # Sums are made message by message, so that their order is not that of the pieces.
+        count = 1 if each.is_reverse else MAX_STAGES
+        cut = (split(part, each.layouts, count, on_gpu=on_gpu) for part in (sends, recvs))
+        for pieces in zip_longest(*cut, fillvalue=[]):
+            self.stages.append(MpiStage(self._comm, self._name, *pieces, on_gpu=on_gpu))
 
     @property
     def nbytes(self) -> int:
         """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
-        mpi = 0 if self.mpi is None else self.mpi.nbytes
+        mpi = sum(stage.nbytes for stage in self.stages)
         return self._staging.nbytes + mpi + self.flags.nbytes
 
     def outgoing(self, message: Message, part: Part) -> Slot:
-        """Return where a part of a message to a peer is packed."""
+        """Return where a part of a message to a peer is packed, if it does not go by MPI."""
         route = self._direction.mine[message.peer]
-        if self.mpi is not None and route in BY_MPI:
-            return Slot(self.mpi.outgoing(message, part))
         return self._slot(route, PartKey(self._comm.rank, message.peer, message.tag, part.field))
 
     def incoming(self, message: Message, part: Part) -> Slot:
-        """Return where a part of a message from a peer arrives packed."""
+        """Return where a part of a message from a peer arrives packed, if it does not by MPI."""
         route = self._direction.mine[message.peer]
-        if self.mpi is not None and route in BY_MPI:
-            return Slot(self.mpi.incoming(message, part))
         return self._slot(route, PartKey(message.peer, self._comm.rank, message.tag, part.field))
 
     def silent_flag(self, sender: int, receiver: int) -> int | None:
@@ -178,6 +181,5 @@ class Buffers:
         self.close()
 
     def _close_mpi(self) -> None:
-        if self.mpi is not None:
-            self.mpi.close()
-            self.mpi = None
+        while self.stages:
+            self.stages.pop().close()

@@ -165,42 +165,57 @@ class CudaEngine(CudaPlanEngine):
 
     def start(self, call: Call, stream: Any) -> None:
         """Send my cells. Fused neighbors run on the plan's own stream, up to their ghosts."""
-        handle, _, stays_alive, is_captured = self._enter("start", call, stream)
-        _, addresses, (streamed, fused) = call
-        if streamed is not None:
-            streamed.start(handle, addresses)
-        if fused is not None:
-            # On the user's stream the kernel would hold up the work on the interior.
-            self._follow_user(handle)
-            # The stream lives as long as the plan, which waits for it before it closes.
-            self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
-        self._flags.calls[0] += 1
-        if not (stays_alive or is_captured):
-            self._chain.leave()
+        entered = self._enter("start", call, stream)
+        self._start(call, entered)
+        self._leave(entered)
 
     def wait(self, call: Call, stream: Any) -> None:
         """Receive into the ghosts, and let the user's stream wait for the plan's own."""
-        handle, _, stays_alive, is_captured = self._enter("wait", call, stream)
-        _, addresses, (streamed, fused) = call
-        if fused is not None:
-            self._join(handle)
-        if streamed is not None:
-            streamed.wait(handle, addresses)
-        if not (stays_alive or is_captured):
-            self._chain.leave()
+        entered = self._enter("wait", call, stream)
+        self._wait(call, entered)
+        self._leave(entered)
 
     def exchange(self, call: Call, stream: Any) -> None:
-        """Do both on the user's stream."""
+        """Do both on the user's stream; fused neighbors beside it where there are messages."""
         entered = self._enter("exchange", call, stream)
-        handle, _, stays_alive, is_captured = entered
         _, addresses, (streamed, fused) = call
+        if streamed is not None and fused is not None and streamed.stages:
+            self._start(call, entered)
+            self._wait(call, entered)
+        else:
+            if streamed is not None:
+                streamed.start(entered[0], addresses)
+            if fused is not None:
+                self._launch_fused(fused.alone, entered, addresses)
+            self._flags.calls[0] += 1
+            if streamed is not None:
+                streamed.wait(entered[0], addresses)
+        self._leave(entered)
+
+    def _start(self, call: Call, entered: StreamInfo) -> None:
+        handle, _, _, is_captured = entered
+        _, addresses, (streamed, fused) = call
+        if fused is not None:
+            # Neither waits for the other: the kernel on the plan's own stream, and the packs.
+            self._follow_user(handle)
         if streamed is not None:
             streamed.start(handle, addresses)
         if fused is not None:
-            self._launch_fused(fused.alone, entered, addresses)
+            # On the user's stream the kernel would hold up the work on the interior. The plan's own
+            # stream lives as long as the plan, which waits for it before it closes.
+            self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
         self._flags.calls[0] += 1
+
+    def _wait(self, call: Call, entered: StreamInfo) -> None:
+        handle, *_ = entered
+        _, addresses, (streamed, fused) = call
         if streamed is not None:
             streamed.wait(handle, addresses)
+        if fused is not None:
+            self._join(handle)
+
+    def _leave(self, entered: StreamInfo) -> None:
+        _, _, stays_alive, is_captured = entered
         if not (stays_alive or is_captured):
             self._chain.leave()
 

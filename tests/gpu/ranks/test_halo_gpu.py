@@ -178,6 +178,29 @@ def test_forced_routes(node, monkeypatch, name):
         check(fields, 1)
 
 
+@pytest.mark.parametrize("name", ["mpi", "mpi-host"])
+def test_messages_in_pieces(node, monkeypatch, name, stream):
+    """Faces long enough to be cut, in both directions, whole and started."""
+    from mpishare.halo.cuda import pieces
+
+    force(monkeypatch, name)
+    monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 256)
+    monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 256)
+    case = case_of(node, cells=70)
+    kinds = [Kind(), Kind("f4", "F"), Kind("i1")]
+    fields = make_fields(node, case, node.rank, kinds)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        assert len(halo._forward._buffers.stages) > 2
+        for step in range(1, 9):
+            put(fields, step)
+            if step % 2:
+                halo.exchange()
+            else:
+                halo.start()
+                halo.wait()
+            check(fields, step)
+
+
 @pytest.mark.parametrize("name", ["copy", "pinned"])
 def test_random_plans_by_other_routes(node, monkeypatch, name):
     """Those of tests/ranks are exchanged by what the plan chooses, and by mpi."""

@@ -1,4 +1,8 @@
-"""Messages by MPI: their buffers, in GPU memory or in pinned memory of the host."""
+"""Messages by MPI, in stages: while one is on its way, kernels pack the next and unpack the last.
+
+Each stage has a piece of every large message, with buffers in GPU memory where the MPI takes that,
+else in pinned memory of the host.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import cupy
 from mpishare.halo.mpi_route import MpiMessages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.halo.message import Message, Part
     from mpishare.halo.plan_comm import PlanComm
@@ -17,8 +21,8 @@ if TYPE_CHECKING:
     _Addresses = dict[tuple[int, int], int]  # by peer and tag
 
 
-class MpiBuffers:
-    """Messages that kernels pack and unpack. Local.
+class MpiStage:
+    """The messages of one stage, which kernels pack and unpack. Local.
 
     All launches share them, whichever fields they are for.
 
@@ -29,11 +33,12 @@ class MpiBuffers:
     sends, recvs : sequence of Message
         What goes by MPI.
     on_gpu : bool
-        Whether the buffers are in GPU memory, which this MPI takes. Else they are in pinned memory
-        of the host.
+        Whether the buffers are in GPU memory.
 
     Attributes
     ----------
+    sends, recvs
+        As given.
     messages : MpiMessages
         The persistent requests.
     packed, unpacked : events
@@ -53,6 +58,7 @@ class MpiBuffers:
     ) -> None:
         from mpi4py import MPI
 
+        self.sends, self.recvs = sends, recvs
         self._backend = comm.context.backend
         self._suballocator = comm.context.suballocator
         self._on_gpu = on_gpu
@@ -73,13 +79,13 @@ class MpiBuffers:
         self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
         self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
 
-    def outgoing(self, message: Message, part: Part) -> int:
-        """Return where a part is packed."""
-        return self._outgoing[message.peer, message.tag] + message.offset_of(part)
+    def outgoing(self) -> Iterator[tuple[Part, int]]:
+        """Yield the parts that are sent, and where each is packed."""
+        return _places(self.sends, self._outgoing)
 
-    def incoming(self, message: Message, part: Part) -> int:
-        """Return where a part arrives."""
-        return self._incoming[message.peer, message.tag] + message.offset_of(part)
+    def incoming(self, message: Message) -> Iterator[tuple[Part, int]]:
+        """Yield the parts of a message that is received, and where each arrives."""
+        return _places([message], self._incoming)
 
     def close(self) -> None:
         """Free the requests, the events, and the memory if no message is under way."""
@@ -99,3 +105,10 @@ class MpiBuffers:
         pinned = cupy.cuda.alloc_pinned_memory(nbytes)
         self._memory.append(pinned)
         return int(pinned.ptr)
+
+
+def _places(messages: Sequence[Message], addresses: _Addresses) -> Iterator[tuple[Part, int]]:
+    for message in messages:
+        address = addresses[message.peer, message.tag]
+        for part, offset in zip(message.parts, message.offsets(), strict=True):
+            yield part, address + offset
