@@ -44,6 +44,8 @@ class Buffers:
         The flags in host memory.
     stages : list of MpiStage
         The messages by MPI, once `make_mpi` has made them.
+    unpacked : event
+        Recorded when all that they have received is unpacked; None where there are none.
     """
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
@@ -61,6 +63,7 @@ class Buffers:
         self._staging = DeviceStaging(comm, nbytes, neighbors)
         self.flags = PinnedFlags(comm, name, pinned_nbytes, each.peers("copy", "pinned"))
         self.stages: list[MpiStage] = []
+        self.unpacked: Any = None
         self._handles: list[str] = []
 
     def create(self, setup: PlanSetup, *, is_reverse: bool) -> None:
@@ -115,6 +118,8 @@ class Buffers:
         cut = (split(part, each.layouts, count, on_gpu=on_gpu) for part in (sends, recvs))
         for pieces in zip_longest(*cut, fillvalue=[]):
             self.stages.append(MpiStage(self._comm, self._name, *pieces, on_gpu=on_gpu))
+        if self.stages:
+            self.unpacked = self._comm.context.backend.local_event()
 
     @property
     def nbytes(self) -> int:
@@ -183,3 +188,6 @@ class Buffers:
     def _close_mpi(self) -> None:
         while self.stages:
             self.stages.pop().close()
+        if self.unpacked is not None:
+            self._comm.context.backend.close_events([self.unpacked])
+            self.unpacked = None

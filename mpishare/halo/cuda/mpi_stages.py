@@ -41,8 +41,8 @@ class MpiStage:
         As given.
     messages : MpiMessages
         The persistent requests.
-    packed, unpacked : events
-        Recorded when the outgoing buffers are full, and when the incoming ones are free again.
+    packed : event
+        Recorded when the outgoing buffers are full.
     nbytes : int, bytes
         Size of all messages.
     """
@@ -77,7 +77,7 @@ class MpiStage:
         outgoing, incoming = buffers(self._outgoing, sends), buffers(self._incoming, recvs)
         self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
         self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
-        self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
+        self.packed = self._backend.local_event()
 
     def outgoing(self) -> Iterator[tuple[Part, int]]:
         """Yield the parts that are sent, and where each is packed."""
@@ -90,7 +90,7 @@ class MpiStage:
     def close(self) -> None:
         """Free the requests, the events, and the memory if no message is under way."""
         is_over = self.messages.close(self._memory)
-        self._backend.close_events([self.packed, self.unpacked])
+        self._backend.close_events([self.packed])
         if is_over and self._on_gpu:
             for block in self._memory:
                 block.close()

@@ -59,6 +59,7 @@ class StreamedRoutes:
         self._pointers = launcher.pointers
         self.stages = buffers.stages
         """Those by MPI, for which the host waits."""
+        self._unpacked = buffers.unpacked
         self._packs = list(_packs(direction, buffers, launcher, alignments))
         make = _adds if direction.is_reverse else _unpacks
         self._unpacks = list(make(_by_stream(direction, buffers), launcher, alignments))
@@ -89,13 +90,16 @@ class StreamedRoutes:
         first, *rest = self._packs
         first.enqueue(stream)
         self._set_ready.enqueue(stream)
-        for number, stage in enumerate(self.stages):
-            if number:
-                rest[number - 1].enqueue(stream)
+        if not self.stages:
+            return
+        self._backend.record(self.stages[0].packed, stream)
+        for launch, stage in zip(rest, self.stages[1:], strict=True):
+            launch.enqueue(stream)
             self._backend.record(stage.packed, stream)
-            if self._backend.is_event_done(stage.unpacked):
-                # Else the last exchange's unpack still reads the receive buffers. It is before this
-                # pack on its stream, so that `wait` need not look again.
+        # Else the last exchange's unpacks still read the receive buffers. They are before these
+        # packs on their stream, so that `wait` need not look again.
+        if self._backend.is_event_done(self._unpacked):
+            for stage in self.stages:
                 stage.messages.receive()
 
     def wait(self, stream: int, addresses: Sequence[int]) -> None:
@@ -112,7 +116,8 @@ class StreamedRoutes:
             stage.messages.wait()
             for launch in launches:
                 launch.enqueue(stream)
-            self._backend.record(stage.unpacked, stream)
+        if self.stages:
+            self._backend.record(self._unpacked, stream)
 
     def _wait_on_host(self, event: Any) -> None:
         """Wait on the host for an event, with the node's deadline."""
