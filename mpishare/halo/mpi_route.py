@@ -71,6 +71,8 @@ class MpiMessages:
         ]
         self._requests = [*self._recvs, *self._sends]
         self._is_receiving = False
+        # Before the others are looked at, which takes longer than a message.
+        self._spins = 4 * comm.context.spins_per_yield
         self._testall = MPI.Request.Testall
         self._peers = [message.peer for message in (*recvs, *sends)]
         self._is_open = False
@@ -88,7 +90,10 @@ class MpiMessages:
 
     def wait(self) -> None:
         """Wait on the host until all messages are sent and received, with the deadline."""
-        if not self._testall(self._requests):
+        for _ in range(self._spins):
+            if self._testall(self._requests):
+                break
+        else:
             self._poll()
         self._is_open = False
 

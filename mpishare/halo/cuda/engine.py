@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
@@ -12,7 +12,7 @@ from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fast_path import FastPath, bind_wait
+from mpishare.halo.cuda.fast_path import FastPath, Paired, bind_wait
 from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
@@ -45,7 +45,8 @@ call makes one."""
 
 
 Handles = tuple[dict[Any, int], dict[Any, int]]
-"""Graphs by the addresses of fields: of `exchange`, and of `start`."""
+"""Graphs by the addresses of fields: of `exchange`, and of `start`. If there are only messages:
+those that pack, and those that unpack."""
 
 
 def _never(*_: Any) -> bool:
@@ -90,6 +91,7 @@ class CudaEngine(CudaPlanEngine):
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
+        self._replays: list[Callable[..., None]] = []
         handles: Handles = {}, {}
         try:
             self._buffers.create(setup, is_reverse=is_reverse)
@@ -123,6 +125,10 @@ class CudaEngine(CudaPlanEngine):
             self.try_fast = called.bind(self.agreement, self._flags)
             self.try_start = started.bind(self.agreement, self._flags)
             self.try_wait = bind_wait(chain, self.agreement, self._join)
+        elif self._replays:
+            replay = self._replays[0]  # that of any alignment: the graphs are of the addresses
+            replayed = FastPath(self._layouts, Paired(*handles), self._chain, None, replay)
+            self.try_fast = replayed.bind(self.agreement, self._flags)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers, make a stream, events and launches. Local."""
@@ -138,6 +144,8 @@ class CudaEngine(CudaPlanEngine):
                 break
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
+            if streamed is not None and streamed.cache_graphs(launcher, self._stream, handles):
+                self._replays.append(streamed.replay)
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
             self._launches.append(Launches(streamed, fused))
         launcher.load(self._stream)
@@ -233,8 +241,9 @@ class CudaEngine(CudaPlanEngine):
 
     def _close_launches(self) -> None:
         for launches in self._launches:
-            if launches.fused is not None:
-                launches.fused.close()
+            for each in launches:
+                if each is not None:
+                    each.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.backends.driver import launch_graph
+from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.halo.cuda.work_items import Slot
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.work_items import WorkList
     from mpishare.halo.message import Message, Part
 
+    Handles = tuple[dict[Any, int], dict[Any, int]]
     _Received = tuple[Message, list[tuple[Part, Slot]]]  # where each part arrives
 
 _BY_STREAM = ("copy", "pinned")
@@ -60,6 +63,7 @@ class StreamedRoutes:
         self.stages = buffers.stages
         """Those by MPI, for which the host waits."""
         self._unpacked = buffers.unpacked
+        self._graphs: tuple[GraphCache, GraphCache] | None = None
         self._packs = list(_packs(direction, buffers, launcher, alignments))
         make = _adds if direction.is_reverse else _unpacks
         self._unpacks = list(make(_by_stream(direction, buffers), launcher, alignments))
@@ -68,6 +72,7 @@ class StreamedRoutes:
         ]
         flags, rank = buffers.flags, direction.rank
         peers = direction.peers("copy", "pinned")
+        self._has_signals = bool(peers)
         targets = [p for p in peers if any(message.peer == p for message in direction.sends)]
         sources = [p for p in peers if any(message.peer == p for message in direction.recvs)]
         self._set_ready = _Signals(
@@ -84,11 +89,59 @@ class StreamedRoutes:
             ],
         )
 
-    def start(self, stream: int, addresses: Sequence[int]) -> None:
+    def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> bool:
+        """Launch by graphs from now on, if an exchange is nothing but messages of one stage.
+
+        Parameters
+        ----------
+        launcher : Launcher
+            That of the launches.
+        capturing : int
+            A stream on which they may be captured.
+        handles : pair of dict
+            Where the graphs that pack and those that unpack are published, by `key_of` the fields'
+            addresses.
+
+        Returns
+        -------
+        bool
+            Whether it is so.
+        """
+        launches = [launch for each in self._unpacks_of_stages for launch in each]
+        if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
+            return False
+        self._graphs = (
+            GraphCache(launcher, self._packs[0], capturing, handles[0]),
+            GraphCache(launcher, launches[0], capturing, handles[1]),
+        )
+        return True
+
+    def replay(self, graphs: tuple[int, int], stream: int, where: str) -> None:
+        """Exchange by two graphs of `cache_graphs`."""
+        pack, unpack = graphs
+        launch_graph(pack, stream, where)
+        # Nothing is on the stream behind the pack, and what is before it has read the buffers.
+        is_done = self._backend.is_done
+        self._context.wait_until(lambda: is_done(stream), where)
+        messages = self.stages[0].messages
+        messages.send()
+        messages.wait()
+        launch_graph(unpack, stream, where)
+        self._backend.record(self._unpacked, stream)
+
+    def close(self) -> None:
+        """Destroy the graphs."""
+        for cache in self._graphs or ():
+            cache.close()
+
+    def start(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Pack the fields at these addresses and signal that they are ready."""
         self._pointers[:] = [*addresses]
         first, *rest = self._packs
-        first.enqueue(stream)
+        if self._graphs is None:
+            first.enqueue(stream)
+        else:
+            self._graphs[0].enqueue(stream, addresses, is_captured=False)
         self._set_ready.enqueue(stream)
         if not self.stages:
             return
@@ -102,7 +155,7 @@ class StreamedRoutes:
             for stage in self.stages:
                 stage.messages.receive()
 
-    def wait(self, stream: int, addresses: Sequence[int]) -> None:
+    def wait(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
         self._pointers[:] = [*addresses]
         self._wait_ready.enqueue(stream)
@@ -114,6 +167,9 @@ class StreamedRoutes:
             stage.messages.send()
         for stage, launches in zip(self.stages, self._unpacks_of_stages, strict=True):
             stage.messages.wait()
+            if self._graphs is not None:
+                self._graphs[1].enqueue(stream, addresses, is_captured=False)
+                break
             for launch in launches:
                 launch.enqueue(stream)
         if self.stages:
