@@ -144,9 +144,10 @@ class CudaEngine(CudaPlanEngine):
                 break
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
-            if streamed is not None and streamed.cache_graphs(launcher, self._stream, handles):
-                self._replays.append(streamed.replay)
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
+            if streamed is not None and fused is None:  # else it is a part of the exchange
+                is_all = streamed.cache_graphs(launcher, self._stream, handles)
+                self._replays += [streamed.replay] if is_all else []
             self._launches.append(Launches(streamed, fused))
         launcher.load(self._stream)
         # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
