@@ -40,4 +40,6 @@ def split(
             for message, count in zip(messages, counts, strict=True)
             if number < count
         ]
-        yield [piece for piece in pieces if piece.parts]
+        stage = [piece for piece in pieces if piece.parts]
+        if stage:
+            yield stage
