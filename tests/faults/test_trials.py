@@ -31,6 +31,22 @@ def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str
     assert result.stdout.strip() == str(expected), result.describe()
 
 
+BYTES_GO_ELSEWHERE = """
+from mpishare.setup.mpi_trial import _arrives, _Host
+
+source, target, other = (_Host(64, is_readable=True) for _ in range(3))
+assert _arrives(source, target, 64)
+target.address = other.address
+target.fill(0)
+assert not _arrives(source, target, 64)
+"""
+
+
+def test_a_trial_sees_bytes_that_do_not_arrive() -> None:
+    result = run_ranks(1, BYTES_GO_ELSEWHERE)
+    assert result.returncode == 0, result.describe()
+
+
 def test_a_trial_that_cannot_be_made_says_why() -> None:
     answer = run_in_child(MPI_TRIAL, "device", 0)
     if "cupy" in sys.modules or answer is None:
