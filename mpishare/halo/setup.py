@@ -32,6 +32,7 @@ from mpishare.halo.node_cache import (
 )
 from mpishare.halo.plan_comm import PlanComm
 from mpishare.halo.plan_ranks import ranks_of_plan
+from mpishare.setup.gpu_messages import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -211,6 +212,7 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
             "locations": _locations(setup.context, setup.fields, setup.mine),
+            "gpu memory": _ask_for_gpu_memory(setup),
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -219,10 +221,43 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
+    _settle_messages(setup, [reply["gpu memory"] for reply in replies])
     setup.locations = [
         [place and Location(*place) for place in reply["locations"]] for reply in replies
     ]
     routes.refuse(setup.call, setup.routes, setup.same["require"])
+
+
+def _ask_for_gpu_memory(setup: PlanSetup) -> str | None:
+    """Return why messages cannot go out of GPU memory, or ``""``; None if others find out."""
+    if not setup.on_gpu or not routes.asks_for_gpu_memory(setup.comm, setup.same["MPISHARE_ROUTE"]):
+        return None
+    if setup.context.gpu_messages is None:
+        device: Any = setup.node.device
+        return why_not(device.ordinal) or ""
+    return setup.context.gpu_messages
+
+
+def _settle_messages(setup: PlanSetup, answers: Sequence[str | None]) -> None:
+    """Let messages go out of GPU memory where all nodes can. The same on all ranks."""
+    answer = routes.answer_of(answers, setup.same["MPISHARE_ROUTE"])
+    if answer is None:
+        return
+    if setup.context.gpu_messages is None:
+        routes.tell(setup.name, setup.comm, answer)
+    setup.context.gpu_messages = answer
+    if not answer:
+        setup.routes = [
+            {peer: routes.out_of_gpu_memory(route) for peer, route in each.items()}
+            for each in setup.routes
+        ]
+        setup.sends, setup.recvs = (
+            [
+                [info._replace(route=routes.out_of_gpu_memory(info.route)) for info in infos]
+                for infos in by_rank
+            ]
+            for by_rank in (setup.sends, setup.recvs)
+        )
 
 
 def make_engine(

@@ -37,6 +37,20 @@ NOT_MPI = (
 )
 
 
+def _messages(name: str, axes: str, max_nbytes: int | None) -> Case:
+    return Case(
+        name,
+        f"the same by MPI messages, as to another node, in a cart of {axes}",
+        ("messages", "through the host"),
+        {"host": ("persistent",), "cuda": ("mpi",)},
+        module="halo",
+        is_sized=True,
+        is_default=False,
+        max_nbytes=max_nbytes,
+        takes_halo=True,
+    )
+
+
 def _halo(
     name: str,
     axes: str,
@@ -164,6 +178,8 @@ _ALL = (
         1 << 20,
         is_default=True,
     ),
+    _messages("messages1d", "one axis", None),
+    _messages("messages3d", "three axes", 16 << 20),
     Case(
         "faces",
         "ghosts across the last axis of a cube beside those across its first",

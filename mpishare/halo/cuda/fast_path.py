@@ -26,8 +26,33 @@ CURRENT_STREAM, CURRENT_DEVICE = cupy.cuda.get_current_stream, cupy.cuda.runtime
 IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 
 
+class Paired:
+    """The graphs that pack and those that unpack, for fields that have both.
+
+    Parameters
+    ----------
+    packs, unpacks : mapping of key to int
+        By `graphs.key_of` the fields' addresses.
+    """
+
+    def __init__(self, packs: Mapping[Any, int], unpacks: Mapping[Any, int]) -> None:
+        self._packs, self._unpacks = packs, unpacks
+
+    def get(self, key: Any) -> tuple[int, int] | None:
+        """Return both, or None."""
+        pack, unpack = self._packs.get(key), self._unpacks.get(key)
+        return None if pack is None or unpack is None else (pack, unpack)
+
+
+class _Alone:
+    """Stands for the order of a plan without kernels that wait."""
+
+    plans = 1
+    chain: Any = None
+
+
 class FastPath:
-    """Calls by one graph launch, for plans whose whole exchange is one graph. Local.
+    """Calls by one graph launch, for plans whose whole exchange is one graph, or two. Local.
 
     Python takes longer to check a call than the GPU takes to run it. So a call is only compared
     with the last one: CuPy arrays of the same layouts, on the same stream, with nothing to order.
@@ -41,8 +66,9 @@ class FastPath:
         The graphs, by `graphs.key_of` the fields' addresses.
     chain : StreamChain
         The plan's; a call on another stream takes the slow path.
-    order : LaunchOrder
-        The GPU's; so does a call after another plan's launch on another stream.
+    order : LaunchOrder or None
+        The GPU's; so does a call after another plan's launch on another stream. None if no kernel
+        waits for another rank.
     first : callable
         Launches the kernel, given the fields, their addresses and the stream of the call, and
         returns True; or returns False, for what only the slow path can do.
@@ -55,17 +81,17 @@ class FastPath:
     def __init__(
         self,
         layouts: Sequence[FieldLayout],
-        handles: Mapping[Any, int],
+        handles: Mapping[Any, int] | Paired,
         chain: StreamChain,
-        order: LaunchOrder,
+        order: LaunchOrder | None,
         first: Callable[[Sequence[Any], tuple[int, ...], int], bool],
-        enqueue: Callable[[int, int, str], None] = launch_graph,
+        enqueue: Callable[[Any, int, str], None] = launch_graph,
         own: int = 0,
     ) -> None:
         self._seen = [SeenArrays(layout) for layout in layouts]
         self._handles = handles
         self._chain = chain
-        self._order = order
+        self._order = _Alone if order is None else order
         self._launch_first, self._enqueue, self._own = first, enqueue, own
 
     def bind(
@@ -123,8 +149,10 @@ class FastPath:
             ):
                 return False
             if graph is not None:
+                flags.calls[0] += 1  # first, since messages are waited for
                 enqueue(graph, handle, where)
-            elif not launch_first(fields, key if others else (key,), handle):
+                return True
+            if not launch_first(fields, key if others else (key,), handle):
                 return False
             flags.calls[0] += 1
             return True
