@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.mpi_agreement import never_free
+from mpishare.coordination.mpi_agreement import UNSEEN_DEATH, never_free
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import PeerTimeout
@@ -154,7 +154,7 @@ class MpiMessages:
         error = PeerTimeout(
             f"{self._call} failed: ranks {pending} of the plan's communicator did not arrive "
             f"within {timeout_s:g} s (rank {self._comm.rank} of {self._comm.size}). The node "
-            "cannot be used any more.",
+            f"cannot be used any more. {UNSEEN_DEATH}",
             ranks=here,
             timeout_s=timeout_s,
         )
