@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from mpishare.bench.baselines.in_child import run_trial
 from mpishare.bench.baselines.packing import box_row
 from tests.bench.test_cli import HOST, QUICK
 from tests.helpers.launch import run_ranks
