@@ -131,6 +131,8 @@ class Plan(BasePlan):
         If an exchange on the host is interrupted (Ctrl-C), this rank leaves the node, since
         neighbors may still be reading its fields.
         """
+        if fields and self._made_with.are_held:
+            self._made_with.let_go()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_fast(fields or self._made_with.arrays(), stream):
             return
@@ -143,6 +145,8 @@ class Plan(BasePlan):
         Collective over the plan's ranks. Until `wait` the owned cells may be read, and
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
         """
+        if fields and self._made_with.are_held:
+            self._made_with.let_go()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_start(fields or self._made_with.arrays(), stream):
             self._open, self._is_open_fast = fields or self._made_with.arrays(), True
