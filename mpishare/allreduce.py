@@ -104,6 +104,7 @@ class Allreduce(BasePlan):
                 self._connect_nodes(setup)
             self._open_on(setup)
         self._agreement = setup.context.agreement
+        self._try_fast = None if self._across else self._engine.try_fast
         ranges.bind(self, "reduce", "dot")
         self._log.info(
             "%s made in %.1f ms, %s of staging",
@@ -147,6 +148,9 @@ class Allreduce(BasePlan):
         be storing into its array.
         """
         # Written for speed, as the small ones are little more than the call.
+        fast = self._try_fast
+        if fast is not None and fast(x, stream):
+            return
         agreement = self._agreement
         if self._is_closed or agreement.failure is not None or get_ident() != agreement.thread:
             self._check("reduce")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,8 +211,12 @@ class CudaBackend(Backend):
 
     def new_stream(self) -> Any:
         """Create a non-blocking stream of the highest priority."""
+        return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, self._highest_priority)
+
+    @cached_property
+    def _highest_priority(self) -> int:
         _, highest = self.call("cuCtxGetStreamPriorityRange")
-        return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, highest)
+        return int(highest)
 
     def close_stream(self, stream: int) -> None:
         """Destroy a stream of `new_stream`."""

@@ -231,12 +231,12 @@ def _describe(
     if not 1 <= naxes <= 4:
         raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
     widths = geometry.normalize_widths(width, naxes)
-    all_axes, other_axes, blocks = [], [], []
-    for field in layouts:
-        own = geometry.normalize_axes(axes, naxes, len(field.shape))
-        all_axes.append(own)
-        other_axes.append([n for axis, n in enumerate(field.shape) if axis not in own])
-        blocks.append(Block.of(field.shape, widths, own))
+    shapes = [field.shape for field in layouts]
+    found = {
+        shape: geometry.normalize_axes(axes, naxes, len(shape)) for shape in dict.fromkeys(shapes)
+    }
+    blocks_of = {shape: Block.of(shape, widths, own) for shape, own in found.items()}
+    blocks = [blocks_of[shape] for shape in shapes]
     for number, block in enumerate(blocks):
         if block != blocks[0]:
             raise ValueError(
@@ -247,8 +247,10 @@ def _describe(
         "dims": grid.dims,
         "periods": grid.periods,
         "corners": corners,
-        "axes": all_axes,
-        "other axes": other_axes,
+        "axes": [found[shape] for shape in shapes],
+        "other axes": [
+            [n for axis, n in enumerate(shape) if axis not in found[shape]] for shape in shapes
+        ],
     }
     return same, [blocks[0].extents, blocks[0].widths]
 

@@ -33,7 +33,15 @@ class ReduceEngine(PlanEngine, Protocol):
     The plan has seen, before it calls, that it is open, and that the node is not broken (which also
     refuses other threads). `reduce` and `dot` check their arrays and raise `TypeError` or
     `ValueError`, without the name of the plan and the call, before they touch or signal anything.
+
+    Attributes
+    ----------
+    try_fast : callable or None
+        Given the field and the stream: does what `reduce` does where it is sure that it may, also
+        that the plan is open and the node not broken; else returns False with nothing done.
     """
+
+    try_fast: Callable[[Any, Any], bool] | None
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Put the node's result into `field` on every rank.

@@ -21,7 +21,7 @@ from mpishare.reduction.quiet import quiet_runner
 from mpishare.reduction.slots import DOT, REDUCE, Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.halo.engine import PlanSetup
     from mpishare.reduction.operation import Operation
@@ -44,6 +44,9 @@ class HostReduce(HostPlanEngine):
     operation : Operation
         The same on all ranks.
     """
+
+    #: None, since the wait for the other ranks takes longer than all checks.
+    try_fast: Callable[[Any, Any], bool] | None = None
 
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
         self._name = setup.name

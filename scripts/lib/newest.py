@@ -1,9 +1,10 @@
-"""The table of the newest libraries: the time of each in its fastest form."""
+"""The tables of runs beside the newest libraries: the time of each in its fastest form."""
 
 CLOCKS = ("latency", "throughput")
 #: The arms of each column: called or in a graph, with faces packed or sent from where they are.
 COLUMNS = {
-    "mpishare": ("window fields", "private fields"),
+    "mpishare": ("window fields", "private fields", "window pairwise", "window fence"),
+    "staged MPI": ("staged", "staged persistent"),
     "CUDA-aware MPI": ("mpi",),
     "NCCL send and receive": ("nccl", "nccl graph", "nccl windows"),
     "NCCL put and signal": ("nccl put", "nccl put graph", "nccl put in place"),
@@ -11,6 +12,34 @@ COLUMNS = {
     "NVSHMEM": ("nvshmem", "nvshmem graph", "nvshmem in place"),
     "PyTorch symmetric memory": ("torch", "torch graph", "torch in place"),
 }
+EXCHANGES = {"halo1d": "1-D halo", "ring": "two faces, in a ring"}
+#: The arms of each column of the sums: called, in a graph, and twenty in one.
+_FORMS = ("{}", "{} graph", "{} graph of 20")
+SUMS = {
+    name: tuple(form.format(arm) for form in _FORMS)
+    for name, arm in {
+        "mpishare": "reduce",
+        "NCCL": "nccl",
+        "NCCL in a window": "nccl4py",
+        "NVSHMEM": "nvshmem",
+        "PyTorch symmetric memory": "torch",
+        "staged MPI": "staged",
+        "through a float": "float",
+    }.items()
+}
+SOLVES = {
+    "kernels": "the kernels alone, each rank in its own box",
+    "graph": "mpishare, graphs of 50 iterations",
+    "one graph": "mpishare, one graph per solve",
+    "calls": "mpishare, kernel by kernel",
+    "calls, dot": "mpishare, kernel by kernel, both products by `Allreduce.dot`",
+    "nccl graph": "NCCL, graphs of 50 iterations",
+    "nccl graph beside": "NCCL, graphs of 50 iterations, its exchange beside a kernel",
+    "nccl": "NCCL, kernel by kernel",
+    "nccl beside": "NCCL, kernel by kernel, its exchange beside a kernel",
+    "staged": "MPI through pinned memory",
+}
+CALLS_OF_NCCL = ("nccl", "nccl beside")
 UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 
 
@@ -18,38 +47,116 @@ def size(nbytes: int) -> str:
     return next(f"{nbytes / unit:.4g} {name}" for name, unit in UNITS if nbytes >= unit)
 
 
-def us(time: float) -> str:
-    return f"{time:.3g}" if time < 100 else f"{time:.0f}"
+def us(time: float | None) -> str:
+    return "-" if time is None else f"{time:.3g}" if time < 100 else f"{time:.0f}"
+
+
+def over(time: float | None, others: list[float | None]) -> str:
+    known = [other for other in others if other is not None]
+    return "-" if time is None or not known else f"{time / min(known):.2f}"
+
+
+def medians(rows: list[dict], case: str) -> dict[tuple[int, str, str], float]:
+    return {
+        (row["nbytes"], row["arm"], row["clock"]): row["median_us"]
+        for row in rows
+        if row["case"] == case and row["ok"]
+    }
+
+
+def fastest(
+    found: dict[tuple[int, str, str], float], nbytes: int, arms: tuple[str, ...], clock: str
+) -> float | None:
+    times = [found.get((nbytes, arm, clock)) for arm in arms]
+    return min((time for time in times if time is not None), default=None)
+
+
+def table(heads: list[str], cells: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(words) + " |" for words in (heads, *cells)]
+    return [lines[0], "|---" * len(heads) + "|", *lines[1:], ""]
+
+
+def exchanges(rows: list[dict], case: str) -> list[str]:
+    """A line per size: with a synchronize after each exchange / back to back."""
+    found = medians(rows, case)
+    arms = {arm for _, arm, _ in found}
+    columns = {name: each for name, each in COLUMNS.items() if arms & {*each}}
+    cells = []
+    for nbytes in sorted({nbytes for nbytes, *_ in found}):
+        times = {
+            name: [fastest(found, nbytes, each, clock) for clock in CLOCKS]
+            for name, each in columns.items()
+        }
+        mine, *others = times.values()
+        ratios = [over(mine[n], [each[n] for each in others]) for n in range(len(CLOCKS))]
+        line = [size(nbytes), *(" / ".join(map(us, each)) for each in times.values())]
+        cells.append([*line, " / ".join(ratios)])
+    heads = [EXCHANGES[case], *columns, "mpishare over the fastest"]
+    return table(heads, cells) if cells else []
+
+
+def sums(rows: list[dict]) -> list[str]:
+    """A line per size, back to back: called / in a graph / a twentieth of a graph of twenty."""
+    found = medians(rows, "allreduce")
+    arms = {arm for _, arm, _ in found}
+    columns = {name: each for name, each in SUMS.items() if each[0] in arms}
+    cells = []
+    for nbytes in sorted({nbytes for nbytes, *_ in found}):
+        times = {
+            name: [found.get((nbytes, arm, "throughput")) for arm in each]
+            for name, each in columns.items()
+        }
+        mine, *others = times.values()
+        ratios = [over(mine[n], [each[n] for each in others]) for n in range(len(_FORMS))]
+        forms = [[time for time in each if time is not None] for each in times.values()]
+        line = [size(nbytes), *(" / ".join(map(us, each)) or "-" for each in forms)]
+        complex_us = found.get((nbytes, "complex128", "throughput"))
+        cells.append([*line, " / ".join(ratios), us(complex_us)])
+    heads = ["sum over all ranks", *columns, "mpishare over the fastest", "complex128, called"]
+    return table(heads, cells) if cells else []
+
+
+def dots(rows: list[dict]) -> list[str]:
+    """A sentence: a dot product of 2^20 numbers, and the same without the other ranks."""
+    found = {
+        arm: time for (_, arm, clock), time in medians(rows, "dot").items() if clock == CLOCKS[1]
+    }
+    if not found:
+        return []
+    arms = "dot", "dot of one rank", "local dot", "vdot and allreduce"
+    own, alone, local, mpi = (us(found.get(arm)) for arm in arms)
+    return [
+        f"`Allreduce.dot` of 2^20 float64 per rank, back to back: {own} µs, of one rank {alone};",
+        f"`cupy.vdot` of the rank's own {local}, and with `MPI_Allreduce` behind it {mpi}.",
+        "",
+    ]
+
+
+def setups(rows: list[dict]) -> list[str]:
+    """How long it takes to make things."""
+    found = {arm: time / 1e3 for (_, arm, _), time in medians(rows, "setup").items()}
+    cells = [[arm, f"{ms:.3g}"] for arm, ms in found.items()]
+    return table(["made on an existing node, but for `Node`", "ms"], cells) if cells else []
+
+
+def solves(rows: list[dict]) -> list[str]:
+    """The iteration of conjugate gradients, by each way to link the ranks."""
+    found = {arm: time for (_, arm, _), time in medians(rows, "cg").items()}
+    called = [found.get(arm) for arm in CALLS_OF_NCCL]
+    cells = [
+        [text, us(found[arm]), over(found[arm], [found.get("kernels")]), over(found[arm], called)]
+        for arm, text in SOLVES.items()
+        if arm in found
+    ]
+    heads = ["an iteration", "µs", "of the kernels alone", "of the fastest calls of NCCL"]
+    return table(heads, cells) if cells else []
 
 
 def newest(rows: list[dict]) -> list[str]:
-    """The lines of the table of 1-D halos, and why a column has no times."""
-    rows = [row for row in rows if row["case"] == "halo1d"]
-    medians = {
-        (row["nbytes"], row["arm"], row["clock"]): row["median_us"] for row in rows if row["ok"]
-    }
-
-    def best(nbytes: int, arms: tuple[str, ...], clock: str) -> float | None:
-        found = [medians.get((nbytes, arm, clock)) for arm in arms]
-        return min((time for time in found if time is not None), default=None)
-
-    columns = {
-        name: arms for name, arms in COLUMNS.items() if any(key[1] in arms for key in medians)
-    }
-    heads = ["1-D halo", *columns, "mpishare over the fastest"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for nbytes in sorted({key[0] for key in medians}):
-        cells, ratios = [], []
-        times = {
-            name: [best(nbytes, arms, clock) for clock in CLOCKS] for name, arms in columns.items()
-        }
-        for found in times.values():
-            cells.append(" / ".join("-" if time is None else us(time) for time in found))
-        for number in range(len(CLOCKS)):
-            mine, *others = (found[number] for found in times.values())
-            fastest = min(time for time in others if time is not None)
-            ratios.append(f"{mine / fastest:.2f}")
-        lines.append("| " + " | ".join([size(nbytes), *cells, " / ".join(ratios)]) + " |")
-    reasons = {row["reason"]: None for row in rows if row["kind"] == "rival" and not row["ok"]}
+    """The lines of all tables of a run, and why a baseline has no times."""
+    lines = [line for case in EXCHANGES for line in exchanges(rows, case)]
+    lines += [*sums(rows), *dots(rows), *setups(rows)]
+    absent = [row for row in rows if row["kind"] == "rival" and not row["ok"]]
+    reasons = dict.fromkeys(row["reason"] for row in absent)
     missing = [f"- not run: {reason}" for reason in reasons]
-    return [*lines, "", *missing, *[""] * bool(missing)]
+    return [*lines, *missing, *[""] * bool(missing)]

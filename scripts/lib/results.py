@@ -1,7 +1,7 @@
 """Make the tables of figures from the runs in docs/results. Standard library only.
 
-docs/performance.md has the first case of each run, docs/results/README.md all; the figure of the
-README is made of one. A ratio is that of two
+docs/performance.md has the first case of each run, docs/results/README.md all, docs/solvers.md the
+solves; the figure of the README is made of one. A ratio is that of two
 medians of one file: arms that were measured in turn, in one process and one run. A file that is not
 there is left out; one of another name is an error, since nobody would see that it is not used.
 `--check` changes nothing, and fails where the tables are not what the files give.
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from figure import svg
-from newest import newest, size
+from newest import newest, size, solves
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -31,6 +31,7 @@ RUNS = {
 NEWEST = {
     "newest-gpus2": "Two GPUs, one rank each",
     "newest-onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service",
+    "newest-onegpu-ranks4": "One GPU, four ranks, without it",
 }
 #: The cases that are shown; the files have all.
 CASES = {
@@ -247,12 +248,22 @@ def of_newest(folder: Path) -> list[str]:
             "",
             "Microseconds, with a synchronize after each exchange / back to back; of each library",
             "the fastest of its forms: called or captured in a CUDA graph, faces packed into its",
-            "memory, or fields that live there. Above 1 in the last column somebody is faster.",
+            "memory, or fields that live there. Sums: back to back, called / in a graph / a",
+            "twentieth of a graph of twenty. Above 1 in the column of ratios somebody is faster.",
             "",
         ]
     for name, run in found.items():
         machine, libraries = origin(run["header"])
         lines += [f"**{NEWEST[name]}**: {machine} {libraries}", "", *newest(run["rows"])]
+    return lines
+
+
+def of_solves(folder: Path) -> list[str]:
+    """What stands between the marks of docs/solvers.md."""
+    lines = []
+    for run in runs(folder, NEWEST).values():
+        found = solves(run["rows"])
+        lines += [*origin(run["header"]), "", *found] if found else []
     return lines
 
 
@@ -263,7 +274,11 @@ def in_full(folder: Path) -> list[str]:
 
 
 #: The files, and what stands between their marks.
-PAGES = {"docs/performance.md": in_brief, "docs/results/README.md": in_full}
+PAGES = {
+    "docs/performance.md": in_brief,
+    "docs/results/README.md": in_full,
+    "docs/solvers.md": of_solves,
+}
 FIGURE = "docs/figures/halo1d.svg"
 FIGURE_RUN, FIGURE_TITLE = "gpus2", "Time of one 1-D halo exchange, two GPUs, back to back"
 

@@ -76,6 +76,20 @@ def test_a_child_does_not_hear_of_the_job() -> None:
     assert child_environment({**job, **kept}) == kept
 
 
+def test_a_trial_loads_the_library_and_no_module_beside_the_program(tmp_path, monkeypatch):
+    for package in ("cupy", "cupy/cuda", "nccl"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    stream = "type('Stream', (), {'use': lambda self: None, 'ptr': 0})"
+    device = "type('Device', (), {'__init__': lambda *_: None, 'use': lambda self: None})"
+    lines = ["import numpy", "zeros = numpy.zeros", "class cuda:", f"    Device = {device}"]
+    lines += ["    @staticmethod", f"    def Stream(non_blocking): return {stream}()"]
+    (tmp_path / "cupy/__init__.py").write_text("\n".join(lines))
+    (tmp_path / "nccl/core.py").write_text("raise RuntimeError('the library itself')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert run_trial("nccl4py", "00", 0, 1, 0) == "RuntimeError: the library itself"
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_variants_of_a_library_move_every_word(ranks: int) -> None:
     words = ["ring", "halo1d", "--max", "512", "--format", "json", "--against", "mpi", *QUICK]

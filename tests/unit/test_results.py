@@ -27,6 +27,7 @@ HEADER = {
     "command": "mpirun -n 4 python -m mpishare.bench ring",
     "options": {"check": True},
 }
+FIGURES = ("docs/performance.md", "docs/results/README.md")  # the pages that have all runs
 README = f"# title\n\n{results.BEGIN}\nold\n{results.END}\n\n## end\n"
 
 
@@ -51,7 +52,7 @@ def a_run() -> dict:
 
 @pytest.fixture
 def folder(tmp_path):
-    """A place with both pages, and docs/results with no run in it."""
+    """A place with the pages, and docs/results with no run in it."""
     made = tmp_path / "docs" / "results"
     made.mkdir(parents=True)
     for page in results.PAGES:
@@ -70,7 +71,7 @@ def test_a_table_is_made_and_stays(folder, capsys):
     assert "+## Figures" in capsys.readouterr().out
     assert results.main([], root) == 0
     assert results.main(["--check"], root) == 0
-    for page in results.PAGES:
+    for page in FIGURES:
         text = (root / page).read_text()
         assert text.startswith("# title\n")
         assert text.endswith("\n\n## end\n")
@@ -91,7 +92,7 @@ def test_performance_has_the_first_case_alone(folder):
     run["rows"] += [each | {"case": "ring"} for each in run["rows"]]
     (folder / "cpu-mpich.json").write_text(json.dumps(run))
     assert results.main([], folder.parents[1]) == 0
-    pages = [(folder.parents[1] / page).read_text() for page in results.PAGES]
+    pages = [(folder.parents[1] / page).read_text() for page in FIGURES]
     assert ["| two faces, in a ring |" in page for page in pages] == [False, True]
     assert ["| 1-D halo |" in page for page in pages] == [True, True]
 
@@ -111,6 +112,46 @@ def test_the_newest_libraries_stand_in_their_fastest_form(folder):
     assert "| mpishare | NCCL send and receive | PyTorch symmetric memory |" in heads
     assert "| 8 B | 4 / 2 | 8 / 4 | 2 / 1 | 2.00 / 2.00 |" in lines
     assert "- not run: NCCL put: too old" in lines
+
+
+def test_sums_stand_by_the_way_they_are_called(folder):
+    run = a_run()
+    times = {"reduce": 4.0, "reduce graph": 3.0, "reduce graph of 20": 2.0, "complex128": 4.5}
+    times |= {"nccl": 12.0, "nccl graph": 9.0, "nccl graph of 20": 5.0, "nccl4py graph of 20": 4.0}
+    times |= {"nccl4py": 16.0, "staged": 10.0}
+    more = {"case": "allreduce"}
+    run["rows"] = [row(arm, "own", "latency", 99.0, **more) for arm in times]
+    run["rows"] += [row(arm, "own", "throughput", us, **more) for arm, us in times.items()]
+    run["rows"].append(row("float", "rival", "throughput", None, **more, reason="no"))
+    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    lines = results.in_brief(folder)
+    begin = "| 8 B | 4 / 3 / 2 | 12 / 9 / 5 | 16 / 4 | 10 |"
+    assert f"{begin} 0.40 / 0.33 / 0.50 | 4.5 |" in lines
+
+
+def test_solves_are_compared_with_their_kernels_and_with_the_calls_of_nccl(folder):
+    run = a_run()
+    times = {"kernels": 50.0, "one graph": 60.0, "nccl": 150.0, "nccl beside": 120.0}
+    more = {"case": "cg"}
+    run["rows"] = [row(arm, "own", "throughput", us, **more) for arm, us in times.items()]
+    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    assert results.main([], folder.parents[1]) == 0
+    lines = (folder.parents[1] / "docs/solvers.md").read_text().splitlines()
+    assert "| mpishare, one graph per solve | 60 | 1.20 | 0.50 |" in lines
+    assert "| NCCL, kernel by kernel | 150 | 3.00 | 1.25 |" in lines
+    assert any("revision 0123456789ab." in line for line in lines)
+
+
+def test_what_is_made_and_a_dot_product_have_their_times(folder):
+    run = a_run()
+    run["rows"] = [row("second plan", "own", "latency", 456.0, case="setup")]
+    times = {"dot": 7.0, "dot of one rank": 6.5, "local dot": 40.0, "vdot and allreduce": 50.0}
+    run["rows"] += [row(arm, "own", "throughput", us, case="dot") for arm, us in times.items()]
+    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    lines = results.in_brief(folder)
+    assert "| second plan | 0.456 |" in lines
+    assert any("back to back: 7 µs, of one rank 6.5;" in line for line in lines)
+    assert any("own 40, and with `MPI_Allreduce` behind it 50." in line for line in lines)
 
 
 def test_a_size_that_was_left_out_is_one_line(folder):

@@ -30,7 +30,8 @@ def run_trial(program: str, *arguments: object) -> str | None:
 
     Local, host-blocking: some seconds. The arguments are those of the program.
     """
-    command = [sys.executable, str(_TRIAL), program, *map(str, arguments)]
+    # -P: modules of the libraries, not those of the same names in the folder of the program.
+    command = [sys.executable, "-P", str(_TRIAL), program, *map(str, arguments)]
     try:
         done = subprocess.run(  # noqa: S603 - a fixed command
             command,

@@ -178,18 +178,21 @@ def _try_sharing(session: Session, kind: type[Library]) -> str | None:
     program = kind.shared_trial
     if program is None:
         return None
+    if program not in session.trials:
+        session.trials[program] = _failure_on_any(session, kind, program)
+    failure = session.trials[program]
+    return failure and f"{kind.label}: ranks that share a GPU: {failure}"
+
+
+def _failure_on_any(session: Session, kind: type[Library], program: str) -> str | None:
+    """Return why the trial failed on the first rank on which it did, or None. Collective."""
     comm, number = session.comm, session.node.xp.cuda.Device().id
     name, reason = session.attempt(lambda: kind.unique_id() if comm.rank == 0 else None)
     if reason is not None:
         return reason
     name = comm.bcast(name, 0)
-
-    def attempt() -> None:
-        failure = run_trial(program, name.hex(), comm.rank, comm.size, number)
-        if failure is not None:
-            raise UnsupportedError(f"{kind.label}: ranks that share a GPU: {failure}")
-
-    return session.attempt(attempt)[1]
+    answers = comm.allgather(run_trial(program, name.hex(), comm.rank, comm.size, number))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def add_library(comparison: Comparison, name: str, problem: Problem) -> None:

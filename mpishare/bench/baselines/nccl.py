@@ -31,6 +31,35 @@ def set_environment(session: Session) -> None:
         os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # since 2.30
 
 
+def one_group(
+    transfers: Sequence[Transfer],
+    group: tuple[Callable[[], object], Callable[[], object]],
+    calls: tuple[Callable[..., object], Callable[..., object]],
+    kind: int,
+    *rest: int,
+) -> Callable[[], None]:
+    """Return the call of one group of all sends and receives, by any binding of NCCL. Local.
+
+    `group` begins and ends one, `calls` send and receive: words of the type `kind`, with `rest` as
+    their last arguments.
+    """
+    begin, end = group
+    send, recv = calls
+    # Between two ranks NCCL matches the messages in order.
+    moves = [partial(send, int(e.out.data.ptr), e.words, kind, e.to, *rest) for e in transfers]
+    moves += [
+        partial(recv, int(e.into.data.ptr), e.words, kind, e.source, *rest) for e in transfers
+    ]
+
+    def move() -> None:
+        begin()
+        for each in moves:
+            each()
+        end()
+
+    return move
+
+
 class Nccl(Library):
     """One communicator over all ranks of the run."""
 
@@ -65,25 +94,9 @@ class Nccl(Library):
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return one group of all sends and receives. Stream-ordered."""
-        stream = int(self.session.stream.ptr)
-        kind = nccl.NCCL_UINT64
-        send, recv = self._comm.send, self._comm.recv
-        start, end = nccl.groupStart, nccl.groupEnd
-        # Between two ranks NCCL matches the messages in order.
-        out = [(int(each.out.data.ptr), each.words, kind, each.to, stream) for each in transfers]
-        into = [
-            (int(each.into.data.ptr), each.words, kind, each.source, stream) for each in transfers
-        ]
-
-        def move() -> None:
-            start()
-            for each in out:
-                send(*each)
-            for each in into:
-                recv(*each)
-            end()
-
-        return move
+        stream, comm = int(self.session.stream.ptr), self._comm
+        group = nccl.groupStart, nccl.groupEnd
+        return one_group(transfers, group, (comm.send, comm.recv), nccl.NCCL_UINT64, stream)
 
     def bind_sum(self, array: Any) -> Callable[[], None]:
         """Return ncclAllReduce in place; complex numbers are pairs of floats. Stream-ordered."""

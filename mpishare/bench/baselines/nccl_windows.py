@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.bench.baselines.library import Library, refusals
-from mpishare.bench.baselines.nccl import set_environment
+from mpishare.bench.baselines.nccl import one_group, set_environment
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -94,21 +94,10 @@ class NcclSend(Library):
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
         """Return one group of all sends and receives. Stream-ordered."""
-        send, recv = self._calls.send, self._calls.recv
-        start, end = self._calls.group_start, self._calls.group_end
+        calls = self._calls
+        group = calls.group_start, calls.group_end
         rest = self._handle, self._stream
-        out = [(int(e.out.data.ptr), e.words, self._type, e.to, *rest) for e in transfers]
-        into = [(int(e.into.data.ptr), e.words, self._type, e.source, *rest) for e in transfers]
-
-        def move() -> None:
-            start()
-            for each in out:
-                send(*each)
-            for each in into:
-                recv(*each)
-            end()
-
-        return move
+        return one_group(transfers, group, (calls.send, calls.recv), self._type, *rest)
 
     def bind_sum(self, array: Any) -> Callable[[], None]:
         """Return ncclAllReduce in place, in a window: by a kernel for windows where it has one."""
@@ -221,7 +210,8 @@ class NcclDevice(NcclSend):
         with refusals(self.label, self._calls.NCCLError):
             self._device_comm = self._comm.create_dev_comm(needs)
         state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
-        self._state = np.frombuffer(state, "u1").copy()  # an argument by value
+        # One element, which CuPy passes by value.
+        self._state = np.frombuffer(state, f"V{nbytes}").copy()
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return the launch of the kernel. Stream-ordered."""

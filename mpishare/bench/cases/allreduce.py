@@ -6,8 +6,8 @@ host backend ``window`` has its array in a window. The baselines are what MPI, N
 ``allreduce`` is `MPI_Allreduce` of host memory, ``staged`` the same between copies from and to
 pinned memory, ``float`` what most programs do with a number on the GPU: read it, reduce, write it.
 
-``dot`` times `Allreduce.dot` of 2^20 float64 per rank, beside the product of the rank's own arrays
-alone, and its sum by MPI.
+``dot`` times `Allreduce.dot` of 2^20 float64 per rank, beside the same of one rank, the product of
+the rank's own arrays by NumPy or CuPy, and its sum by MPI.
 """
 
 from __future__ import annotations
@@ -202,6 +202,7 @@ def _run_dot(session: Session, case: Case) -> list[Row]:
         return []
     comparison = Comparison(session, case, nbytes=nbytes)
     comparison.add("dot", partial(_Dot, session))
+    comparison.add("dot of one rank", partial(_DotAlone, session), kind=UPPER_BOUND)
     comparison.add("local dot", partial(_LocalDot, session), kind=UPPER_BOUND)
     if comparison.includes("vdot and allreduce"):
         comparison.add("vdot and allreduce", partial(_MpiDot, session), kind=BASELINE)
@@ -223,8 +224,13 @@ class _Dot(Variant):
         self._wrong = 0
 
     def open(self) -> None:
+        """Make the sum over all ranks."""
+        self.make(self.session.comm)
+
+    def make(self, comm: MPI.Intracomm) -> None:
+        """Make the sum over some ranks. Collective."""
         layout = mpishare.Layout((1,))
-        self.total = mpishare.Allreduce(self.session.comm, layout, node=self.session.node)
+        self.total = mpishare.Allreduce(comm, layout, node=self.session.node)
         self.step = partial(self.total.dot, self.x, self.y, self.out)  # type: ignore[method-assign]
 
     def expected(self, token: int) -> float:
@@ -246,14 +252,21 @@ class _Dot(Variant):
             self.total.close()
 
 
-class _LocalDot(_Dot):
-    """The rank's own arrays alone."""
+class _DotAlone(_Dot):
+    """The same of the rank's own arrays alone."""
 
     def open(self) -> None:
-        pass
+        self.make(MPI.COMM_SELF)
 
     def expected(self, token: int) -> float:
         return float(_DOT_COUNT) * (token + self.session.comm.rank)
+
+
+class _LocalDot(_DotAlone):
+    """Their product by NumPy or CuPy."""
+
+    def open(self) -> None:
+        pass
 
     def step(self) -> None:
         self.out[0] = self.xp.vdot(self.x, self.y)

@@ -8,8 +8,9 @@ import cupy
 import numpy as np
 
 from mpishare.halo.cuda.flags import PinnedFlags
+from mpishare.halo.cuda.fused_items import Place
 from mpishare.halo.cuda.regions import REGION_NBYTES, Regions
-from mpishare.halo.cuda.staging import DeviceStaging, pinned_layout, silent_key, staging_layout
+from mpishare.halo.cuda.staging import DeviceStaging, silent_key
 from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.halo.message import PartKey
 from mpishare.halo.mpi_route import MpiMessages
@@ -48,18 +49,12 @@ class Buffers:
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
         self._direction, self._comm, self._name = direction, comm, name
-        each = direction
-        neighbors = each.peers("fused", "copy")
-        self._layouts = {
-            rank: staging_layout(
-                each.messages, each.routes, each.ranks_here, rank, each.sharing, each.direct.keys
-            )
-            for rank in (each.rank, *neighbors)
-        }
-        self._pinned, pinned_nbytes = pinned_layout(each.messages, each.ranks_here)
+        neighbors = direction.peers("fused", "copy")
+        self._layouts = direction.staging
+        self._pinned, pinned_nbytes = direction.pinned
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
         self._staging = DeviceStaging(comm, nbytes, neighbors)
-        self.flags = PinnedFlags(comm, name, pinned_nbytes, each.peers("copy", "pinned"))
+        self.flags = PinnedFlags(comm, name, pinned_nbytes, direction.peers("copy", "pinned"))
         self.mpi: MpiBuffers | None = None
         self._handles: list[str] = []
 
@@ -114,6 +109,13 @@ class Buffers:
         """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
         mpi = 0 if self.mpi is None else self.mpi.nbytes
         return self._staging.nbytes + mpi + self.flags.nbytes
+
+    @property
+    def place(self) -> Place:
+        """Where the memory is that kernels of route ``fused`` use, once it is attached."""
+        sizes = [(rank, layout.nbytes) for rank, layout in self._layouts.items() if layout.nbytes]
+        staging = [(self._staging.address_of(rank), nbytes) for rank, nbytes in sizes]
+        return Place(staging, self.flags.staging_address)
 
     def outgoing(self, message: Message, part: Part) -> Slot:
         """Return where a part of a message to a peer is packed."""

@@ -60,10 +60,10 @@ class DirectParts:
     """
 
     def __init__(self, setup: PlanSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
-        self._setup = setup
         self._held: list[Any] = []
         uuids, ranks_here = setup.context.uuids, setup.comm.ranks_here
-        boxes = _boxes_received(setup)
+        is_any_in_window = any(place for places in setup.locations for place in places)
+        boxes = _boxes_received(setup) if is_any_in_window else {}
         self._boxes: dict[PartKey, Box] = {}
         for key, info, _ in parts_sent(messages, ranks_here, "fused"):
             box = boxes.get(key)
@@ -72,6 +72,8 @@ class DirectParts:
             if is_near and is_in_window and box is not None and info.nbytes >= MIN_NBYTES:
                 self._boxes[key] = box
         self.keys = set(self._boxes)
+        # Who has none is remembered for later plans, and must not hold what this one is made with.
+        self._setup = setup if self.keys else None
 
     def ghosts(self, key: PartKey) -> tuple[Part, FieldLayout, int]:
         """Return what a part is stored into: the cells, the layout, and the address of the field.
@@ -79,6 +81,8 @@ class DirectParts:
         It stays mapped here until `close`, even where its window is closed.
         """
         setup = self._setup
+        if setup is None:
+            raise KeyError(key)
         place = setup.locations[key.receiver][key.field]
         memory = place and setup.context.segment_memory(place.window, place.rank)
         if place is None or memory is None:

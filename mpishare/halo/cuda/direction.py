@@ -1,16 +1,22 @@
-"""One direction of a plan on CUDA: its messages, and the route of each. No GPU is used here."""
+"""One direction of a plan on CUDA: its messages, and the route of each. No GPU is used here.
+
+What is here follows from what the ranks said: plans of which they said the same share it.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mpishare.halo.cuda.direct import DirectParts
+from mpishare.halo.cuda.staging import StagingLayout, pinned_layout, staging_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpishare.halo.cuda.fused_items import MovableItems
     from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.message import Message, MessageInfo, Part
+    from mpishare.halo.message import Message, MessageInfo, Part, PartKey
 
 
 class Direction:
@@ -36,6 +42,8 @@ class Direction:
         The parts that may go straight into ghosts on the same GPU.
     ranks_per_gpu : int
         How many ranks of the node use this rank's GPU.
+    fused_items : dict of tuple of int to MovableItems
+        For each alignment of the fields, the work items of an earlier plan.
     """
 
     def __init__(
@@ -69,6 +77,21 @@ class Direction:
             for rank, infos in enumerate(setup.messages_by_rank(is_reverse=is_reverse))
         ]
         self.direct = DirectParts(setup, self.messages)
+        self.fused_items: dict[tuple[int, ...], MovableItems] = {}
+
+    @cached_property
+    def staging(self) -> dict[int, StagingLayout]:
+        """The layouts of the staging buffers of this rank and of its neighbors on GPUs."""
+        ranks = self.rank, *self.peers("fused", "copy")
+        given = self.messages, self.routes, self.ranks_here
+        return {
+            rank: staging_layout(*given, rank, self.sharing, self.direct.keys) for rank in ranks
+        }
+
+    @cached_property
+    def pinned(self) -> tuple[dict[PartKey, int], int]:
+        """The layout of the parts in the node's pinned host memory, and its size."""
+        return pinned_layout(self.messages, self.ranks_here)
 
     @property
     def has_fused(self) -> bool:

@@ -81,7 +81,10 @@ class CudaEngine(CudaPlanEngine):
         self._device = backend.device.ordinal
         self._layouts = setup.mine
         self._alignments = [alignment_of(layout) for layout in self._layouts]
-        direction = Direction(setup, sends, recvs, is_reverse=is_reverse)
+        direction = setup.once(
+            f"direction, {is_reverse}",
+            lambda: Direction(setup, sends, recvs, is_reverse=is_reverse),
+        )
         self._buffers = Buffers(direction, comm, name)
         self._flags = self._buffers.flags
         where = f"{name}, rank {comm.rank} of {comm.size}"

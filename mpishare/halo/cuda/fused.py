@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.halo.cuda.fused_items import FusedItems, MovableItems
 from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.kernels import THREADS
 from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
+from mpishare.halo.cuda.work_items import LL_UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,15 +52,9 @@ class Fused:
         capturing: int,
         handles: tuple[dict[Any, int], dict[Any, int]],
     ) -> None:
-        work = launcher.work_list(alignments)
-        _add_sends(work, direction, buffers)
-        # This rank's own cells go along, which saves a launch.
-        for part, target in direction.local():
-            work.add_local(part, target)
-        _add_receives(work, direction, buffers)
-        self.is_for = work.is_for
-        """Whether these launches serve fields of other alignments, too."""
-        prepare = launcher.for_fused(work, buffers.flags.abort)
+        self._items = items = _items(direction, buffers, launcher, tuple(alignments))
+        self._alignments = alignments
+        prepare = launcher.for_fused(items, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
             return GraphCache(launcher, prepare(blocks=blocks, threads=threads), capturing, handles)
@@ -67,10 +63,33 @@ class Fused:
         self.alone = cache(blocks, THREADS, handles[0])
         self.beside = cache(max(1, blocks // _BLOCKS_DIVISOR_BESIDE), _THREADS_BESIDE, handles[1])
 
+    def is_for(self, alignments: Sequence[int]) -> bool:
+        """Whether these launches serve fields of other alignments, too."""
+        return self._items.is_ll and min(alignments) >= LL_UNIT <= min(self._alignments)
+
     def close(self) -> None:
         """Destroy the graphs."""
         self.alone.close()
         self.beside.close()
+
+
+def _items(
+    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: tuple[int, ...]
+) -> FusedItems:
+    """Return the items of a launch: those of an earlier plan like this one, or new ones."""
+    place, known = buffers.place, direction.fused_items
+    if alignments in known:
+        return known[alignments].at(place)
+    work = launcher.work_list(alignments)
+    _add_sends(work, direction, buffers)
+    # This rank's own cells go along, which saves a launch.
+    for part, target in direction.local():
+        work.add_local(part, target)
+    _add_receives(work, direction, buffers)
+    items = FusedItems.of(work, place)
+    if items.can_move:
+        known[alignments] = MovableItems(items)
+    return items
 
 
 def _add_sends(work: WorkList, direction: Direction, buffers: Buffers) -> None:

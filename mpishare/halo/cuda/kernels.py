@@ -14,14 +14,14 @@ from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
 from mpishare.halo.cuda.tables import Tables
-from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, WorkList
+from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from mpishare.context import NodeContext
     from mpishare.halo.cuda.direction import Direction
-    from mpishare.halo.cuda.work_items import ItemArray
+    from mpishare.halo.cuda.fused_items import FusedItems
 
 THREADS = 512
 _BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work
@@ -151,7 +151,7 @@ class Launcher:
         grid = max(1, min(items.length, blocks or self.max_blocks))
         return self._launch(name, grid, threads, arguments)
 
-    def for_fused(self, work: WorkList, abort: int) -> Callable[..., driver.Launch]:
+    def for_fused(self, items: FusedItems, abort: int) -> Callable[..., driver.Launch]:
         """Return what prepares launches of route ``fused``, given ``blocks=`` and ``threads=``.
 
         All launches of a launcher count the same epochs: they must be for the same parts. Few small
@@ -159,15 +159,15 @@ class Launcher:
 
         Parameters
         ----------
-        work : WorkList
+        items : FusedItems
             The work items.
         abort : int
             The address of the word that ends all waits.
         """
-        parts, log_chunks = work.ll_parts(), work.log_ll_chunks
+        parts, log_chunks = items.parts, items.log_chunks
         blocks = len(parts) << log_chunks
         is_small = (
-            work.is_ll
+            items.is_ll
             and len(parts) <= _MAX_LL_PARTS
             and len(self._layouts) <= _MAX_LL_FIELDS
             and blocks <= self.max_blocks // 2  # what any launch may have: see `Fused.beside`
@@ -175,7 +175,8 @@ class Launcher:
         if is_small:
             state = self.state("fused_ll", blocks + 1)
             return functools.partial(self._prepare_ll, parts, log_chunks, state, abort)
-        return functools.partial(self.prepare, "fused", work.load(), self.state("fused"), abort)
+        loaded = ItemArray(self.upload(items.items), items.length)
+        return functools.partial(self.prepare, "fused", loaded, self.state("fused"), abort)
 
     def _prepare_ll(
         self,
@@ -206,20 +207,26 @@ class Launcher:
         A kernel that is loaded later would wait for the streams.
         """
         nfields = len(self._layouts)
+        names = {name: kernel(name, nfields, self._depth, self._device) for name in self._names}
+        new = {name: names[name] for name in sorted(names) if names[name] not in _loaded}
+        launches = self._launches_on_nothing(new)
+        self._tables.upload(stream)
+        for launch in launches:
+            launch.enqueue(stream)
+        _loaded.update(new.values())
+
+    def _launches_on_nothing(self, names: Collection[str]) -> list[driver.Launch]:
+        if not names:
+            return []
         nothing, zeros = self.work_list(()), self.upload(np.zeros(4, np.uint64))
         items = nothing.load()
-        self._tables.upload(stream)
         rest = {"fused": (zeros, zeros), "streamed": (zeros, 0), "add": ()}
-        for name in sorted(self._names):
-            function = kernel(name, nfields, self._depth, self._device)
-            if function in _loaded:
-                continue
-            if name == "fused_ll":
-                launch = self._prepare_ll(nothing.records(), 0, zeros, zeros)
-            else:
-                launch = self.prepare(name, items, *rest[name])
-            launch.enqueue(stream)
-            _loaded.add(function)
+        return [
+            self._prepare_ll(nothing.records(), 0, zeros, zeros)
+            if name == "fused_ll"
+            else self.prepare(name, items, *rest[name])
+            for name in names
+        ]
 
     def close(self) -> None:
         """Free what the launches read, once none is under way."""

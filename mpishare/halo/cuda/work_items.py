@@ -44,7 +44,7 @@ _MAX_CHUNKS = 1024
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
 _AHEAD = 64
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
-_LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
+LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
 LL_CHUNK_NBYTES = 4096
 """What a block of fused_ll.cu moves: one pass of its threads."""
 
@@ -191,7 +191,7 @@ class WorkList:
         shares_gpu : bool
             As for `chunks`.
         """
-        cells = self._cells(part, _LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
+        cells = self._cells(part, LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
         target = 0
         if slot.ghosts is not None:
             there = slot.ghosts.cells(cells.unit)
@@ -265,10 +265,6 @@ class WorkList:
     def log_ll_chunks(self) -> int:
         """Of the chunks of the largest part by LL: the logarithm to the base of 2, rounded up."""
         return (self._max_ll_chunks - 1).bit_length()
-
-    def is_for(self, alignments: Sequence[int]) -> bool:
-        """Whether the items are the same for fields of these alignments, too."""
-        return self.is_ll and min(alignments) >= _LL_UNIT <= min(self._alignments)
 
     def load(self) -> ItemArray:
         """Copy the items to the GPU, in the order of `records`."""

@@ -24,7 +24,7 @@ from mpishare.reduction.cuda.streamed import StreamedRoute
 from mpishare.reduction.order import packing_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
@@ -78,6 +78,7 @@ class CudaReduce(CudaPlanEngine):
         self._flags = self._buffers.flags
         self._chain = setup.chain = StreamChain(self._backend, name)
         self._order: LaunchOrder | None = None
+        self.try_fast: Callable[[Any, Any], bool] | None = None
         self._made: list[PreparedCall] = []
         self._dots: dict[Any, PreparedCall] = {}
         self._last_dot: PreparedCall | None = None
@@ -94,7 +95,7 @@ class CudaReduce(CudaPlanEngine):
             # Alone this rank waits for nobody: then there is nothing to put in order.
             join = LaunchOrder if self._group.size == 1 else LaunchOrder.join
             self._order = join(self._backend)
-            self._reduce.try_fast = self._fast_path(self._reduce, self._order).reduce()
+            self.try_fast = self._fast_path(self._reduce, self._order).reduce()
         self._has_stream_waits = not is_fused and self._group.size > 1
         # What a replay of a captured call follows, and is ended by: see `Replayable`.
         self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
@@ -124,8 +125,6 @@ class CudaReduce(CudaPlanEngine):
     def reduce(self, field: Any, stream: Any) -> None:
         """Put the node's result into `field` on every rank. Stream-ordered."""
         prepared = self._reduce
-        if prepared.try_fast(field, stream):
-            return
         fields = (field,)
         addresses = addresses_of(fields, prepared.layouts)
         self._require_aligned(addresses)

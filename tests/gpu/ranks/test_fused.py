@@ -283,3 +283,39 @@ def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
         node.synchronize()
         del graph
     cart.Free()
+
+
+@pytest.mark.parametrize("nbytes", [8, 4 * KIB, 200 * KIB])
+@pytest.mark.parametrize("count", [1, 16])
+def test_plans_alike_have_memory_of_their_own(node, nbytes, count):
+    """What is found out for one is taken for the next, but not its staging and its flags."""
+    xp, cart = node.xp, ring(node)
+    made = []
+
+    def make():
+        fields = [xp.zeros((4, nbytes // 8)) for _ in range(count)]
+        made.append((mpishare.HaloExchange(cart, fields, 1, axes=0, node=node), fields))
+
+    def exchange_all(turn):
+        for number, (halo, fields) in enumerate(made):
+            for index, field in enumerate(fields):
+                fill(xp, field, node.rank, 1000 * turn + 100 * number + index)
+            halo.exchange(*fields)
+        for number, (_, fields) in enumerate(made):
+            for index, field in enumerate(fields):
+                step = 1000 * turn + 100 * number + index
+                assert wrong(field, node.rank, node.size, step) == 0, (turn, number, index)
+
+    for _ in range(4):
+        make()
+    for turn in range(2):
+        exchange_all(turn)
+    for number in (2, 0):  # what they had, others get
+        made.pop(number)[0].close()
+        make()
+        make()
+    for turn in range(3, 5):
+        exchange_all(turn)
+    for halo, _ in made:
+        halo.close()
+    cart.Free()

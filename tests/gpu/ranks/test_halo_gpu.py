@@ -632,6 +632,29 @@ def test_accumulate_gives_the_same_bits(node, route, stream):
     assert len(bits) == 1
 
 
+def test_arrays_that_were_seen_before(node):
+    """Ids come again, and a shape may be set: neither is taken for an array that was seen."""
+    xp, held = node.xp, []
+    cart = node.comm.Create_cart((node.size,), (True,))
+    layout = mpishare.Layout((4, 6))
+    with mpishare.HaloExchange(cart, layout, 1, axes=0, node=node) as halo:
+        for step in range(100):  # more than are known at a time
+            field = xp.full((4, 6), 100.0 * step + node.rank)
+            for _ in range(3):  # plainly, as a graph, replayed
+                halo.exchange(field)
+            for ghosts, shift in ((0, -1), (3, 1)):
+                expected = 100 * step + (node.rank + shift) % node.size
+                assert bool((field[ghosts] == expected).all()), (step, ghosts)
+            if step % 3:
+                held.append(field)
+        field.shape = (8, 3)
+        with pytest.raises(ValueError, match="shape"):
+            halo.exchange(field)
+        field.shape = (4, 6)
+        halo.exchange(field)
+    cart.Free()
+
+
 # --- PyTorch
 
 
