@@ -88,6 +88,7 @@ class CudaReduce(CudaPlanEngine):
             comm.step(name, lambda: self._build(with_dot=operation.name == "sum"))
         except BaseException:
             self._close_calls()
+            self._group.close()
             self._buffers.undo()
             raise
         self.staging_nbytes = self._buffers.nbytes
@@ -114,11 +115,15 @@ class CudaReduce(CudaPlanEngine):
         if route.are_graphs:
             self._capturing = int(self._backend.new_stream())
         route.bind(self._buffers)
-        route.warm_up(pointers, with_dot=with_dot)
+        launches = route.warm_up(pointers, with_dot=with_dot)
         self._reduce = PreparedCall(
             [self._layout], route.reduce(pointers), pointers, self._capturing, self._group.where
         )
         self._made.append(self._reduce)
+        self._group.load(0)
+        # A kernel that is loaded later would wait for the streams.
+        for launch in launches:
+            launch.enqueue(0)
         # Until all uploads have arrived and all kernels are loaded.
         self._context.drain(self.name)
 

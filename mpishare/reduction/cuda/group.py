@@ -6,8 +6,10 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Protocol
 
 import cupy
+import numpy as np
 
 from mpishare.backends import driver
+from mpishare.halo.cuda.tables import Tables
 from mpishare.reduction.cuda.kernels import kernel
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ class Group:
         self.blocks = _BLOCKS_PER_SM * sm_count
         # Under MPS, the blocks that wait must leave room for those that they wait for.
         self.resident_blocks = self.blocks if sharing == 1 else max(1, sm_count // sharing)
-        self._held: list[Any] = []
+        # Not of CuPy's pool: what is free there may still be read by work that its stream was given
+        # earlier, and launches on other streams do not wait for that.
+        self._tables = Tables(context)
 
     @property
     def itemsize(self) -> int:
@@ -73,13 +77,16 @@ class Group:
         return self.operation.dtype.itemsize
 
     def zeros(self, nbytes: int) -> int:
-        """Return the address of zeroed GPU memory, held until `close`."""
-        return self.upload(cupy.zeros(max(nbytes, 1), "u1"))
+        """Return where zeroed GPU memory will be after `load`; held until `close`."""
+        return self.upload(np.zeros(max(nbytes, 1), np.uint8))
 
-    def upload(self, array: Any) -> int:
-        """Copy an array to the GPU and return its address there; held until `close`."""
-        self._held.append(cupy.asarray(array))
-        return int(self._held[-1].data.ptr)
+    def upload(self, array: np.ndarray[Any, Any]) -> int:
+        """Return where an array will be on the GPU after `load`; held until `close`."""
+        return self._tables.add(array)
+
+    def load(self, stream: int) -> None:
+        """Enqueue the copies of what launches read, once, before the first launch."""
+        self._tables.upload(stream)
 
     def launch(
         self,
@@ -111,7 +118,7 @@ class Group:
 
     def close(self) -> None:
         """Free what the launches read, once none is under way."""
-        self._held = []
+        self._tables.close()
 
 
 class InOrder:

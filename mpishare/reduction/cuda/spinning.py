@@ -90,17 +90,19 @@ class SpinningRoute:
         arrays = [pointers.argument(index) for index in range(3)]
         return self._dot(shapes, arrays, count, self._group.me, self._dot_state, form=form)
 
-    def warm_up(self, pointers: Pointers, *, with_dot: bool) -> None:
-        """Launch each kernel once on no elements: a kernel loaded later would wait for streams."""
+    def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
+        """Return a launch of each kernel on no elements."""
         state = self._group.zeros(_STATE_NBYTES)
         field = pointers.argument(0)
         if self.is_small:
-            self._small(field, 0, state).enqueue(0)
+            launches = [self._small(field, 0, state)]
         else:
-            self._large(field, self._count, state).enqueue(0)
-        arrays = [field, field, ctypes.c_uint64(self._group.zeros(16))]
-        for form in USUAL_FORMS if with_dot else ():
-            self._dot([self._shape] * 2, arrays, 0, -1, state, form=form).enqueue(0)
+            launches = [self._large(field, self._count, state)]
+        if with_dot:
+            arrays = [field, field, ctypes.c_uint64(self._group.zeros(16))]
+            shapes = [self._shape] * 2
+            launches += [self._dot(shapes, arrays, 0, -1, state, form=f) for f in USUAL_FORMS]
+        return launches
 
     def _small(self, field: Any, count: int, state: int) -> Launch:
         most = self._group.resident_blocks

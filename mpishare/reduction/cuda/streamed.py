@@ -86,16 +86,19 @@ class StreamedRoute:
         local = self._local_dot(shapes, [x, y, mine], count, form=form)
         return InOrder([local, *self._steps(self._of_one, mine, out, 0, 1, form="ROW")])
 
-    def warm_up(self, pointers: Pointers, *, with_dot: bool) -> None:
-        """Launch each kernel once on no elements: a kernel loaded later would wait for streams."""
+    def warm_up(self, pointers: Pointers, *, with_dot: bool) -> list[Launch]:
+        """Return a launch of each kernel on no elements."""
         field = pointers.argument(0)
         forms: set[Form] = {self._form, "ROW"} if with_dot else {self._form}
+        launches = []
         for form in forms:
-            self._pack(self._shape, field, 0, 0, 0, form=form).enqueue(0)
-            self._fold(self._shape, field, 0, 0, form=form).enqueue(0)
-        arrays = [field, field, ctypes.c_uint64(self._sum)]
-        for form in USUAL_FORMS if with_dot else ():
-            self._local_dot([self._shape] * 2, arrays, 0, form=form).enqueue(0)
+            launches.append(self._pack(self._shape, field, 0, 0, 0, form=form))
+            launches.append(self._fold(self._shape, field, 0, 0, form=form))
+        if with_dot:
+            arrays = [field, field, ctypes.c_uint64(self._sum)]
+            shapes = [self._shape] * 2
+            launches += [self._local_dot(shapes, arrays, 0, form=form) for form in USUAL_FORMS]
+        return launches
 
     def _steps(
         self, shape: Shape, source: Any, target: Any, begin: int, count: int, *, form: Form
