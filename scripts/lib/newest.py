@@ -158,5 +158,5 @@ def newest(rows: list[dict]) -> list[str]:
     lines += [*sums(rows), *dots(rows), *setups(rows)]
     absent = [row for row in rows if row["kind"] == "rival" and not row["ok"]]
     reasons = dict.fromkeys(row["reason"] for row in absent)
-    missing = [f"- not run: {reason}" for reason in reasons]
+    missing = [f"- no time: {reason}" for reason in reasons]
     return [*lines, *missing, *[""] * bool(missing)]

@@ -55,15 +55,15 @@ class RefusedError(Exception):
     """What is wrong, in one line."""
 
 
-def read(path: Path) -> dict:
+def read(path: Path, *, is_whole: bool) -> dict:
     found = json.loads(path.read_text())
     if not (isinstance(found, dict) and {"header", "rows"} <= set(found)):
         raise RefusedError(f"{path.name} is not the JSON of a run")
-    if any(row["wrong"] for row in found["rows"]):
+    if any(row["wrong"] and row["kind"] != "rival" for row in found["rows"]):
         raise RefusedError(f"{path.name} has a wrong result in it")
     if not found["header"]["options"]["check"]:
         raise RefusedError(f"{path.name} is of a run that checked nothing")
-    if found["header"].get("interrupted"):
+    if is_whole and found["header"].get("interrupted"):
         raise RefusedError(f"{path.name} is of a run that was interrupted")
     revision = found["header"]["git_revision"]
     if not revision or revision.endswith("-dirty"):
@@ -78,7 +78,8 @@ def runs(folder: Path, names: dict[str, str] = RUNS) -> dict[str, dict]:
     if strange:
         raise RefusedError(f"{strange[0]}.json: known are {', '.join(known)}")
     files = {name: folder / f"{name}.json" for name in names}
-    return {name: read(path) for name, path in files.items() if path.exists()}
+    is_whole = names is not NEWEST  # those say where they were ended
+    return {name: read(path, is_whole=is_whole) for name, path in files.items() if path.exists()}
 
 
 def origin(header: dict) -> tuple[str, str]:
@@ -258,7 +259,13 @@ def of_newest(folder: Path) -> list[str]:
         ]
     for name, run in found.items():
         machine, libraries = origin(run["header"])
-        lines += [f"**{NEWEST[name]}**: {machine} {libraries}", "", *newest(run["rows"])]
+        case = run["header"].get("interrupted")
+        end = (
+            f" Its time was over in `{case}`: here are the sizes that it had finished."
+            if case
+            else ""
+        )
+        lines += [f"**{NEWEST[name]}**: {machine} {libraries}{end}", "", *newest(run["rows"])]
     return lines
 
 
