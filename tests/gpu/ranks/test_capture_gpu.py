@@ -344,6 +344,34 @@ def test_another_stream_is_not_captured(node, ring):
         node.synchronize(other)
 
 
+def test_another_stream_is_not_captured_by_calls_that_are_fast(node, ring):
+    """Those of arrays that they were given before, on the stream of the last call."""
+    import cupy
+
+    other, field, x = cupy.cuda.Stream(non_blocking=True), node.xp.zeros((4, N)), cupy.zeros(N)
+    with make_halo(node, ring, field) as halo, mpishare.Allreduce(node.comm, x, node=node) as total:
+        skip_without_graphs(halo)
+
+        def split(field):
+            halo.start(field)
+            halo.wait()
+
+        for call, array in ((halo.exchange, field), (split, field), (total.reduce, x)):
+
+            def on_other(array, call=call):
+                with other:
+                    call(array)
+
+            for _ in range(3):
+                on_other(array)
+            step = mpishare.capture(node, on_other)
+            step(array)
+            with pytest.raises(UnsupportedError, match="not the captured one"):
+                step(array)
+            on_other(array)
+        node.synchronize(other)
+
+
 def test_a_step_on_another_stream_is_not_captured(node):
     """Nor would it be replayed."""
     import cupy
