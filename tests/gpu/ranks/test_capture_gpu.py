@@ -1,6 +1,7 @@
 """Captured functions on a GPU: their memory, their streams, what they refuse, their loops."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -490,6 +491,38 @@ def test_a_loop_with_exchanges(node, loops, monkeypatch):
     put(node, field, 5)
     halo.exchange(field)
     check(node, field, 5)
+
+
+def test_a_loop_is_counted_while_the_stream_is_busy_on_which_it_was_made(node):
+    import cupy
+
+    busy, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    left = cupy.zeros(1, "i4")
+    cupy.cuda.get_current_stream().synchronize()
+
+    def body(left):
+        left -= 1
+
+    def make():
+        return mpishare.capture(node, body, until=lambda left: left <= 0, at_most=99)
+
+    with other:
+        left.fill(5)
+        make()(left)  # its kernels are loaded
+        other.synchronize()
+    with Latch() as latch:
+        opening = threading.Timer(0.2, latch.release)  # were it to wait for the stream
+        latch.hold(busy.ptr)
+        opening.start()
+        with busy:
+            solve = make()
+        with other:
+            left.fill(5)
+            solve(left)
+            other.synchronize()
+        opening.join()
+        busy.synchronize()
+    assert int(solve.iterations[0]) == 5
 
 
 def test_a_loop_has_its_own_answers(node, loops):
