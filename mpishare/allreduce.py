@@ -88,6 +88,8 @@ class Allreduce(BasePlan):
             raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {kind}")
 
         def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
+            if setup.takes_any:
+                raise TypeError("like is a Layout without dtype: an Allreduce is for one dtype")
             operation = Operation(op, layouts[0].dtype)
             return {"op": operation.name, "shape": layouts[0].shape}, None
 

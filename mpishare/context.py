@@ -81,6 +81,9 @@ class NodeContext:
         that is waited for may need this very core."""
         self.windows_version = 0
         """Raised whenever a window opens or closes."""
+        self.gpu_messages: str | None = None
+        """Why messages of plans cannot go out of GPU memory; empty if they can, None if no plan
+        had any."""
         self.suballocator = Suballocator(backend)
         self.descriptors = Descriptors(nonces, agreement.rank)
         """Files that this rank lends to the others, and its door."""

@@ -7,7 +7,15 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mpishare.cli import Parser, UsageError, fail_run, fail_usage, run_on_ranks, seconds
+from mpishare.cli import (
+    Parser,
+    UsageError,
+    fail_run,
+    fail_usage,
+    mpi_library,
+    run_on_ranks,
+    seconds,
+)
 from mpishare.viewers.survey import as_text, attachable
 
 if TYPE_CHECKING:
@@ -42,6 +50,11 @@ def main(argv: list[str] | None = None) -> int:
         help="list the named windows of this machine and their viewers instead; starts no MPI",
     )
     parser.add_argument(
+        "--srun-option",
+        action="store_true",
+        help="print the --mpi= that srun needs for the MPI library here instead; starts no MPI",
+    )
+    parser.add_argument(
         "--timeout-s",
         type=seconds,
         default=300.0,
@@ -54,12 +67,26 @@ def main(argv: list[str] | None = None) -> int:
         return fail_usage(PROG, str(exc))
     if options.attachable:
         return _list_attachable(is_json=options.json)
+    if options.srun_option:
+        return _print_srun_option()
     return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
 
 
 def _list_attachable(*, is_json: bool) -> int:
     windows = attachable()
     sys.stdout.write(json.dumps(windows, indent=1) + "\n" if is_json else as_text(windows))
+    return 0
+
+
+def _print_srun_option() -> int:
+    from mpishare.setup.launch import srun_option
+
+    library = mpi_library()
+    option = srun_option(library)
+    if option is None:
+        sys.stderr.write(f"{PROG}: no --mpi= of srun is known for {library!r}\n")
+        return 1
+    sys.stdout.write(f"{option}\n")
     return 0
 
 

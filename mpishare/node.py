@@ -124,6 +124,8 @@ class Node(Factory, NotPicklable):
         backend = self._context.backend
         if backend.has_streams and self._report.exports_pools is None:
             self._report = replace(self._report, exports_pools=backend.exports_pools())
+        if self._report.gpu_messages != self._context.gpu_messages:
+            self._report = replace(self._report, gpu_messages=self._context.gpu_messages)
         return self._report
 
     def barrier(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import launch
 
-pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.guard")
+pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.guard", "tests.helpers.shares")
 
 CUDA_ERROR_NO_DEVICE = 100
 

@@ -28,8 +28,9 @@ def open_legacy_handle(token: str, uuid: str, where: str) -> int:
         _IPC_LAZY_PEER_ACCESS,
         where=where,
         remedy=f"This process cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
-        "ranks, ask for --gpus-per-node=N with --gpu-bind=none instead of --gpus-per-task; "
-        "in a container give it all GPUs. `python -m mpishare.info` shows every pair",
+        "ranks, ask for --gpus-per-node=N alone, without --gpus-per-task and --gpu-bind, or give "
+        "srun --gres-flags=allow-task-sharing (SLURM 23.11.4 or newer); in a container give it all "
+        "GPUs. `python -m mpishare.info` shows every pair",
     )
     return int(address)
 

@@ -84,6 +84,14 @@ def never_free(*held: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
+UNSEEN_DEATH = (
+    "Nobody sees the death of a rank that was the only one of its node: let the launcher end the "
+    "job then, by `srun --kill-on-bad-exit=1` (mpirun does it by itself), and after an exception "
+    "by `python -m mpi4py`."
+)
+"""What to do about a rank that died and that no other rank of its node could tell of."""
+
+
 def wait_request(
     request: MPI.Request, call: str, timeout_s: float, *memory: Any, monitor: Monitor | None = None
 ) -> None:
@@ -113,7 +121,7 @@ def wait_request(
         never_free(request, memory)
         text = (
             f"{call} failed: not every rank of the communicator arrived within {timeout_s:g} s. "
-            "All of its ranks must call it."
+            f"All of its ranks must call it. {UNSEEN_DEATH}"
         )
         if monitor is None:
             abort_unless_over(request, text)

@@ -30,13 +30,21 @@ class Shutdown:
         The node's, stopped before the memory that it looks at goes.
     finish : callable
         Called before this rank publishes that it ends.
+    has_other_nodes : bool
+        Whether the node is one of several that were made together.
     """
 
     def __init__(
-        self, agreement: Agreement, watchdog: Watchdog, finish: Callable[[], None]
+        self,
+        agreement: Agreement,
+        watchdog: Watchdog,
+        finish: Callable[[], None],
+        *,
+        has_other_nodes: bool,
     ) -> None:
         from mpi4py import MPI
 
+        self._has_other_nodes = has_other_nodes
         self._agreement = agreement
         self._watcher = watchdog
         self._finish = finish
@@ -71,6 +79,8 @@ class Shutdown:
             self._abort_if_unheard()
             if error is not None:
                 self._let_others_speak(error)
+                if self._has_other_nodes and not self._agreement.is_fatal:
+                    self._abort_for_other_nodes()
 
     def _at_finalize(self) -> None:
         if self._keyval == self._mpi.KEYVAL_INVALID:
@@ -134,6 +144,18 @@ class Shutdown:
         if type(error) is PeerError:
             wait_briefly(lambda: all(map(block.is_silent, self._agreement.others)))
 
+    def _abort_for_other_nodes(self) -> None:
+        """Abort the job after an exception: ranks on other nodes would wait for this one."""
+        agreement = self._agreement
+        text = "an exception ended this rank, and ranks on other nodes would wait for it"
+
+        def last_words() -> None:
+            say(f"mpishare: rank {self._mpi.COMM_WORLD.rank} aborts the job: {text}\n")
+            self._wait_for_turn()
+
+        agreement.block.mark_aborting()
+        abort_after(last_words)
+
     def _say_in_turn(self, failure: MpiShareError) -> None:
         """Say why the job ends, and let the others do so too."""
         agreement, block = self._agreement, self._agreement.block
@@ -141,6 +163,10 @@ class Shutdown:
         agreement.tell(failure)
         block.mark_aborting()
         wait_briefly(lambda: all(map(block.is_silent, agreement.others)) and is_output_read())
-        # One after the other: where two abort at once, the launcher of Open MPI may never end.
+        self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        """Abort one after the other: where two do at once, Open MPI's launcher may never end."""
+        agreement, block = self._agreement, self._agreement.block
         before = [rank for rank in agreement.others if rank < agreement.rank]
         wait_briefly(lambda: not any(block.is_aborting(rank) for rank in before))

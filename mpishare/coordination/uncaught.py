@@ -33,6 +33,9 @@ def uncaught() -> BaseException | None:
 
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if getattr(error, "is_brief", False):  # another process says the same at length
+        say(f"mpishare: {error}\n")
+        return
     if type(error) is PeerError:
         say(f"mpishare: rank {_rank()}{_place(trace)}: {describe(error)}\n")
         return

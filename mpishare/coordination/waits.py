@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -130,10 +131,16 @@ class Waits:
         if self.failure is not None:
             self.is_raised = True
             raise self.failure()
-        raise UnsupportedError(
+        why = (
             "an object of mpishare was used in another thread than the one that made it. Order "
             "between ranks is order between calls: make them all in one thread."
         )
+        if "torch" in sys.modules:
+            why += (
+                " In a backward pass of PyTorch, which has a thread for each GPU: with "
+                "torch.autograd.set_multithreading_enabled(False)."
+            )
+        raise UnsupportedError(why)
 
     # --- the other ranks
 

@@ -32,6 +32,11 @@ class BasePlan(NodeObject):
         """All engines, in the order in which they are closed."""
         raise NotImplementedError
 
+    @property
+    def _setups(self) -> Sequence[PlanSetup]:
+        """What is given back when all engines are closed."""
+        return [self._setup]
+
     def _end_call(self) -> None:
         """Before the plan closes: wait for what was started. Collective."""
 
@@ -74,7 +79,8 @@ class BasePlan(NodeObject):
         setup.comm.step(call, lambda: each("release"))
         setup.comm.step(call, lambda: each("close"))
         self._log.debug("%s closed", self.name)
-        setup.close()
+        for made in self._setups:
+            made.close()
 
     def _abandon(self) -> None:
         self._is_closed = True

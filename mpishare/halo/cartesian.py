@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.halo import geometry
+from mpishare.halo.block_axes import fields_of_block, normalize_block_axes
 from mpishare.halo.dims import grid_of
 from mpishare.halo.geometry import Block, Box, Grid
 from mpishare.halo.message import Message, Part
@@ -12,10 +14,11 @@ from mpishare.halo.plan import Plan
 from mpishare.halo.setup import agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
+    from mpishare.halo.any_fields import Messages
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.geometry import Transfer
     from mpishare.halo.layout import FieldLayout
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
     Index = tuple[Any, ...]
 
 _CALL = "HaloExchange"
+
+
+class _Given(NamedTuple):
+    """What the user gave beside the grid, the fields and the node."""
+
+    width: Any
+    axes: Any
+    corners: bool
+    require: Any
 
 
 class HaloExchange(Plan):
@@ -39,7 +51,8 @@ class HaloExchange(Plan):
     fields : array or Layout, or list or tuple of them
         NumPy arrays, or CuPy arrays and PyTorch tensors on this rank's GPU, ghosts counted; a
         `Layout` stands for one that is not there yet. All own the same cells along the axes that
-        the grid cuts; dtypes and other axes may differ.
+        the grid cuts; dtypes and other axes may differ. One `Layout` without dtype is for any
+        fields on these cells.
     width : int, or one int or (low, high) pair for each axis of the grid
         This rank's ghosts, in cells; may differ from rank to rank. I send what my neighbor's width
         asks for. With one axis, ``(1, 0)`` is its pair.
@@ -109,17 +122,16 @@ class HaloExchange(Plan):
             is_null = cart == MPI.COMM_NULL
             kind = "COMM_NULL: this rank is not in the grid" if is_null else type(cart).__name__
             raise TypeError(f"{_CALL} failed: cart must be a Cartcomm, not {kind}")
-        corners = bool(corners)
-
-        def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
-            return _describe(grid_of(cart, dims, periods), width, axes, layouts, corners=corners)
-
+        given = _Given(width, axes, bool(corners), require)
         with plan_setup(_CALL, cart, node) as setup:
-            words = agree_on_fields(setup, fields, require, describe, is_whole=True)
-            found = setup.once("exchange", lambda: _find(setup, words, corners=corners))
+            found = _agree(setup, fields, given, lambda: grid_of(cart, dims, periods))
             self.grid, self.block, self._axes, self._transfers, sends, recvs = found
             self._shapes = [each.shape for each in setup.mine]
-            super().__init__(setup, sends, recvs)
+            if setup.takes_any:
+                self._axes, self._shapes = fields_of_block(self.block.shape, axes)
+            super().__init__(
+                setup, sends, recvs, partial(_agree_on_more, given, self.grid, self.block)
+            )
 
     @property
     def owned(self) -> Index:
@@ -194,6 +206,44 @@ class HaloExchange(Plan):
         )
 
 
+def _agree(
+    setup: PlanSetup,
+    fields: Any,
+    given: _Given,
+    find_grid: Callable[[], Grid],
+    block: Block | None = None,
+) -> tuple[Any, ...]:
+    """Agree on the fields; return the geometry, and the messages of this rank. Collective."""
+
+    def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
+        grid = find_grid()
+        axes = given.axes
+        if setup.takes_any:
+            axes = normalize_block_axes(axes, len(grid.dims))
+            if len(layouts[0].shape) != len(axes):
+                raise ValueError(
+                    f"a Layout without dtype has the axes that the cart cuts, {len(axes)} here, "
+                    f"and no others: not shape {layouts[0].shape}"
+                )
+        elif block is not None and axes is None:
+            axes = tuple(range(len(grid.dims)))
+        return _describe(grid, given.width, axes, layouts, block, corners=given.corners)
+
+    words = agree_on_fields(setup, fields, given.require, describe, is_whole=True)
+    found: tuple[Any, ...] = setup.once(
+        "exchange", lambda: _find(setup, words, corners=given.corners)
+    )
+    return found
+
+
+def _agree_on_more(
+    given: _Given, grid: Grid, block: Block, setup: PlanSetup, fields: Sequence[Any]
+) -> Messages:
+    """Agree on fields of a block that others were agreed on for; return the messages."""
+    *_, sends, recvs = _agree(setup, fields, given, lambda: grid, block)
+    return sends, recvs
+
+
 def _find(setup: PlanSetup, words: Sequence[Any], *, corners: bool) -> tuple[Any, ...]:
     """Return the geometry, and the messages of this rank."""
     blocks = [_unpack(each) for each in words]
@@ -224,7 +274,13 @@ def _find(setup: PlanSetup, words: Sequence[Any], *, corners: bool) -> tuple[Any
 
 
 def _describe(
-    grid: Grid, width: Any, axes: Any, layouts: Sequence[FieldLayout], *, corners: bool
+    grid: Grid,
+    width: Any,
+    axes: Any,
+    layouts: Sequence[FieldLayout],
+    expected: Block | None,
+    *,
+    corners: bool,
 ) -> tuple[dict[str, Any], Any]:
     """Return what must be the same on all ranks, and this rank's block, packed."""
     naxes = len(grid.dims)
@@ -243,6 +299,11 @@ def _describe(
                 f"field {number} owns {block.extents} cells along the axes of the grid, field 0 "
                 f"{blocks[0].extents}: a plan is for fields on the same cells"
             )
+    if expected is not None and blocks[0] != expected:
+        raise ValueError(
+            f"field 0 owns {blocks[0].extents} cells along the axes of the grid, the plan was made "
+            f"for a block of {expected.extents}"
+        )
     same = {
         "dims": grid.dims,
         "periods": grid.periods,

@@ -62,6 +62,8 @@ class PlanSetup:
         stood for by a `Layout`.
     fields : list of arrays
         Those that the plan is made with; empty if one of them is a `Layout`.
+    takes_any : bool
+        Whether a `Layout` without dtype stands for the fields: each call says what they are.
     on_gpu : bool
         Where the fields are, on all ranks.
     layouts : list of list of FieldLayout
@@ -81,6 +83,8 @@ class PlanSetup:
         What the ranks said, remembered from an earlier plan if they said the same.
     news : list of list of int
         For each rank, the plans that it has dropped; see `Dropped`.
+    look : callable
+        Called while this rank waits for the others' words; may raise.
     begin : float, seconds
         When the setup began, on the performance counter.
     """
@@ -89,13 +93,14 @@ class PlanSetup:
     given_comm: MPI.Intracomm
     group: RankGroup
     given_node: Any
-    name: str = field(init=False)
+    name: str = ""
     node: Node = field(init=False)
     context: NodeContext = field(init=False)
     cache: NodeCache | None = None
     comm: PlanComm = field(init=False)
     backend: str = "auto"
     fields: list[Any] = field(default_factory=list)
+    takes_any: bool = False
     on_gpu: bool = False
     layouts: list[list[FieldLayout]] = field(default_factory=list)
     same: dict[str, Any] = field(default_factory=dict)
@@ -106,6 +111,7 @@ class PlanSetup:
     locations: list[list[Location | None]] = field(default_factory=list)
     said: Said = field(default_factory=lambda: Said([]))
     news: list[list[int]] = field(default_factory=list)
+    look: Callable[[], object] = int
     begin: float = field(default_factory=perf_counter)
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
@@ -202,6 +208,10 @@ class Engine(PlanEngine, Protocol):
 
     def exchange(self, call: Any, stream: Any) -> None:
         """Start and wait in one call."""
+        ...
+
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have called more often than this one."""
         ...
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:

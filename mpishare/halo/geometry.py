@@ -75,6 +75,11 @@ class Block:
         return cls(tuple(extents), widths)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents, ghosts counted."""
+        return tuple(n + sum(pair) for n, pair in zip(self.extents, self.widths, strict=True))
+
+    @property
     def owned(self) -> Box:
         """The owned cells."""
         return self.ghosts((0,) * len(self.extents))

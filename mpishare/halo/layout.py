@@ -104,10 +104,21 @@ class Layout:
     ----------
     shape : int or tuple of int
         Of the field, ghosts counted.
-    dtype : dtype
-        As NumPy takes it.
+    dtype : dtype or None
+        As NumPy takes it. None is for any fields: see the notes.
     order : str
         ``"C"`` or ``"F"``: which axis is the fastest in memory, the last or the first.
+
+    Notes
+    -----
+    ``Layout(shape, None)`` makes one plan for all fields of a block: `shape` is that of a field
+    with no axes but those that the plan cuts, and each call may give as many fields as it likes, of
+    any dtypes, with any other axes (the last ones, where no ``axes=`` or ``axis=`` says which are
+    cut), in any order in memory. What all of this is the ranks agree on when a combination is seen
+    first: that call is host-blocking, allocates, and cannot be captured into a graph. The
+    combination is kept until the plan is closed, and later calls cost what those of a plan for
+    these fields alone do. A rank that gives a combination that it has seen while others give a new
+    one gets an error, and so do they.
 
     Raises
     ------
@@ -123,6 +134,15 @@ class Layout:
     >>> halo.exchange(u)
     >>> u
     array([2., 1., 2., 1.])
+    >>> halo.close()
+
+    One plan for any fields of a block of four cells:
+
+    >>> halo = HaloExchange(node.comm, Layout(4, None), 1, dims=(1,), periods=True, node=node)
+    >>> pairs = numpy.array([[0, 0], [1, 2], [3, 4], [0, 0]])
+    >>> halo.exchange(u, pairs)
+    >>> pairs.tolist()
+    [[3, 4], [1, 2], [3, 4], [1, 2]]
     >>> node.close()
     """
 
@@ -143,16 +163,31 @@ class Layout:
         if self.order not in ("C", "F"):
             raise ValueError(f"order must be 'C' or 'F', not {self.order!r}")
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        elif self.order != "C":
+            raise ValueError("a Layout without dtype stands for fields of any order: give none")
 
     def of_field(self) -> FieldLayout:
-        """Return the layout of such a field in host memory."""
-        step, strides = self.dtype.itemsize, []
+        """Return the layout of such a field in host memory; of bytes, if any dtype will do."""
+        dtype = np.dtype("u1") if self.dtype is None else self.dtype
+        step, strides = dtype.itemsize, []
         for extent in self.shape if self.order == "F" else self.shape[::-1]:
             strides.append(step)
             step *= extent
         steps = strides if self.order == "F" else strides[::-1]
-        return FieldLayout(self.shape, tuple(steps), self.dtype, None)
+        return FieldLayout(self.shape, tuple(steps), dtype, None)
+
+
+def takes_any(fields: Sequence[Any]) -> bool:
+    """Whether a Layout without dtype stands for all fields of a plan: it must stand alone."""
+    found = any(isinstance(field, Layout) and field.dtype is None for field in fields)
+    if found and len(fields) > 1:
+        raise ValueError(
+            f"{len(fields)} fields, one of them a Layout without dtype, which stands for all "
+            "fields of a call: give it alone"
+        )
+    return found
 
 
 def is_on_gpu(field: Any) -> bool:
@@ -178,6 +213,15 @@ def refuse_jax(field: Any, name: str) -> None:
         )
 
 
+def refuse_gradient(field: Any, name: str) -> None:
+    """Raise `ValueError` for a tensor that autograd follows: it would not see the call. Local."""
+    if getattr(field, "requires_grad", False):
+        raise ValueError(
+            f"{name} requires a gradient, and PyTorch would not see that it changes: make the call "
+            "in a torch.autograd.Function (docs/pytorch.md), or give its .detach()"
+        )
+
+
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
     if isinstance(field, np.ma.MaskedArray):
@@ -185,8 +229,7 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     refuse_jax(field, name)
     if isinstance(field, np.ndarray):
         return np.asarray(field)  # a subclass may keep cells from being written
-    if getattr(field, "requires_grad", False):
-        raise ValueError(f"{name} requires a gradient, which mpishare has not: give its .detach()")
+    refuse_gradient(field, name)
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
         raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
     try:

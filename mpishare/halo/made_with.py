@@ -28,10 +28,16 @@ class MadeWith:
     ----------
     arrays : sequence of array
         Empty if the plan was made for a `Layout`.
+
+    Attributes
+    ----------
+    are_held : bool
+        Until `let_go`.
     """
 
     def __init__(self, arrays: Sequence[Any]) -> None:
-        self._held: list[Any] | None = list(arrays)
+        self._held: list[Any] = list(arrays)
+        self.are_held = bool(arrays)
         self._found = [_weakly(array) for array in arrays]
 
     def __len__(self) -> int:
@@ -40,14 +46,14 @@ class MadeWith:
 
     def arrays(self) -> list[Any]:
         """Return them; none if one of them is gone."""
-        if self._held is not None:
+        if self.are_held:
             return self._held
         arrays = [find() for find in self._found]
         return [] if any(array is None for array in arrays) else arrays
 
     def let_go(self) -> None:
         """Hold them no more."""
-        self._held = None
+        self._held, self.are_held = [], False
 
 
 def _weakly(array: Any) -> Callable[[], Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,6 +59,21 @@ class Part:
         nbytes = prod(shape) * layout.dtype.itemsize
         return cls(field, tuple(shape), nbytes, None, axis, indices)
 
+    def piece(self, layout: FieldLayout, number: int, count: int) -> Part:
+        """Return one of so many pieces; it may have no cells.
+
+        Cut along the longest axis, or that of the indices: both ends cut alike.
+        """
+        axis = self.axis if self.box is None else self.shape.index(max(self.shape))
+        begin, end = (_cut(self.shape[axis], at, count) for at in (number, number + 1))
+        if self.indices is not None:
+            return Part.of_indices(self.field, layout, axis, self.indices[begin:end])
+        box = self.box or Box((), ())
+        first = box.start[axis]
+        start = (*box.start[:axis], first + begin, *box.start[axis + 1 :])
+        stop = (*box.stop[:axis], first + end, *box.stop[axis + 1 :])
+        return Part.of_box(self.field, layout, Box(start, stop))
+
     @property
     def key(self) -> Any:
         """What indexes the cells in an array of the field."""
@@ -97,6 +112,11 @@ class Message:
             found.append(at)
             at += padded(part.nbytes)
         return found
+
+    def piece(self, layouts: Sequence[FieldLayout], number: int, count: int) -> Message:
+        """Return one of so many pieces of the message; it may have no parts."""
+        parts = (part.piece(layouts[part.field], number, count) for part in self.parts)
+        return replace(self, parts=tuple(part for part in parts if part.nbytes))
 
     def offset_of(self, part: Part) -> int:
         """Return where a part begins in the packed message."""
@@ -180,6 +200,11 @@ def parts_sent(
                 for part in message.parts:
                     key = PartKey(sender, message.peer, message.tag, part.field)
                     yield key, part, message.route
+
+
+def _cut(extent: int, number: int, count: int) -> int:
+    """Return where a piece begins: pieces of contiguous cells stay aligned."""
+    return extent if number == count else extent * number // count // ALIGN * ALIGN
 
 
 def padded(nbytes: int) -> int:

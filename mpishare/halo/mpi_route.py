@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.mpi_agreement import never_free
+from mpishare.coordination.mpi_agreement import UNSEEN_DEATH, never_free
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
 from mpishare.errors import PeerTimeout
@@ -39,8 +39,8 @@ class MpiMessages:
         The plan's, for errors.
     sends, recvs : sequence of Message
         What goes by MPI.
-    outgoing, incoming : sequence of numpy.ndarray of uint8
-        Their packed bytes, one buffer each.
+    outgoing, incoming : sequence of buffers
+        Their packed bytes, one buffer each: arrays of uint8, or buffers of mpi4py.
     call : str
         The call that waits for them, for errors.
     """
@@ -51,8 +51,8 @@ class MpiMessages:
         name: str,
         sends: Sequence[Message],
         recvs: Sequence[Message],
-        outgoing: Sequence[np.ndarray[Any, Any]],
-        incoming: Sequence[np.ndarray[Any, Any]],
+        outgoing: Sequence[Any],
+        incoming: Sequence[Any],
         call: str = "wait",
     ) -> None:
         from mpi4py import MPI
@@ -70,6 +70,9 @@ class MpiMessages:
             for message, data in zip(recvs, incoming, strict=True)
         ]
         self._requests = [*self._recvs, *self._sends]
+        self._is_receiving = False
+        # Before the others are looked at, which takes longer than a message.
+        self._spins = 4 * comm.context.spins_per_yield
         self._testall = MPI.Request.Testall
         self._peers = [message.peer for message in (*recvs, *sends)]
         self._is_open = False
@@ -77,15 +80,20 @@ class MpiMessages:
     def receive(self) -> None:
         """Start the receives; if possible before the senders send."""
         self._startall(self._recvs)
-        self._is_open = True
+        self._is_receiving = self._is_open = True
 
     def send(self) -> None:
-        """Start the sends of the packed messages."""
-        self._startall(self._sends)
+        """Start the sends of the packed messages, and the receives if they are not yet started."""
+        self._is_open = True
+        self._startall(self._sends if self._is_receiving else self._requests)
+        self._is_receiving = False
 
     def wait(self) -> None:
         """Wait on the host until all messages are sent and received, with the deadline."""
-        if not self._testall(self._requests):
+        for _ in range(self._spins):
+            if self._testall(self._requests):
+                break
+        else:
             self._poll()
         self._is_open = False
 
@@ -105,14 +113,27 @@ class MpiMessages:
             if not poll(is_done, agreement.timeout_s, look, warn=monitor.warn):
                 raise self._timed_out()
 
-    def close(self) -> None:
-        """Free the requests; those that are under way are left to MPI."""
-        if self._is_open:
-            never_free(self._requests, self._buffers)
-        else:
+    def close(self, memory: Sequence[Any] = ()) -> bool:
+        """Free the requests; those that are under way are left to MPI, and their memory with them.
+
+        Parameters
+        ----------
+        memory : sequence
+            What else must be held while messages are under way.
+
+        Returns
+        -------
+        bool
+            Whether none is, so that the memory may be used for something else.
+        """
+        is_over = not self._is_open
+        if is_over:
             for request in self._requests:
                 request.Free()
+        else:
+            never_free(self._requests, [*self._buffers, *memory])
         self._requests, self._sends, self._recvs, self._buffers = [], [], [], []
+        return is_over
 
     def _pending(self) -> list[int]:
         """Return the ranks of the plan that have not sent, or not received, what they should."""
@@ -133,7 +154,7 @@ class MpiMessages:
         error = PeerTimeout(
             f"{self._call} failed: ranks {pending} of the plan's communicator did not arrive "
             f"within {timeout_s:g} s (rank {self._comm.rank} of {self._comm.size}). The node "
-            "cannot be used any more.",
+            f"cannot be used any more. {UNSEEN_DEATH}",
             ranks=here,
             timeout_s=timeout_s,
         )

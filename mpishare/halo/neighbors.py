@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from contextlib import contextmanager
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.halo.any_fields import Messages
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
@@ -45,7 +47,8 @@ class NeighborExchange(Plan):
         gets what the k-th place of its ``sends`` for me has. No place is named twice, and none is
         in ``sends``.
     fields : array or Layout, or list or tuple of them
-        As for `HaloExchange`, of any shape, with the same extent along `axis`.
+        As for `HaloExchange`, of any shape, with the same extent along `axis`. ``Layout(n, None)``
+        is for any fields with `n` places along it.
     axis : int
         The axis of the fields along which cells are counted; the others travel whole.
     node : Node, optional
@@ -86,7 +89,7 @@ class NeighborExchange(Plan):
             counts,
         ):
             _require_counts(counts)
-            super().__init__(setup, *(_messages(setup, each) for each in places))
+            super().__init__(setup, *_finish(setup, places, axis, require))
 
     @classmethod
     def from_global_ids(
@@ -151,7 +154,7 @@ class NeighborExchange(Plan):
             _,
         ):
             places = find_places(setup.comm, _CALL, found[0])
-            Plan.__init__(made, setup, *(_messages(setup, each) for each in places))
+            Plan.__init__(made, setup, *_finish(setup, places, axis, require))
         return made
 
 
@@ -182,15 +185,50 @@ def _neighbor_setup(
         raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {comm!r}")
 
     def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
-        axes, other_axes, extent = _axes_of(layouts, axis)
-        return {"made of": made_of, "axis": axes, "other axes": other_axes}, describe(extent)
+        same, extent = _axes_of(layouts, 0 if setup.takes_any else axis)
+        if setup.takes_any and len(layouts[0].shape) != 1:
+            raise ValueError(
+                "a Layout without dtype has one axis here, that of the places: not shape "
+                f"{layouts[0].shape}"
+            )
+        return {"made of": made_of, **same}, describe(extent)
 
     with plan_setup(_CALL, comm, node) as setup:
         yield setup, agree_on_fields(setup, fields, require, look)
 
 
-def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[list[int], list[list[int]], int]:
-    """Return the axis in each field, the extents of its other axes, and that along the axis."""
+def _finish(setup: PlanSetup, places: Sequence[Places], axis: Any, require: Any) -> tuple[Any, ...]:
+    """Return what a plan is made of, beside its setup."""
+    extent = setup.mine[0].shape[setup.same["axis"][0]]
+    sends, recvs = (_messages(setup, each) for each in places)
+    return sends, recvs, partial(_agree_on_more, places, extent, axis, require)
+
+
+def _agree_on_more(
+    places: Sequence[Places],
+    expected: int,
+    axis: Any,
+    require: Any,
+    setup: PlanSetup,
+    fields: Sequence[Any],
+) -> Messages:
+    """Agree on fields with places that others were agreed on for; return the messages."""
+
+    def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
+        same, extent = _axes_of(layouts, axis)
+        if extent != expected:
+            raise ValueError(
+                f"field 0 has {extent} places along axis {axis}, the plan was made for {expected}"
+            )
+        return same, None
+
+    agree_on_fields(setup, fields, require, look)
+    sends, recvs = (_messages(setup, each) for each in places)
+    return sends, recvs
+
+
+def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[dict[str, Any], int]:
+    """Return the axis in each field and the extents of its others, and that along the axis."""
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"axis must be an int, not {axis!r}")
     axis = index(axis)
@@ -204,7 +242,7 @@ def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[list[int], list
         extents.add(field.shape[axis])
     if len(extents) > 1:
         raise ValueError(f"fields have different extents along axis {axis}: {sorted(extents)}")
-    return axes, other_axes, extents.pop()
+    return {"axis": axes, "other axes": other_axes}, extents.pop()
 
 
 def _require_distinct(sends: Places, recvs: Places) -> None:

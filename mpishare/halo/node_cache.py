@@ -10,7 +10,7 @@ from mpishare.halo.plan_comm import MissingRanks
 from mpishare.node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
@@ -165,11 +165,12 @@ def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
 
 @contextmanager
 def setup_deadline(
-    node: Any, comm: MPI.Intracomm, call: str
+    node: Any, comm: MPI.Intracomm, call: str, look: Callable[[], object] = int
 ) -> Iterator[tuple[float, MissingRanks | None]]:
     """Yield the deadline of a wait for a plan's ranks, and its monitor where a node is given.
 
-    Then a `PeerTimeout` names the ranks of the node that did not come.
+    Then a `PeerTimeout` names the ranks of the node that did not come. The monitor also calls
+    `look`, which may raise.
     """
     if not isinstance(node, Node):
         yield _DEFAULT_TIMEOUT_S, None
@@ -181,7 +182,7 @@ def setup_deadline(
     ranks = [rank for rank, there in enumerate(found) if there >= 0]
     mine.Free()
     theirs.Free()
-    with MissingRanks(agreement, ranks, call) as monitor:
+    with MissingRanks(agreement, ranks, call, look) as monitor:
         yield agreement.timeout_s, monitor
 
 

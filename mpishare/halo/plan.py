@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 from mpishare import ranges
 from mpishare.coordination import recording
 from mpishare.errors import EpochError, UnsupportedError, format_nbytes
+from mpishare.halo import routes
+from mpishare.halo.any_fields import AnyFields
 from mpishare.halo.base_plan import BasePlan
+from mpishare.halo.engine_pair import EnginePair
 from mpishare.halo.made_with import MadeWith
-from mpishare.halo.setup import agree_on_routes, make_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from mpishare.coordination.agreement import Agreement
+    from mpishare.halo.any_fields import Messages
     from mpishare.halo.engine import Engine, PlanSetup
     from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message
@@ -32,14 +35,21 @@ class Plan(BasePlan):
     _log = logging.getLogger("mpishare.halo")
 
     def __init__(
-        self, setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]
+        self,
+        setup: PlanSetup,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        agree: Callable[[PlanSetup, Sequence[Any]], Messages],
     ) -> None:
-        agree_on_routes(setup, sends, recvs)
-        self._sends, self._recvs = sends, recvs
         self._made_with = MadeWith(setup.fields)
-        setup.fields = []
-        self._forward = make_engine(setup, sends, recvs, is_reverse=False)
-        self._reverse: Engine | None = None
+        self._fields: EnginePair | AnyFields
+        self._forward: Engine | AnyFields  # an attribute of its own, for speed
+        if setup.takes_any:
+            self._fields = self._forward = AnyFields(setup, sends, recvs, agree)
+        else:
+            self._fields = EnginePair(setup, sends, recvs)
+            self._forward = self._fields.forward
+        routes.warn(setup.name, setup.comm, setup.node.report(), setup.routes)
         self._open: Any = None  # the call that was started and not waited for
         self._is_open_fast = False  # then its fields alone, not what the engine prepared
         self._open_on(setup)
@@ -61,9 +71,19 @@ class Plan(BasePlan):
         return dict(self._setup.my_routes)
 
     @property
-    def _layouts(self) -> Sequence[FieldLayout]:
-        """The layout that the plan was made for, and each call's arrays have, of every field."""
-        return self._setup.mine
+    def _takes_any(self) -> bool:
+        return self._setup.takes_any
+
+    def _has_seen(self, fields: Sequence[Any]) -> bool:
+        """Whether a call with such fields needs no agreement."""
+        return self._fields.has_seen(fields)
+
+    def _layouts_for(self, fields: Sequence[Any]) -> Sequence[FieldLayout]:
+        """Return the layouts that a call's arrays must have, given a `Layout` for each of them.
+
+        Collective, host-blocking where a plan for any fields has not seen such ones.
+        """
+        return self._fields.pair_for("exchange", fields, None).setup.mine
 
     @property
     def staging_nbytes(self) -> int:
@@ -82,6 +102,8 @@ class Plan(BasePlan):
             As many as the plan was made for, each of the layout that it had then, from any
             allocator, and no array twice. Default: the arrays that the plan was made with, if none
             was a `Layout`. The plan holds these until a call is given arrays, and no longer.
+            A plan made for a `Layout` without dtype takes any number of fields of its block; what
+            it sees first, all ranks agree on, host-blocking.
         stream : stream, optional
             The stream that writes and reads the fields. Default: the current one of the library
             that the fields come from.
@@ -92,6 +114,11 @@ class Plan(BasePlan):
             If the fields are others in number or layout; the message says what differs.
         TypeError
             If none are given to a plan that was made for a `Layout`, or whose arrays are gone.
+        MismatchError
+            If fields are new to a plan for any fields, and those of another rank differ in dtype or
+            in axes that are not cut, or are not new there.
+        UnsupportedError
+            If they are new, in a capture.
         EpochError
             If an exchange is open.
         PeerError, PeerTimeout
@@ -104,11 +131,13 @@ class Plan(BasePlan):
         If an exchange on the host is interrupted (Ctrl-C), this rank leaves the node, since
         neighbors may still be reading its fields.
         """
+        if fields and self._made_with.are_held:
+            self._made_with.let_go()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_fast(fields or self._made_with.arrays(), stream):
             return
-        call = self._begin("exchange", self._forward, fields)
-        self._forward.exchange(call, stream)
+        engine, call = self._begin("exchange", fields, stream)
+        engine.exchange(call, stream)
 
     def start(self, *fields: Any, stream: Any = None) -> None:
         """Begin an exchange: neighbors get the cells as the stream has left them.
@@ -116,13 +145,15 @@ class Plan(BasePlan):
         Collective over the plan's ranks. Until `wait` the owned cells may be read, and
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
         """
+        if fields and self._made_with.are_held:
+            self._made_with.let_go()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_start(fields or self._made_with.arrays(), stream):
             self._open, self._is_open_fast = fields or self._made_with.arrays(), True
             return
-        call = self._begin("start", self._forward, fields)
-        self._forward.start(call, stream)
-        self._open, self._is_open_fast = call, False
+        engine, call = self._begin("start", fields, stream)
+        engine.start(call, stream)
+        self._open, self._is_open_fast = (engine, call), False
         if (captured_by := recording.current()) is not None:
             captured_by.undo.append(self._drop_open)
 
@@ -144,7 +175,12 @@ class Plan(BasePlan):
         self._check("wait")
         if self._open is None:
             raise EpochError(f"{self.name}: wait failed: nothing was started. Call start() first.")
-        self._forward.wait(self._forward.prepare(self._open) if is_fast else self._open, stream)
+        if is_fast:
+            engine = self._fields.pair_for("wait", self._open, stream).forward
+            engine.wait(engine.prepare(self._open), stream)
+        else:
+            engine, call = self._open
+            engine.wait(call, stream)
         self._open = None
 
     def accumulate(self, *fields: Any, stream: Any = None) -> None:
@@ -159,27 +195,29 @@ class Plan(BasePlan):
             If a field's elements are no numbers.
         """
         self._check("accumulate")
-        if self._reverse is None:
+        given = self._enter("accumulate", fields) if self._takes_any else fields
+        pair = self._fields.pair_for("accumulate", given, stream)
+        if pair.reverse is None:
             self._setup.comm.step(
-                f"{self.name}: accumulate", lambda: self._check_first_accumulate(fields, stream)
+                f"{self.name}: accumulate",
+                lambda: self._check_first_accumulate(pair.forward, fields, stream),
             )
-        reverse = self._prepare_accumulate()
-        call = self._begin("accumulate", reverse, fields)
+        reverse = pair.make_reverse()
+        call = self._prepare("accumulate", reverse, self._enter("accumulate", fields))
         reverse.exchange(call, stream)
 
-    def _prepare_accumulate(self) -> Engine:
-        """Return the engine of the reverse; the first time, build it: collective, host-blocking."""
-        unfit = [str(each.dtype) for each in self._setup.mine if each.dtype.kind not in "iufc"]
-        if unfit:
-            raise TypeError(f"{self.name}: accumulate failed: {', '.join(unfit)} cannot be added")
-        if self._reverse is None:
-            self._reverse = make_engine(self._setup, self._recvs, self._sends, is_reverse=True)
-        return self._reverse
+    def _prepare_accumulate(self, fields: Sequence[Any]) -> None:
+        """Build the engine of the reverse, given a `Layout` for each field.
 
-    def _check_first_accumulate(self, fields: Sequence[Any], stream: Any) -> None:
+        Collective, host-blocking the first time.
+        """
+        self._fields.pair_for("accumulate", fields, None).make_reverse()
+
+    def _check_first_accumulate(self, engine: Engine, fields: Sequence[Any], stream: Any) -> None:
         """Raise where the call would fail on this rank, before all ranks begin to allocate."""
-        self._begin("accumulate", self._forward, fields)
-        if self._forward.is_captured(fields or self._made_with.arrays(), stream):
+        fields = self._enter("accumulate", fields)
+        self._prepare("accumulate", engine, fields)
+        if engine.is_captured(fields, stream):
             raise UnsupportedError(
                 f"{self.name}: accumulate failed: its first call allocates memory, which "
                 "cannot be captured into a graph. Call it once before the capture."
@@ -210,9 +248,17 @@ class Plan(BasePlan):
 
     def __repr__(self) -> str:
         """Name the plan and its routes."""
-        return f"<mpishare.{self.name}: routes={self.routes}{self._state()}>"
+        seen = f", any fields, {len(self._fields.setups) - 1} seen" if self._takes_any else ""
+        return f"<mpishare.{self.name}: routes={self.routes}{seen}{self._state()}>"
 
-    def _begin(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
+    def _begin(self, call: str, fields: Sequence[Any], stream: Any) -> tuple[Engine, Any]:
+        """Return the engine of a call, and what it has prepared."""
+        fields = self._enter(call, fields)
+        engine = self._fields.pair_for(call, fields, stream).forward
+        return engine, self._prepare(call, engine, fields)
+
+    def _enter(self, call: str, fields: Sequence[Any]) -> Sequence[Any]:
+        """Return the fields of a call, or raise where there can be none."""
         self._check(call)
         if self._open is not None:
             raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
@@ -227,6 +273,9 @@ class Plan(BasePlan):
                 else "the plan was made for a Layout and has no arrays. Pass them"
             )
             raise TypeError(f"{self.name}: {call} failed: {why}: {call}(u)")
+        return fields
+
+    def _prepare(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
         try:
             return engine.prepare(fields)
         except (TypeError, ValueError) as error:
@@ -238,4 +287,8 @@ class Plan(BasePlan):
 
     @property
     def _engines(self) -> list[Engine]:
-        return [engine for engine in (self._forward, self._reverse) if engine is not None]
+        return self._fields.engines
+
+    @property
+    def _setups(self) -> list[PlanSetup]:
+        return self._fields.setups

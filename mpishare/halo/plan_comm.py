@@ -41,17 +41,27 @@ class MissingRanks:
         The ranks of the node that must make the call.
     call : str
         Its name.
+    look : callable
+        Called too at each look; what it raises ends the wait.
     """
 
-    def __init__(self, agreement: Agreement, ranks: Collection[int], call: str) -> None:
+    def __init__(
+        self,
+        agreement: Agreement,
+        ranks: Collection[int],
+        call: str,
+        look: Callable[[], object] = int,
+    ) -> None:
         self._agreement = agreement
         self._awaited = [rank for rank in ranks if rank != agreement.rank]
         self._call = call
+        self._look = look
         self._monitor: WaitMonitor | None = None  # most messages are there before it is needed
 
     def look(self) -> None:
         """Raise if the node is broken, or if ranks wait for each other."""
         self._agreement.check()
+        self._look()
         self._watch().look()
 
     def warn(self, waited_s: float) -> None:

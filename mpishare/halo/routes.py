@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare")
 
-ON_GPU = ("fused", "copy", "pinned", "mpi")
+BY_MPI = ("mpi", "mpi-gpu")
+"""Messages out of host memory, and out of GPU memory."""
+ON_GPU = ("fused", "copy", "pinned", *BY_MPI)
 ON_HOST = ("host", "mpi")
 _FAST = ("fused", "copy", "host")
+_FORCED = (*ON_GPU, "mpi-host", "host")
+"""``mpi`` is the better kind of messages, ``mpi-host`` is route ``mpi`` in any case."""
 
 
 def forced() -> str | None:
     """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` where there is none such."""
     name = os.environ.get("MPISHARE_ROUTE") or None
-    if name is not None and name not in (*ON_GPU, *ON_HOST):
+    if name is not None and name not in _FORCED:
         raise ValueError(
-            f"the environment variable MPISHARE_ROUTE must be one of {(*ON_GPU[:3], *ON_HOST)}, "
-            f"not {name!r}"
+            f"the environment variable MPISHARE_ROUTE must be one of {_FORCED}, not {name!r}"
         )
     return name
 
@@ -51,6 +54,9 @@ def choose(
 ) -> dict[int, str]:
     """Return the route to each peer. Local: both ends find the same.
 
+    That of messages is ``mpi`` until the ranks know whether their MPI takes pointers to GPU memory;
+    see `answer_of`.
+
     Parameters
     ----------
     comm : PlanComm
@@ -65,6 +71,7 @@ def choose(
         Where the fields are.
     """
     allowed = ON_GPU if on_gpu else ON_HOST
+    name = "mpi" if name == "mpi-host" else name
     if name is not None and name not in allowed:
         where = "GPU" if on_gpu else "host"
         raise UnsupportedError(
@@ -92,7 +99,52 @@ def _on_gpu(there: Pair, back: Pair, name: str | None) -> str:
         )
     if there.origin == there.target and name == "fused":
         return "copy"  # a rank needs no signal from itself
+    if name in BY_MPI:
+        return "mpi"
     return name or (there.route if has_memory else "pinned")
+
+
+def asks_for_gpu_memory(comm: PlanComm, name: str | None) -> bool:
+    """Whether this rank must find out if the MPI takes pointers to GPU memory. Local.
+
+    The first rank of the plan on each node does, where there may be messages.
+    """
+    has_messages = name in BY_MPI or not comm.is_of_one_node
+    return has_messages and name != "mpi-host" and comm.rank == next(iter(comm.ranks_here))
+
+
+def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
+    """Return why messages cannot go out of GPU memory; empty if they can, None if nobody asked.
+
+    Parameters
+    ----------
+    answers : sequence of str or None
+        Those of all ranks.
+    name : str, optional
+        The route that is forced.
+    """
+    known = [answer for answer in answers if answer is not None]
+    if not known or name == "mpi-host":
+        return None
+    why = next(filter(None, known), "")
+    if why and name == "mpi-gpu":
+        raise UnsupportedError(f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}")
+    return why
+
+
+def out_of_gpu_memory(route: str) -> str:
+    """Return the route of messages out of GPU memory for that out of host memory."""
+    return "mpi-gpu" if route == "mpi" else route
+
+
+def tell(name: str, comm: PlanComm, why: str) -> None:
+    """Log once per node, on one rank of the plan, which memory messages of fields on GPUs use."""
+    if comm.rank:
+        return
+    if why:
+        log.warning("%s: messages between nodes go through host memory: %s", name, why)
+    else:
+        log.info("%s: messages between nodes go out of GPU memory, which the MPI takes", name)
 
 
 def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | None) -> None:
@@ -103,7 +155,7 @@ def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | Non
         f"rank {rank} to rank {peer}: {route}"
         for rank, mine in enumerate(routes)
         for peer, route in mine.items()
-        if route not in require
+        if route not in require and not (route == "mpi-gpu" and "mpi" in require)
     ]
     if refused:
         raise UnsupportedError(

@@ -32,6 +32,7 @@ from mpishare.halo.node_cache import (
 )
 from mpishare.halo.plan_comm import PlanComm
 from mpishare.halo.plan_ranks import ranks_of_plan
+from mpishare.setup.gpu_messages import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -117,8 +118,10 @@ def agree_on_fields(
 
     def look() -> list[Any]:
         arrays.extend(layout.as_list(fields))
-        setup.backend = _backend_of(arrays)
-        layouts.extend(_layouts(arrays, setup.backend))
+        setup.takes_any = layout.takes_any(arrays)
+        if setup.backend == "auto":
+            setup.backend = _backend_of(arrays)
+        layouts.extend(layouts_of(arrays, setup.backend))
         require_disjoint(arrays, layouts)
         same, geometry = describe(layouts)
         choice, node = look_for_node(group, call, given, setup.backend)
@@ -126,7 +129,7 @@ def agree_on_fields(
         words = {
             "same": {
                 "fields in": _MEMORY[setup.backend],
-                "dtypes": [_name_of(each.dtype) for each in layouts],
+                "dtypes": "any" if setup.takes_any else [_name_of(each.dtype) for each in layouts],
                 "require": routes.required(require),
                 "MPISHARE_ROUTE": routes.forced(),
                 **same,
@@ -143,7 +146,7 @@ def agree_on_fields(
         is_plain = not any(_locations(context_of(node), setup.fields, layouts))
         return [choice, here, news, is_plain, text]
 
-    with setup_deadline(given, setup.given_comm, call) as (timeout_s, monitor):
+    with setup_deadline(given, setup.given_comm, call, setup.look) as (timeout_s, monitor):
         replies = group.agree(call, look, timeout_s, monitor)
     choices = [NodeChoice(*choice) for choice, *_ in replies]
     texts = tuple(each[-1] for each in replies)
@@ -159,7 +162,7 @@ def agree_on_fields(
     setup.context = context_of(setup.node)
     follows_node = setup.backend == "auto"
     setup.on_gpu = (setup.node.backend if follows_node else setup.backend) == "cuda"
-    setup.name = name_plan(call, setup.context, choices)
+    setup.name = setup.name or name_plan(call, setup.context, choices)
     setup.comm = PlanComm(group, setup.context, call, [here for _, here, *_ in replies])
     if all(is_plain for *_, is_plain, _ in replies):
         setup.news = [news for _, _, news, *_ in replies]
@@ -193,7 +196,6 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
         setup.comm.close_dropped(setup.news)
         setup.sends, setup.recvs, setup.routes = setup.said.known["routes"]
         setup.locations = [[None] * len(setup.mine)] * setup.comm.size
-    routes.warn(setup.name, setup.comm, setup.node.report(), setup.routes)
 
 
 def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
@@ -210,6 +212,7 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
             "locations": _locations(setup.context, setup.fields, setup.mine),
+            "gpu memory": _ask_for_gpu_memory(setup),
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -218,10 +221,43 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
+    _settle_messages(setup, [reply["gpu memory"] for reply in replies])
     setup.locations = [
         [place and Location(*place) for place in reply["locations"]] for reply in replies
     ]
     routes.refuse(setup.call, setup.routes, setup.same["require"])
+
+
+def _ask_for_gpu_memory(setup: PlanSetup) -> str | None:
+    """Return why messages cannot go out of GPU memory, or ``""``; None if others find out."""
+    if not setup.on_gpu or not routes.asks_for_gpu_memory(setup.comm, setup.same["MPISHARE_ROUTE"]):
+        return None
+    if setup.context.gpu_messages is None:
+        device: Any = setup.node.device
+        return why_not(device.ordinal) or ""
+    return setup.context.gpu_messages
+
+
+def _settle_messages(setup: PlanSetup, answers: Sequence[str | None]) -> None:
+    """Let messages go out of GPU memory where all nodes can. The same on all ranks."""
+    answer = routes.answer_of(answers, setup.same["MPISHARE_ROUTE"])
+    if answer is None:
+        return
+    if setup.context.gpu_messages is None:
+        routes.tell(setup.name, setup.comm, answer)
+    setup.context.gpu_messages = answer
+    if not answer:
+        setup.routes = [
+            {peer: routes.out_of_gpu_memory(route) for peer, route in each.items()}
+            for each in setup.routes
+        ]
+        setup.sends, setup.recvs = (
+            [
+                [info._replace(route=routes.out_of_gpu_memory(info.route)) for info in infos]
+                for infos in by_rank
+            ]
+            for by_rank in (setup.sends, setup.recvs)
+        )
 
 
 def make_engine(
@@ -291,7 +327,8 @@ def _backend_of(fields: Sequence[Any]) -> str:
     return "cuda" if layout.is_on_gpu(arrays[0]) else "host"
 
 
-def _layouts(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
+def layouts_of(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
+    """Return the layouts of arrays, or of what stands for them; raise what cannot travel. Local."""
     return [_layout_of(each, f"field {i}", backend) for i, each in enumerate(fields)]
 
 

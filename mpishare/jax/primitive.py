@@ -45,8 +45,8 @@ def exchange(plan: Plan, *fields: Any) -> Any:
     Parameters
     ----------
     plan : HaloExchange or NeighborExchange
-        Made for a `Layout` in C order, one for each field, on a node of JAX's own GPU, or of
-        ``backend="host"`` where JAX computes on the CPU.
+        Made for a `Layout` in C order, one for each field, or for one without dtype, on a node of
+        JAX's own GPU, or of ``backend="host"`` where JAX computes on the CPU.
     *fields : array of JAX
         Of the shapes and dtypes that the plan was made for.
 
@@ -91,19 +91,23 @@ def exchange(plan: Plan, *fields: Any) -> Any:
         )
     if plan.is_closed:
         raise ClosedError(f"{plan.name}: exchange failed: the plan is closed")
-    expected = plan._layouts
-    if len(fields) != len(expected):
-        raise ValueError(
-            f"{plan.name}: exchange failed: {len(fields)} fields given, the plan was made for "
-            f"{len(expected)}"
-        )
-    for number, (field, layout) in enumerate(zip(fields, expected, strict=True)):
+    for number, field in enumerate(fields):
         if not isinstance(field, jax.Array | np.ndarray):
             raise TypeError(
                 f"{plan.name}: exchange failed: field {number} is not an array of JAX but of type "
                 f"{type(field).__name__}"
             )
-        seen = replace(Layout(np.shape(field), field.dtype).of_field(), device=layout.device)
+    layouts = _layouts(fields)
+    if not plan._has_seen(layouts):
+        jax.effects_barrier()  # agreed on while JAX traces, as in `_transpose`
+    expected = plan._layouts_for(layouts)
+    if len(fields) != len(expected):
+        raise ValueError(
+            f"{plan.name}: exchange failed: {len(fields)} fields given, the plan was made for "
+            f"{len(expected)}"
+        )
+    for number, (given, layout) in enumerate(zip(layouts, expected, strict=True)):
+        seen = replace(given.of_field(), device=layout.device)
         if not layout.is_like(seen):
             raise ValueError(
                 f"{plan.name}: exchange failed: field {number} has another layout than the plan "
@@ -115,6 +119,10 @@ def exchange(plan: Plan, *fields: Any) -> Any:
 
 def _shapes(fields: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(field.shape, field.dtype) for field in fields]
+
+
+def _layouts(fields: Sequence[Any]) -> list[Layout]:
+    return [Layout(np.shape(field), field.dtype) for field in fields]
 
 
 def _on_host(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
@@ -142,7 +150,7 @@ def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
         has_side_effect=True,
         input_output_aliases={number: number for number in range(len(fields))},
         # XLA may then call once, record what the call enqueues, and replay that without Python.
-        command_buffer_compatible=not {"mpi", "pinned"} & set(plan.routes.values()),
+        command_buffer_compatible=not {"mpi", "mpi-gpu", "pinned"} & set(plan.routes.values()),
     )
     # Without the barrier XLA (JAX 0.11.2) merges the call with a later `.at[].set()` of its result,
     # and fails: "DynamicSliceFusion: DUS target must be a fusion parameter".
@@ -158,12 +166,12 @@ def _now(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
 
 
 def _transpose(wanted: Sequence[Any], *_: Any, plan: Plan, is_reverse: bool) -> Any:
+    given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in wanted]
     if not is_reverse:
         # It allocates, which cannot be recorded, and so not be left to the first call. All ranks
         # come here, as they trace the same program.
         jax.effects_barrier()
-        plan._prepare_accumulate()
-    given = [ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in wanted]
+        plan._prepare_accumulate(_layouts(given))
     return _primitive.bind(*given, plan=plan, is_reverse=not is_reverse)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
+from mpishare.memory import limits
 from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file
 
@@ -110,8 +111,8 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     Raises
     ------
     UnsupportedError
-        If /dev/shm or the machine has not that much left, or if no file can be made there. Nothing
-        has been touched by then.
+        If /dev/shm, the machine or a memory limit has not that much left, or if no file can be
+        made there. Nothing has been touched by then.
     """
     nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     with _usable_folder():
@@ -278,6 +279,14 @@ def _check_room(nbytes: int) -> None:
             f"cannot reserve {format_nbytes(nbytes)} of shared memory: this machine has "
             f"{format_nbytes(available)} of memory left. Ask for less, or run on more nodes."
         )
+    limit = limits.tightest()
+    if limit is not None and nbytes > limit.left:
+        raise UnsupportedError(
+            f"cannot reserve {format_nbytes(nbytes)} of shared memory: this job or container may "
+            f"use {format_nbytes(limit.nbytes)} of memory on this machine, shared memory included, "
+            f"and has {format_nbytes(limit.left)} left (control group {limit.group}). Ask for "
+            "more: --mem=SIZE in SLURM, --memory=SIZE for a container."
+        )
 
 
 def free_nbytes() -> int:
@@ -296,20 +305,7 @@ def _no_room(nbytes: int, free: int) -> UnsupportedError:
 
 
 def _available() -> int:
-    """Return how much memory this process may still take: the machine's, or its control group's."""
+    """Return how much memory this machine has left."""
     meminfo = Path("/proc/meminfo").read_text()
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    limits = [int(match[1]) * 1024] if match else []
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        cache = re.search(
-            r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
-        )
-    except OSError:
-        # No such control group here: then it sets no limit.
-        limit = "max"
-    if limit != "max":
-        limits.append(int(limit) - used + (int(cache[1]) if cache else 0))
-    return min(limits, default=1 << 62)
+    return int(match[1]) * 1024 if match else 1 << 62

@@ -21,13 +21,8 @@ from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.shared import place, remove_abandoned
-from mpishare.setup.preflight import (
-    check_fork,
-    check_singleton,
-    choose_backend,
-    is_duration,
-    is_wsl2,
-)
+from mpishare.setup.launch import check_singleton, one_gpu_note
+from mpishare.setup.preflight import check_fork, choose_backend, is_duration, is_wsl2
 from mpishare.setup.probe import probe_cuda, probe_host
 from mpishare.setup.report import Member, Report
 
@@ -60,8 +55,7 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
     install()
-    library = MPI.Get_library_version().partition("\n")[0].strip("\x00 ")
-    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
+    check_singleton(MPI.COMM_WORLD.size, os.environ, MPI.Get_library_version())
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
     all_comm = duplicate(comm, CALL, deadline_s, None)
     try:
@@ -188,7 +182,11 @@ def _build(
             backend.unregister(block.memory)
         block.close()
         raise
-    return NodeParts(context, Shutdown(agreement, watchdog, context.finish_at_exit), report)
+    has_other_nodes = all_comm.size > node_comm.size
+    shutdown = Shutdown(
+        agreement, watchdog, context.finish_at_exit, has_other_nodes=has_other_nodes
+    )
+    return NodeParts(context, shutdown, report)
 
 
 def _make_context(
@@ -255,6 +253,11 @@ def _report(
             "Service: they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` "
             "before the job, on every node"
         )
+    one_gpu = one_gpu_note(context.uuids, os.environ)
+    if one_gpu is not None:
+        notes.append(one_gpu)
+        if context.rank == 0:
+            log.warning("on %s %s", members[0].host, one_gpu)
     blocked = [pair for pair in pairs if not pair.memory]
     if blocked and context.rank == 0:
         log.warning(

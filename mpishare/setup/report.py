@@ -98,6 +98,9 @@ class Report:
     exports_pools : bool or None
         Whether memory pools can be exported as file descriptors, as the rank that asks for the
         report sees it with its GPU; None without a GPU.
+    gpu_messages : str or None
+        Why messages to other nodes cannot go out of GPU memory; empty if they can, None before
+        the first plan on GPUs that has any.
     """
 
     backend: str
@@ -108,6 +111,7 @@ class Report:
     notes: tuple[str, ...]
     is_wsl2: bool = False
     exports_pools: bool | None = None
+    gpu_messages: str | None = None
 
     @property
     def can_share(self) -> bool:
@@ -134,7 +138,8 @@ class Report:
         ``target`` is None for a rank on another node.
         """
         if target is None:
-            return "another node"
+            through = f", through host memory: {self.gpu_messages}" if self.gpu_messages else ""
+            return "another node" + (through if route == "mpi" else "")
         if route in ("fused", "host"):
             return None
         pairs = [pair for pair in self.pairs if {pair.origin, pair.target} == {origin, target}]
@@ -190,6 +195,10 @@ class Report:
         lines += self._describe_devices()
         if self.exports_pools is not None:
             lines.append(f"  memory pools {'can' if self.exports_pools else 'cannot'} be exported")
+        if self.gpu_messages is not None:
+            why = self.gpu_messages
+            how = f"through host memory: {why}" if why else "out of GPU memory"
+            lines.append(f"  messages to other nodes go {how}")
         lines.append("  from \\ to " + "".join(f"{rank:>12}" for rank in range(count)))
         for origin in range(count):
             cells = [pair for pair in self.pairs if pair.origin == origin]

@@ -17,7 +17,7 @@ def refusal(node: mpishare.Node, cart: MPI.Cartcomm, halo: Any) -> str | None:
     if node.backend != "cuda":
         return f"--graph: the {node.backend} backend has no graphs"
     mine = set(getattr(halo, "routes", {0: "staged"}).values())
-    on_host = sorted(set().union(*cart.allgather(mine)) & {"staged", "pinned", "mpi"})
+    on_host = sorted(set().union(*cart.allgather(mine)) & {"staged", "pinned", "mpi", "mpi-gpu"})
     if on_host:
         return f"--graph: some neighbors are served by the host: {', '.join(on_host)}"
     return None

@@ -3,6 +3,8 @@
 
 # Asked for before an environment is loaded, whose Python must not make the next one.
 outer_python=${PYTHON:-} outer_path=$PATH
+# Python keeps what it compiled: the tests start thousands of processes.
+unset PYTHONDONTWRITEBYTECODE
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 
 # The comment at the head of the script that is run.

@@ -109,12 +109,13 @@ class Environment:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    def make(self, groups: list[str]) -> None:
+    def make(self, groups: list[str], optional: list[str]) -> None:
         described = self.folder / "env.sh"
-        head = described.read_text().splitlines()[:2] if described.exists() else []
+        head = described.read_text().splitlines()[:3] if described.exists() else []
         is_current = head[:1] == [f"# made from {self.stamp()}"] and self.python.exists()
         installed = head[1].removeprefix("# groups").split() if is_current else []
-        if is_current and set(groups) <= set(installed):
+        without = head[2].removeprefix("# without").split() if is_current else []
+        if is_current and {*groups} <= {*installed} and {*optional} <= {*installed, *without}:
             return
         groups = sorted({*groups, *installed})
         described.unlink(missing_ok=True)  # an interrupted set-up is begun again
@@ -123,7 +124,9 @@ class Environment:
         say(f"installing into {self.folder}")
         lines = requirements(["project", *({self.mpi} & set(WHEELS))], groups)
         self.install([*lines, *cuda_requirements(self.cuda, self.outer)])
-        self.describe(described, groups)
+        for group in sorted({*optional} - {*groups}):
+            (groups if self.has_installed(group) else without).append(group)
+        self.describe(described, groups, without)
 
     def create(self) -> None:
         say(f"making {self.folder} with Python {sys.version.split()[0]}")
@@ -156,14 +159,30 @@ class Environment:
             folders |= {entry for entry in sys.path if entry.endswith("-packages")}
             (site / "outer.pth").write_text("\n".join(sorted(folders)) + "\n")
 
+    def pip(self) -> list[str]:
+        """The words of `pip install` before what is to be installed."""
+        command = [str(self.python), "-m", "pip", "install", "--quiet", "--no-input"]
+        return [*command, "--disable-pip-version-check", "--no-warn-script-location"]
+
+    def wheels(self) -> list[str]:
+        """The words that name the wheelhouse."""
+        return ["--no-index", "--find-links", str(self.wheelhouse)] if self.wheelhouse else []
+
+    def has_installed(self, group: str) -> bool:
+        """Install a group that the tests can do without; say so where that fails."""
+        # Most of a large package is never imported; what is, Python compiles then.
+        command = [*self.pip(), "--no-compile", *self.wheels(), *requirements([], [group])]
+        done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            say(f"the tests of {group} will be skipped: {done.stderr.strip()}")
+        return done.returncode == 0
+
     def install(self, lines: list[str]) -> None:
         if self.uv:
             command = [self.uv, "pip", "install", "--quiet", "--python", str(self.python)]
         else:
-            command = [str(self.python), "-m", "pip", "install", "--quiet", "--no-input"]
-            command += ["--disable-pip-version-check", "--no-warn-script-location"]
-        if self.wheelhouse:
-            command += ["--no-index", "--find-links", str(self.wheelhouse)]
+            command = self.pip()
+        command += self.wheels()
         if subprocess.run([*command, *lines], stdout=sys.stderr, check=False).returncode == 0:
             return
         if self.uv:
@@ -174,9 +193,10 @@ class Environment:
             return
         raise SystemExit(f"setup: could not install {' '.join(lines)}")
 
-    def describe(self, described: Path, groups: list[str]) -> None:
+    def describe(self, described: Path, groups: list[str], without: list[str]) -> None:
         launcher, kind, variables = self.choose_mpi()
         text = [f"# made from {self.stamp()}", f"# groups {' '.join(groups)}"]
+        text.append(f"# without {' '.join(without)}")
         if launcher.parent == self.folder / "bin":
             text.append("unset MPI4PY_LIBMPI MPI4PY_MPIABI")
         text += mpi.shell_lines(self.python, launcher, kind, variables)
@@ -223,12 +243,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the environment's folder")
     parser.add_argument("--mpi", choices=["auto", *WHEELS], default="auto")
     parser.add_argument("--groups", default="", help="dependency groups, separated by commas")
+    parser.add_argument("--optional", default="", help="groups to install if pip finds them")
     parser.add_argument("--wheelhouse", type=Path, help="install from these wheels alone")
     options = parser.parse_args()
     if options.wheelhouse and not options.wheelhouse.is_dir():
         raise SystemExit(f"setup: {options.wheelhouse} is not a folder of wheels")
     environment = Environment(options.folder.absolute(), options.mpi, options.wheelhouse)
-    environment.make(names(options.groups))
+    environment.make(names(options.groups), names(options.optional))
 
 
 if __name__ == "__main__":

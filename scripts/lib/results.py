@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+import by_arm
 from figure import svg
 from newest import newest, size, solves
 
@@ -33,6 +34,9 @@ NEWEST = {
     "newest-onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service",
     "newest-onegpu-ranks4": "One GPU, four ranks, without it",
 }
+#: Runs of the cases jax and fresh, each of the page that has it.
+JAX = {"jax-gpus2": "Two GPUs, one rank each", "jax-host": "No GPU"}
+FRESH = {"fresh-gpus2": "Two GPUs, one rank each", "fresh-host": "No GPU"}
 #: The cases that are shown; the files have all.
 CASES = {
     "halo1d": "1-D halo",
@@ -69,7 +73,7 @@ def read(path: Path) -> dict:
 
 def runs(folder: Path, names: dict[str, str] = RUNS) -> dict[str, dict]:
     """The runs of these names that are there."""
-    known = [*RUNS, *NEWEST]
+    known = [*RUNS, *NEWEST, *JAX, *FRESH]
     strange = sorted({path.stem for path in folder.glob("*.json")} - set(known))
     if strange:
         raise RefusedError(f"{strange[0]}.json: known are {', '.join(known)}")
@@ -270,13 +274,40 @@ def of_solves(folder: Path) -> list[str]:
 def in_full(folder: Path) -> list[str]:
     """What stands between the marks of docs/results/README.md."""
     lines = [line for name, run in runs(folder).items() for line in section(name, run)]
-    return lines + applications(folder / APPLICATIONS)
+    return lines + of_fresh(folder) + applications(folder / APPLICATIONS)
+
+
+def of_fresh(folder: Path) -> list[str]:
+    """The tables of arrays that are new at each call."""
+    lines = []
+    for name, run in runs(folder, FRESH).items():
+        machine, libraries = origin(run["header"])
+        lines += [f"**{FRESH[name]}**: {machine} {libraries}", "", *by_arm.fresh(run["rows"])]
+    words = [
+        "## Arrays that are new at each call",
+        "",
+        "*New arrays*: a copy of the array of the step before, and its exchange; beside the same",
+        "with two arrays that are *kept*, and with messages. *In turn*: the exchange alone, of 80",
+        "arrays one after the other, beside one array.",
+        "",
+    ]
+    return [*words, *lines] if lines else []
+
+
+def of_jax(folder: Path) -> list[str]:
+    """What stands between the marks of docs/jax.md."""
+    lines = []
+    for name, run in runs(folder, JAX).items():
+        machine, libraries = origin(run["header"])
+        lines += [f"**{JAX[name]}**: {machine} {libraries}", "", *by_arm.jax(run["rows"])]
+    return lines
 
 
 #: The files, and what stands between their marks.
 PAGES = {
     "docs/performance.md": in_brief,
     "docs/results/README.md": in_full,
+    "docs/jax.md": of_jax,
     "docs/solvers.md": of_solves,
 }
 FIGURE = "docs/figures/halo1d.svg"

@@ -5,6 +5,42 @@
 # may lack (cuGetProcAddress), and what else fails raises in the program itself.
 sanitizer_options=(--report-api-errors no --error-exitcode 99)
 
+# Tests that launch each kernel in each of its forms. Few, small and none with many steps or a held
+# stream: under a tool kernels are up to a hundred times slower, and a launch behind a held stream
+# waits.
+in_fused=(
+  'test_faces_of_every_size['{8-f8-aligned,8-u1-shifted,4096-u1-shifted,131072-f4-aligned}']'
+  'test_faces_of_every_size['{131088-f8-aligned,131088-u1-shifted}']'
+  'test_small_faces_of_odd_sizes['{u1-columns-shifted,c16-columns-aligned,f4-rows-shifted}']'
+  test_strided_faces_of_bytes_and_large_ones_in_one_plan
+  'test_one_launch_whatever_the_neighbors_and_fields['{faces-1,corners-16}']'
+)
+in_direct=(test_parts_that_are_made_to_go_straight_to_another_gpu)
+in_halo=(
+  'test_forced_routes['{copy,pinned}']'
+  'test_twenty_six_neighbors_and_many_fields['{own,copy}']'
+  'test_graphs_of_two_fields_in_turn[own]'
+  'test_accumulate['{own,pinned}']'
+  test_accumulate_in_a_graph
+)
+in_allreduce=(
+  'test_sizes_by_every_route['{own-7,own-4096,own-4097,own-65537,copy-7,pinned-4097}']'
+  test_a_field_of_several_segments
+  'test_strides_may_differ_from_rank_to_rank['{own-300,own-40003,copy-300}']'
+  'test_dots_are_those_of_numpy['{own-e,own-D,copy-f}']'
+  'test_dots_of_views_and_of_other_shapes_on_each_rank[own]'
+  'test_replays_and_calls_mixed['{own-300,own-40003}']'
+)
+in_capture=(test_a_step_is_run_once_captured_once_and_replayed)
+# shellcheck disable=SC2034  # for the caller
+kernel_tests=(
+  "${in_fused[@]/#/tests/gpu/ranks/test_fused.py::}"
+  "${in_direct[@]/#/tests/gpu/ranks/test_direct.py::}"
+  "${in_halo[@]/#/tests/gpu/ranks/test_halo_gpu.py::}"
+  "${in_allreduce[@]/#/tests/gpu/ranks/test_allreduce_gpu.py::}"
+  "${in_capture[@]/#/tests/gpu/ranks/test_capture_gpu.py::}"
+)
+
 # find_sanitizer PYTHON FOLDER: sets `sanitizer` to its path, or `no_sanitizer` to why it cannot be
 # used. FOLDER gets the log of a trial.
 # shellcheck disable=SC2034  # no_sanitizer is for the caller

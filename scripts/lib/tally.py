@@ -1,8 +1,9 @@
 """Add up what the steps of scripts/test left in a folder, and end with "N passed, N failed"."""
 
-import json
 import sys
 from pathlib import Path
+
+from tests.helpers.outcomes import read
 
 
 def tally(folder: Path) -> tuple[list[str], int, int]:
@@ -14,8 +15,8 @@ def tally(folder: Path) -> tuple[list[str], int, int]:
             bad = [name] if status != "0" else []
             good, skipped = 1 - len(bad), 0
         else:
-            file = folder / f"{name}.json"
-            tests = json.loads(file.read_text()) if file.exists() else {}
+            file = folder / f"{name}.jsonl"
+            tests = read(file) if file.exists() else {}
             by_outcome = {test: result["outcome"] for test, result in tests.items()}
             good = sum(outcome == "passed" for outcome in by_outcome.values())
             skipped = sum(outcome == "skipped" for outcome in by_outcome.values())

@@ -1,12 +1,11 @@
-"""The baselines between GPUs, tried on host memory: the trial of MPI, the variants, the boxes."""
+"""The baselines between GPUs, tried on host memory: the variants, the boxes."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
-from mpishare.bench.baselines.in_child import child_environment, run_trial
+from mpishare.bench.baselines.in_child import run_trial
 from mpishare.bench.baselines.packing import box_row
 from tests.bench.test_cli import HOST, QUICK
 from tests.helpers.launch import run_ranks
@@ -40,40 +39,6 @@ def require(cls, session):
         raise UnsupportedError("MPI: rank 1 cannot")
 cuda_mpi.CudaMpi.require = classmethod(require)
 """
-
-A_TRIAL = """
-from mpishare.bench.baselines.in_child import run_trial
-from mpi4py import MPI
-
-answers = MPI.COMM_WORLD.allgather(run_trial("mpi", {memory!r}, 0))
-if MPI.COMM_WORLD.rank == 0:
-    print(answers)
-"""
-
-
-@pytest.mark.parametrize(
-    ("memory", "expected"),
-    [("host", [None, None]), ("unreadable", ["ended by SIGSEGV"] * 2)],
-    ids=["right", "crash"],
-)
-def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str | None]) -> None:
-    # Under a launcher, whose ranks the children must not be taken for.
-    result = run_ranks(2, A_TRIAL.format(memory=memory))
-    assert result.returncode == 0, result.describe()
-    assert result.stdout.strip() == str(expected), result.describe()
-
-
-def test_a_trial_that_cannot_be_made_says_why() -> None:
-    answer = run_trial("mpi", "device", 0)
-    if "cupy" in sys.modules or answer is None:
-        pytest.skip("there is a GPU")
-    assert "cupy" in answer.lower() or "cuda" in answer.lower(), answer
-
-
-def test_a_child_does_not_hear_of_the_job() -> None:
-    job = {"PMI_RANK": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "1"}
-    kept = {"OMPI_MCA_pml": "ucx", "UCX_TLS": "cuda", "PATH": "/bin"}
-    assert child_environment({**job, **kept}) == kept
 
 
 def test_a_trial_loads_the_library_and_no_module_beside_the_program(tmp_path, monkeypatch):

@@ -458,7 +458,7 @@ def test_a_report_that_cannot_be_written_is_shown_and_status_1() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
-    cases = ("faces", "inplace", "calls")
+    cases = ("faces", "inplace", "calls", "fresh")
     words = (*cases, "--max", "4KiB", "--repeat", "2", "--format", "json")
     result = bench(ranks, *words)
     assert result.returncode == 0, result.describe()
@@ -470,4 +470,19 @@ def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
         "faces": {"last axis", "first axis"},
         "inplace": {"in place", "window fields"},
         "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
+        "fresh": {"new arrays", "arrays in turn", "kept, copied", "kept array", "sendrecv"},
     }
+
+
+def test_steps_of_jax_with_and_without_the_exchange() -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    words = ("jax", "--max", "8", "--iters", "2", "--repeat", "1", "--format", "json")
+    result = bench(2, *words, "--against", "all")
+    assert result.returncode == 0, result.describe()
+    rows = {row["arm"]: row for row in json.loads(result.stdout)["rows"]}
+    forms = {"loop", "recorded", "unrolled", "padded"}
+    expected = forms | {f"{form} alone" for form in forms} | {"exchange called"}
+    assert {arm for arm in rows if rows[arm]["ok"]} >= expected, result.describe()
+    for arm in set(rows) - expected:
+        assert "mpi4jax" in arm
+        assert rows[arm]["ok"] or "cannot be imported" in rows[arm]["reason"]

@@ -10,6 +10,7 @@ ELSEWHERE = {"errors.md", "joining-jobs.md"}
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE),
+    *sorted((ROOT / "docs/ports").glob("*.md")),
     ROOT / "scripts/examples/README.md",
 ]
 
@@ -34,7 +35,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    found = re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.finditer(r"^```(\S*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [Block(page, text[: m.start()].count("\n") + 1, m[1], m[2]) for m in found]
 
 

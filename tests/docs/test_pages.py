@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, programs
+from tests.helpers import autograd
 from tests.helpers.launch import run_ranks
 
 HOST = {"MPISHARE_BACKEND": "host"}
@@ -21,6 +22,7 @@ NOT_RUN = {
     "pip install .": "tests/packaging installs the wheel and the sdist",
     "pip install '.[mpich]'": "the same, with that extra",
     "pip install '.[cu13]'": "350 MB that nobody can use without a GPU",
+    "scripts/ports/veros /tmp/veros": "five minutes and a network; test_ports.py runs the patch",
     "scripts/bench --help": "tests/bench/test_cli.py",
     "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
 }
@@ -30,6 +32,8 @@ NOT_RUN = {
 @pytest.mark.parametrize(("block", "shown"), programs(), ids=lambda each: getattr(each, "name", ""))
 def test_a_program_prints_what_the_page_says(block: Block, shown: str | None, tmp_path) -> None:
     assert shown is not None, "a program without what it prints"
+    if "import torch\n" in block.text:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     program = tmp_path / "program.py"
     program.write_text(block.text)
     command = [sys.executable, "-m", "mpi4py", program]
@@ -103,8 +107,16 @@ def test_every_fragment_is_known() -> None:
         "# in the job",
         "# of scripts/applications/cg.py",
         "# of scripts/applications/jacobi2d.py",
+        "class ExchangeInPlace(torch.autograd.Function):",  # tests/ranks/test_torch.py
+        "def gradients_in_one_array(weights):",
         "halo.start(u)",
     ]
+
+
+def test_the_function_for_pytorch_is_that_of_the_example() -> None:
+    (program,) = [each.text for each, _ in programs() if each.page == autograd.PAGE]
+    expected = autograd.source_of(autograd.EXAMPLE.read_text(), "Exchange")
+    assert autograd.source_of(program, "Exchange") == expected
 
 
 def test_every_command_is_run_or_has_a_reason() -> None:

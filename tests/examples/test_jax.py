@@ -13,6 +13,7 @@ NAMES = (
     "steps_in_a_loop",
     "two_plans_keep_their_order",
     "several_fields",
+    "any_fields",
     "gradients",
     "what_is_refused",
 )

@@ -90,6 +90,16 @@ class Played:
         assert self.raised(0, "afterwards", "PeerTimeout").ranks == [1]
         return told
 
+    def survivors_name(self, dead: int, *, of: Sequence[int]) -> None:
+        """Each was told of the death by its first call, in time, and again by the next one."""
+        died = self.rank(dead)["died"]
+        for rank in of:
+            first = self.raised(rank, "first", "PeerTimeout")
+            assert first.ranks == [dead]
+            assert max(first.end - died, first.seconds) < LIMIT_S
+            assert self.raised(rank, "then", "PeerTimeout").ranks == [dead]
+            self.worked([rank], "close")
+
     def ended_well(self) -> None:
         """The job ended with status 0 and said nothing."""
         assert self.result.returncode == 0, self.describe()

@@ -22,6 +22,7 @@ NODES = {
     "1 + 1": ("-hosts", "nodea:1,nodeb:1"),
     "2 + 1": ("-hosts", "nodea:2,nodeb:1"),
     "2 + 1 + 1": ("-hosts", "nodea:2,nodeb:1,nodec:1"),
+    "1 + 1 + 2": ("-hosts", "nodea:1,nodeb:1,nodec:2"),
     "1 + 2 + 1": ("-hosts", "nodea:1,nodeb:2,nodec:1"),
     "3 + 3": ("-hosts", "nodea:3,nodeb:3"),
     "in turn": ("-hosts", "nodea:1,nodeb:1,nodea:1,nodeb:1"),

@@ -7,10 +7,9 @@ import time
 import pytest
 
 import mpishare
-from tests.faults.scenes import play
+from tests.faults.scenes import LIMIT_S, play
 from tests.faults.stage import Stage
 
-LIMIT_S = 5.0
 CALLS = ("small", "large", "dot", "replay")
 # What the plan chooses, and kernels that wait where ranks share a GPU by turns, too.
 ROUTES = ("", "fused")
@@ -60,13 +59,7 @@ def missed(stage: Stage, call: str, route: str, is_killed: bool) -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_all_survivors_name_the_killed_rank(call, route):
     played = play(3, missed, call, route, True, survivable=True, backend="cuda")
-    died = played.rank(1)["died"]
-    for rank in (0, 2):
-        first = played.raised(rank, "first", "PeerTimeout")
-        assert first.ranks == [1]
-        assert first.end - died < LIMIT_S
-        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
-        played.worked([rank], "close")
+    played.survivors_name(1, of=(0, 2))
 
 
 @pytest.mark.gpu

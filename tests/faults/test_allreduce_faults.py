@@ -6,12 +6,11 @@ import time
 import pytest
 
 import mpishare
-from tests.faults.scenes import play
+from tests.faults.scenes import LIMIT_S, play
 from tests.faults.scenes_halo import play_on
 from tests.faults.stage import Stage
 from tests.helpers.reporting import report
 
-LIMIT_S = 5.0
 PLACES = ("reduce", "large", "window", "dot", "close", "make")
 
 
@@ -55,13 +54,7 @@ def killed(stage: Stage, place: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_all_survivors_name_the_killed_rank(place):
     played = play(3, killed, place, survivable=True)
-    died = played.rank(1)["died"]
-    for rank in (0, 2):
-        first = played.raised(rank, "first", "PeerTimeout")
-        assert first.ranks == [1]
-        assert max(first.end - died, first.seconds) < LIMIT_S
-        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
-        played.worked([rank], "close")
+    played.survivors_name(1, of=(0, 2))
     assert played.result.returncode != 0, played.describe()
 
 

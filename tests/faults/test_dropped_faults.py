@@ -12,8 +12,6 @@ from tests.faults.scenes_halo import play_on
 from tests.faults.stage import Stage
 from tests.helpers.reporting import report
 
-LIMIT_S = 5.0
-
 
 def dropped(stage: Stage, how: str) -> None:
     logging.getLogger("mpishare").setLevel(logging.ERROR)
@@ -86,13 +84,7 @@ def killed(stage: Stage, place: str) -> None:
 @pytest.mark.parametrize("place", ["before", "closing"])
 def test_survivors_name_a_rank_that_died(place):
     played = play(3, killed, place, survivable=True)
-    died = played.rank(1)["died"]
-    for rank in (0, 2):
-        first = played.raised(rank, "first", "PeerTimeout")
-        assert first.ranks == [1]
-        assert max(first.end - died, first.seconds) < LIMIT_S
-        played.raised(rank, "then", "PeerTimeout")
-        played.worked([rank], "close")
+    played.survivors_name(1, of=(0, 2))
     assert played.result.returncode != 0, played.describe()
 
 

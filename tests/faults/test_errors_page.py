@@ -2,17 +2,20 @@
 
 A row is a section `### what you did` with a program, what one rank sees of it, a line `Why:` and a
 line `Do:`. The words after `python` say how it runs: `ranks=2`, `rank=1` (which one sees the
-message; 0 if it is left out, or `any`), `gpu`, `no-gpu`, `shm=small` or `shm=read-only`, and
-NAME=VALUE for the environment. In a message `...` stands for anything. To add a row is to write it.
+message; 0 if it is left out, or `any`), `gpu`, `no-gpu`, `shm=small` or `shm=read-only`, `alone`
+(no mpirun), and NAME=VALUE for the environment. In a message `...` stands for anything. To add a
+row is to write it.
 """
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import why_no_gpu
+from tests.helpers import launch
 from tests.helpers.launch import ROOT, run_ranks
 from tests.helpers.mounts import SMALL, mount_before_jobs
 
@@ -96,6 +99,15 @@ def test_every_program_is_short():
     assert all(row.program.count("\n") <= MOST_LINES for row in ROWS)
 
 
+def start_without_mpirun(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let a stand-in for mpirun leave out what comes before the program."""
+    way = Path(folder, "mpirun")
+    way.write_text(f'#!/bin/sh\nuntil [ "$1" = {sys.executable} ]; do shift; done\nexec "$@"\n')
+    way.chmod(0o755)
+    kind = launch.launcher()[1]
+    monkeypatch.setattr(launch, "launcher", lambda: (str(way), kind))
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -106,10 +118,14 @@ def test_every_program_is_short():
 def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
     if "no-gpu" in row.flags and not why_no_gpu():
         pytest.skip("there is a GPU")
+    if "import torch\n" in row.program:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     if row.shm:
         mount_before_jobs(monkeypatch, tmp_path, SMALL)
     has_backend = {"gpu", "no-gpu"} & {*row.flags} or "MPISHARE_BACKEND" in dict(row.environment)
     env = ({} if has_backend else {"MPISHARE_BACKEND": "host"}) | dict(row.environment)
+    if "alone" in row.flags:
+        start_without_mpirun(monkeypatch, tmp_path)
     program = HARNESS.format(program=row.program, is_read_only=row.shm == "read-only")
     result = run_ranks(row.ranks, program, env=env)
     assert not result.timed_out, result.describe()

@@ -7,11 +7,10 @@ import time
 import pytest
 
 import mpishare
-from tests.faults.scenes import play
+from tests.faults.scenes import LIMIT_S, play
 from tests.faults.stage import Stage
 from tests.helpers.launch import run_ranks
 
-LIMIT_S = 5.0
 PLACES = ("exchange", "wait", "accumulate", "close", "make", "neighbors")
 
 
@@ -62,13 +61,7 @@ def killed(stage: Stage, place: str, route: str) -> None:
 )
 def test_all_survivors_name_the_killed_rank(place, route):
     played = play(3, killed, place, route, survivable=True)
-    died = played.rank(1)["died"]
-    for rank in (0, 2):
-        first = played.raised(rank, "first", "PeerTimeout")
-        assert first.ranks == [1]
-        assert max(first.end - died, first.seconds) < LIMIT_S
-        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
-        played.worked([rank], "close")
+    played.survivors_name(1, of=(0, 2))
     assert played.result.returncode != 0, played.describe()
 
 

@@ -265,6 +265,29 @@ def test_a_rank_of_another_node_that_does_not_come():
     played.worked([0], "close")
 
 
+def raises(stage: Stage) -> None:
+    import numpy as np
+
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=stage.node(timeout_s=40.0))
+    halo.exchange()
+    if stage.rank == stage.size - 1:
+        raise ValueError("no such thing")
+    halo.exchange()
+
+
+@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1", "1 + 1 + 2"])
+def test_an_exception_ends_the_ranks_of_other_nodes(nodes):
+    """Which cannot see it, and would wait for their deadline."""
+    n = sum(map(int, nodes.split(" + ")))
+    played = play_on(nodes, n, raises)
+    assert played.result.returncode != 0, played.describe()
+    assert played.result.seconds < 15, played.describe()
+    assert "ValueError: no such thing" in played.result.stderr, played.describe()
+    text = f"rank {n - 1} aborts the job: an exception ended this rank"
+    assert text in played.result.stderr, played.describe()
+
+
 def left_open(stage: Stage, is_given: bool) -> None:
     import numpy as np
 

@@ -1,12 +1,12 @@
 """The guards of the rank tests, each seen to work: a failure, a hang and a crash on one rank."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.launch import ROOT, Result, run_ranks
+from tests.helpers.outcomes import read
 
 PLUGINS = ("guard", "outcomes", "lockstep")
 
@@ -16,14 +16,14 @@ def run_pytest(folder: Path, source: str, *, n: int = 3, timeout_s: float = 40) 
         f"import os, time, pytest\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.rank\n{source}"
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-c"]
-    command += [str(ROOT / "pyproject.toml"), "--outcomes", str(folder / "outcomes.json")]
+    command += [str(ROOT / "pyproject.toml"), "--outcomes", str(folder / "outcomes.jsonl")]
     for plugin in PLUGINS:
         command += ["-p", f"tests.helpers.{plugin}"]
     return run_ranks(n, [*command, str(folder)], timeout_s=timeout_s)
 
 
 def outcomes(folder: Path) -> dict[str, str]:
-    tests = json.loads((folder / "outcomes.json").read_text())
+    tests = read(folder / "outcomes.jsonl")
     return {name.split("::")[1]: test["outcome"] for name, test in tests.items()}
 
 

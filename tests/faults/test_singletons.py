@@ -20,20 +20,36 @@ else:
 FOREIGN = {"openmpi": "PMI_SIZE", "mpich": "OMPI_COMM_WORLD_SIZE"}
 
 
+PROTOCOLS = ("pmi2", "pmix")
+
+
 def started_alone(**env: str) -> str:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith((*OF_A_JOB, "SLURM_"))}
-    env = {**OPEN_MPI, **inherited, "MPISHARE_BACKEND": "host", "PYTHONPATH": str(ROOT), **env}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=40)
+    done = run_alone(PROGRAM, **env)
     assert done.returncode == 0, done
     return done.stdout
+
+
+def run_alone(program: str, **env: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith((*OF_A_JOB, "SLURM_"))}
+    env = {**OPEN_MPI, **inherited, "MPISHARE_BACKEND": "host", "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=40)
 
 
 def test_srun_without_the_right_mpi_option():
     said = started_alone(SLURM_STEP_NUM_TASKS="4")
     assert "srun started 4 processes (SLURM_STEP_NUM_TASKS=4)" in said
-    assert "--mpi=pmi2" in said
-    assert "--mpi=pmix" in said
+    right, wrong = PROTOCOLS if launcher()[1] == "mpich" else PROTOCOLS[::-1]
+    assert f"Give srun --mpi={right}." in said
+    assert wrong not in said
+
+
+def test_the_other_processes_say_it_in_one_line_without_a_traceback():
+    done = run_alone("import mpishare; mpishare.Node()", SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="2")
+    assert done.returncode == 1, done
+    (line,) = [line for line in done.stderr.splitlines() if "mpishare" in line]
+    assert line.startswith("mpishare: process 2 of 4 is alone in MPI.COMM_WORLD, as the first one")
+    assert "Traceback" not in done.stderr, done
 
 
 def test_mpirun_of_another_mpi():

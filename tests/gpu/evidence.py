@@ -6,7 +6,7 @@ python -m tests.gpu.evidence check
     accepted, and printed. Sources that have changed since a run are reported; that is no failure.
 python -m tests.gpu.evidence record --configuration NAME --ranks N [--mps] [--masks] OUTCOMES...
     Adds a run from files that `--outcomes` wrote, in place of the last such run, and prints its
-    verdict. Beside PART.json, PART.end says how that part ended: "cut off after 180 s".
+    verdict. Beside PART.jsonl, PART.end says how that part ended: "cut off after 180 s".
 
 The file consists of blocks, with an empty line between them: the header of each run (a key and its
 JSON value per line), the unproven tests, and a table with a row per test and a column per run. A
@@ -209,11 +209,13 @@ def verdict(run: dict) -> str:
 
 def read_part(file: Path) -> tuple[dict[str, dict], str]:
     """Return the outcomes of one part of the suite, and how it ended."""
+    from tests.helpers.outcomes import read
+
     end = file.with_suffix(".end")
     said = end.read_text().strip() if end.exists() else "passed"
     if not file.exists():
         return {}, said if CUT_OFF in said else "no outcomes"
-    tests = json.loads(file.read_text())
+    tests = read(file)
     if CUT_OFF in said:
         for result in tests.values():
             if result["outcome"] == "unfinished":

@@ -107,6 +107,32 @@ def several_fields(node):
         assert (each[0], each[1], each[-1]) == (left, WORLD.rank, right)
 
 
+def any_fields(node):
+    """One plan: what is new to it is agreed on while JAX traces, and its reverse too."""
+    halo = mpishare.HaloExchange(
+        WORLD, mpishare.Layout(CELLS + 2, None), 1, dims=(WORLD.size,), periods=True, node=node
+    )
+    left, right = (WORLD.rank - 1) % WORLD.size, (WORLD.rank + 1) % WORLD.size
+    step = jax.jit(lambda *fields: mpishare.jax.exchange(halo, *fields))
+    shapes = [((), "f4"), ((3,), "i8"), ((), "f4")]
+    given = [jnp.full((CELLS + 2, *others), WORLD.rank, kind) for others, kind in shapes]
+    for fields in (given[:1], given[1:2], given, given[:1]):
+        found = step(*fields)
+        for each in found if isinstance(found, tuple) else [found]:
+            assert each.reshape(CELLS + 2, -1)[:, -1].tolist() == [
+                left,
+                *[WORLD.rank] * CELLS,
+                right,
+            ]
+    weight = jnp.arange(CELLS + 2.0)
+    slope = jax.jit(jax.grad(lambda u: (mpishare.jax.exchange(halo, u) * weight).sum()))
+    for kind in ("f4", "f8"):
+        found = slope(jnp.ones(CELLS + 2, kind))
+        right = [0, 1 + CELLS + 1, *range(2, CELLS), CELLS, 0]
+        assert found.dtype == kind
+        assert found.tolist() == right, found
+
+
 def gradients(node):
     """By differences on one rank, walls and all, and by the adjoint over all ranks."""
     for periods in (True, False):
@@ -167,8 +193,8 @@ def what_is_refused(node):
 CHECKS = {
     check.__name__: check
     for check in (
-        is_padded, steps_in_a_loop, two_plans_keep_their_order, several_fields, gradients,
-        what_is_refused,
+        is_padded, steps_in_a_loop, two_plans_keep_their_order, several_fields, any_fields,
+        gradients, what_is_refused,
     )
 }  # fmt: skip
 

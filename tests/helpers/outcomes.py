@@ -1,6 +1,7 @@
-"""A pytest plugin: `--outcomes FILE` holds {test: {outcome, seconds}} as JSON, after each test.
+"""A pytest plugin: `--outcomes FILE` gets a line of JSON when a test begins and when it ends.
 
-A test that has begun is "unfinished" until it ends, so that a job that dies names its killer.
+`read` makes {test: {outcome, seconds}} of it. A test that has begun is "unfinished" until it ends,
+so that a job that dies names its killer; lines are only added, since there are thousands.
 SIGTERM, which `timeout` sends, ends pytest as Ctrl-C does: the ranks that the running test started
 are killed, and what has failed so far is printed. Under mpirun it ends the process at once, since
 the other ranks may never come to the end of the test.
@@ -23,29 +24,39 @@ WORST_FIRST = ("failed", "skipped", "passed")
 class Outcomes:
     def __init__(self, config: pytest.Config, file: Path) -> None:
         self.config, self.file = config, file
-        self.tests: dict[str, dict[str, str | float]] = {}
+        self.seconds, self.seen = 0.0, set[str]()
 
-    def write(self) -> None:
+    def pytest_sessionstart(self) -> None:
+        if not self.config.stash.get(is_silent, False):
+            self.file.write_text("")
+
+    def write(self, test: str, outcome: str) -> None:
         if self.config.stash.get(is_silent, False):
             return
-        unfinished = self.file.with_suffix(".new")
-        unfinished.write_text(json.dumps(self.tests, indent=1))
-        unfinished.replace(self.file)
+        line = {"test": test, "outcome": outcome, "seconds": round(self.seconds, 3)}
+        with self.file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.tests[nodeid] = {"outcome": "unfinished", "seconds": 0.0}
-        self.write()
+        self.seconds, self.seen = 0.0, set()
+        self.write(nodeid, "unfinished")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = self.tests[report.nodeid]
-        test["seconds"] = round(float(test["seconds"]) + report.duration, 3)
-        seen = [report.outcome, *([test["so_far"]] if "so_far" in test else [])]
-        test["so_far"] = next(outcome for outcome in WORST_FIRST if outcome in seen)
+        self.seconds += report.duration
+        self.seen.add(report.outcome)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        test = self.tests[nodeid]
-        test["outcome"] = test.pop("so_far", "failed")
-        self.write()
+        worst = (outcome for outcome in WORST_FIRST if outcome in self.seen)
+        self.write(nodeid, next(worst, "failed"))
+
+
+def read(file: Path) -> dict[str, dict]:
+    """Return {test: {outcome, seconds}} of a file that `--outcomes` wrote."""
+    tests = {}
+    for line in file.read_text().splitlines():
+        result = json.loads(line)
+        tests[result.pop("test")] = result
+    return tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -159,4 +159,4 @@ def test_the_example_of_the_docstring():
     names = vars(mpishare) | {"numpy": numpy}
     (example,) = doctest.DocTestFinder(recurse=False).find(layout.Layout, "Layout", globs=names)
     result = doctest.DocTestRunner().run(example)
-    assert (result.failed, result.attempted) == (0, 7)
+    assert (result.failed, result.attempted) == (0, 12)

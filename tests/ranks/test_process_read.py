@@ -138,7 +138,7 @@ def test_what_is_accumulated_is_not_read_from_the_process(host_node):
     with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
         halo.accumulate()
         assert peer_reads(halo).keys
-        assert not halo._reverse._host._peer_reads.keys
+        assert not halo._fields.reverse._host._peer_reads.keys
     low, high = (node.rank - 1) % node.size + 1, (node.rank + 1) % node.size + 1
     assert (field[1] == low).all()
     assert (field[2] == high).all()

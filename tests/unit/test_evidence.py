@@ -124,8 +124,9 @@ def record(tmp_path, monkeypatch):
     def run(configuration="gpus1", **parts):
         for name, (outcomes, end) in parts.items():
             if outcomes is not None:
-                tests = {test: {"outcome": o, "seconds": 0.1} for test, o in outcomes.items()}
-                (tmp_path / f"{name}.json").write_text(json.dumps(tests))
+                tests = [{"test": t, "outcome": o, "seconds": 0.1} for t, o in outcomes.items()]
+                lines = "".join(f"{json.dumps(test)}\n" for test in tests)
+                (tmp_path / f"{name}.jsonl").write_text(lines)
             if end is not None:
                 (tmp_path / f"{name}.end").write_text(f"{end}\n")
         options = argparse.Namespace(
@@ -134,7 +135,7 @@ def record(tmp_path, monkeypatch):
             ranks=1,
             mps=False,
             masks=False,
-            outcomes=[tmp_path / f"{name}.json" for name in parts],
+            outcomes=[tmp_path / f"{name}.jsonl" for name in parts],
         )
         ok = evidence.record(options)
         found = evidence.load(options.file)["runs"]

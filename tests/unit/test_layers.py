@@ -37,9 +37,10 @@ LAYERS = (
     "info bench",
 )
 DRIVER_FILES = ("driver", "cuda_pools", "cuda_chunks", "cuda_graphs")
-DRIVERS = tuple(f"backends.{name}" for name in DRIVER_FILES)
+# The last is a program, which imports nothing of the package.
+DRIVERS = (*(f"backends.{name}" for name in DRIVER_FILES), "setup.mpi_trial")
 # The rooms of the halo: what all engines use, the two engines, and the plans on top.
-PLANS = ("setup", "plan", "cartesian", "neighbors")
+PLANS = ("setup", "engine_pair", "any_fields", "plan", "cartesian", "neighbors")
 LAYER_OF = {room: number for number, row in enumerate(LAYERS) for room in row.split()}
 
 

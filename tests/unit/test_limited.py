@@ -1,12 +1,12 @@
 """A part of the GPU suite that runs too long is cut off, says so and keeps what it had."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
 from tests.helpers.launch import ROOT
+from tests.helpers.outcomes import read
 
 SOURCE = """
 import subprocess, sys, time
@@ -29,8 +29,8 @@ def limited(tmp_path):
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=50
         )
-        file = tmp_path / "waits.json"
-        tests = json.loads(file.read_text()) if file.exists() else {}
+        file = tmp_path / "waits.jsonl"
+        tests = read(file) if file.exists() else {}
         outcomes = {test.split("::")[-1]: result["outcome"] for test, result in tests.items()}
         return done, outcomes, (tmp_path / "waits.end").read_text().strip()
 

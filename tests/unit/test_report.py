@@ -80,6 +80,16 @@ def test_pools_are_spoken_of_where_they_were_tried():
     assert "\n  memory pools cannot be exported\n" in str(replace(found, exports_pools=False))
 
 
+def test_how_messages_leave_the_gpu_is_said_once_it_is_known():
+    found = report(*WHOLE)
+    assert "messages" not in str(found)
+    assert "messages to other nodes go out of GPU memory" in str(replace(found, gpu_messages=""))
+    without = replace(found, gpu_messages="ended by SIGSEGV")
+    assert "through host memory: ended by SIGSEGV" in str(without)
+    assert without.why(0, None, "mpi").endswith("through host memory: ended by SIGSEGV")
+    assert without.why(0, None, "mpi-gpu") == "another node"
+
+
 def test_wsl2_is_said():
     found = replace(report(*WHOLE), is_wsl2=True)
     assert str(found).startswith("node n7: 2 ranks, backend cuda, WSL2\n")

@@ -250,3 +250,40 @@ def test_a_run_is_json_with_a_line_per_row(header, rows):
 def test_quoted_runs_are_written_like_that(file):
     run = json.loads(file.read_text())
     assert as_json(run["header"], run["rows"]) == file.read_text()
+
+
+def test_steps_of_jax_stand_beside_the_same_without_the_exchange(folder):
+    run = a_run()
+    times = {
+        "loop": 50.0,
+        "recorded": 13.0,
+        "recorded alone": 5.0,
+        "unrolled": 12.0,
+        "padded": 6.0,
+        "loop alone": 15.0,
+    }
+    times |= {"unrolled alone": 3.0, "padded alone": 2.0, "exchange called": 4.0}
+    run["rows"] = [row(arm, "own", "throughput", us, case="jax") for arm, us in times.items()]
+    (folder / "jax-gpus2.json").write_text(json.dumps(run))
+    lines = results.of_jax(folder)
+    assert "| 8 B | unrolled | 12 | 3 | 9 | 4 |" in lines
+    run["rows"] += [
+        row(arm, "rival", "throughput", 24.0, case="jax")
+        for arm in (f"mpi4jax, {form}" for form in results.by_arm.FORMS)
+    ]
+    (folder / "jax-gpus2.json").write_text(json.dumps(run))
+    assert "| 8 B | padded | 6 | 2 | 4 | 24 | 0.25 | 4 |" in results.of_jax(folder)
+
+
+def test_new_arrays_stand_beside_kept_ones_and_messages(folder):
+    run = a_run()
+    times = {"new arrays": 10.0, "kept, copied": 8.0, "arrays in turn": 6.0, "kept array": 5.0}
+    times["staged"] = 40.0
+    run["rows"] = [
+        row(arm, "own", clock, us * factor, case="fresh")
+        for arm, us in times.items()
+        for clock, factor in (("latency", 2.0), ("throughput", 1.0))
+    ]
+    (folder / "fresh-gpus2.json").write_text(json.dumps(run))
+    expected = "| 8 B | 20 / 10 | 1.25 / 1.25 | 0.25 / 0.25 | 12 / 6 | 1.20 / 1.20 |"
+    assert expected in results.in_full(folder)

@@ -17,7 +17,7 @@ import pytest
 
 from mpishare import HandleError, UnsupportedError
 from mpishare.backends.host import HostBackend
-from mpishare.memory import shared
+from mpishare.memory import limits, shared
 from tests.helpers.held import held
 
 PAGE = mmap.PAGESIZE
@@ -73,7 +73,7 @@ def test_name_is_gone_after_forget():
 
 PUBLISH = """
 import os, signal
-from mpishare.memory import shared
+from mpishare.memory import limits, shared
 print(shared.publish(shared.create(1)), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -222,19 +222,16 @@ def test_available_memory_is_a_number_of_this_machine():
     assert 0 < shared._available() <= total
 
 
-def test_limit_of_a_control_group_counts(monkeypatch, tmp_path):
-    real = shared.Path
-    (tmp_path / "memory.max").write_text(f"{50 * PAGE}\n")
-    (tmp_path / "memory.current").write_text(f"{20 * PAGE}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {5 * PAGE}\nactive_file 2\n")
-
-    def path(*parts):
-        return tmp_path if parts == ("/sys/fs/cgroup",) else real(*parts)
-
-    monkeypatch.setattr(shared, "Path", path)
-    assert shared._available() == 35 * PAGE
-    (tmp_path / "memory.max").write_text("max\n")
-    assert shared._available() > 35 * PAGE
+def test_more_than_a_memory_limit_leaves(monkeypatch):
+    limit = limits.Limit(nbytes=2 << 30, left=3 * PAGE, group="/slurm/job_7")
+    monkeypatch.setattr(limits, "tightest", lambda: limit)
+    with pytest.raises(UnsupportedError) as caught:
+        shared.create(3 * PAGE + 1)
+    text = str(caught.value)
+    assert "may use 2 GiB of memory" in text
+    assert "has 12 KiB left (control group /slurm/job_7)" in text
+    assert "--mem=SIZE in SLURM" in text
+    shared.create(3 * PAGE).close()
 
 
 def test_array_of_a_dtype_and_shape():
@@ -279,7 +276,7 @@ def test_a_folder_of_another_user():
     """Root may write everywhere: so it is a child that is nobody."""
     program = """
 import os, sys
-from mpishare.memory import shared
+from mpishare.memory import limits, shared
 shared.FOLDER = sys.argv[1]
 if os.geteuid() == 0:
     os.setgid(65534)

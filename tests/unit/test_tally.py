@@ -15,8 +15,9 @@ spec.loader.exec_module(tally_module)
 def tally(folder, steps, **layers):
     (folder / "steps").write_text("".join(f"{kind}\t{name}\t{n}\n" for kind, name, n in steps))
     for name, outcomes in layers.items():
-        tests = {f"t{i}": {"outcome": outcome} for i, outcome in enumerate(outcomes)}
-        (folder / f"{name}.json").write_text(json.dumps(tests))
+        tests = [{"test": f"t{i}", "outcome": outcome} for i, outcome in enumerate(outcomes)]
+        lines = "".join(f"{json.dumps(test)}\n" for test in tests)
+        (folder / f"{name}.jsonl").write_text(lines)
     return tally_module.tally(folder)[1:]
 
 

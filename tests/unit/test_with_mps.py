@@ -164,6 +164,16 @@ def test_a_command_that_hears_no_signal_dies_of_it(place):
         (None, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU"),
         (None, {"CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}, "no daemon answers there"),
         (None, {"PMI_SIZE": "4"}, "one of several ranks"),
+        (None, {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "one of several ranks"),
+        (
+            None,
+            {
+                "SLURM_STEP_NUM_TASKS": "3",
+                "SLURM_STEP_TASKS_PER_NODE": "1,2",
+                "SLURM_NODEID": "1",
+            },
+            "one of several ranks",
+        ),
         (None, {"FAKE_BROKEN": "1"}, "did not start (exit status 1): no such server"),
     ],
 )
@@ -175,6 +185,43 @@ def test_refused_and_the_command_not_run(place, missing, environment, words):
     assert err.startswith("with-mps: ")
     assert words in err
     assert place.is_clear()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2"},
+        {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+        # One process of an mpirun whose helpers srun started.
+        {"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+)
+def test_one_rank_on_each_of_several_nodes_starts_the_daemon_of_its_node(place, environment):
+    status, out, err = place.run("sh", "-c", "echo ran", **environment)
+    assert (status, out, err) == (0, "ran", "")
+    assert len(place.daemons()) == 1
+    assert place.is_clear()
+
+
+def test_a_daemon_in_a_folder_that_others_know(place):
+    folder = str(place.work / "known")
+    named = {"CUDA_MPS_PIPE_DIRECTORY": folder}
+    status, out, err = place.run("--folder", folder, "sh", "-c", f"{SHOW} 3", **named)
+    assert (status, out.split()[0], err) == (3, folder, "")
+    assert place.is_clear()
+
+
+def test_a_folder_that_is_there_is_not_taken(place):
+    folder = place.path / "default"
+    status, out, err = place.run("--folder", str(folder), "sh", "-c", "echo ran")
+    assert (status, out) == (2, "")
+    assert "File exists" in err
+    assert folder.exists()
+
+
+def test_a_folder_without_a_command(place):
+    assert place.run("--folder", "x")[0] == 2
 
 
 def test_a_folder_too_long_for_a_socket_is_refused(place):

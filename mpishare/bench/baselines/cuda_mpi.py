@@ -1,9 +1,4 @@
-"""CUDA-aware MPI: Irecv and Isend with pointers to memory of the GPU.
-
-Whether an MPI takes such pointers must be tried: `MPIX_Query_cuda_support` says how it was built,
-and an Open MPI without CUDA takes them where its UCX does. One that does not ends with a
-segmentation fault, so a child process tries it.
-"""
+"""CUDA-aware MPI: Irecv and Isend with pointers to memory of the GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from mpishare.bench.baselines.in_child import run_trial
 from mpishare.bench.baselines.library import Library
 from mpishare.errors import UnsupportedError
+from mpishare.setup.gpu_messages import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,11 +33,9 @@ class CudaMpi(Library):
         node = session.node
         if not node.is_leader or node.device is None:
             return
-        failure = run_trial("mpi", "device", node.device.ordinal)
+        failure = why_not(node.device.ordinal)
         if failure is not None:
-            raise UnsupportedError(
-                f"MPI: not CUDA-aware: a trial with device pointers failed: {failure}"
-            )
+            raise UnsupportedError(f"MPI: not CUDA-aware: {failure}")
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
         """Return Irecv, Isend and Waitall. Host-blocking: MPI is not ordered on streams."""

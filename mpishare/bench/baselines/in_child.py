@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from mpishare.setup.in_child import run_in_child
 
-#: Where launchers describe the job to a rank. A child without these variables is a job of its own,
-#: of one rank, with the same library and the same settings.
-_OF_THE_JOB = ("HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI", "PRTE_", "SLURM_")
 _TRIAL = Path(__file__).with_name("trial.py")
-#: A child starts MPI, CuPy and a GPU in some seconds.
-_TRIAL_S = 60.0
-
-
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child that is not a rank of this job."""
-    return {name: text for name, text in environment.items() if not name.startswith(_OF_THE_JOB)}
 
 
 def run_trial(program: str, *arguments: object) -> str | None:
@@ -30,23 +14,4 @@ def run_trial(program: str, *arguments: object) -> str | None:
 
     Local, host-blocking: some seconds. The arguments are those of the program.
     """
-    # -P: modules of the libraries, not those of the same names in the folder of the program.
-    command = [sys.executable, "-P", str(_TRIAL), program, *map(str, arguments)]
-    try:
-        done = subprocess.run(  # noqa: S603 - a fixed command
-            command,
-            env=child_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {_TRIAL_S:g} s"
-    if done.returncode == 0:
-        return None
-    if done.returncode < 0:
-        return f"ended by {signal.Signals(-done.returncode).name}"
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit status {done.returncode}"
+    return run_in_child(_TRIAL, program, *arguments)

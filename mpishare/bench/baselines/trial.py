@@ -1,14 +1,12 @@
 """Try a library with little: a program that may end in a segmentation fault or never.
 
 It imports nothing of mpishare, and ends with exit status 0 where every word arrived:
-``python trial.py mpi device|host|unreadable ORDINAL`` sends memory to itself by MPI;
 ``python trial.py nccl|nccl4py|nvshmem NAME RANK SIZE ORDINAL`` is one of SIZE ranks that share a
 GPU, which find each other by NAME and send words around in a ring.
 """
 
 from __future__ import annotations
 
-import mmap
 import resource
 import sys
 from collections.abc import Callable
@@ -22,45 +20,6 @@ Send = Callable[[slice], None]
 
 #: Libraries move small, middle and large messages in different ways.
 _SIZES = (8, 64 << 10, 4 << 20)
-_NO_ACCESS = 0  # PROT_NONE
-
-
-def _memory(kind: str, nbytes: int, number: int) -> tuple[Any, int]:
-    """Return memory and its address."""
-    if kind == "device":
-        import cupy
-
-        cupy.cuda.Device(number).use()
-        array = cupy.zeros(nbytes, "u1")
-        return array, int(array.data.ptr)
-    host = bytearray(nbytes) if kind == "host" else mmap.mmap(-1, nbytes, prot=_NO_ACCESS)
-    array = np.frombuffer(host, "u1")
-    return array, int(array.ctypes.data)
-
-
-def _send_to_itself(memory: str, number: int, nbytes: int) -> bool:
-    """Return whether all words of a message arrived."""
-    from mpi4py import MPI
-
-    sent, source = _memory(memory, nbytes, number)
-    received, target = _memory(memory, nbytes, number)
-    if memory != "unreadable":
-        sent[:] = np.uint8(0x5A)
-    if memory == "device":
-        import cupy
-
-        cupy.cuda.runtime.deviceSynchronize()
-    comm = MPI.COMM_SELF
-    requests = [
-        comm.Irecv([MPI.buffer.fromaddress(target, nbytes), MPI.BYTE], 0),
-        comm.Isend([MPI.buffer.fromaddress(source, nbytes), MPI.BYTE], 0),
-    ]
-    MPI.Request.Waitall(requests)
-    return bool((received == sent).all())
-
-
-def _mpi(memory: str, number: str) -> int | None:
-    return next((n for n in _SIZES if not _send_to_itself(memory, int(number), n)), None)
 
 
 def _nccl(name: bytes, rank: int, size: int, words: Any, stream: int) -> Send:
@@ -158,7 +117,7 @@ def main(program: str, *arguments: str) -> int:
     """Send every size and return the exit status."""
     # A segmentation fault is an expected result: no core file.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    wrong = _mpi(*arguments) if program == "mpi" else _ring(program, *arguments)
+    wrong = _ring(program, *arguments)
     if wrong is not None:
         sys.stderr.write(f"a message of {wrong} bytes arrived with wrong words\n")
     return int(wrong is not None)

@@ -31,7 +31,24 @@ LIBRARIES = ("mpi", "nccl", "nccl4py", "nvshmem", "torch")
 #: What the machine can do at best, see `mpishare.bench.baselines.upper_bounds`.
 UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
-NOT_MPI = ("memcpy", "counters", "handles", "first axis", "window", "nccl", "nvshmem", "torch")
+NOT_MPI = (
+    *("memcpy", "counters", "handles", "first axis", "window", "kept"),
+    *("loop", "recorded", "unrolled", "padded", "exchange", "mpi4jax", "nccl", "nvshmem", "torch"),
+)
+
+
+def _messages(name: str, axes: str, max_nbytes: int | None) -> Case:
+    return Case(
+        name,
+        f"the same by MPI messages, as to another node, in a cart of {axes}",
+        ("messages", "through the host"),
+        {"host": ("persistent",), "cuda": ("mpi",)},
+        module="halo",
+        is_sized=True,
+        is_default=False,
+        max_nbytes=max_nbytes,
+        takes_halo=True,
+    )
 
 
 def _halo(
@@ -161,6 +178,8 @@ _ALL = (
         1 << 20,
         is_default=True,
     ),
+    _messages("messages1d", "one axis", None),
+    _messages("messages3d", "three axes", 16 << 20),
     Case(
         "faces",
         "ghosts across the last axis of a cube beside those across its first",
@@ -182,6 +201,32 @@ _ALL = (
         is_sized=True,
         is_default=False,
         takes_halo=True,
+    ),
+    Case(
+        "fresh",
+        "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
+        ("new arrays", "arrays in turn"),
+        {"host": ("kept", "sendrecv"), "cuda": ("kept", "staged")},
+        is_sized=True,
+        is_default=False,
+        sizes={
+            "host": (512, 8 << 10, 72 << 10, 1 << 20),
+            "cuda": (8, 4 << 10, 64 << 10, 1 << 20),
+        },
+        max_nbytes=1 << 20,
+        takes_halo=True,
+    ),
+    Case(
+        "jax",
+        "an exchange in each of a hundred steps of a program that JAX has compiled",
+        ("loop", "recorded", "unrolled", "padded"),
+        dict.fromkeys(("host", "cuda"), ("alone", "called", "mpi4jax")),
+        on_request=frozenset({"mpi4jax"}),
+        module="jitted",
+        is_sized=True,
+        is_default=False,
+        sizes=dict.fromkeys(("host", "cuda"), (8, 4 << 10, 64 << 10)),
+        max_nbytes=1 << 20,
     ),
     Case(
         "cg",

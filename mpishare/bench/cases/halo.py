@@ -14,6 +14,10 @@ exchange of the same bytes in a ring of ranks. Across the first axis a face is o
 of memory, across the last it is n * n pieces of as many cells as there are ghosts: the ratio is the
 cost of packing them.
 
+``messages1d`` and ``messages3d`` are the halo cases by MPI messages, forced inside the node, so
+that one machine measures what travels between nodes: out of GPU memory where the MPI takes that,
+and out of host memory.
+
 ``inplace`` compares fields shared where they are with fields of `Node.allocate_each`.
 
 ``calls`` times how long the host is busy with a call of `HaloExchange.exchange`: on CUDA, where a
@@ -23,6 +27,7 @@ and one field stand beside 26 neighbors and sixteen fields, which take no more l
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -73,12 +78,15 @@ _HALO_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
     "staged": {"staged": Staged},
     "naive": {"naive": Naive},
 }
+_MESSAGES_MPI = {"persistent": _HALO_MPI["persistent"]}
 _BLOCKS: dict[str, Callable[..., Block]] = {
     "halo1d": partial(Block.of, naxes=1),
     "halo2d": partial(Block.of, naxes=2),
     "halo3d": partial(Block.of, naxes=3),
     "faces": Block.cube,
     "inplace": partial(Block.of, naxes=1),
+    "messages1d": partial(Block.of, naxes=1),
+    "messages3d": partial(Block.of, naxes=3),
 }
 _CALLED_BLOCKS = {
     "2 neighbors, 1 field": Block(4, (64,), naxes=1),
@@ -130,6 +138,10 @@ def _run_halo(session: Session, case: Case) -> list[Row]:
         if case.name == "faces":
             comparison.add("last axis", partial(_LastAxis, grid))
             comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
+        elif case.name.startswith("messages"):
+            for name, route in zip(case.variants, ("mpi", "mpi-host"), strict=True):
+                comparison.add(name, partial(_Messages, grid, route))
+            _add_baselines(comparison, grid, _MESSAGES_MPI, grid.face_nbytes * grid.count)
         elif case.name == "inplace":
             comparison.add("in place", partial(_InPlace, grid))
             comparison.add("window fields", partial(WindowFields, grid), kind=BASELINE)
@@ -241,6 +253,20 @@ class WindowFields(PrivateFields):
         super().close()
         for window in reversed(self._windows):
             window.close()
+
+
+class _Messages(PrivateFields):
+    """`HaloExchange` as between nodes: all by messages of one kind."""
+
+    def __init__(self, grid: Grid, route: str) -> None:
+        before = os.environ.get("MPISHARE_ROUTE")
+        os.environ["MPISHARE_ROUTE"] = route
+        try:
+            super().__init__(grid)
+        finally:
+            del os.environ["MPISHARE_ROUTE"]
+            if before is not None:
+                os.environ["MPISHARE_ROUTE"] = before
 
 
 class _LastAxis(WindowFields):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
-
-import cupy
-import numpy as np
 
 from mpishare.halo.cuda.flags import PinnedFlags
 from mpishare.halo.cuda.fused_items import Place
+from mpishare.halo.cuda.mpi_stages import MpiStage
+from mpishare.halo.cuda.pieces import MAX_STAGES, split
 from mpishare.halo.cuda.regions import REGION_NBYTES, Regions
 from mpishare.halo.cuda.staging import DeviceStaging, silent_key
 from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.halo.message import PartKey
-from mpishare.halo.mpi_route import MpiMessages
+from mpishare.halo.routes import BY_MPI
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +43,10 @@ class Buffers:
     ----------
     flags : PinnedFlags
         The flags in host memory.
-    mpi : MpiBuffers or None
-        The messages of route ``mpi``, once `make_mpi` has made them; None without any.
+    stages : list of MpiStage
+        The messages by MPI, once `make_mpi` has made them.
+    unpacked : event
+        Recorded when all that they have received is unpacked; None where there are none.
     """
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
@@ -55,7 +57,8 @@ class Buffers:
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
         self._staging = DeviceStaging(comm, nbytes, neighbors)
         self.flags = PinnedFlags(comm, name, pinned_nbytes, direction.peers("copy", "pinned"))
-        self.mpi: MpiBuffers | None = None
+        self.stages: list[MpiStage] = []
+        self.unpacked: Any = None
         self._handles: list[str] = []
 
     def create(self, setup: PlanSetup, *, is_reverse: bool) -> None:
@@ -99,15 +102,24 @@ class Buffers:
 
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
-        sends = [m for m in self._direction.sends if self._direction.mine[m.peer] == "mpi"]
-        recvs = [m for m in self._direction.recvs if self._direction.mine[m.peer] == "mpi"]
-        if sends or recvs:
-            self.mpi = MpiBuffers(self._comm, self._name, sends, recvs)
+        each = self._direction
+        on_gpu = "mpi-gpu" in each.mine.values()
+        sends, recvs = (
+            [message for message in messages if each.mine[message.peer] in BY_MPI]
+            for messages in (each.sends, each.recvs)
+        )
+        # Sums are made message by message, so that their order is not that of the pieces.
+        count = 1 if each.is_reverse else MAX_STAGES
+        cut = (split(part, each.layouts, count, on_gpu=on_gpu) for part in (sends, recvs))
+        for pieces in zip_longest(*cut, fillvalue=[]):
+            self.stages.append(MpiStage(self._comm, self._name, *pieces, on_gpu=on_gpu))
+        if self.stages:
+            self.unpacked = self._comm.context.backend.local_event()
 
     @property
     def nbytes(self) -> int:
         """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
-        mpi = 0 if self.mpi is None else self.mpi.nbytes
+        mpi = sum(stage.nbytes for stage in self.stages)
         return self._staging.nbytes + mpi + self.flags.nbytes
 
     @property
@@ -118,17 +130,13 @@ class Buffers:
         return Place(staging, self.flags.staging_address)
 
     def outgoing(self, message: Message, part: Part) -> Slot:
-        """Return where a part of a message to a peer is packed."""
+        """Return where a part of a message to a peer is packed, if it does not go by MPI."""
         route = self._direction.mine[message.peer]
-        if route == "mpi" and self.mpi is not None:
-            return Slot(self.mpi.outgoing(message, part))
         return self._slot(route, PartKey(self._comm.rank, message.peer, message.tag, part.field))
 
     def incoming(self, message: Message, part: Part) -> Slot:
-        """Return where a part of a message from a peer arrives packed."""
+        """Return where a part of a message from a peer arrives packed, if it does not by MPI."""
         route = self._direction.mine[message.peer]
-        if route == "mpi" and self.mpi is not None:
-            return Slot(self.mpi.incoming(message, part))
         return self._slot(route, PartKey(message.peer, self._comm.rank, message.tag, part.field))
 
     def silent_flag(self, sender: int, receiver: int) -> int | None:
@@ -180,64 +188,8 @@ class Buffers:
         self.close()
 
     def _close_mpi(self) -> None:
-        if self.mpi is not None:
-            self.mpi.close()
-            self.mpi = None
-
-
-class MpiBuffers:
-    """Messages of route ``mpi``, in pinned host memory that kernels pack to and unpack from. Local.
-
-    All launches share them, whichever fields they are for.
-
-    Parameters
-    ----------
-    comm, name
-        As for `Buffers`.
-    sends, recvs : sequence of Message
-        What goes by MPI.
-
-    Attributes
-    ----------
-    messages : MpiMessages
-        The persistent requests.
-    packed, unpacked : events
-        Recorded when the outgoing buffers are full, and when the incoming ones are free again.
-    nbytes : int, bytes
-        Size of all messages.
-    """
-
-    def __init__(
-        self, comm: PlanComm, name: str, sends: Sequence[Message], recvs: Sequence[Message]
-    ) -> None:
-        self._backend = comm.context.backend
-        self._memory: list[Any] = []
-        self._outgoing: dict[tuple[int, int], int] = {}
-        self._incoming: dict[tuple[int, int], int] = {}
-        outgoing = [self._allocate(self._outgoing, message) for message in sends]
-        incoming = [self._allocate(self._incoming, message) for message in recvs]
-        self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
-        self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
-        self.packed, self.unpacked = self._backend.local_event(), self._backend.local_event()
-
-    def outgoing(self, message: Message, part: Part) -> int:
-        """Return where a part is packed."""
-        return self._outgoing[message.peer, message.tag] + message.offset_of(part)
-
-    def incoming(self, message: Message, part: Part) -> int:
-        """Return where a part arrives."""
-        return self._incoming[message.peer, message.tag] + message.offset_of(part)
-
-    def close(self) -> None:
-        """Free the requests, the events and the memory."""
-        self.messages.close()
-        self._backend.close_events([self.packed, self.unpacked])
-        self._memory = []
-
-    def _allocate(
-        self, addresses: dict[tuple[int, int], int], message: Message
-    ) -> np.ndarray[Any, Any]:
-        pinned = cupy.cuda.alloc_pinned_memory(max(message.nbytes, 1))
-        self._memory.append(pinned)
-        addresses[message.peer, message.tag] = int(pinned.ptr)
-        return np.frombuffer(pinned, np.uint8, message.nbytes)
+        while self.stages:
+            self.stages.pop().close()
+        if self.unpacked is not None:
+            self._comm.context.backend.close_events([self.unpacked])
+            self.unpacked = None

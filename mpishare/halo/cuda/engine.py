@@ -1,10 +1,10 @@
-"""Moves the cells of fields in GPU memory: routes ``fused``, ``copy``, ``pinned`` and ``mpi``."""
+"""Moves the cells of fields in GPU memory: routes ``fused``, ``copy``, ``pinned``, ``mpi``."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
@@ -12,7 +12,7 @@ from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fast_path import FastPath, bind_wait
+from mpishare.halo.cuda.fast_path import FastPath, Paired, bind_wait
 from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
@@ -22,6 +22,7 @@ from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
 from mpishare.halo.layout import require_number
 from mpishare.halo.message import ALIGN
+from mpishare.halo.routes import BY_MPI
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ call makes one."""
 
 
 Handles = tuple[dict[Any, int], dict[Any, int]]
-"""Graphs by the addresses of fields: of `exchange`, and of `start`."""
+"""Graphs by the addresses of fields: of `exchange`, and of `start`. If there are only messages:
+those that pack, and those that unpack."""
 
 
 def _never(*_: Any) -> bool:
@@ -78,6 +80,8 @@ class CudaEngine(CudaPlanEngine):
         self.name = name
         backend: Any = comm.context.backend
         self._backend = backend
+        # Others may have made another GPU the current one: JAX does where it finds its GPUs.
+        backend.make_current()
         self._device = backend.device.ordinal
         self._layouts = setup.mine
         self._alignments = [alignment_of(layout) for layout in self._layouts]
@@ -92,6 +96,7 @@ class CudaEngine(CudaPlanEngine):
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
+        self._replays: list[Callable[..., None]] = []
         handles: Handles = {}, {}
         try:
             self._buffers.create(setup, is_reverse=is_reverse)
@@ -108,7 +113,7 @@ class CudaEngine(CudaPlanEngine):
         self._order = LaunchOrder.join(backend) if direction.has_fused else None
         # The routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
-        self._host_routes = sorted(used & {"pinned", "mpi"})
+        self._host_routes = sorted(used & {"pinned", *BY_MPI})
         self._has_stream_waits = any(
             route == "copy" and peer != rank
             for rank, routes in enumerate(setup.routes)
@@ -120,11 +125,19 @@ class CudaEngine(CudaPlanEngine):
         self.try_fast = self.try_start = self.try_wait = _never
         if self._order is not None and not direction.is_streamed:
             chain, order = self._chain, self._order
-            called = FastPath(self._layouts, handles[0], chain, order)
-            started = FastPath(self._layouts, handles[1], chain, order, self._fork, self._stream)
+            first, first_started = self._launch_first, self._start_first
+            called = FastPath(self._layouts, handles[0], chain, order, first)
+            started = FastPath(
+                self._layouts, handles[1], chain, order, first_started, self._fork, self._stream
+            )
             self.try_fast = called.bind(self.agreement, self._flags)
             self.try_start = started.bind(self.agreement, self._flags)
             self.try_wait = bind_wait(chain, self.agreement, self._join)
+        elif self._replays:
+            replay = self._replays[0]  # that of any alignment: the graphs are of the addresses
+            paired = Paired(*handles)
+            replayed = FastPath(self._layouts, paired, self._chain, None, _never, replay)
+            self.try_fast = replayed.bind(self.agreement, self._flags)
 
     def _build(self, direction: Direction, handles: Handles) -> None:
         """Map the others' buffers, make a stream, events and launches. Local."""
@@ -141,6 +154,9 @@ class CudaEngine(CudaPlanEngine):
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
+            if streamed is not None and fused is None:  # else it is a part of the exchange
+                is_all = streamed.cache_graphs(launcher, self._stream, handles)
+                self._replays += [streamed.replay] if is_all else []
             self._launches.append(Launches(streamed, fused))
         launcher.load(self._stream)
         # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
@@ -167,44 +183,63 @@ class CudaEngine(CudaPlanEngine):
 
     def start(self, call: Call, stream: Any) -> None:
         """Send my cells. Fused neighbors run on the plan's own stream, up to their ghosts."""
-        handle, _, stays_alive, is_captured = self._enter("start", call, stream)
-        _, addresses, (streamed, fused) = call
-        if streamed is not None:
-            streamed.start(handle, addresses)
-        if fused is not None:
-            # On the user's stream the kernel would hold up the work on the interior.
-            self._follow_user(handle)
-            # The stream lives as long as the plan, which waits for it before it closes.
-            self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
-        self._flags.calls[0] += 1
-        if not (stays_alive or is_captured):
-            self._chain.leave()
+        entered = self._enter("start", call, stream)
+        self._start(call, entered)
+        self._leave(entered)
 
     def wait(self, call: Call, stream: Any) -> None:
         """Receive into the ghosts, and let the user's stream wait for the plan's own."""
-        handle, _, stays_alive, is_captured = self._enter("wait", call, stream)
-        _, addresses, (streamed, fused) = call
-        if fused is not None:
-            self._join(handle)
-        if streamed is not None:
-            streamed.wait(handle, addresses)
-        if not (stays_alive or is_captured):
-            self._chain.leave()
+        entered = self._enter("wait", call, stream)
+        self._wait(call, entered)
+        self._leave(entered)
 
     def exchange(self, call: Call, stream: Any) -> None:
-        """Do both on the user's stream."""
+        """Do both on the user's stream; fused neighbors beside it where there are messages."""
         entered = self._enter("exchange", call, stream)
-        handle, _, stays_alive, is_captured = entered
         _, addresses, (streamed, fused) = call
+        if streamed is not None and fused is not None and streamed.stages:
+            self._start(call, entered)
+            self._wait(call, entered)
+        else:
+            if streamed is not None:
+                streamed.start(entered[0], addresses)
+            if fused is not None:
+                self._launch_fused(fused.alone, entered, addresses)
+            self._flags.calls[0] += 1
+            if streamed is not None:
+                streamed.wait(entered[0], addresses)
+        self._leave(entered)
+
+    def _start(self, call: Call, entered: StreamInfo) -> None:
+        handle, _, _, is_captured = entered
+        _, addresses, (streamed, fused) = call
+        if fused is not None:
+            # Neither waits for the other: the kernel on the plan's own stream, and the packs.
+            self._follow_user(handle)
         if streamed is not None:
             streamed.start(handle, addresses)
         if fused is not None:
-            self._launch_fused(fused.alone, entered, addresses)
+            # On the user's stream the kernel would hold up the work on the interior. The plan's own
+            # stream lives as long as the plan, which waits for it before it closes.
+            self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
         self._flags.calls[0] += 1
+
+    def _wait(self, call: Call, entered: StreamInfo) -> None:
+        handle, *_ = entered
+        _, addresses, (streamed, fused) = call
         if streamed is not None:
             streamed.wait(handle, addresses)
+        if fused is not None:
+            self._join(handle)
+
+    def _leave(self, entered: StreamInfo) -> None:
+        _, _, stays_alive, is_captured = entered
         if not (stays_alive or is_captured):
             self._chain.leave()
+
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have called more often than this one."""
+        return self._flags.ahead()
 
     def _is_over(self) -> bool:
         return super()._is_over() and self._backend.is_done(self._stream)
@@ -220,8 +255,9 @@ class CudaEngine(CudaPlanEngine):
 
     def _close_launches(self) -> None:
         for launches in self._launches:
-            if launches.fused is not None:
-                launches.fused.close()
+            for each in launches:
+                if each is not None:
+                    each.close()
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
@@ -234,6 +270,31 @@ class CudaEngine(CudaPlanEngine):
         """Launch a graph on the plan's own stream, after what the user's was given."""
         self._follow_user(handle)
         launch_graph(graph, self._stream, where)
+
+    def _launch_first(self, fields: Sequence[Any], addresses: tuple[int, ...], handle: int) -> bool:
+        """Launch the fused kernel for arrays of CuPy that have no graph, if it can serve them."""
+        fused = self._fused_for(fields, addresses)
+        if fused is None:
+            return False
+        fused.alone.enqueue(handle, addresses, is_captured=False)
+        return True
+
+    def _start_first(self, fields: Sequence[Any], addresses: tuple[int, ...], handle: int) -> bool:
+        """Do the same on the plan's own stream."""
+        fused = self._fused_for(fields, addresses)
+        if fused is None:
+            return False
+        self._follow_user(handle)
+        fused.beside.enqueue(self._stream, addresses, is_captured=False)
+        return True
+
+    def _fused_for(self, fields: Sequence[Any], addresses: tuple[int, ...]) -> Fused | None:
+        """Return the launches for arrays of CuPy on this GPU that are well aligned."""
+        is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
+        device = self._device
+        if is_aligned and all(field.data.device_id == device for field in fields):
+            return self._launches[0].fused
+        return None
 
     def _join(self, handle: int) -> None:
         """Let the user's stream go on after the plan's own."""

@@ -1,4 +1,4 @@
-"""Fast path: replay the cached CUDA graphs of fields seen before."""
+"""Fast path: calls by one launch, of the cached CUDA graph of fields that were seen before."""
 
 from __future__ import annotations
 
@@ -27,12 +27,37 @@ CURRENT_STREAM, CURRENT_DEVICE = cupy.cuda.get_current_stream, cupy.cuda.runtime
 IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 
 
+class Paired:
+    """The graphs that pack and those that unpack, for fields that have both.
+
+    Parameters
+    ----------
+    packs, unpacks : mapping of key to int
+        By `graphs.key_of` the fields' addresses.
+    """
+
+    def __init__(self, packs: Mapping[Any, int], unpacks: Mapping[Any, int]) -> None:
+        self._packs, self._unpacks = packs, unpacks
+
+    def get(self, key: Any) -> tuple[int, int] | None:
+        """Return both, or None."""
+        pack, unpack = self._packs.get(key), self._unpacks.get(key)
+        return None if pack is None or unpack is None else (pack, unpack)
+
+
+class _Alone:
+    """Stands for the order of a plan without kernels that wait."""
+
+    plans = 1
+    chain: Any = None
+
+
 class FastPath:
-    """Calls by one graph launch, for plans whose whole exchange is one graph. Local.
+    """Calls by one graph launch, for plans whose whole exchange is one graph, or two. Local.
 
     Python takes longer to check a call than the GPU takes to run it. So a call is only compared
-    with the last one: CuPy arrays of the same layouts at known addresses, on the same stream, with
-    nothing to order.
+    with the last one: CuPy arrays of the same layouts, on the same stream, with nothing to order.
+    Where their addresses have no graph, as those of arrays that are new, the kernel is launched.
 
     Parameters
     ----------
@@ -42,8 +67,12 @@ class FastPath:
         The graphs, by `graphs.key_of` the fields' addresses.
     chain : StreamChain
         The plan's; a call on another stream takes the slow path.
-    order : LaunchOrder
-        The GPU's; so does a call after another plan's launch on another stream.
+    order : LaunchOrder or None
+        The GPU's; so does a call after another plan's launch on another stream. None if no kernel
+        waits for another rank.
+    first : callable
+        Launches the kernel, given the fields, their addresses and the stream of the call, and
+        returns True; or returns False, for what only the slow path can do.
     enqueue : callable
         Launches a graph, given it, the stream of the call, and the plan's name.
     own : int
@@ -53,17 +82,18 @@ class FastPath:
     def __init__(
         self,
         layouts: Sequence[FieldLayout],
-        handles: Mapping[Any, int],
+        handles: Mapping[Any, int] | Paired,
         chain: StreamChain,
-        order: LaunchOrder,
-        enqueue: Callable[[int, int, str], None] = launch_graph,
+        order: LaunchOrder | None,
+        first: Callable[[Sequence[Any], tuple[int, ...], int], bool],
+        enqueue: Callable[[Any, int, str], None] = launch_graph,
         own: int = 0,
     ) -> None:
         self._seen = [SeenArrays(layout) for layout in layouts]
         self._handles = handles
         self._chain = chain
-        self._order = order
-        self._enqueue, self._own = enqueue, own
+        self._order = _Alone if order is None else order
+        self._launch_first, self._enqueue, self._own = first, enqueue, own
 
     def bind(
         self, agreement: Agreement, flags: PinnedFlags
@@ -75,7 +105,8 @@ class FastPath:
         first, *others = self._seen
         count, handles, chain, order = len(self._seen), self._handles, self._chain, self._order
         known, look = first.known, first.look
-        enqueue, own, where, device = self._enqueue, self._own, chain.name, first.device
+        launch_first, enqueue, own = self._launch_first, self._enqueue, self._own
+        where, device = chain.name, first.device
         # As `CudaBackend.is_current`, which as a call takes half as long again.
         current, is_capturing = CURRENT_STREAM, IS_CAPTURING
 
@@ -88,6 +119,8 @@ class FastPath:
                 key: Any = found[2]
             else:
                 key = look(field)
+                if key is None:
+                    return False
             if others:  # apart from the first: a loop over one field would double the time
                 key = [key]
                 for field, seen in zip(fields[1:], others, strict=True):
@@ -96,9 +129,11 @@ class FastPath:
                         key.append(found[2])
                     else:
                         key.append(seen.look(field))
+                if None in key:
+                    return False
                 key = tuple(key)
             graph = handles.get(key)
-            if graph is None or agreement.failure is not None or agreement.thread != get_ident():
+            if agreement.failure is not None or agreement.thread != get_ident():
                 return False
             handle = chain.handle
             if handle is None or not chain.stays_alive:
@@ -114,7 +149,12 @@ class FastPath:
                 (own or handle) != order.chain.handle or not order.chain.stays_alive
             ):
                 return False
-            enqueue(graph, handle, where)
+            if graph is not None:
+                flags.calls[0] += 1  # first, since messages are waited for
+                enqueue(graph, handle, where)
+                return True
+            if not launch_first(fields, key if others else (key,), handle):
+                return False
             flags.calls[0] += 1
             return True
 

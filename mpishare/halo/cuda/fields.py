@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.halo.layout import FieldLayout, check_layout, refuse_jax
+from mpishare.halo.layout import FieldLayout, check_layout, refuse_gradient, refuse_jax
 from mpishare.window import Window
 
 if TYPE_CHECKING:
@@ -59,6 +59,12 @@ def current_stream(fields: Sequence[Any], device: int) -> Any:
     return None
 
 
+def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
+    """Whether the stream of a call is being captured into a graph. Local."""
+    stream = current_stream(fields, backend.device.ordinal) if stream is None else stream
+    return bool(backend.enter(stream)[3])
+
+
 def _is_tensor(field: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(field, torch.Tensor)
@@ -68,8 +74,7 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array of another library, or of a window."""
     if isinstance(field, Window):
         field = field.array
-    if getattr(field, "requires_grad", False):
-        raise ValueError(f"{name} requires a gradient, which mpishare has not: give its .detach()")
+    refuse_gradient(field, name)
     if _is_tensor(field):
         kind = _tensor_dtype(field, name)
         shape, device = tuple(field.shape), field.device.index

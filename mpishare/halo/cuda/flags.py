@@ -108,6 +108,12 @@ class PinnedFlags:
         ranks = [peer for index, peer in enumerate(self._ranks) if is_pending(index, peer)]
         return [self._ranks_in_node[peer] for peer in ranks]
 
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have called more often than this one. Local."""
+        mine = self._view[self._index(self._rank, _CALLS)]
+        calls = {rank: self._view[self._index(rank, _CALLS)] for rank in self._ranks}
+        return [self._ranks_in_node[rank] for rank, count in calls.items() if count > mine]
+
     def close(self) -> None:
         """Give the memory back. Local, once nothing uses the flags."""
         if self._memory is not None:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 _MAX_GRAPHS = 16
 _MAX_SEEN = 1024
+_SIGHTS_TO_REPLACE = 256
+"""Launches at the same addresses before these get the graph of others. To make a graph takes as
+long as ten launches, and a program may have more arrays in turn than there are graphs."""
 
 
 def key_of(addresses: tuple[int, ...]) -> Any:
@@ -19,7 +22,9 @@ def key_of(addresses: tuple[int, ...]) -> Any:
 
 
 class GraphCache:
-    """A launch, and graphs of it for fields that come a second time. Local.
+    """A launch, and graphs of it for fields that come again. Local.
+
+    At the second sight, as long as there are few.
 
     Parameters
     ----------
@@ -41,29 +46,37 @@ class GraphCache:
         self._launch = launch
         self._capturing = capturing
         self._handles = handles
-        self._seen: set[tuple[int, ...]] = set()
+        self._sights: dict[tuple[int, ...], int] = {}  # launches without a graph
         self._graphs: dict[tuple[int, ...], Replay] = {}
 
     def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
         """Enqueue the launch for fields at these addresses; as a graph unless it is captured."""
-        graph = self._graphs.get(addresses)
-        if graph is not None and not is_captured:
-            graph.enqueue(stream)
-            return
+        if not is_captured:
+            graph = self._graphs.get(addresses) or self._make(addresses)
+            if graph is not None:
+                graph.enqueue(stream)
+                return
         self._pointers[:] = [*addresses]
-        if addresses in self._seen and not is_captured:
-            if len(self._graphs) == _MAX_GRAPHS:
-                oldest = next(iter(self._graphs))
-                self._handles.pop(key_of(oldest))
-                self._graphs.pop(oldest).close()
-            graph = self._graphs[addresses] = Replay(self._launch, self._capturing, self._where)
-            self._handles[key_of(addresses)] = graph.handle
-            graph.enqueue(stream)
-            return
         self._launch.enqueue(stream)
-        if len(self._seen) >= _MAX_SEEN:
-            self._seen.clear()
-        self._seen.add(addresses)
+
+    def _make(self, addresses: tuple[int, ...]) -> Replay | None:
+        """Return a graph for fields that came often enough."""
+        sights, is_full = self._sights, len(self._graphs) == _MAX_GRAPHS
+        count = sights.get(addresses, 0)
+        if count < (_SIGHTS_TO_REPLACE if is_full else 1):
+            if len(sights) >= _MAX_SEEN:
+                sights.clear()
+            sights[addresses] = count + 1
+            return None
+        if is_full:
+            oldest = next(iter(self._graphs))
+            self._handles.pop(key_of(oldest))
+            self._graphs.pop(oldest).close()
+        del sights[addresses]
+        self._pointers[:] = [*addresses]
+        graph = self._graphs[addresses] = Replay(self._launch, self._capturing, self._where)
+        self._handles[key_of(addresses)] = graph.handle
+        return graph
 
     def close(self) -> None:
         """Destroy the graphs."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError
-from mpishare.halo.cuda.fields import current_stream
+from mpishare.halo.cuda.fields import is_captured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +40,7 @@ class CudaPlanEngine:
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         """Whether the stream of a call is being captured into a graph. Local."""
-        stream = current_stream(fields, self._device) if stream is None else stream
-        return bool(self._backend.enter(stream)[3])
+        return is_captured(fields, stream, self._backend)
 
     def pending(self) -> list[int]:
         """Ranks of the node that this rank's GPU waits for, or that have called less often."""

@@ -1,8 +1,9 @@
-"""Routes ``copy``, ``pinned`` and ``mpi``: pack, let streams or the host wait, unpack.
+"""Routes ``copy``, ``pinned`` and those by MPI: pack, let streams or the host wait, unpack.
 
 Two binary flags per pair of ranks: the sender sets `ready`, the receiver `consumed`. The rank that
 waits for a flag resets it to 0. Nothing is counted, so that a captured graph can replay the same
-operations.
+operations. Messages by MPI are sent and waited for by the host, stage by stage, once all that other
+routes need is on the stream.
 """
 
 from __future__ import annotations
@@ -11,19 +12,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.backends.driver import launch_graph
+from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
+from mpishare.halo.cuda.work_items import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mpishare.backends import Backend, driver
     from mpishare.context import NodeContext
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.kernels import Launcher
+    from mpishare.halo.cuda.mpi_stages import MpiStage
+    from mpishare.halo.cuda.work_items import WorkList
     from mpishare.halo.message import Message, Part
 
-_ROUTES = ("copy", "pinned", "mpi")
+    Handles = tuple[dict[Any, int], dict[Any, int]]
+    _Received = tuple[Message, list[tuple[Part, Slot]]]  # where each part arrives
+
+_BY_STREAM = ("copy", "pinned")
 
 
 class StreamedRoutes:
@@ -51,12 +60,19 @@ class StreamedRoutes:
         self._backend = backend = context.backend
         self._where = launcher.where
         self._pointers = launcher.pointers
-        self._mpi = buffers.mpi
-        self._pack = _pack(direction, buffers, launcher, alignments)
-        make = _adds if direction.is_reverse else _unpack
-        self._unpacks = list(make(direction, buffers, launcher, alignments))
+        self.stages = buffers.stages
+        """Those by MPI, for which the host waits."""
+        self._unpacked = buffers.unpacked
+        self._graphs: tuple[GraphCache, GraphCache] | None = None
+        self._packs = list(_packs(direction, buffers, launcher, alignments))
+        make = _adds if direction.is_reverse else _unpacks
+        self._unpacks = list(make(_by_stream(direction, buffers), launcher, alignments))
+        self._unpacks_of_stages = [
+            list(make(_of_stage(stage), launcher, alignments)) for stage in self.stages
+        ]
         flags, rank = buffers.flags, direction.rank
         peers = direction.peers("copy", "pinned")
+        self._has_signals = bool(peers)
         targets = [p for p in peers if any(message.peer == p for message in direction.sends)]
         sources = [p for p in peers if any(message.peer == p for message in direction.recvs)]
         self._set_ready = _Signals(
@@ -73,33 +89,91 @@ class StreamedRoutes:
             ],
         )
 
-    def start(self, stream: int, addresses: Sequence[int]) -> None:
+    def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> bool:
+        """Launch by graphs from now on, if an exchange is nothing but messages of one stage.
+
+        Parameters
+        ----------
+        launcher : Launcher
+            That of the launches.
+        capturing : int
+            A stream on which they may be captured.
+        handles : pair of dict
+            Where the graphs that pack and those that unpack are published, by `key_of` the fields'
+            addresses.
+
+        Returns
+        -------
+        bool
+            Whether it is so.
+        """
+        launches = [launch for each in self._unpacks_of_stages for launch in each]
+        if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
+            return False
+        self._graphs = (
+            GraphCache(launcher, self._packs[0], capturing, handles[0]),
+            GraphCache(launcher, launches[0], capturing, handles[1]),
+        )
+        return True
+
+    def replay(self, graphs: tuple[int, int], stream: int, where: str) -> None:
+        """Exchange by two graphs of `cache_graphs`."""
+        pack, unpack = graphs
+        launch_graph(pack, stream, where)
+        # Nothing is on the stream behind the pack, and what is before it has read the buffers.
+        is_done = self._backend.is_done
+        self._context.wait_until(lambda: is_done(stream), where)
+        messages = self.stages[0].messages
+        messages.send()
+        messages.wait()
+        launch_graph(unpack, stream, where)
+        self._backend.record(self._unpacked, stream)
+
+    def close(self) -> None:
+        """Destroy the graphs."""
+        for cache in self._graphs or ():
+            cache.close()
+
+    def start(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Pack the fields at these addresses and signal that they are ready."""
         self._pointers[:] = [*addresses]
-        mpi = self._mpi
-        if mpi is not None:
-            # The last exchange's unpack may still read the receive buffers.
-            self._wait_on_host(mpi.unpacked)
-            mpi.messages.receive()
-        self._pack.enqueue(stream)
-        if mpi is not None:
-            self._backend.record(mpi.packed, stream)
+        first, *rest = self._packs
+        if self._graphs is None:
+            first.enqueue(stream)
+        else:
+            self._graphs[0].enqueue(stream, addresses, is_captured=False)
         self._set_ready.enqueue(stream)
+        if not self.stages:
+            return
+        self._backend.record(self.stages[0].packed, stream)
+        for launch, stage in zip(rest, self.stages[1:], strict=True):
+            launch.enqueue(stream)
+            self._backend.record(stage.packed, stream)
+        # Else the last exchange's unpacks still read the receive buffers. They are before these
+        # packs on their stream, so that `wait` need not look again.
+        if self._backend.is_event_done(self._unpacked):
+            for stage in self.stages:
+                stage.messages.receive()
 
-    def wait(self, stream: int, addresses: Sequence[int]) -> None:
+    def wait(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Wait for the neighbors' cells and unpack them into the fields at these addresses."""
         self._pointers[:] = [*addresses]
-        mpi = self._mpi
-        if mpi is not None:
-            self._wait_on_host(mpi.packed)
-            mpi.messages.send()
-            mpi.messages.wait()
         self._wait_ready.enqueue(stream)
         for launch in self._unpacks:
             launch.enqueue(stream)
         self._exchange_consumed.enqueue(stream)
-        if mpi is not None:
-            self._backend.record(mpi.unpacked, stream)
+        for stage in self.stages:
+            self._wait_on_host(stage.packed)
+            stage.messages.send()
+        for stage, launches in zip(self.stages, self._unpacks_of_stages, strict=True):
+            stage.messages.wait()
+            if self._graphs is not None:
+                self._graphs[1].enqueue(stream, addresses, is_captured=False)
+                break
+            for launch in launches:
+                launch.enqueue(stream)
+        if self.stages:
+            self._backend.record(self._unpacked, stream)
 
     def _wait_on_host(self, event: Any) -> None:
         """Wait on the host for an event, with the node's deadline."""
@@ -107,37 +181,62 @@ class StreamedRoutes:
         self._context.wait_until(lambda: is_done(event), self._where)
 
 
-def _pack(
+def _by_stream(direction: Direction, buffers: Buffers) -> Iterator[_Received]:
+    for message in direction.recvs:
+        if direction.mine[message.peer] in _BY_STREAM:
+            yield message, [(part, buffers.incoming(message, part)) for part in message.parts]
+
+
+def _of_stage(stage: MpiStage) -> Iterator[_Received]:
+    for message in stage.recvs:
+        yield message, [(part, Slot(address)) for part, address in stage.incoming(message)]
+
+
+def _packs(
     direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
-) -> driver.Launch:
-    work = launcher.work_list(alignments)
+) -> Iterator[driver.Launch]:
+    """Yield a launch per stage, one at least: the first packs what goes by streams, too."""
     kind = PACK_AND_ZERO if direction.is_reverse else PACK
-    for message, part in direction.outgoing(*_ROUTES):
+    work = launcher.work_list(alignments)
+    for message, part in direction.outgoing(*_BY_STREAM):
         work.add_copy(kind, part, buffers.outgoing(message, part))
     if not direction.has_fused:
         for part, target in direction.local():
             work.add_local(part, target)
+    for stage in buffers.stages[:1]:
+        _add_stage(work, kind, stage)
     # Launched with no items, too: it counts the exchanges that have begun.
     pointers = launcher.state("streamed"), buffers.flags.started
-    return launcher.prepare("streamed", work.load(), *pointers)
+    yield launcher.prepare("streamed", work.load(), *pointers)
+    for stage in buffers.stages[1:]:
+        work = launcher.work_list(alignments)
+        _add_stage(work, kind, stage)
+        yield launcher.prepare("streamed", work.load(), 0, 0)
 
 
-def _unpack(
-    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+def _add_stage(work: WorkList, kind: int, stage: MpiStage) -> None:
+    for part, address in stage.outgoing():
+        work.add_copy(kind, part, Slot(address))
+
+
+def _unpacks(
+    received: Iterable[_Received], launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
+    """Yield one launch, if there is something to unpack."""
     work = launcher.work_list(alignments)
-    for message, part in direction.incoming(*_ROUTES):
-        work.add_copy(UNPACK, part, buffers.incoming(message, part))
+    for _, parts in received:
+        for part, slot in parts:
+            work.add_copy(UNPACK, part, slot)
     if len(work):
         yield launcher.prepare("streamed", work.load(), 0, 0)
 
 
 def _adds(
-    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
+    received: Iterable[_Received], launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
     """Yield a launch per pass of each message."""
-    for message in direction.recvs:
-        packed = {part.field: buffers.incoming(message, part) for part in message.parts}
+    for message, places in received:
+        packed = {part.field: slot for part, slot in places}
         for parts in _passes(message):
             work = launcher.work_list(alignments)
             for part, rows in parts:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpishare.halo.host.shared import BoundCall
     from mpishare.halo.message import Message
 
-_MAX_CACHED = 64  # calls whose arrays are recognized
+_MAX_CACHED = 256  # calls whose arrays are recognized
 
 
 # These are plain classes with slots: in Python the fastest records to make and to read.
@@ -77,6 +77,7 @@ class HostEngine(HostPlanEngine):
         self._agreement = setup.context.agreement
         self._layouts = setup.mine
         self._seen: dict[tuple[int, ...], tuple[list[_SeenField], BoundCall]] = {}
+        self._once: dict[int, weakref.ref[Array]] = {}  # first fields of calls made once
         self._zeroed = sends if is_reverse else ()
 
         def by(route: str, messages: Sequence[Message]) -> list[Message]:
@@ -109,7 +110,7 @@ class HostEngine(HostPlanEngine):
         NumPy arrays are recognized as long as they live, if their layout is still the same.
         """
         recording.require_none(self._name, "its fields are in host memory")
-        bound = self._bound_before(fields)
+        bound = self._bound_before(fields) or self._unbound(fields)
         return self._bind(fields) if bound is None else HostCall(bound, fields)
 
     def _bound_before(self, fields: Sequence[Any]) -> BoundCall | None:
@@ -131,6 +132,32 @@ class HostEngine(HostPlanEngine):
                 return None
         return bound if bound.windows_version == self._context.windows_version else None
 
+    def _unbound(self, fields: Sequence[Any]) -> BoundCall | None:
+        """Return a call with arrays that are seen for the first time, if it needs no preparing.
+
+        Programs that make new arrays at each call never show one twice, and binding its copies
+        takes longer than copying small faces. Arrays that come again are bound then.
+        """
+        if not self._host.packs_all or len(fields) != len(self._layouts):
+            return None
+        for field, expected in zip(fields, self._layouts, strict=True):
+            if (
+                type(field) is not np.ndarray
+                or field.shape != expected.shape
+                or field.strides != expected.strides
+                or field.dtype != expected.dtype
+                or not field.flags.writeable
+            ):
+                return None
+        first = fields[0]
+        before = self._once.get(id(first))
+        if before is not None and before() is first:
+            return None
+        if len(self._once) >= _MAX_CACHED:
+            self._once.clear()
+        self._once[id(first)] = weakref.ref(first)
+        return self._host.unbound(fields)
+
     def _bind(self, fields: Sequence[Any]) -> HostCall:
         """Check the fields of a call and bind its copies."""
         require_number(fields, len(self._layouts))
@@ -144,7 +171,7 @@ class HostEngine(HostPlanEngine):
         bound = self._host.bind(tuple(map(address_of, arrays)))
         if all(map(operator.is_, arrays, fields)):
             if len(self._seen) >= _MAX_CACHED:
-                self._seen.clear()
+                del self._seen[next(iter(self._seen))]  # the oldest
             self._seen[tuple(map(id, arrays))] = list(map(_SeenField, arrays)), bound
         return HostCall(bound, arrays)
 
@@ -164,7 +191,7 @@ class HostEngine(HostPlanEngine):
         agreement = self._agreement
         is_whole = agreement.failure is None and agreement.thread == get_ident()
         if self._has_fast_path and is_whole and recording.current() is None:
-            bound = self._bound_before(fields)
+            bound = self._bound_before(fields) or self._unbound(fields)
             if bound is not None:
                 try:
                     self._host.start(bound)
@@ -174,6 +201,10 @@ class HostEngine(HostPlanEngine):
                     raise
                 return True
         return False
+
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have called more often than this one."""
+        return self._host.ahead()
 
     def start(self, call: HostCall, stream: Any) -> None:  # noqa: ARG002  no streams
         """Send my cells."""
@@ -213,5 +244,6 @@ class HostEngine(HostPlanEngine):
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
         self._seen.clear()  # bound calls refer to the memory
+        self._once.clear()
         self._host.close()
         self._mpi.close()

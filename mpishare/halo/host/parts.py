@@ -10,7 +10,7 @@ from mpishare.halo.host.copies import SelfCopy, block_for_cache
 from mpishare.halo.message import PartKey, parts_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array
@@ -43,13 +43,25 @@ class Incoming(NamedTuple):
     buffers: Buffers
 
 
+class Staged(NamedTuple):
+    """A part and its buffer, to copy one into the other for whatever field a call names."""
+
+    field: int
+    key: Any
+    buffer: Array
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Sender:
-    """Consecutive parts from one rank: its rank in the plan, its control words, the parts."""
+    """Consecutive parts from one rank: its rank in the plan, its control words, the parts.
+
+    `staged` are those that have buffers, in even and in odd epochs.
+    """
 
     rank: int
     control: memoryview[int]
     parts: list[Incoming]
+    staged: tuple[list[Staged], list[Staged]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,8 @@ class RouteParts:
     ----------
     outgoing : list of Outgoing
         To other ranks.
+    staged : pair of list of Staged
+        Those that have buffers, in even and in odd epochs.
     self_copies : list of SelfCopy
         To this rank; none in the reverse exchange, where they come in their turn, by `senders`.
     senders : list of Sender
@@ -69,6 +83,7 @@ class RouteParts:
     """
 
     outgoing: list[Outgoing]
+    staged: tuple[list[Staged], list[Staged]]
     self_copies: list[SelfCopy]
     senders: list[Sender]
     in_place: list[bool]
@@ -108,6 +123,7 @@ def lay_out(
         incoming = sorted(others, key=lambda part: part.name.sender)
     return RouteParts(
         outgoing,
+        _staged((part.field, part.key, part.buffers) for part in outgoing),
         block_for_cache(copies, setup.mine),
         _by_sender(incoming, staging),
         _in_place(setup, sends, is_reverse=is_reverse),
@@ -127,10 +143,20 @@ def _received(recvs: Sequence[Message], receiver: int) -> Iterator[tuple[PartKey
 
 
 def _by_sender(incoming: Sequence[Incoming], staging: DoubleBuffer) -> list[Sender]:
-    return [
-        Sender(rank, staging.control[rank], list(parts))
-        for rank, parts in groupby(incoming, key=lambda part: part.name.sender)
-    ]
+    senders = []
+    for rank, found in groupby(incoming, key=lambda part: part.name.sender):
+        parts = list(found)
+        staged = _staged((part.name.field, part.key, part.buffers) for part in parts)
+        senders.append(Sender(rank, staging.control[rank], parts, staged))
+    return senders
+
+
+def _staged(parts: Iterable[tuple[int, Any, Buffers]]) -> tuple[list[Staged], list[Staged]]:
+    found = [(field, key, buffers) for field, key, buffers in parts if buffers is not None]
+    even, odd = (
+        [Staged(field, key, buffers[parity]) for field, key, buffers in found] for parity in (0, 1)
+    )
+    return even, odd
 
 
 def _source_keys(

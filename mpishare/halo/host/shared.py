@@ -47,11 +47,15 @@ if TYPE_CHECKING:
     from mpishare.halo.host.parts import Incoming, Sender
     from mpishare.halo.message import Message
 
-_MAX_CACHED = 64  # bound calls, and per call and sender the addresses at which it was read
+_MAX_CACHED = 64  # per call and sender, the addresses at which it was read
+_MAX_CALLS = 256
 
 
 class BoundCall:
     """The copies of a call, bound to the addresses of its fields. Does not hold their memory.
+
+    Or one that is made once (`HostRoute.unbound`): it holds the fields, and what can be copied by
+    the keys of the plan's parts is not bound.
 
     Attributes
     ----------
@@ -63,8 +67,8 @@ class BoundCall:
         The version of `table`; 0 if all fields are staged.
     table : list of int
         The words of the `FieldAddress` of each field.
-    packs : pair of list of Copy
-        Into the staging buffers, in even and in odd epochs.
+    packs : pair of list of Copy, or None
+        Into the staging buffers, in even and in odd epochs; None if they are not bound.
     self_copies : list of Copy
         Within the fields of this rank.
     receives : dict
@@ -80,7 +84,7 @@ class BoundCall:
         self.arrays = arrays
         self.table_version = 0
         self.table: list[int] = []
-        self.packs: tuple[list[Copy], list[Copy]] = ([], [])
+        self.packs: tuple[list[Copy], list[Copy]] | None = None
         self.self_copies: list[Copy] = []
         self.receives: dict[tuple[Sender, int, int], list[Copy]] = {}
 
@@ -125,7 +129,7 @@ class HostRoute:
         self._control = self._staging.control[comm.rank]
         self._receivers = sorted({message.peer for message in sends} - {comm.rank})
         self._receiver_control = [self._staging.control[rank] for rank in self._receivers]
-        self._parts = RouteParts([], [], [], [])
+        self._parts = RouteParts([], ([], []), [], [], [])
 
     def lay_out(
         self,
@@ -138,6 +142,14 @@ class HostRoute:
         """Find out where the cells come from and where they go. Local; the end of making it."""
         self._peer_reads.lay_out(recvs)
         self._parts = lay_out(setup, sends, recvs, self._staging, is_reverse=is_reverse)
+        self._reads_in_place = any(self._parts.in_place)
+        self._all_staged = [*IN_STAGING] * len(setup.mine)
+        self._carriers = [None if each.is_plain else each.carrier for each in setup.mine]
+
+    @property
+    def packs_all(self) -> bool:
+        """Whether every part that this rank sends has a staging buffer."""
+        return not self._peer_reads.fields
 
     @property
     def staging_nbytes(self) -> int:
@@ -157,22 +169,49 @@ class HostRoute:
             return call
         layouts = self._layouts[self._comm.rank]
         call = BoundCall(version, list(map(array_at, addresses, layouts)))
+        call.packs = [], []
         for field, address in enumerate(addresses):
-            self._bind_sends(call, field, address)
+            self._bind_sends(call, field, address, call.packs)
         if any(call.table):
             self._table_version += 1
             call.table_version = self._table_version
+        self._bind_self_copies(call)
+        if len(self._calls) >= _MAX_CALLS:
+            del self._calls[next(iter(self._calls))]  # the oldest
+        self._calls[addresses] = call
+        return call
+
+    def unbound(self, fields: Sequence[Array]) -> BoundCall | None:
+        """Return a call that packs these arrays without binding; None if they lie in windows.
+
+        There other ranks read large faces in place. Needs `packs_all`.
+        """
+        context = self._context
+        if self._reads_in_place:
+            for field, array in enumerate(fields):
+                nbytes = self._layouts[self._comm.rank][field].span_nbytes
+                if self._parts.in_place[field] and context.locate(address_of(array), nbytes):
+                    return None
+        arrays = [
+            array if carrier is None else array.view(carrier)
+            for array, carrier in zip(fields, self._carriers, strict=True)
+        ]
+        call = BoundCall(context.windows_version, arrays)
+        call.table = self._all_staged
+        if self._parts.self_copies:
+            self._bind_self_copies(call)
+        return call
+
+    def _bind_self_copies(self, call: BoundCall) -> None:
         call.self_copies = [
             copy
             for field, key, source_key in self._parts.self_copies
             for copy in bind_copy_within(call.arrays[field], key, source_key)
         ]
-        if len(self._calls) >= _MAX_CACHED:
-            self._calls.clear()
-        self._calls[addresses] = call
-        return call
 
-    def _bind_sends(self, call: BoundCall, field: int, address: int) -> None:
+    def _bind_sends(
+        self, call: BoundCall, field: int, address: int, packs_of: tuple[list[Copy], list[Copy]]
+    ) -> None:
         """Find out where other ranks read a field, and bind what is packed before that."""
         layout, array = self._layouts[self._comm.rank][field], call.arrays[field]
         found = None
@@ -191,7 +230,7 @@ class HostRoute:
         for part in self._parts.outgoing:
             if part.field != field:
                 continue
-            for parity, packs in enumerate(call.packs):
+            for parity, packs in enumerate(packs_of):
                 if part.buffers is not None:
                     buffer = part.buffers[parity]
                     packs.append(bind_copy(put, buffer, WHOLE, array, part.key))
@@ -233,6 +272,12 @@ class HostRoute:
 
     # --- an exchange
 
+    def ahead(self) -> list[int]:
+        """Ranks of the node that have started more exchanges than this one."""
+        self._memory_barrier()
+        control, ranks_here = self._staging.control, self._comm.ranks_here
+        return [ranks_here[rank] for rank in control if control[rank][READY] > self._epoch]
+
     def start(self, call: BoundCall) -> None:
         """Pack my cells, or publish where they are; waits only for a rank two epochs behind."""
         epoch, control = self._epoch + 1, self._control
@@ -241,8 +286,12 @@ class HostRoute:
                 self._wait_until("start", self._receivers, CONSUMED, epoch - 2)
         self._memory_barrier()
         parity = epoch & 1
-        for copy in call.packs[parity]:
-            copy()
+        if call.packs is None:
+            for field, key, buffer in self._parts.staged[parity]:
+                buffer[...] = call.arrays[field][key]
+        else:
+            for copy in call.packs[parity]:
+                copy()
         table = self._tables[parity]
         if control[table] != call.table_version:
             write_table(control, table, call.table_version, call.table)
@@ -265,10 +314,15 @@ class HostRoute:
             self._memory_barrier()
             version = control[table]
             copies = receives.get((sender, parity, version))
-            if copies is None:
-                copies = self._bind_receives(call, sender, parity)
-            for copy in copies:
-                copy()
+            if copies is not None:
+                for copy in copies:
+                    copy()
+            elif call.packs is None and not version and sender.rank != self._comm.rank:
+                for field, key, buffer in sender.staged[parity]:
+                    self._store(call.arrays[field], key, buffer)
+            else:
+                for copy in self._bind_receives(call, sender, parity):
+                    copy()
             if version:
                 self._require_present(sender.rank)
         self._memory_barrier()
@@ -280,7 +334,7 @@ class HostRoute:
     def close(self) -> None:
         """Unmap the shared memory."""
         self._control, self._receiver_control = memoryview(b"").cast("Q"), []
-        self._parts = RouteParts([], [], [], [])
+        self._parts = RouteParts([], ([], []), [], [], [])
         self._calls.clear()
         self._peer_reads.close()
         self._staging.close()

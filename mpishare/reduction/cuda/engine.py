@@ -287,5 +287,5 @@ def _route_to_peers(setup: PlanSetup) -> str:
     others = [rank for rank in comm.ranks_here if rank != comm.rank]
     found = routes.choose(comm, setup.node.report(), others, forced, on_gpu=True)
     # Inside a node a reduction has no messages: what travels by host memory is the nearest.
-    names = ["pinned" if route == "mpi" else route for route in found.values()]
+    names = ["pinned" if route in routes.BY_MPI else route for route in found.values()]
     return max(names, key=_ROUTES.index, default="fused")

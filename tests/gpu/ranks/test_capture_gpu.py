@@ -79,6 +79,12 @@ def test_a_step_is_run_once_captured_once_and_replayed(node, ring, monkeypatch):
     assert len(made) == 19
 
 
+def taken_anew(xp):
+    """Arrays in the memory that a pool which is shared has given back."""
+    xp.get_default_memory_pool().free_all_blocks()
+    return [xp.full(size, 77.0) for size in (1, 10, 5000, 80_000, 1 << 18) for _ in range(20)]
+
+
 def test_its_memory_stays_as_it_is(node):
     """What it allocates is its own, whatever is allocated and freed around it."""
     xp = node.xp
@@ -92,10 +98,10 @@ def test_its_memory_stays_as_it_is(node):
     for number in range(40):
         x.fill(number)
         total, first = step(x)
-        noise = [xp.full(size, 77.0) for size in (1, 10, 5000, 80_000)]
+        noise = taken_anew(xp)
         step(x)
+        assert all(bool((each == 77).all()) for each in noise)
         del noise
-        xp.get_default_memory_pool().free_all_blocks()
         assert float(total) == 5000 * (3 * number + 1) ** 2
         assert first.get().tolist() == [3 * number + 1] * 10
 
@@ -112,9 +118,9 @@ def test_a_pool_that_runs_out_frees_nothing_of_a_graph(node):
     free = cupy.cuda.runtime.memGetInfo()[0]
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
         step._runs._pool.malloc(2 * free)
-    noise = [cupy.full(1 << 18, 7.0) for _ in range(20)]
+    noise = taken_anew(cupy)
     assert float(step(x)) == right
-    del noise
+    assert all(bool((each == 77).all()) for each in noise)
 
 
 def test_the_current_stream_may_change(node, ring):
@@ -605,8 +611,10 @@ def test_torch_functions(node, ring):
         def advance(field):
             halo.exchange(field)
             mean = (field[:1] + field[3:]) * 0.5  # allocates
-            return mean.sum(dim=1)
+            many = mean.expand(copies, N) * 1.0  # as much as PyTorch gives back by itself
+            return many.sum(dim=1)[:1]
 
+        copies, noise = (24 << 20) // (8 * N), []
         step = mpishare.capture(node, advance)
         low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
         for number in range(12):
@@ -614,8 +622,11 @@ def test_torch_functions(node, ring):
             field[1] = 1000 * number + 10 * node.rank
             field[2] = 1000 * number + 10 * node.rank + 1
             found = step(field)
-            noise = [torch.full((n,), 7.0, device=device) for n in (1, 1000, 4000)]
-            del noise
+            assert all(bool((each == 7).all()) for each in noise)
+            noise.clear()
+            torch.cuda.empty_cache()
+            sizes = 1, 1000, 4000, copies * N
+            noise += [torch.full((n,), 7.0, dtype=torch.float64, device=device) for n in sizes]
             right = N * (1000 * number + 5 * low + 5 * high + 0.5)
             assert abs(float(found[0]) - right) < 1e-6 * max(1, right), number
         torch.cuda.synchronize()

@@ -285,6 +285,61 @@ def test_one_launch_whatever_the_neighbors_and_fields(node, corners, count):
     cart.Free()
 
 
+@TWO
+def test_more_arrays_in_turn_than_graphs(node):
+    """Each is launched as it comes, and none takes the graph of another at every turn."""
+    xp, cart = node.xp, ring(node)
+    fields = [xp.zeros((4, 3)) for _ in range(40)]
+    layout = mpishare.Layout(fields[0].shape)
+    with mpishare.HaloExchange(cart, layout, 1, axes=0, node=node) as halo:
+        if set(halo.routes.values()) != {"fused"}:
+            pytest.skip("ranks share a GPU without MPS")
+        graphs = halo._forward._launches[0].fused.alone._graphs
+        for step in range(4):
+            for number, field in enumerate(fields):
+                fill(xp, field, node.rank, step + number)
+            for field in fields:
+                halo.exchange(field)
+            for number, field in enumerate(fields):
+                assert wrong(field, node.rank, node.size, step + number) == 0, (step, number)
+            if step == 1:
+                kept = list(graphs)
+        assert list(graphs) == kept == [(field.data.ptr,) for field in fields[:16]]
+        for _ in range(300):
+            halo.exchange(fields[20])
+        assert list(graphs) == [*kept[1:], (fields[20].data.ptr,)]
+        fill(xp, fields[20], node.rank, 5)
+        halo.exchange(fields[20])
+        assert wrong(fields[20], node.rank, node.size, 5) == 0
+        for field in fields[21:24]:  # started on the plan's own stream, new there
+            fill(xp, field, node.rank, 6)
+            halo.start(field)
+            halo.wait()
+            assert wrong(field, node.rank, node.size, 6) == 0
+    cart.Free()
+
+
+@TWO
+def test_a_new_array_on_another_gpu_is_refused(node):
+    """Also where the call before was fast."""
+    xp, cart = node.xp, ring(node)
+    count = xp.cuda.runtime.getDeviceCount()
+    if count < 2:
+        pytest.skip("one GPU is visible")
+    other = (node.device.ordinal + 1) % count
+    layout = mpishare.Layout((4, 3))
+    with mpishare.HaloExchange(cart, layout, 1, axes=0, node=node) as halo:
+        field = xp.zeros((4, 3))
+        for _ in range(4):
+            halo.exchange(field)
+        with xp.cuda.Device(other):
+            strange = xp.zeros((4, 3))
+        with pytest.raises(ValueError, match="device"):
+            halo.exchange(strange)
+        halo.exchange(field)
+    cart.Free()
+
+
 @pytest.mark.parametrize("nbytes", [8, 4 * KIB, 200 * KIB])
 @pytest.mark.parametrize("count", [1, 16])
 def test_plans_alike_have_memory_of_their_own(node, nbytes, count):

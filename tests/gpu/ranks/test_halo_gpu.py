@@ -162,16 +162,43 @@ def test_routes_are_what_the_probe_saw(node):
             assert found == ("copy" if rank == node.rank else seen[node.rank, rank])
 
 
-@pytest.mark.parametrize("name", ROUTES[1:])
+@pytest.mark.parametrize("name", [*ROUTES[1:], "mpi-host"])
 def test_forced_routes(node, monkeypatch, name):
+    """Messages go out of GPU memory where the MPI takes that, unless told otherwise."""
     force(monkeypatch, name)
     case = case_of(node)
     fields = make_fields(node, case, node.rank, [Kind()])
     with plan(node.comm, case, arrays(fields), node=node) as halo:
-        assert {found for rank, found in halo.routes.items() if rank != node.rank} <= {name}
+        right = {"mpi-host": "mpi"}.get(name, name)
+        if name == "mpi" and node.report().gpu_messages == "":
+            right = "mpi-gpu"
+        assert {found for rank, found in halo.routes.items() if rank != node.rank} <= {right}
         put(fields, 1)
         halo.exchange()
         check(fields, 1)
+
+
+@pytest.mark.parametrize("name", ["mpi", "mpi-host"])
+def test_messages_in_pieces(node, monkeypatch, name, stream):
+    """Faces long enough to be cut, in both directions, whole and started."""
+    from mpishare.halo.cuda import pieces
+
+    force(monkeypatch, name)
+    monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 256)
+    monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 256)
+    case = case_of(node, cells=70)
+    kinds = [Kind(), Kind("f4", "F"), Kind("i1")]
+    fields = make_fields(node, case, node.rank, kinds)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        assert len(halo._forward._buffers.stages) > 2
+        for step in range(1, 9):
+            put(fields, step)
+            if step % 2:
+                halo.exchange()
+            else:
+                halo.start()
+                halo.wait()
+            check(fields, step)
 
 
 @pytest.mark.parametrize("name", ["copy", "pinned"])

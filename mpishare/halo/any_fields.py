@@ -1,0 +1,230 @@
+"""The engines of a plan that takes any fields of its block: a pair for each combination of layouts.
+
+All ranks agree on a combination when it is seen first, and keep it. So they all know the same ones,
+and a rank that waits for the others at a first sight while these exchange what they have seen
+is in a wrong program. It notices by their counts of calls: a right one never lets others be ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from operator import attrgetter
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination import recording
+from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
+from mpishare.halo.engine_pair import EnginePair
+from mpishare.halo.layout import Layout, as_list
+from mpishare.halo.setup import agree_on_routes, layouts_of, plan_setup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.halo.engine import Engine, PlanSetup
+    from mpishare.halo.message import Message
+
+    Messages = tuple[Sequence[Message], Sequence[Message]]
+
+log = logging.getLogger("mpishare.halo")
+
+MANY = 64
+"""So many combinations are worth a warning: each has staging memory of its own."""
+
+_MAX_KEYS = 1024
+_of_array = attrgetter("shape", "strides", "dtype")
+
+
+class AnyFields:
+    """The engines of a plan for fields of any dtype, and of any axes that are not cut.
+
+    Collective to make, host-blocking.
+
+    Parameters
+    ----------
+    setup : PlanSetup
+        What the ranks agreed on for the block.
+    sends, recvs : sequence of Message
+        What this rank would send and receive of a field that has the axes of the block alone.
+    agree : callable
+        Given a setup and fields, agrees on these and returns what this rank sends and receives.
+        Collective.
+    """
+
+    def __init__(
+        self,
+        setup: PlanSetup,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        agree: Callable[[PlanSetup, Sequence[Any]], Messages],
+    ) -> None:
+        agree_on_routes(setup, sends, recvs)
+        self.setup = setup
+        self._agree = agree
+        self._backend = "cuda" if setup.on_gpu else "host"
+        self._pairs: list[EnginePair] = []
+        self._by_key: dict[Any, EnginePair] = {}
+        self._started: Engine
+
+    def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
+        """Return the engines for the fields of a call.
+
+        Local for a combination that was seen before; else collective, host-blocking.
+        """
+        key = _key_of(fields)
+        pair = self._by_key.get(key)
+        if pair is None:
+            pair = self._find(fields) or self._see(call, fields, stream)
+            if key is not None:
+                if len(self._by_key) >= _MAX_KEYS:
+                    self._by_key.clear()
+                self._by_key[key] = pair
+        return pair
+
+    def has_seen(self, fields: Sequence[Any]) -> bool:
+        """Whether `pair_for` is local."""
+        return self._find(fields) is not None
+
+    # --- fields that were seen before: see `Engine`
+
+    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Exchange fields that were seen before, or return False with nothing done."""
+        pair = self._by_key.get(_key_of(fields))
+        return pair is not None and pair.forward.try_fast(fields, stream)
+
+    def try_start(self, fields: Sequence[Any], stream: Any) -> bool:
+        """Start an exchange of fields that were seen before, or return False as `try_fast`."""
+        pair = self._by_key.get(_key_of(fields))
+        if pair is None or not pair.forward.try_start(fields, stream):
+            return False
+        self._started = pair.forward
+        return True
+
+    def try_wait(self, stream: Any) -> bool:
+        """End what `try_start` has begun, or return False with nothing done."""
+        return self._started.try_wait(stream)
+
+    # --- the end
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Those of all combinations."""
+        return [engine for pair in self._pairs for engine in pair.engines]
+
+    @property
+    def setups(self) -> list[PlanSetup]:
+        """What is to be closed after the engines: the plan's own last."""
+        return [*(pair.setup for pair in self._pairs), self.setup]
+
+    # --- a new combination
+
+    def _find(self, fields: Sequence[Any]) -> EnginePair | None:
+        """Return the engines of a combination that differs in nothing that matters."""
+        try:
+            found = layouts_of(as_list(fields), self._backend)
+        except (TypeError, ValueError):
+            return None  # the others must hear of it: at the first sight it is raised on all ranks
+        device = self.setup.mine[0].device
+        seen = [
+            replace(each, device=device) if isinstance(field, Layout) else each
+            for field, each in zip(fields, found, strict=True)
+        ]
+        for pair in self._pairs:
+            mine = pair.setup.mine
+            if len(mine) == len(seen) and all(map(_is_like, mine, seen)):
+                return pair
+        return None
+
+    def _see(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
+        """Agree on a new combination, and make its engines. Collective, host-blocking."""
+        outer, begin = self.setup, perf_counter()
+        what, given = f"{outer.name}: {call}", _describe(fields)
+        if self._is_captured(fields, stream):
+            raise UnsupportedError(
+                f"{what} failed: the plan has not seen {given} before. All ranks agree on that by "
+                "the host, which cannot be captured into a graph. Call it once with such arrays "
+                "before the capture."
+            )
+        with plan_setup(what, outer.group.comm, outer.node) as setup:
+            setup.name, setup.backend, setup.chain = outer.name, self._backend, outer.chain
+            setup.look = lambda: self._require_none_ahead(what, given)
+            pair = EnginePair(setup, *self._agree(setup, fields))
+            setup.look = int
+        outer.chain = setup.chain  # calls of one plan are in order, on whatever streams
+        self._pairs.append(pair)
+        log.info(
+            "%s has seen %s first, in %.1f ms, %s of staging",
+            outer.name,
+            given,
+            1e3 * (perf_counter() - begin),
+            format_nbytes(pair.forward.staging_nbytes),
+        )
+        if len(self._pairs) == MANY and not setup.comm.rank:
+            log.warning(
+                "%s has seen %d combinations of dtypes, axes and orders in memory, and keeps "
+                "staging memory and a stream for each until it is closed. Where extents change "
+                "from call to call, give it arrays of a few sizes, and use a part of these.",
+                outer.name,
+                MANY,
+            )
+        return pair
+
+    def _is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
+        if recording.current() is not None or not self.setup.on_gpu:
+            return recording.current() is not None
+        from mpishare.halo.cuda.fields import is_captured
+
+        return is_captured(fields, stream, self.setup.context.backend)
+
+    def _require_none_ahead(self, what: str, given: str) -> None:
+        """Raise if others have called the plan more often than this rank, which waits for them."""
+        ahead = sorted({rank for engine in self.engines for rank in engine.ahead()})
+        if not ahead:
+            return
+        agreement = self.setup.context.agreement
+        text = (
+            f"{what} failed: {given} with these strides is new to the plan on this rank, while "
+            f"{name_ranks(ahead)} of the node gave fields that it has seen. At a call all ranks "
+            "must give fields of the same dtypes and axes, and each rank must give them in the "
+            "strides in which it gave them first."
+        )
+        raise agreement.fail_and_tell(
+            lambda: MismatchError(text, failures=dict.fromkeys(ahead, "gave fields seen before")),
+            fatal=False,
+        )
+
+
+def _is_like(mine: Any, other: Any) -> bool:
+    return bool(mine.is_like(other))
+
+
+def _key_of(fields: Sequence[Any]) -> Any:
+    """Return what fields of one combination have in common, None for what is no such array.
+
+    Other keys may belong to the same combination. Written for speed: each call asks.
+    """
+    try:
+        if len(fields) == 1:
+            return _of_array(fields[0])
+        return tuple(map(_of_array, fields))
+    except AttributeError:
+        return _key_of_tensors(fields)
+
+
+def _key_of_tensors(fields: Sequence[Any]) -> Any:
+    try:
+        return tuple((each.shape, each.stride(), each.dtype) for each in fields)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _describe(fields: Sequence[Any]) -> str:
+    """Return fields in words: whatever the user gave."""
+    words = []
+    for each in fields:
+        if hasattr(each, "dtype") and hasattr(each, "shape"):
+            words.append(f"{each.dtype}{tuple(each.shape)}")
+        else:
+            words.append(type(each).__name__)
+    return ", ".join(words)

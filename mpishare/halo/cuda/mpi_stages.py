@@ -1,0 +1,121 @@
+"""Messages by MPI, in stages: while one is on its way, kernels pack the next and unpack the last.
+
+Each stage has a piece of every large message, with buffers in GPU memory where the MPI takes that.
+Else they are in pinned memory of the host, and those of small messages always: kernels reach it in
+less time than an MPI needs to fetch a few bytes from a GPU. The receiver need not know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from mpishare.halo.mpi_route import MpiMessages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mpishare.backends.suballocator import Suballocation
+    from mpishare.halo.message import Message, Part
+    from mpishare.halo.plan_comm import PlanComm
+
+    _Addresses = dict[tuple[int, int], int]  # by peer and tag
+
+
+SMALL_NBYTES = 16 << 10
+"""Messages that are not larger go out of pinned memory."""
+
+
+class MpiStage:
+    """The messages of one stage, which kernels pack and unpack. Local.
+
+    All launches share them, whichever fields they are for.
+
+    Parameters
+    ----------
+    comm, name
+        As for `Buffers`.
+    sends, recvs : sequence of Message
+        What goes by MPI.
+    on_gpu : bool
+        Whether the buffers of large messages are in GPU memory.
+
+    Attributes
+    ----------
+    sends, recvs
+        As given.
+    messages : MpiMessages
+        The persistent requests.
+    packed : event
+        Recorded when the outgoing buffers are full.
+    nbytes : int, bytes
+        Size of all messages.
+    """
+
+    def __init__(
+        self,
+        comm: PlanComm,
+        name: str,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        *,
+        on_gpu: bool,
+    ) -> None:
+        from mpi4py import MPI
+
+        self.sends, self.recvs = sends, recvs
+        self._backend = comm.context.backend
+        self._suballocator = comm.context.suballocator
+        self._on_gpu = on_gpu
+        self._blocks: list[Suballocation] = []
+        self._pinned: list[Any] = []
+        self._outgoing: _Addresses = {}
+        self._incoming: _Addresses = {}
+
+        def buffers(addresses: _Addresses, messages: Sequence[Message]) -> list[Any]:
+            found = []
+            for message in messages:
+                address = self._allocate(max(message.nbytes, 1))
+                addresses[message.peer, message.tag] = address
+                found.append(MPI.buffer.fromaddress(address, message.nbytes))
+            return found
+
+        outgoing, incoming = buffers(self._outgoing, sends), buffers(self._incoming, recvs)
+        self.messages = MpiMessages(comm, name, sends, recvs, outgoing, incoming)
+        self.nbytes = sum(message.nbytes for message in (*sends, *recvs))
+        self.packed = self._backend.local_event()
+
+    def outgoing(self) -> Iterator[tuple[Part, int]]:
+        """Yield the parts that are sent, and where each is packed."""
+        return _places(self.sends, self._outgoing)
+
+    def incoming(self, message: Message) -> Iterator[tuple[Part, int]]:
+        """Yield the parts of a message that is received, and where each arrives."""
+        return _places([message], self._incoming)
+
+    def close(self) -> None:
+        """Free the requests, the events, and the memory if no message is under way."""
+        is_over = self.messages.close([*self._blocks, *self._pinned])
+        self._backend.close_events([self.packed])
+        if is_over:
+            for block in self._blocks:
+                block.close()
+        self._blocks, self._pinned = [], []
+
+    def _allocate(self, nbytes: int) -> int:
+        """Return the address of memory that is held until `close`."""
+        if self._on_gpu and nbytes > SMALL_NBYTES:
+            block = self._suballocator.allocate_own(nbytes)
+            self._blocks.append(block)
+            return block.address
+        pinned = cupy.cuda.alloc_pinned_memory(nbytes)
+        self._pinned.append(pinned)
+        return int(pinned.ptr)
+
+
+def _places(messages: Sequence[Message], addresses: _Addresses) -> Iterator[tuple[Part, int]]:
+    for message in messages:
+        address = addresses[message.peer, message.tag]
+        for part, offset in zip(message.parts, message.offsets(), strict=True):
+            yield part, address + offset

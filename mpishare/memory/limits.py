@@ -1,0 +1,120 @@
+"""How much memory this process may still take: the least that a control group above it leaves.
+
+A job step, a container and a service each have limits on every level of their control groups, and
+shared memory counts. Beyond a limit the kernel kills; nothing is refused. So it is looked up before
+memory is taken. See the kernel's documentation of cgroup-v1/memory and of cgroup-v2.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Limit(NamedTuple):
+    """A limit on the memory of a control group.
+
+    Attributes
+    ----------
+    nbytes : int, bytes
+        The limit.
+    left : int, bytes
+        What is left of it; what the kernel can drop of its cache counts as left.
+    group : str
+        The group, as a path from where its hierarchy is mounted.
+    """
+
+    nbytes: int
+    left: int
+    group: str
+
+
+class _Files(NamedTuple):
+    """What the two versions call the same."""
+
+    limit: str
+    used: str
+    cache: str
+
+
+_VERSIONS = {
+    "cgroup2": _Files("memory.max", "memory.current", "inactive_file"),
+    "cgroup": _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+# Version 1 says no limit by a number near 2^63.
+_NO_LIMIT = 1 << 60
+
+
+def tightest(root: Path = Path("/")) -> Limit | None:
+    """Return the limit of which the least is left, on the way up from this process's group. Local.
+
+    Parameters
+    ----------
+    root : Path
+        Where /proc and the mounts are found.
+
+    Returns
+    -------
+    Limit or None
+        None where no group has a limit.
+    """
+    limits = [limit for files, top, own in _hierarchies(root) for limit in _above(files, top, own)]
+    return min(limits, key=lambda limit: limit.left, default=None)
+
+
+@functools.cache  # pools ask at each new page, and launchers place a process before it starts
+def _hierarchies(root: Path) -> tuple[tuple[_Files, Path, PurePosixPath], ...]:
+    """Find each mounted hierarchy with memory: its files, its mount, and this process's group."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    mine = {}  # by version
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mine["cgroup2"] = PurePosixPath(path)
+        elif "memory" in controllers.split(","):
+            mine["cgroup"] = PurePosixPath(path)
+    found = {}
+    for line in mounts:
+        before, _, behind = line.partition(" - ")
+        base, point = map(_unescaped, before.split()[3:5])
+        kind, _, options = behind.split(" ", 2)
+        is_of_memory = kind == "cgroup2" or "memory" in options.split(",")
+        if kind in mine and is_of_memory:
+            own = mine[kind]
+            # A container may see the group of its process under another name than its mount.
+            is_below = own.is_relative_to(base) and ".." not in own.parts
+            below = own.relative_to(base) if is_below else PurePosixPath()
+            found[point] = _VERSIONS[kind], root / point.lstrip("/"), below
+        else:
+            found.pop(point, None)  # it hides what was mounted there
+    return tuple(found.values())
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+def _above(files: _Files, top: Path, own: PurePosixPath) -> Iterator[Limit]:
+    """Return the limits of a group and of all above it, as far as they are mounted."""
+    for group in (own, *own.parents):
+        folder = top / group
+        try:
+            limit = (folder / files.limit).read_text().strip()
+            used = int((folder / files.used).read_text())
+            stat = (folder / "memory.stat").read_text()
+        except OSError:
+            continue  # the top of version 2, and groups that are not shown here, have no such files
+        if limit == "max" or int(limit) >= _NO_LIMIT:
+            continue
+        cache = re.search(rf"^{files.cache} (\d+)$", stat, re.MULTILINE)
+        left = int(limit) - used + (int(cache[1]) if cache else 0)
+        yield Limit(int(limit), max(left, 0), f"/{group}" if group.parts else "/")

@@ -1,0 +1,175 @@
+"""Which launcher started this process, and whether it fits the MPI library.
+
+A launcher and a library that do not speak the same protocol make N processes that are each alone,
+and MPI says nothing of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What started this process.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    variable : str
+        The environment variable that has the number of processes.
+    count, rank : int
+        The number of processes, and which of them this one is.
+    given : str or None
+        The protocol that `srun` was told to speak; None where it is not known.
+    """
+
+    name: str
+    variable: str
+    count: int
+    rank: int
+    given: str | None = None
+
+    @property
+    def is_srun(self) -> bool:
+        """Whether SLURM started the ranks itself, without an mpirun in between."""
+        return self.variable == "SLURM_STEP_NUM_TASKS"
+
+
+def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher that is nearest to this process; None where it was started by hand.
+
+    Local. An mpirun in a job starts its helpers by srun, one per node: what SLURM says in such a
+    process is about these helpers. And srun with `--mpi=pmi2` sets the variables of an mpirun.
+    """
+
+    def made(name: str, variable: str, rank: str, given: str | None = None) -> Launcher:
+        count = environment[variable]
+        number = environment.get(rank, "0")
+        return Launcher(
+            name,
+            variable,
+            int(count) if count.isdecimal() else 1,
+            int(number) if number.isdecimal() else 0,
+            given,
+        )
+
+    if "OMPI_COMM_WORLD_SIZE" in environment:
+        return made("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+    is_in_step = "SLURM_STEP_NUM_TASKS" in environment
+    is_of_hydra = "MPI_LOCALNRANKS" in environment
+    if "PMI_SIZE" in environment and (is_of_hydra or not is_in_step):
+        return made("MPICH's mpirun (or another that speaks PMI)", "PMI_SIZE", "PMI_RANK")
+    if is_in_step:
+        given = environment.get("SLURM_MPI_TYPE")
+        return made("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", given)
+    return None
+
+
+def srun_option(library: str) -> str | None:
+    """Return the option with which srun speaks the protocol of an MPI library. Local.
+
+    Parameters
+    ----------
+    library : str
+        What ``MPI.Get_library_version()`` says.
+
+    Returns
+    -------
+    str or None
+        None for a library that is not known.
+    """
+    if "Open MPI" in library:
+        return "--mpi=pmix"
+    if "CRAY MPICH" in library.upper():
+        return "--mpi=cray_shasta"
+    return "--mpi=pmi2" if "MPICH" in library else None
+
+
+class AlsoAloneError(UnsupportedError):
+    """What all processes but the first say: the cure in one line, and no traceback."""
+
+    is_brief = True
+
+
+def check_singleton(world_size: int, environment: Mapping[str, str], library: str) -> None:
+    """Raise if this process believes to be alone where a launcher started several. Local.
+
+    Parameters
+    ----------
+    world_size : int
+        Of ``MPI.COMM_WORLD``.
+    environment : mapping
+        The process's.
+    library : str
+        The MPI library in use.
+
+    Raises
+    ------
+    UnsupportedError
+        With the option that was missing; on all processes but the first in short.
+    """
+    launcher = find_launcher(environment)
+    if world_size != 1 or launcher is None or launcher.count <= 1:
+        return
+    cure = _cure(launcher, library)
+    if launcher.rank:
+        raise AlsoAloneError(
+            f"process {launcher.rank} of {launcher.count} is alone in MPI.COMM_WORLD, as the first "
+            f"one says: {cure}"
+        )
+    raise UnsupportedError(
+        f"{launcher.name} started {launcher.count} processes ({launcher.variable}="
+        f"{launcher.count}), but each is alone in MPI.COMM_WORLD: the launcher and the MPI library "
+        f"({_first_line(library)}) do not speak the same protocol. {cure[0].upper()}{cure[1:]}."
+    )
+
+
+def _cure(launcher: Launcher, library: str) -> str:
+    if not launcher.is_srun:
+        return "start it with the mpirun of the MPI library that mpi4py uses"
+    option = srun_option(library)
+    if option is None:
+        return "give srun the --mpi= of this library; `srun --mpi=list` shows what there is"
+    if launcher.given is not None and option == f"--mpi={launcher.given}":
+        return (
+            f"srun was given {option}, which is right, but the versions do not fit: try the others "
+            "that `srun --mpi=list` shows, or the mpirun of this library"
+        )
+    return f"give srun {option}"
+
+
+def _first_line(library: str) -> str:
+    return library.partition("\n")[0].strip("\x00 ")
+
+
+def one_gpu_note(uuids: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Say that all ranks of a node sit on one GPU of a SLURM job that has more. Local.
+
+    Parameters
+    ----------
+    uuids : sequence of str
+        The GPU of each rank.
+    environment : mapping
+        The process's.
+    """
+    if len(uuids) < 2 or not uuids[0] or len(set(uuids)) > 1:
+        return None
+    # A step by itself tells of its own alone; a job script also of the job's, to mpirun too.
+    listed = [each for each in environment.get("SLURM_JOB_GPUS", "").split(",") if each]
+    count = environment.get("SLURM_GPUS_ON_NODE", "")
+    n_gpus = max(len(listed), int(count) if count.isdecimal() else 0)
+    if n_gpus < 2:
+        return None
+    return (
+        f"all {len(uuids)} ranks use {uuids[0][:12]}, though this job has {n_gpus} GPUs here: ask "
+        f"for --gpus-per-node={n_gpus} alone, without --gpus-per-task and --gpu-bind. To SLURM "
+        "mpirun is one task, to which --gpus-per-task=1 gives one GPU"
+    )

@@ -1,0 +1,75 @@
+"""Tables of cases that have a few arms and no rival at every size: a line per size and arm."""
+
+from newest import size, us
+
+CLOCKS = ("latency", "throughput")
+#: The forms of the program of the case jax.
+FORMS = ("loop", "recorded", "unrolled", "padded")
+
+
+def medians(rows: list[dict], case: str) -> dict[tuple[int, str, str], float]:
+    """The times of a case, by size, arm and clock."""
+    return {
+        (row["nbytes"], row["arm"], row["clock"]): row["median_us"]
+        for row in rows
+        if row["case"] == case and row["ok"]
+    }
+
+
+def sizes(found: dict[tuple[int, str, str], float]) -> list[int]:
+    return sorted({key[0] for key in found})
+
+
+def _lines(heads: list[str], cells: list[list[str]]) -> list[str]:
+    rows = [heads, *cells]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|---" * len(heads) + "|", *lines[1:], ""]
+
+
+def fresh(rows: list[dict]) -> list[str]:
+    """Arrays that are new at each call, beside kept ones and messages; both clocks."""
+    found = medians(rows, "fresh")
+    messages = next(arm for _, arm, _ in found if arm in ("staged", "sendrecv"))
+    heads = ["faces", "new arrays, µs", "of kept, copied", f"of {messages}"]
+    heads += ["arrays in turn, µs", "of kept array"]
+
+    def pair(nbytes: int, arm: str, beside: str | None = None) -> str:
+        times = [found[nbytes, arm, clock] for clock in CLOCKS]
+        if beside is None:
+            return " / ".join(map(us, times))
+        others = [found[nbytes, beside, clock] for clock in CLOCKS]
+        return " / ".join(f"{a / b:.2f}" for a, b in zip(times, others, strict=True))
+
+    return _lines(
+        heads,
+        [
+            [
+                size(nbytes),
+                pair(nbytes, "new arrays"),
+                pair(nbytes, "new arrays", "kept, copied"),
+                pair(nbytes, "new arrays", messages),
+                pair(nbytes, "arrays in turn"),
+                pair(nbytes, "arrays in turn", "kept array"),
+            ]
+            for nbytes in sizes(found)
+        ],
+    )
+
+
+def jax(rows: list[dict]) -> list[str]:
+    """A step with an exchange, the same without it, and with that of mpi4jax where it ran."""
+    found = {key[:2]: time for key, time in medians(rows, "jax").items()}
+    has_mpi4jax = any(arm.startswith("mpi4jax") for _, arm in found)
+    heads = ["faces", "step", "with exchange, µs", "without, µs", "difference"]
+    heads += ["with mpi4jax, µs", "mpishare over mpi4jax"] * has_mpi4jax
+    heads += ["exchange called, µs"]
+    cells = []
+    for nbytes in sorted({nbytes for nbytes, _ in found}):
+        for form in FORMS:
+            step, alone = found[nbytes, form], found[nbytes, f"{form} alone"]
+            line = [size(nbytes), form, us(step), us(alone), us(step - alone)]
+            if has_mpi4jax:
+                theirs = found[nbytes, f"mpi4jax, {form}"]
+                line += [us(theirs), f"{step / theirs:.2f}"]
+            cells.append([*line, us(found[nbytes, "exchange called"])])
+    return _lines(heads, cells)

@@ -1,0 +1,83 @@
+"""The patch for Veros is as short as its page says, fits the version it is for, and exchanges.
+
+`scripts/ports/veros` runs Veros itself, which takes a network and some minutes.
+"""
+
+import re
+import sys
+
+from tests.docs.pages import ROOT
+from tests.helpers.launch import run_ranks
+
+PATCH = ROOT / "docs/ports/veros.patch"
+PAGE = ROOT / "docs/ports/veros.md"
+SCRIPT = ROOT / "scripts/ports/veros"
+
+#: Veros' settings and neighbors on two ranks along x, then the lines that the patch adds.
+PROGRAM = """
+import numpy as np
+from mpi4py import MPI
+
+class rs:
+    backend, num_proc, mpi_comm = "numpy", (2, 1), MPI.COMM_WORLD
+
+SCATTERED_DIMENSIONS = (("xt", "xu"), ("yt", "yu"))
+rank = MPI.COMM_WORLD.rank
+
+def get_process_neighbors(cyclic):
+    west, east = (1 - rank if cyclic or side != rank else None for side in (0, 1))
+    return {"west": west, "east": east, "south": None, "north": None}
+
+TABLE
+
+def exchange_overlap(arr, d1, d2, cyclic):
+BLOCK
+
+whole = np.arange(12 * 7 * 3.0).reshape(12, 7, 3)  # twelve cells along x, no ghosts there
+for cyclic in True, False:
+    for dtype in "f8", "i4":
+        index = (np.arange(6 * rank - 2, 6 * rank + 8)) % 12
+        arr = whole[index].astype(dtype)
+        expected = arr.copy()
+        arr[:2] = arr[-2:] = -1
+        if not cyclic:  # beyond the wall nothing is exchanged
+            wall = np.s_[:2] if rank == 0 else np.s_[-2:]
+            expected[wall] = -1
+        given = arr.copy()
+        for _ in range(3):
+            found = exchange_overlap(arr, "xt", "yt", cyclic)
+            assert (found == expected).all(), (cyclic, dtype)
+            assert (arr == given).all()
+print("exchanged")
+"""
+
+
+def added(text: str) -> list[list[str]]:
+    """The lines that each hunk adds."""
+    hunks = re.split(r"^@@ .*\n", text, flags=re.MULTILINE)[1:]
+    return [[line[1:] for line in hunk.splitlines() if line[:1] == "+"] for hunk in hunks]
+
+
+def test_the_patch_is_as_short_as_the_page_says() -> None:
+    lines = PATCH.read_text().splitlines()
+    plus, minus = (
+        sum(line[:1] == sign and line[:4] != 3 * sign + " " for line in lines) for sign in "+-"
+    )
+    assert [line for line in lines if line[:4] == "+++ "] == ["+++ b/veros/distributed.py"]
+    assert 0 < plus + minus <= 15
+    assert f"| lines changed | | {plus} added, {minus} removed |" in PAGE.read_text()
+
+
+def test_the_page_and_the_script_are_for_the_same_version() -> None:
+    (version,) = re.findall(r"^version=v(.*)$", SCRIPT.read_text(), re.MULTILINE)
+    assert f"version {version}," in PAGE.read_text()
+
+
+def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
+    table, block = added(PATCH.read_text())
+    program = tmp_path / "program.py"
+    text = PROGRAM.replace("TABLE", "\n".join(table)).replace("BLOCK", "\n".join(block))
+    program.write_text(text)
+    done = run_ranks(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
+    assert done.returncode == 0, done.describe()
+    assert done.stdout.count("exchanged") == 2

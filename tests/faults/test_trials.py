@@ -1,0 +1,60 @@
+"""Trials in a child process: of messages in memory that the MPI may not take."""
+
+import sys
+
+import pytest
+
+from mpishare.setup.gpu_messages import MPI_TRIAL
+from mpishare.setup.in_child import child_environment, run_in_child
+from tests.helpers.launch import run_ranks
+
+A_TRIAL = """
+from mpishare.setup.gpu_messages import MPI_TRIAL
+from mpishare.setup.in_child import run_in_child
+from mpi4py import MPI
+
+answers = MPI.COMM_WORLD.allgather(run_in_child(MPI_TRIAL, {memory!r}, 0))
+if MPI.COMM_WORLD.rank == 0:
+    print(answers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [("host", [None, None]), ("unreadable", ["ended by SIGSEGV"] * 2)],
+    ids=["right", "crash"],
+)
+def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str | None]) -> None:
+    # Under a launcher, whose ranks the children must not be taken for.
+    result = run_ranks(2, A_TRIAL.format(memory=memory))
+    assert result.returncode == 0, result.describe()
+    assert result.stdout.strip() == str(expected), result.describe()
+
+
+BYTES_GO_ELSEWHERE = """
+from mpishare.setup.mpi_trial import _arrives, _Host
+
+source, target, other = (_Host(64, is_readable=True) for _ in range(3))
+assert _arrives(source, target, 64)
+target.address = other.address
+target.fill(0)
+assert not _arrives(source, target, 64)
+"""
+
+
+def test_a_trial_sees_bytes_that_do_not_arrive() -> None:
+    result = run_ranks(1, BYTES_GO_ELSEWHERE)
+    assert result.returncode == 0, result.describe()
+
+
+def test_a_trial_that_cannot_be_made_says_why() -> None:
+    answer = run_in_child(MPI_TRIAL, "device", 0)
+    if "cupy" in sys.modules or answer is None:
+        pytest.skip("there is a GPU")
+    assert "cupy" in answer.lower() or "cuda" in answer.lower(), answer
+
+
+def test_a_child_does_not_hear_of_the_job() -> None:
+    job = {"PMI_RANK": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "1"}
+    kept = {"OMPI_MCA_pml": "ucx", "UCX_TLS": "cuda", "PATH": "/bin"}
+    assert child_environment({**job, **kept}) == kept

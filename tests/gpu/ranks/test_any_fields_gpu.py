@@ -1,0 +1,159 @@
+"""Plans for any fields on GPUs: the fast path, streams, graphs, tensors, and what is refused."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import Layout, UnsupportedError
+from tests.helpers.latch import Latch
+
+CELLS = 6
+
+
+@pytest.fixture
+def halo(node):
+    assert node.backend == "cuda"
+    return mpishare.HaloExchange(
+        node.comm, Layout(CELLS, None), 1, dims=(node.size,), periods=True, node=node
+    )
+
+
+@pytest.fixture
+def stream(node):
+    stream = node.xp.cuda.Stream(non_blocking=True)
+    with stream:
+        yield stream
+    stream.synchronize()
+
+
+def skip_without_graphs(halo):
+    if {"pinned", "mpi"} & set(halo.routes.values()):
+        pytest.skip(f"neighbors by {set(halo.routes.values())}")
+
+
+def fill(u, node, step):
+    u.fill(-1)
+    u[1:-1] = 10 * step + node.rank
+
+
+def check(u, node, step):
+    left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+    found = u.get().reshape(CELLS, -1)
+    assert (found[0] == 10 * step + left).all()
+    assert (found[-1] == 10 * step + right).all()
+
+
+def test_seen_fields_take_the_fast_path(node, halo, stream):
+    """In turns, one graph launch each, as those of a plan for them alone; also between calls."""
+    fields = [
+        node.xp.zeros((CELLS, *others), dtype)
+        for dtype, others in (("f8", ()), ("i4", ()), ("f4", (3,)))
+    ]
+    combinations = [*([each] for each in fields), fields]
+    for given in combinations:
+        halo.exchange(*given)
+        halo.start(*given)
+        halo.wait()
+    is_fast = not {"pinned", "mpi", "copy"} & set(halo.routes.values())
+    for step in range(1, 20):
+        for given in combinations:
+            if step % 2:
+                halo.exchange(*given)  # one after a start on another stream is put in order first
+            for u in given:
+                fill(u, node, step)
+            if step % 2 and is_fast:
+                assert not halo._forward.try_fast([u.copy() for u in given], None)
+                assert halo._forward.try_fast(given, None)
+            elif step % 2:
+                halo.exchange(*given)
+            else:
+                halo.start(*given)
+                halo.wait()
+            node.synchronize()
+            for u in given:
+                check(u, node, step)
+
+
+def test_combinations_of_one_plan_are_in_order_on_any_streams(node, halo):
+    """The same memory as float64 and as int64: what comes later sees what came before."""
+    first, second = (node.xp.cuda.Stream(non_blocking=True) for _ in range(2))
+    u = node.xp.zeros(CELLS)
+    v = u.view("i8")
+    for given in (u, v):
+        halo.exchange(given)
+    v[1:-1] = 7  # a kernel that is loaded behind the latch would wait for it
+    node.synchronize()
+    with Latch() as latch:
+        latch.hold(first.ptr)
+        with first:
+            v[1:-1] = 1 + node.rank
+            halo.exchange(u)
+        with second:
+            halo.exchange(v)
+        assert not second.done
+        latch.release()
+        node.synchronize(second)
+    node.synchronize(first)
+    left = 1 + (node.rank - 1) % node.size
+    assert v.get().tolist() == [left, *[1 + node.rank] * 4, 1 + (node.rank + 1) % node.size]
+
+
+def test_a_first_sight_is_not_captured(node, halo, stream):
+    """It is refused by name on all ranks; the capture and the plan go on, with what was seen."""
+    skip_without_graphs(halo)
+    u, v = node.xp.zeros(CELLS), node.xp.zeros(CELLS, "f4")
+    halo.exchange(u)
+    halo.exchange(u)
+    stream.begin_capture()
+    for call in (halo.exchange, halo.start, halo.accumulate):
+        with pytest.raises(UnsupportedError, match=r"not seen float32\(6,\) before.*capture"):
+            call(v)
+    halo.exchange(u)
+    graph = stream.end_capture()
+    for step in range(5):
+        fill(u, node, step)
+        graph.launch(stream)
+        node.synchronize(stream)
+        check(u, node, step)
+        fill(v, node, step)
+        halo.exchange(v)
+        node.synchronize(stream)
+        check(v, node, step)
+    del graph
+
+
+def test_captured_by_mpishare(node, halo):
+    """The first call of a step runs it, and so sees its fields before they are captured."""
+    skip_without_graphs(halo)
+    fields = [node.xp.zeros(CELLS), node.xp.zeros((CELLS, 2), "i4")]
+
+    def advance(u, v):
+        halo.exchange(u)
+        halo.exchange(v)
+
+    step = mpishare.capture(node, advance)
+    for number in range(6):
+        for u in fields:
+            fill(u, node, number)
+        step(*fields)
+        node.synchronize()
+        for u in fields:
+            check(u, node, number)
+    step.close()
+
+
+def test_fields_in_host_memory(node, halo):
+    """They are of another backend: refused on all ranks, also when ones alike were seen."""
+    for _ in range(2):
+        with pytest.raises(TypeError, match="not an array in GPU memory"):
+            halo.exchange(np.zeros(CELLS))
+        halo.exchange(node.xp.zeros(CELLS))
+
+
+def test_tensors(node, halo):
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float64, torch.bfloat16, torch.float64):
+        u = torch.full((CELLS, 2), node.rank, dtype=dtype, device="cuda")
+        halo.exchange(u)
+        left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+        assert u[:, 0].tolist() == [left, *[node.rank] * 4, right]

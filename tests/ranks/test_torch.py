@@ -1,0 +1,266 @@
+"""PyTorch: tensors as fields, and gradients through exchanges by the function of the example."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from tests.helpers.autograd import functions
+from tests.helpers.halos import even_case, make_cart, plan, random_case
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pad = torch.nn.functional.pad
+
+
+Exchange, ExchangeInPlace, gradients_in_one_array = functions(torch)
+pytestmark = pytest.mark.ranks(max=2)  # to import PyTorch takes a rank seconds
+FORMS = pytest.mark.parametrize("form", [Exchange, ExchangeInPlace], ids=["copied", "in_place"])
+
+
+@pytest.fixture(autouse=True)
+def in_one_thread():
+    """On a GPU the backward pass would have a thread of its own."""
+    torch.set_num_threads(1)  # ranks share the cores
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def on(node, array):
+    """A tensor of doubles where the node computes."""
+    place = f"cuda:{node.device.ordinal}" if node.backend == "cuda" else "cpu"
+    return torch.tensor(array, dtype=torch.float64, device=place)
+
+
+def dot(node, x, y):
+    """The sum over all ranks of x . y."""
+    return node.comm.allreduce(float((x.detach() * y.detach()).sum()))
+
+
+# --- fields
+
+
+def test_gradients_and_adjoint_of_random_plans(node):
+    """<E x, y> = <x, E' y> over all ranks, and the adjoint of the adjoint is the exchange."""
+    for seed in range(4 if node.backend == "cuda" else 12):
+        case = random_case(np.random.default_rng([seed, node.size, 31]), node.size)
+        rng = np.random.default_rng([seed, node.rank])
+        x, y = (on(node, rng.normal(size=case.cells[node.rank].shape)) for _ in range(2))
+        with plan(node.comm, case, x, node=node) as halo:
+            x.requires_grad_()
+            y.requires_grad_()
+            filled = Exchange.apply(x, halo)
+            (found,) = torch.autograd.grad(filled, x, y, create_graph=True)
+            assert dot(node, filled, y) == pytest.approx(dot(node, x, found), rel=1e-12), seed
+            (again,) = torch.autograd.grad(found, y, x.detach())
+            assert torch.equal(again, filled), seed
+
+
+def masked(node, rank, step, x):
+    """What `step` does to one rank's cells; the others only take part in its exchanges."""
+    mine = node.rank == rank
+
+    def function(given):
+        return step(given if mine else 0 * given + x) * float(mine)
+
+    return function
+
+
+@pytest.mark.parametrize("is_periodic", [True, False], ids=["periodic", "walls"])
+@FORMS
+def test_gradcheck(node, form, is_periodic):
+    """Each rank's own derivatives, by differences: all ranks make the same calls for each cell."""
+    case = even_case((node.size, 1), is_periodic, cells=2, corners=True)
+    x = on(node, np.random.default_rng([3, node.rank]).normal(size=(4, 4)))
+    with plan(node.comm, case, x, node=node) as halo:
+
+        def step(u):
+            for _ in range(2):
+                u = form.apply(u.sin(), halo)
+            return u**2
+
+        for rank in sorted({0, node.size - 1}):
+            function = masked(node, rank, step, x)
+            given = x.clone().requires_grad_()
+            # By every cell on the host; on a GPU, where it is the same arithmetic, by their sums.
+            is_fast = node.backend == "cuda"
+            assert torch.autograd.gradcheck(function, given, fast_mode=is_fast)
+            assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
+
+
+def laplacian(u):
+    return u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1]
+
+
+def diffuse(u, rate, surround):
+    for _ in range(5):
+        u = u + rate * laplacian(surround(u)) - 0.1 * u**2
+    return u
+
+
+@FORMS
+def test_loss_and_gradients_are_those_of_the_whole(node, form):
+    """Through five exchanges, by what was there at first and by a rate that all ranks share."""
+    case = even_case((node.size, 1), True, cells=5)
+    whole = on(node, np.random.default_rng(7).normal(size=(5 * node.size, 5))).requires_grad_()
+    rate = on(node, 0.2).requires_grad_()
+
+    def wrapped(u):
+        return pad(u[None, None], (1, 1, 1, 1), mode="circular")[0, 0]
+
+    loss = diffuse(whole, rate, wrapped).square().sum()
+    loss.backward()
+    rows = slice(5 * node.rank, 5 * node.rank + 5)
+    mine = whole.detach()[rows].clone().requires_grad_()
+    my_rate = rate.detach().clone().requires_grad_()
+    fields = mpishare.Layout((7, 7))
+    total = mpishare.Allreduce(node.comm, mpishare.Layout(()), node=node)
+    with plan(node.comm, case, fields, node=node) as halo:
+        my_loss = diffuse(mine, my_rate, lambda u: form.apply(pad(u, (1, 1, 1, 1)), halo))
+        my_loss = my_loss.square().sum()
+        my_loss.backward()
+    total.reduce(my_rate.grad)
+    summed = my_loss.detach()
+    total.reduce(summed)
+    torch.testing.assert_close(summed, loss.detach(), rtol=1e-13, atol=0)
+    torch.testing.assert_close(mine.grad, whole.grad[rows], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(my_rate.grad, rate.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.ranks(min=2, max=2)
+def test_steps_that_are_computed_again(node):
+    """Checkpoints: the backward pass makes the exchanges of the forward pass once more."""
+    case = even_case((node.size, 1), True, cells=3)
+    x = on(node, np.random.default_rng([5, node.rank]).normal(size=(5, 5)))
+    given = x.clone().requires_grad_()
+    with plan(node.comm, case, x, node=node) as halo:
+
+        def step(u):
+            return Exchange.apply(u.sin(), halo).cos() * u
+
+        def checkpoint(u):
+            return torch.utils.checkpoint.checkpoint(step, u, use_reentrant=False)
+
+        slopes = [
+            torch.autograd.grad(form(form(given)).square().sum(), given)[0]
+            for form in (step, checkpoint)
+        ]
+    assert torch.equal(*slopes)
+
+
+def test_gradients_in_any_order_of_memory(node):
+    """They come as views: all strides zero from a sum, columns first from a transpose."""
+    case = even_case((node.size, 1), True, cells=3)
+    x = on(node, np.zeros((5, 5))).requires_grad_()
+    with plan(node.comm, case, x.detach(), node=node) as halo:
+        (of_sum,) = torch.autograd.grad(Exchange.apply(x, halo).sum(), x)
+        (turned,) = torch.autograd.grad(Exchange.apply(x, halo).T.contiguous().sum(), x)
+        given = Exchange.apply(x.T, halo)
+        assert given.is_contiguous()
+    right = on(node, np.zeros((5, 5)))
+    right[1:-1, 1:-1] = 1
+    right[[1, -2], 1:-1] += 1  # shadowed by a ghost of a neighbor, and of this rank itself
+    right[1:-1, [1, -2]] += 1
+    right[[[0], [-1]], [[0, -1]]] = 1  # corners travel nowhere
+    assert torch.equal(of_sum, right)
+    assert torch.equal(turned, right)
+
+
+# --- what autograd must be told
+
+
+def test_in_place_is_seen_by_autograd(node):
+    case = even_case((node.size, 1), True, cells=2)
+    x = on(node, np.ones((4, 4))).requires_grad_()
+    with plan(node.comm, case, x.detach(), node=node) as halo:
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            ExchangeInPlace.apply(x, halo)
+        field = x * 2
+        saved = field**2  # keeps `field` for its own gradient
+        version = field._version
+        ExchangeInPlace.apply(field, halo)
+        assert field._version > version
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.sum().backward()
+        version = field._version
+        halo.exchange(field.detach())
+        assert field._version == version  # plain calls are not seen, as docs/pytorch.md says
+
+
+@pytest.mark.parametrize("call", ["exchange", "accumulate", "start"])
+def test_a_field_that_requires_a_gradient(node, call):
+    case = even_case((node.size, 1), True, cells=2)
+    x = on(node, np.ones((4, 4)))
+    with plan(node.comm, case, x, node=node) as halo:
+        with pytest.raises(ValueError, match=rf"{call} failed: .* requires a gradient"):
+            getattr(halo, call)(x.clone().requires_grad_())
+        halo.exchange(x.clone().requires_grad_().detach())
+
+
+# --- windows, sums, the host
+
+
+def test_tensors_are_shared(node):
+    """A window of a tensor, seen as a tensor: the same memory on all ranks."""
+    source = on(node, np.arange(6.0).reshape(2, 3))
+    with node.share(source if node.is_leader else None) as window:
+        table = torch.from_dlpack(window.array)
+        assert torch.equal(table, source)
+        node.barrier()
+        if node.is_leader:
+            table[0] = 7
+        window.fence(stream=stream_of(node))
+        assert table.sum() == 3 * 7 + 12
+        window.fence(stream=stream_of(node))
+        del table
+    with node.share_each(source + node.rank) as window:
+        for rank in range(node.size):
+            assert torch.equal(torch.from_dlpack(window.segment(rank)), source + rank), rank
+        part = torch.from_dlpack(window.array)[1:]
+        with node.share_each(part, copy=False) as rows:
+            right = (node.rank + 1) % node.size
+            node.barrier()
+            torch.from_dlpack(rows.segment(right))[0, 0] = -right
+            rows.fence(stream=stream_of(node))
+            assert part[0, 0] == -node.rank
+            rows.fence(stream=stream_of(node))
+        del part
+
+
+def stream_of(node):
+    return torch.cuda.current_stream() if node.backend == "cuda" else None
+
+
+def test_weights_are_summed_in_one_array(node):
+    """Gradients as views of one array: PyTorch adds into it, and one reduction takes them all."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    net = net.to(on(node, 0.0))
+    weights = list(net.parameters())
+    slopes = gradients_in_one_array(weights)
+    data = on(node, np.random.default_rng(2).normal(size=(node.size, 5, 3)))
+    with mpishare.Allreduce(node.comm, slopes, node=node) as total:
+        for _ in range(2):
+            slopes.zero_()
+            net(data[node.rank]).square().sum().backward()
+            total.reduce(slopes)
+    whole = torch.autograd.grad(net(data).square().sum(), weights)
+    for weight, right in zip(weights, whole, strict=True):
+        torch.testing.assert_close(weight.grad, right, rtol=1e-12, atol=1e-13)
+
+
+def test_tensors_of_the_host_on_any_machine(host_node):
+    """Where there are GPUs too, tensors in host memory go by a node of the host."""
+    node = host_node
+    case = even_case((node.size,), True, cells=3)
+    for dtype in (torch.float32, torch.float64, torch.complex64, torch.int16, torch.bool):
+        field = torch.full((5,), node.rank % 2, dtype=dtype)
+        with plan(node.comm, case, field, node=node) as halo:
+            assert set(halo.routes.values()) <= {"host"}
+            halo.exchange()
+            left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+            ends = torch.tensor([left % 2, right % 2], dtype=dtype)
+            assert torch.equal(field[[0, -1]], ends)
+    half = torch.zeros(5, dtype=torch.bfloat16)
+    cart = make_cart(node.comm, case)
+    with pytest.raises(TypeError, match="NumPy"):
+        mpishare.HaloExchange(cart, half, 1, node=node)
+    cart.Free()

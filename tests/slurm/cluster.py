@@ -1,0 +1,332 @@
+"""SLURM's own daemons on pretended nodes: slurmctld in front, a slurmd on each node.
+
+`tests/helpers/machines` makes the nodes. Each has four GPUs that are files, so that SLURM hands
+them out. A confined cluster also keeps each job to its devices and its memory, by control groups
+(version 1), and gives it a /tmp and a /dev/shm of its own (job_container/tmpfs).
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT
+
+NODES = ("node1", "node2")
+COMMON = Path("/mnt")  # the folder that front and nodes share, outside /tmp
+GPUS = 4
+CPUS = 8
+MEMORY_MIB = 64000
+CONTROLLERS = ("memory", "devices", "freezer", "cpuset")
+GROUPS = Path("/sys/fs/cgroup")
+
+# Open MPI starts nothing for root by itself, and a barrier of more ranks than cores takes long.
+ROOT_MAY = {name: value for name, value in OPEN_MPI.items() if "OMPI" in name}
+
+# What both clusters have in common.
+CONF = """\
+ClusterName=pretended
+SlurmctldHost=front
+SlurmctldPort={port}
+SlurmdPort={node_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+MailProg=/bin/true
+MpiDefault=none
+FirstJobId={first}
+ReturnToService=2
+SchedulerParameters=sched_min_interval=0
+SelectType=select/cons_tres
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+KillWait=2
+MinJobAge=300
+GresTypes=gpu
+NodeName=node[1-2] CPUs={cpus} CoresPerSocket={cpus} RealMemory={memory} Gres=gpu:{gpus}
+PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:8 DefMemPerNode=1000
+"""
+FREE = """\
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectTypeParameters=CR_CPU
+"""
+CONFINED = """\
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+SelectTypeParameters=CR_CPU_Memory
+"""
+CONTAINERS = """\
+JobContainerType=job_container/tmpfs
+PrologFlags=Contain
+"""
+# The plugin is named in both: SLURM would look for it in the mounts, which a free node lacks.
+CGROUPS = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+CONSTRAIN = """\
+ConstrainDevices=yes
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=no
+ConstrainCores=no
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a job or a step ended."""
+
+    status: int
+    output: str
+    error: str
+    seconds: float
+    state: str = ""
+    number: int = 0
+
+    def describe(self) -> str:
+        """Everything, for the message of an assert."""
+        return (
+            f"{self.state} exit status {self.status} after {self.seconds:.1f} s\n"
+            f"-- stdout --\n{self.output}\n-- stderr --\n{self.error}"
+        )
+
+
+class Cluster:
+    """Daemons from `start` to `stop`, and the commands of a user."""
+
+    def __init__(self, folder: Path, *, is_confined: bool) -> None:
+        self.folder = folder
+        self.is_confined = is_confined
+        self.conf = folder / "slurm.conf"
+        unwanted = (*OF_A_JOB, "SLURM_", "PRTE_", "TMPDIR", "PYTEST_", "VIRTUAL_ENV", "CUDA_")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
+        self.environment = kept | {"SLURM_CONF": str(self.conf)} | ROOT_MAY
+
+    def start(self) -> None:
+        """Start all daemons, and wait until the nodes take jobs. `share_folders` comes before."""
+        folder = self.folder
+        for name in ("state", "dev", *(f"spool-{node}" for node in NODES)):
+            (folder / name).mkdir(parents=True)
+        devices = [folder / "dev" / f"nvidia{number}" for number in range(GPUS)]
+        for number, device in enumerate(devices):
+            subprocess.run(["mknod", device, "c", "195", str(number)], check=True)
+        # Both run at once. PMIx names files of a node by the number of the job.
+        own = (6827, 6828, 1001) if self.is_confined else (6817, 6818, 1)
+        values = {"folder": folder, **dict(zip(("port", "node_port", "first"), own, strict=True))}
+        conf = CONF.format(cpus=CPUS, memory=MEMORY_MIB, gpus=GPUS, **values)
+        conf += CONFINED if self.is_confined else FREE
+        self.conf.write_text(conf + CONTAINERS * self.has_containers)
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}]\n")
+        # The folder of its socket must not be one that the nodes have in common.
+        (folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")
+        (folder / "cgroup.conf").write_text(CGROUPS + CONSTRAIN * self.is_confined)
+        for node in NODES:
+            if self.is_confined:
+                self._confine(node)
+        subprocess.run(["slurmctld"], env=self.environment, check=True)
+        for node in NODES:
+            self.on(node, self._held_below() if self.has_containers else "slurmd")
+        self._await_nodes()
+
+    @property
+    def has_containers(self) -> bool:
+        """Whether each job has a /tmp of its own. The repository must not be hidden by that."""
+        return self.is_confined and Path("/tmp") not in ROOT.parents
+
+    def _confine(self, node: str) -> None:
+        """Give a node its own part of the machine's control groups, and the files it wants."""
+        if self.has_containers:
+            containers = self.folder / "containers"
+            containers.mkdir(exist_ok=True)
+            text = f"AutoBasePath=true\nBasePath={containers}\n"
+            (self.folder / "job_container.conf").write_text(text)
+            self.on(node, f"mount -t tmpfs tmpfs {containers} && mount --make-private {containers}")
+        for controller in CONTROLLERS:
+            top = GROUPS / controller
+            group = top / f"{os.environ['TEST_SLURM_GROUP']}-{node}"
+            group.mkdir()
+            if controller == "cpuset":
+                for name in ("cpuset.cpus", "cpuset.mems"):
+                    (group / name).write_text((top / name).read_text())
+            mounts = f"mkdir {top} && mount -t cgroup -o {controller} cgroup {top}"
+            self.on(node, f"{mounts} && mount --bind {group} {top}")
+
+    def _held_below(self) -> str:
+        """Return the command that starts slurmd where the namespaces of its jobs can be held.
+
+        The kernel lets a process hold a mount namespace by a file if its number is above that of
+        the process's own. From Linux 6.18 each CPU has numbers of its own, so that the one with the
+        lowest must make the namespace of slurmd.
+        """
+        cpus = sorted(os.sched_getaffinity(0))
+        words = " ".join(map(str, cpus))
+        every = ",".join(map(str, cpus))
+        return f"""
+            cd {self.folder}/containers && touch held
+            for cpu in {words}; do
+                taskset -c $cpu unshare --mount sh -c '
+                    for other in {words}; do
+                        taskset -c $other unshare --mount=held true || exit 9
+                        umount held
+                    done
+                    rm held && cd / && exec taskset -c {every} slurmd'
+                status=$?
+                [ $status = 9 ] || exit $status
+            done
+            exit 9"""
+
+    def _await_nodes(self) -> None:
+        deadline = time.monotonic() + 15
+        while self._command("sinfo", "-h", "-o", "%T").output.split() != ["idle"]:
+            if time.monotonic() > deadline:
+                logs = [f"== {log}\n{log.read_text()}" for log in self.folder.glob("*.log")]
+                raise AssertionError("the nodes do not come up\n" + "\n".join(logs))
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End jobs and daemons, and wait for that."""
+        self._command("scancel", "--user=root")
+        until(lambda: not self._command("squeue", "-h").output, 15)
+        self._command("scontrol", "shutdown")
+        until(lambda: not list(self.folder.glob("slurm*.pid")), 15)
+
+    def on(self, node: str, command: str) -> str:
+        """Run a command of the shell on a node; return what it printed."""
+        return on_node(node, command, self.environment)
+
+    def srun(self, *words: object, timeout_s: float = 40, **variables: str) -> Job:
+        """Run a step in a job of its own, from the front."""
+        return self._command("srun", *words, timeout_s=timeout_s, **variables)
+
+    def sbatch(self, *words: object, **variables: str) -> int:
+        """Submit a batch script; return the job's number. Its output is in `output_of`."""
+        options = ["--parsable", f"--output={self.folder}/%A.out", f"--chdir={ROOT}"]
+        done = self._command("sbatch", *options, *words, **variables)
+        assert done.status == 0, done.describe()
+        return int(done.output)
+
+    def write(self, text: str, *words: object, **variables: str) -> int:
+        """Submit a batch script that is given as text."""
+        file = self.folder / f"script-{time.monotonic_ns()}"
+        file.write_text(f"#!/bin/bash\n{text}")
+        return self.sbatch(*words, file, **variables)
+
+    def output_of(self, job: int) -> str:
+        """What a job has printed so far."""
+        file = self.folder / f"{job}.out"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """SLURM's version."""
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)", self._command("srun", "--version").output)
+        assert found is not None
+        return tuple(map(int, found.groups()))
+
+    def field(self, job: int, name: str) -> str:
+        """A field of `scontrol show job`."""
+        shown = self._command("scontrol", "show", "job", job).output
+        found = re.search(rf"\b{name}=(\S+)", shown)
+        return found[1] if found else ""
+
+    def wait(self, job: int, timeout_s: float = 45) -> Job:
+        """Wait until a job has ended."""
+        begin = time.monotonic()
+        over = until(lambda: self.field(job, "EndTime") and self._is_over(job), timeout_s)
+        seconds = time.monotonic() - begin
+        state = self.field(job, "JobState")
+        if not over:
+            self._command("scancel", job)
+        output = self.output_of(job)
+        assert over, f"job {job} is {state} after {timeout_s} s\n{output}"
+        status, _, number = self.field(job, "ExitCode").partition(":")
+        return Job(
+            int(status) or 128 * (number != "0") + int(number), output, "", seconds, state, job
+        )
+
+    def _is_over(self, job: int) -> bool:
+        states = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+        return self.field(job, "JobState") not in states
+
+    def until_said(self, job: int, words: str, timeout_s: float = 30) -> None:
+        """Wait until a running job has printed something."""
+        until(lambda: words in self.output_of(job) or self._is_over(job), timeout_s)
+        said = self.output_of(job)
+        assert words in said, f"job {job} does not say {words!r}\n{said}"
+
+    def cancel(self, job: int, *words: object) -> None:
+        """Run scancel."""
+        done = self._command("scancel", *words, job)
+        assert done.status == 0, done.describe()
+
+    def change(self, job: int, *words: object) -> None:
+        """Run `scontrol update`."""
+        done = self._command("scontrol", "update", f"job={job}", *words)
+        assert done.status == 0, done.describe()
+
+    def _command(self, *words: object, timeout_s: float = 40, **variables: str) -> Job:
+        begin = time.monotonic()
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            env=self.environment | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()  # the daemons end a step whose srun is gone
+            out, err = process.communicate()
+            line = shlex.join(map(str, words))
+            raise AssertionError(f"{line} took {timeout_s} s\n{out}\n{err}") from None
+        return Job(process.returncode, out, err, time.monotonic() - begin)
+
+
+def on_node(node: str, command: str, environment: dict[str, str]) -> str:
+    """Run a command of the shell on a node; return what it printed."""
+    shell = Path(os.environ["MACHINES_DIR"], "shell")
+    done = subprocess.run(
+        [shell, node, command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, f"{command} on {node}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def share_folders() -> None:
+    """Give front and nodes one folder in common, and each node a /tmp of its own."""
+    work = os.environ["TEST_SLURM_FOLDER"]
+    kept = f"{COMMON}/repository"
+    Path(work, "repository").mkdir()
+    share = f"mount --bind {work} {COMMON} && mount --bind {ROOT} {kept}"
+    subprocess.run(["sh", "-c", share], check=True)
+    private = f"{share} && mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs {GROUPS}"
+    if Path("/tmp") in ROOT.parents:
+        private += f" && mkdir -p {ROOT} && mount --bind {kept} {ROOT}"
+    for node in NODES:
+        on_node(node, f"cd / && {private}", dict(os.environ))
+
+
+def until(condition, timeout_s: float) -> bool:
+    """Wait until a condition holds; return whether it came to that."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True

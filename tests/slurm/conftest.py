@@ -1,0 +1,138 @@
+"""Clusters that tests share, and the two MPIs that each program is run with."""
+
+import os
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import COMMON, CONTROLLERS, GROUPS, Cluster, share_folders
+
+ENDS = """
+import os, signal, sys, time
+import numpy as np
+from mpi4py import MPI
+import mpishare
+
+how, timeout_s = sys.argv[1], float(sys.argv[2])
+world = MPI.COMM_WORLD
+node = mpishare.Node(timeout_s=timeout_s)
+u = np.zeros(66)
+halo = mpishare.HaloExchange(world, u, width=1, dims=(world.size,), periods=(True,), node=node)
+step = 0
+while True:
+    halo.exchange(u)
+    step += 1
+    if step == 50 and world.rank == 0:
+        print("running", flush=True)
+    while step == 100 and how == "never":
+        time.sleep(0.1)
+    if step == 100 and world.rank == world.size - 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raises":
+            raise ValueError("no such thing")
+"""
+
+KINDS = {"mpich": "pmi2", "openmpi": "pmix"}
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One MPI: its environment, and the protocol that it speaks with srun."""
+
+    name: str
+    python: Path
+    protocol: str
+
+    @property
+    def environment(self) -> str:
+        """The folder of the virtual environment."""
+        return str(self.python.parents[1])
+
+
+@pytest.fixture(params=KINDS)
+def mpi(request: pytest.FixtureRequest) -> Mpi:
+    """Each of both MPIs."""
+    return mpi_called(request.param)
+
+
+@pytest.fixture
+def mpich() -> Mpi:
+    """One of both, where they do the same."""
+    return mpi_called("mpich")
+
+
+@pytest.fixture
+def other_mpi(mpi: Mpi) -> Mpi:
+    """The one of the two that `mpi` is not."""
+    (name,) = set(KINDS) - {mpi.name}
+    return mpi_called(name)
+
+
+def mpi_called(name: str) -> Mpi:
+    """One of the two."""
+    return Mpi(name, Path(os.environ[f"TEST_SLURM_{name.upper()}"]), KINDS[name])
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    """A folder that front and nodes share."""
+    share_folders()
+    return COMMON
+
+
+@pytest.fixture(scope="session")
+def free(folder: Path) -> Generator[Cluster]:
+    """A cluster that lets each job touch what it wants."""
+    yield from _running(Cluster(folder / "free", is_confined=False))
+
+
+@pytest.fixture(scope="session")
+def ends(folder: Path) -> Path:
+    """A program whose last rank is killed or raises; or that never ends."""
+    file = folder / "ends.py"
+    file.write_text(ENDS)
+    return file
+
+
+LIMITED = "test_a_time_limit"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.name.startswith(LIMITED))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def limited(request: pytest.FixtureRequest) -> dict[str, int]:
+    """Jobs that are at their time limit, begun before all tests."""
+    if not any(item.name.startswith(LIMITED) for item in request.session.items):
+        return {}
+    free: Cluster = request.getfixturevalue("free")
+    jobs = {}
+    for mpi in map(mpi_called, KINDS):
+        endless = request.getfixturevalue("folder") / f"endless-{mpi.name}.py"
+        endless.write_text(ENDS)
+        step = f"exec srun --mpi={mpi.protocol} {mpi.python} {endless} never 60"
+        jobs[mpi.name] = free.write(step, "-N2", "--ntasks-per-node=1", "--time=5")
+    for job in jobs.values():
+        free.until_said(job, "running")
+        free.change(job, f"EndTime={time.strftime('%Y-%m-%dT%H:%M:%S')}")
+    return jobs
+
+
+@pytest.fixture(scope="session")
+def confined(folder: Path) -> Generator[Cluster]:
+    """A cluster that keeps each job to its devices, its memory and its /dev/shm."""
+    lacking = [name for name in CONTROLLERS if not (GROUPS / name / "tasks").exists()]
+    if lacking:
+        pytest.skip(f"no control groups of version 1 here: {', '.join(lacking)}")
+    yield from _running(Cluster(folder / "confined", is_confined=True))
+
+
+def _running(cluster: Cluster) -> Generator[Cluster]:
+    cluster.start()
+    yield cluster
+    cluster.stop()

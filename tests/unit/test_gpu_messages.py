@@ -1,0 +1,65 @@
+"""Whether messages go out of GPU memory: what an MPI tells, what ranks answer, what is said."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from mpishare import UnsupportedError
+from mpishare.halo import routes
+from mpishare.setup.gpu_messages import tells_cuda
+
+
+@pytest.mark.parametrize(
+    ("kinds", "right"),
+    [
+        (None, False),
+        ("mpi,system", False),
+        ("mpi,system,cuda", True),
+        ("system, cuda:device:managed", True),
+        ("mpi,system,cuda:host", False),
+        ("mpi,rocm:device", False),
+    ],
+)
+def test_what_an_mpi_tells(kinds, right):
+    assert tells_cuda(kinds) is right
+
+
+def comm(rank, here, size):
+    return SimpleNamespace(
+        rank=rank, ranks_here=dict.fromkeys(here), is_of_one_node=len(here) == size
+    )
+
+
+def test_one_rank_per_node_asks_and_only_for_messages():
+    asks = routes.asks_for_gpu_memory
+    for rank, here in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
+        assert asks(comm(rank, here, 4), None) is (rank in (0, 2))
+        assert asks(comm(rank, here, 4), "mpi-host") is False
+    for name, right in ((None, False), ("copy", False), ("mpi", True), ("mpi-gpu", True)):
+        assert asks(comm(0, range(4), 4), name) is right
+
+
+def test_one_node_that_cannot_is_enough():
+    assert routes.answer_of([None, None], None) is None
+    assert routes.answer_of(["", None, ""], None) == ""
+    assert routes.answer_of(["", None, "no"], "mpi") == "no"
+    assert routes.answer_of(["", ""], "mpi-host") is None
+    with pytest.raises(UnsupportedError, match="ended by SIGSEGV"):
+        routes.answer_of(["", "ended by SIGSEGV"], "mpi-gpu")
+
+
+def test_who_allows_messages_allows_the_faster_ones():
+    routes.refuse("HaloExchange", [{1: "mpi-gpu"}, {0: "mpi"}], ["mpi"])
+    with pytest.raises(UnsupportedError, match="refuses rank 1 to rank 0: mpi"):
+        routes.refuse("HaloExchange", [{1: "mpi-gpu"}, {0: "mpi"}], ["mpi-gpu"])
+
+
+@pytest.mark.parametrize(("why", "level"), [("it crashed", "WARNING"), ("", "INFO")])
+def test_which_memory_messages_use_is_said_by_one_rank(caplog, why, level):
+    with caplog.at_level(logging.INFO, "mpishare"):
+        for rank in range(2):
+            routes.tell("HaloExchange 1", comm(rank, (rank,), 2), why)
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert why in record.getMessage()
