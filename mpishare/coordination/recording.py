@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _thread = threading.local()
 
+ALL: list[Recording] = []
+"""Those of all threads, for fast paths, which take the long way while there is any."""
+
 
 class NoLoopError(UnsupportedError):
     """What is being captured cannot be in a loop of a graph."""
@@ -101,11 +104,13 @@ class Recording:
     def __enter__(self) -> Self:
         """Begin; captures do not nest."""
         _thread.recording = self
+        ALL.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End."""
         _thread.recording = None
+        ALL.remove(self)
 
 
 def current() -> Recording | None:

@@ -66,10 +66,14 @@ class CudaRuns:
         self._device = backend.device.ordinal
         self.iterations: Any = None
         with cupy.cuda.Device(self._device):
-            if until is not None:
-                self.iterations = cupy.zeros(1, np.int64)
             # Of its own: a default stream cannot be captured.
             self._stream = cupy.cuda.Stream(non_blocking=True)
+            if until is not None:
+                # There, since calls may be on other streams than the current one, which may be busy
+                # and would zero it in the end.
+                with on_stream(self._stream):
+                    self.iterations = cupy.zeros(1, np.int64)
+                self._stream.synchronize()
         # What the function allocates while it is captured is used by every replay. Held here,
         # since a pool that runs out of memory frees what it takes to be unused.
         self._memory: list[Any] = []

@@ -146,11 +146,18 @@ class AnyFields:
                 "the host, which cannot be captured into a graph. Call it once with such arrays "
                 "before the capture."
             )
-        with plan_setup(what, outer.group.comm, outer.node) as setup:
-            setup.name, setup.backend, setup.chain = outer.name, self._backend, outer.chain
-            setup.look = lambda: self._require_none_ahead(what, given)
-            pair = EnginePair(setup, *self._agree(setup, fields))
-            setup.look = int
+        try:
+            with plan_setup(what, outer.group.comm, outer.node) as setup:
+                setup.name, setup.backend, setup.chain = outer.name, self._backend, outer.chain
+                setup.look = lambda: self._require_none_ahead(what, given)
+                pair = EnginePair(setup, *self._agree(setup, fields))
+                setup.look = int
+        except Exception:
+            # What fails on all ranks leaves the plan as it was. Nobody may go on with it, and be
+            # ahead, before all have left the wait in which they look who is.
+            if outer.context.agreement.failure is None:
+                outer.comm.step(f"{what}, which fails", _nothing)
+            raise
         outer.chain = setup.chain  # calls of one plan are in order, on whatever streams
         self._pairs.append(pair)
         log.info(
@@ -193,6 +200,10 @@ class AnyFields:
             lambda: MismatchError(text, failures=dict.fromkeys(ahead, "gave fields seen before")),
             fatal=False,
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _is_like(mine: Any, other: Any) -> bool:

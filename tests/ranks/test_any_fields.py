@@ -187,6 +187,18 @@ def test_fields_that_do_not_fit(node):
     try_exchange(halo, case, node, Kind("f8"))
 
 
+def test_a_call_after_one_that_failed_on_all_ranks(node):
+    """It may be made at once, while others still wait to be told of the failure."""
+    _, halo = row(node)
+    seen_before, same = node.xp.zeros(6), node.xp.zeros(6, "f4")
+    halo.exchange(seen_before)
+    for _ in range(50):
+        with pytest.raises(ValueError, match="share memory"):
+            halo.exchange(same, same)
+        halo.exchange(seen_before)
+    assert seen(halo) == 1
+
+
 @TWO
 def test_another_new_combination_on_one_rank(node):
     """All are told each other's, and the plan works on."""

@@ -9,6 +9,7 @@ import cupy
 
 from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
+from mpishare.coordination.recording import ALL
 from mpishare.halo.cuda.seen import SeenArrays
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class FastPath:
         current, is_capturing = CURRENT_STREAM, IS_CAPTURING
 
         def replay(fields: Sequence[Any], stream: Any) -> bool:
-            if stream is not None or len(fields) != count:
+            if stream is not None or len(fields) != count or ALL:
                 return False
             field = fields[0]
             found = known.get(id(field))
@@ -168,7 +169,7 @@ def bind_wait(
 
     def join(stream: Any) -> bool:
         handle = chain.handle
-        if stream is not None or handle is None or not chain.stays_alive:
+        if stream is not None or handle is None or not chain.stays_alive or ALL:
             return False
         if agreement.failure is not None or agreement.thread != get_ident():
             return False

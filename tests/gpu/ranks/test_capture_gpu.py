@@ -1,6 +1,7 @@
 """Captured functions on a GPU: their memory, their streams, what they refuse, their loops."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -350,6 +351,34 @@ def test_another_stream_is_not_captured(node, ring):
         node.synchronize(other)
 
 
+def test_another_stream_is_not_captured_by_calls_that_are_fast(node, ring):
+    """Those of arrays that they were given before, on the stream of the last call."""
+    import cupy
+
+    other, field, x = cupy.cuda.Stream(non_blocking=True), node.xp.zeros((4, N)), cupy.zeros(N)
+    with make_halo(node, ring, field) as halo, mpishare.Allreduce(node.comm, x, node=node) as total:
+        skip_without_graphs(halo)
+
+        def split(field):
+            halo.start(field)
+            halo.wait()
+
+        for call, array in ((halo.exchange, field), (split, field), (total.reduce, x)):
+
+            def on_other(array, call=call):
+                with other:
+                    call(array)
+
+            for _ in range(3):
+                on_other(array)
+            step = mpishare.capture(node, on_other)
+            step(array)
+            with pytest.raises(UnsupportedError, match="not the captured one"):
+                step(array)
+            on_other(array)
+        node.synchronize(other)
+
+
 def test_a_step_on_another_stream_is_not_captured(node):
     """Nor would it be replayed."""
     import cupy
@@ -468,6 +497,38 @@ def test_a_loop_with_exchanges(node, loops, monkeypatch):
     put(node, field, 5)
     halo.exchange(field)
     check(node, field, 5)
+
+
+def test_a_loop_is_counted_while_the_stream_is_busy_on_which_it_was_made(node):
+    import cupy
+
+    busy, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    left = cupy.zeros(1, "i4")
+    cupy.cuda.get_current_stream().synchronize()
+
+    def body(left):
+        left -= 1
+
+    def make():
+        return mpishare.capture(node, body, until=lambda left: left <= 0, at_most=99)
+
+    with other:
+        left.fill(5)
+        make()(left)  # its kernels are loaded
+        other.synchronize()
+    with Latch() as latch:
+        opening = threading.Timer(0.2, latch.release)  # were it to wait for the stream
+        latch.hold(busy.ptr)
+        opening.start()
+        with busy:
+            solve = make()
+        with other:
+            left.fill(5)
+            solve(left)
+            other.synchronize()
+        opening.join()
+        busy.synchronize()
+    assert int(solve.iterations[0]) == 5
 
 
 def test_a_loop_has_its_own_answers(node, loops):
