@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _thread = threading.local()
 
-ALL: list[Recording] = []
+UNDER_WAY: list[Recording] = []
 """Those of all threads, for fast paths, which take the long way while there is any."""
 
 
@@ -104,13 +104,13 @@ class Recording:
     def __enter__(self) -> Self:
         """Begin; captures do not nest."""
         _thread.recording = self
-        ALL.append(self)
+        UNDER_WAY.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End."""
         _thread.recording = None
-        ALL.remove(self)
+        UNDER_WAY.remove(self)
 
 
 def current() -> Recording | None:

@@ -168,7 +168,9 @@ def test_a_size_that_was_left_out_is_one_line(folder):
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
 def test_a_quoted_run_has_a_line_per_row(file):
     rows = [line for line in file.read_text().splitlines() if line.startswith('  {"case": ')]
-    assert [json.loads(line.rstrip(",")) for line in rows] == results.read(file, is_whole=False)["rows"]
+    assert [json.loads(line.rstrip(",")) for line in rows] == results.read(file, is_whole=False)[
+        "rows"
+    ]
 
 
 def test_without_runs_there_is_no_section(folder):

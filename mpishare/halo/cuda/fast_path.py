@@ -9,7 +9,7 @@ import cupy
 
 from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
-from mpishare.coordination.recording import ALL
+from mpishare.coordination.recording import UNDER_WAY
 from mpishare.halo.cuda.seen import SeenArrays
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class FastPath:
         current, is_capturing = CURRENT_STREAM, IS_CAPTURING
 
         def replay(fields: Sequence[Any], stream: Any) -> bool:
-            if stream is not None or len(fields) != count or ALL:
+            if stream is not None or len(fields) != count or UNDER_WAY:
                 return False
             field = fields[0]
             found = known.get(id(field))
@@ -169,7 +169,7 @@ def bind_wait(
 
     def join(stream: Any) -> bool:
         handle = chain.handle
-        if stream is not None or handle is None or not chain.stays_alive or ALL:
+        if stream is not None or handle is None or not chain.stays_alive or UNDER_WAY:
             return False
         if agreement.failure is not None or agreement.thread != get_ident():
             return False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
-from mpishare.coordination.recording import ALL
+from mpishare.coordination.recording import UNDER_WAY
 from mpishare.halo.cuda.fast_path import CUDA_ERROR, CURRENT_DEVICE, CURRENT_STREAM, IS_CAPTURING
 from mpishare.halo.cuda.seen import SeenArrays
 
@@ -109,7 +109,7 @@ def _launcher(
 
     def launch(graph: int) -> bool:
         handle = chain.handle
-        if handle is None or not chain.stays_alive or ALL:
+        if handle is None or not chain.stays_alive or UNDER_WAY:
             return False
         try:
             if current(device).ptr != handle or is_capturing(handle):
