@@ -130,7 +130,7 @@ class Shutdown:
         mine, timeout_s = f"mpishare: rank {agreement.rank}", agreement.timeout_s
         wait_briefly(lambda: not unaware())
         if late := unaware():
-            say(f"{mine} has left the node, and waits until {name_ranks(late)} notice\n")
+            say(f"{mine} has left the node, and waits for {name_ranks(late)} to notice\n")
             wait_briefly(lambda: not unaware(), timeout_s)
         if late := unaware():
             why = f"{name_ranks(late)} made no call to mpishare within {timeout_s:g} s"

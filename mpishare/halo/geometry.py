@@ -194,17 +194,18 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
         found = [index(axis) for axis in (every if axes is None else _items(axes) or [axes])]
     except TypeError:
         found = []
+    cuts = f"the cart cuts {naxes} {'axis' if naxes == 1 else 'axes'}"
     if axes is None and not found:
         todo = (
             f": say which with axes=, e.g. axes={tuple(range(-naxes, 0))}"
             if ndim > naxes
             else ": make a cart of no more axes than the field has"
         )
-        raise ValueError(
-            f"the cart cuts {naxes} {'axis' if naxes == 1 else 'axes'}, the field has {ndim}{todo}"
-        )
+        raise ValueError(f"{cuts}, the field has {ndim}{todo}")
     places = {axis % ndim for axis in found if -ndim <= axis < ndim}
     if not len(places) == len(found) == naxes:
+        if ndim < naxes == len(found):  # whatever they are: of a plan for any fields, by default
+            raise ValueError(f"{cuts}, the field has {ndim}")
         raise ValueError(
             f"axes= must name {naxes} different axes of a field with {ndim}, one for each axis of "
             f"the cart, not {axes!r}"

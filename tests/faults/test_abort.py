@@ -86,7 +86,7 @@ def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
     assert result.returncode != 0
     assert result.seconds < 12
     assert "KeyError: 'my own reason'" in result.stderr, result.describe()
-    assert "rank 1 has left the node, and waits until ranks 0, 2 notice" in result.stderr
+    assert "rank 1 has left the node, and waits for ranks 0, 2 to notice" in result.stderr
     assert "ranks 0, 2 made no call to mpishare within 1.5 s" in result.stderr
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from mpishare.halo import block_axes
 from mpishare.halo.block_axes import fields_of_block, normalize_block_axes
+from mpishare.halo.geometry import normalize_axes
 
 
 def test_the_examples_of_the_docstrings():
@@ -41,3 +42,8 @@ def test_two_fields_stand_for_all(axes):
     assert len(shapes[1]) == len(shapes[0]) + 1
     for own, shape in zip(cut, shapes, strict=True):
         assert tuple(shape[axis] for axis in own) == extents
+
+
+def test_a_field_of_fewer_axes_is_told_of_them_not_of_the_argument():
+    with pytest.raises(ValueError, match=r"the cart cuts 2 axes, the field has 1$"):
+        normalize_axes((0, 1), 2, 1)

