@@ -10,6 +10,7 @@ from mpishare.coordination.abort import abort_after, is_output_read, say, wait_b
 from mpishare.coordination.control_block import State
 from mpishare.coordination.uncaught import uncaught
 from mpishare.errors import ClosedError, PeerError, name_ranks
+from mpishare.memory.shared import remove_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,6 +114,8 @@ class Shutdown:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
+            # Once more: when its death was seen, threads of the rank may still have held the files.
+            remove_abandoned()
             abort_after(lambda: self._say_in_turn(failure()))
 
     def _abort_if_unheard(self) -> None:

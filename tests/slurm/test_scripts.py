@@ -35,6 +35,7 @@ with mpishare.Node() as node:
         print("ready", flush=True)
     while not MPI.COMM_WORLD.allreduce(len(heard)):
         time.sleep(0.05)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # another rank may have heard it first
 if MPI.COMM_WORLD.rank == 0:
     print("checkpoint", flush=True)
 """
