@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from mpishare.setup.preflight import is_wsl2
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import OF_A_JOB, run_ranks
 
 INFO = (sys.executable, "-m", "mpishare.info")
 HOST = {"MPISHARE_BACKEND": "host"}
@@ -87,15 +87,20 @@ def test_status_1_when_nothing_can_be_shared() -> None:
 
 def test_a_node_that_cannot_be_made_is_one_message() -> None:
     # What a launch with the wrong --mpi= looks like: many tasks, and each of them alone.
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(OF_A_JOB)}
     for module in ("mpishare.info", "mpishare.bench"):
-        result = run_ranks(
-            1, [sys.executable, "-m", module], env={**HOST, "SLURM_STEP_NUM_TASKS": "4"}
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            env={**kept, **HOST, "SLURM_STEP_NUM_TASKS": "4"},
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        assert result.returncode == 1, result.describe()
-        assert result.stderr.count(f"python -m {module}: ") == 1, result.describe()
-        assert "--mpi=" in result.stderr, result.describe()
-        assert "Traceback" not in result.stderr, result.describe()
-        assert not result.stdout.strip(), result.describe()
+        assert done.returncode == 1, done
+        assert done.stderr.count(f"python -m {module}: ") == 1, done.stderr
+        assert "--mpi=" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        assert not done.stdout.strip(), done.stdout
 
 
 def test_wrong_words_end_with_status_2() -> None:
