@@ -71,14 +71,13 @@ def read(path: Path, *, is_whole: bool) -> dict:
     return found
 
 
-def runs(folder: Path, names: dict[str, str] = RUNS) -> dict[str, dict]:
-    """The runs of these names that are there."""
+def runs(folder: Path, names: dict[str, str] = RUNS, *, is_whole: bool = True) -> dict[str, dict]:
+    """The runs of these names that are there; none that was ended early, if they must be whole."""
     known = [*RUNS, *NEWEST, *JAX, *FRESH]
     strange = sorted({path.stem for path in folder.glob("*.json")} - set(known))
     if strange:
         raise RefusedError(f"{strange[0]}.json: known are {', '.join(known)}")
     files = {name: folder / f"{name}.json" for name in names}
-    is_whole = names is not NEWEST  # those say where they were ended
     return {name: read(path, is_whole=is_whole) for name, path in files.items() if path.exists()}
 
 
@@ -245,7 +244,7 @@ def in_brief(folder: Path) -> list[str]:
 
 def of_newest(folder: Path) -> list[str]:
     """The tables of the newest libraries, with their versions."""
-    found = runs(folder, NEWEST)
+    found = runs(folder, NEWEST, is_whole=False)
     lines = []
     if found:
         lines = [
@@ -272,7 +271,7 @@ def of_newest(folder: Path) -> list[str]:
 def of_solves(folder: Path) -> list[str]:
     """What stands between the marks of docs/solvers.md."""
     lines = []
-    for run in runs(folder, NEWEST).values():
+    for run in runs(folder, NEWEST, is_whole=False).values():
         found = solves(run["rows"])
         lines += [*origin(run["header"]), "", *found] if found else []
     return lines

@@ -13,8 +13,7 @@ from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING
 
-from mpishare.bench.cases.halo import PrivateFields
-from mpishare.bench.comparison import Comparison
+from mpishare.bench.cases.halo import PrivateFields, compare_on_grid
 from mpishare.bench.problems.exchange import Exchange
 from mpishare.bench.problems.grid import ITEM_NBYTES, Block, Grid
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mpishare.bench.cases import Case
+    from mpishare.bench.comparison import Comparison
     from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
 
@@ -37,26 +37,20 @@ def run(session: Session, case: Case) -> list[Row]:
         in_turn_nbytes = ITEM_NBYTES * prod(block.shape) * block.count * _IN_TURN
         if not session.fits(case, block.face_nbytes, block.needed_nbytes + in_turn_nbytes):
             continue
-        grid = Grid(session, block)
-        _, unfit = session.attempt(grid.allocate)
-        comparison = Comparison(
-            session, case, nbytes=grid.face_nbytes, sent_nbytes=grid.sent_nbytes, unfit=unfit
-        )
-        by_messages = "staged" if session.on_cuda else "sendrecv"
-        copying = ("kept, copied", by_messages)
-        comparison.add("new arrays", partial(_NewArrays, grid), against=copying)
-        comparison.add("arrays in turn", partial(_InTurn, grid), against=("kept array",))
-        kept = {"kept, copied": _KeptCopied, "kept array": PrivateFields}
-        comparison.add_baselines("kept", {name: partial(kind, grid) for name, kind in kept.items()})
-        kind = _StagedNew if session.on_cuda else _SendrecvNew
-        comparison.add_baselines(by_messages, {by_messages: partial(kind, grid)})
-        found = comparison.run()
-        for row in found:
-            row.n, row.width = block.n, block.width
-            row.fields, row.corners = block.count, block.corners
-        rows += found
-        grid.close()
+        rows += compare_on_grid(session, case, block, _enter)
     return rows
+
+
+def _enter(comparison: Comparison, grid: Grid) -> None:
+    on_cuda = grid.session.on_cuda
+    by_messages = "staged" if on_cuda else "sendrecv"
+    copying = ("kept, copied", by_messages)
+    comparison.add("new arrays", partial(_NewArrays, grid), against=copying)
+    comparison.add("arrays in turn", partial(_InTurn, grid), against=("kept array",))
+    kept = {"kept, copied": _KeptCopied, "kept array": PrivateFields}
+    comparison.add_baselines("kept", {name: partial(kind, grid) for name, kind in kept.items()})
+    kind = _StagedNew if on_cuda else _SendrecvNew
+    comparison.add_baselines(by_messages, {by_messages: partial(kind, grid)})
 
 
 class _NewArrays(PrivateFields):

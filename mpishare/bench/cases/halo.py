@@ -131,30 +131,47 @@ def _run_halo(session: Session, case: Case) -> list[Row]:
         done.add(block)
         if not session.fits(case, block.face_nbytes, block.needed_nbytes):
             continue
-        grid, unfit = _make_grid(session, block)
-        comparison = Comparison(
-            session, case, nbytes=grid.face_nbytes, sent_nbytes=grid.sent_nbytes, unfit=unfit
-        )
-        if case.name == "faces":
-            comparison.add("last axis", partial(_LastAxis, grid))
-            comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
-        elif case.name.startswith("messages"):
-            for name, route in zip(case.variants, ("mpi", "mpi-host"), strict=True):
-                comparison.add(name, partial(_Messages, grid, route))
-            _add_baselines(comparison, grid, _MESSAGES_MPI, grid.face_nbytes * grid.count)
-        elif case.name == "inplace":
-            comparison.add("in place", partial(_InPlace, grid))
-            comparison.add("window fields", partial(WindowFields, grid), kind=BASELINE)
-        else:
-            comparison.add("window fields", partial(WindowFields, grid))
-            comparison.add("private fields", partial(PrivateFields, grid))
-            _add_baselines(comparison, grid, _HALO_MPI, grid.face_nbytes * grid.count)
-        found = comparison.run()
-        for row in found:
-            row.n, row.width = block.n, block.width
-            row.fields, row.corners = block.count, block.corners
-        rows += found
-        grid.close()
+        rows += compare_on_grid(session, case, block, partial(_enter_halo, case))
+    return rows
+
+
+def _enter_halo(case: Case, comparison: Comparison, grid: Grid) -> None:
+    if case.name == "faces":
+        comparison.add("last axis", partial(_LastAxis, grid))
+        comparison.add("first axis", partial(WindowFields, grid), kind=BASELINE)
+    elif case.name.startswith("messages"):
+        for name, route in zip(case.variants, ("mpi", "mpi-host"), strict=True):
+            comparison.add(name, partial(_Messages, grid, route))
+        _add_baselines(comparison, grid, _MESSAGES_MPI, grid.face_nbytes * grid.count)
+    elif case.name == "inplace":
+        comparison.add("in place", partial(_InPlace, grid))
+        comparison.add("window fields", partial(WindowFields, grid), kind=BASELINE)
+    else:
+        comparison.add("window fields", partial(WindowFields, grid))
+        comparison.add("private fields", partial(PrivateFields, grid))
+        _add_baselines(comparison, grid, _HALO_MPI, grid.face_nbytes * grid.count)
+
+
+def compare_on_grid(
+    session: Session,
+    case: Case,
+    block: Block,
+    enter: Callable[[Comparison, Grid], None],
+) -> list[Row]:
+    """Time what `enter` adds to a comparison, on the grid of a block, and return its rows.
+
+    Collective, host-blocking.
+    """
+    grid, unfit = _make_grid(session, block)
+    comparison = Comparison(
+        session, case, nbytes=grid.face_nbytes, sent_nbytes=grid.sent_nbytes, unfit=unfit
+    )
+    enter(comparison, grid)
+    rows = comparison.run()
+    for row in rows:
+        row.n, row.width = block.n, block.width
+        row.fields, row.corners = block.count, block.corners
+    grid.close()
     return rows
 
 
