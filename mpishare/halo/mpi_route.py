@@ -114,7 +114,7 @@ class MpiMessages:
                 raise self._timed_out()
 
     def close(self, memory: Sequence[Any] = ()) -> bool:
-        """Free the requests; those that are under way are left to MPI, and their memory with them.
+        """Free the requests; one that is under way is left to MPI, and its memory with it.
 
         Parameters
         ----------

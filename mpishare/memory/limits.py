@@ -51,7 +51,7 @@ _NO_LIMIT = 1 << 60
 
 
 def tightest(root: Path = Path("/")) -> Limit | None:
-    """Return the limit of which the least is left, on the way up from this process's group. Local.
+    """Return the tightest limit on the way up from this process's group. Local.
 
     Parameters
     ----------

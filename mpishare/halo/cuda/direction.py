@@ -1,6 +1,6 @@
 """One direction of a plan on CUDA: its messages, and the route of each. No GPU is used here.
 
-What is here follows from what the ranks said: plans of which they said the same share it.
+All of it follows from what the ranks said of a plan, so plans alike share one.
 """
 
 from __future__ import annotations

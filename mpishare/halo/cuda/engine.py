@@ -46,7 +46,7 @@ call makes one."""
 
 Handles = tuple[dict[Any, int], dict[Any, int]]
 """Graphs by the addresses of fields: of `exchange`, and of `start`. If there are only messages:
-those that pack, and those that unpack."""
+packing graphs, and unpacking ones."""
 
 
 def _never(*_: Any) -> bool:

@@ -28,7 +28,7 @@ IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 
 
 class Paired:
-    """The graphs that pack and those that unpack, for fields that have both.
+    """The packing and the unpacking graphs of fields that have both.
 
     Parameters
     ----------

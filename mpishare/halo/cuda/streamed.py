@@ -99,7 +99,7 @@ class StreamedRoutes:
         capturing : int
             A stream on which they may be captured.
         handles : pair of dict
-            Where the graphs that pack and those that unpack are published, by `key_of` the fields'
+            Where the packing and the unpacking graphs are published, by `key_of` the fields'
             addresses.
 
         Returns

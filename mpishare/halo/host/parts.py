@@ -55,7 +55,7 @@ class Staged(NamedTuple):
 class Sender:
     """Consecutive parts from one rank: its rank in the plan, its control words, the parts.
 
-    `staged` are those that have buffers, in even and in odd epochs.
+    `staged` are the parts with buffers, in even and in odd epochs.
     """
 
     rank: int
