@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
+from mpishare.coordination.poll import SPINS
 from mpishare.coordination.recording import require_none
+from mpishare.coordination.rounds import rounds
 from mpishare.coordination.waits import Waits
 from mpishare.errors import MismatchError, MpiShareError, UnsupportedError, describe, peer_error
 
@@ -23,6 +26,26 @@ class Agreement(Waits):
         self._number = 0  # of rounds of mail
         self._steps = 0
         self._inside = ""
+        self._meetings = 0
+        self.spins_per_yield = 1
+        """Looks at a word before the core is given away."""
+        slot = block.meeting_slot
+        self._meeting_rounds = [
+            [
+                (slot(self.rank, parity, number), [slot(r, parity, number) for r in awaited])
+                for number, awaited in enumerate(rounds(self.rank, self.size))
+            ]
+            for parity in (0, 1)
+        ]
+        self._compiled: list[Callable[[int], int]] = []
+
+    def compile(self, module: Any, looks_per_yield: int) -> None:
+        """Let meetings be made by `mpishare.compiled`. Local; others may go on without."""
+        address = module.address_of(self.block.words)
+        self._compiled = [
+            module.Fence(address, each, looks_per_yield, spreads_bit=True).meet
+            for each in self._meeting_rounds
+        ]
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`, then learn how it went on every rank.
@@ -53,13 +76,7 @@ class Agreement(Waits):
         PeerTimeout
             If a rank died or did not arrive.
         """
-        self.check()
-        if self._inside:
-            raise UnsupportedError(
-                f"{call} was called inside {self._inside}: a callable that is given to share() "
-                "runs on one rank alone, and may make no collective call."
-            )
-        require_none(call, "it is made on the host, and no replay would make it again")
+        self._require_collective(call)
         self._steps += 1
         mine: BaseException | None = None
         self._inside = call
@@ -92,6 +109,82 @@ class Agreement(Waits):
         if failures:
             raise peer_error(call, failures)
         return [reply[3] for reply in replies]
+
+    def meet(self, call: str, *, has_news: bool) -> bool:
+        """Wait until all ranks are in this call; return whether any of them has news.
+
+        Collective, host-blocking: some microseconds. The one call that meets is `Node.barrier`.
+        Where another rank is in a step instead, this returns True: a step of this call then raises
+        `MismatchError` on all ranks.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If a rank is gone or does not come.
+        """
+        self._require_collective(call)
+        self._meetings += 1
+        count = self._number + self._meetings
+        try:
+            found = self._meet(call, count, int(has_news))
+        except MpiShareError:
+            raise
+        except BaseException as error:
+            self.leave(call, error)
+            raise
+        if found is None:
+            self._meetings -= 1  # it has not been one
+        return found is not False
+
+    def _meet(self, call: str, count: int, news: int) -> bool | None:
+        """Return whether any rank has news; None where one is in another call."""
+        parity, value = count & 1, count << 1
+        if self._compiled:
+            meet = self._compiled[parity]
+            while (at := meet(value | news)) >= 0:
+                if not self._come(call, value, at):
+                    return None
+            return at == -2
+        words, looks = self.block.words, 0
+        for mine, awaited in self._meeting_rounds[parity]:
+            self.block.sync()
+            words[mine] = value | news
+            for at in awaited:
+                while (found := words[at]) < value:
+                    looks += 1
+                    if looks > SPINS:
+                        if not self._come(call, value, at):
+                            return None
+                    elif not looks % self.spins_per_yield:
+                        os.sched_yield()
+                news |= found & 1
+        self.block.sync()
+        return bool(news)
+
+    def _come(self, call: str, value: int, at: int) -> bool:
+        """Wait for a word of a meeting; return whether it came, and not another call."""
+        self.wait(call, functools.partial(self._absent, value, at))
+        return self.block.words[at] >= value
+
+    def _absent(self, value: int, at: int) -> list[int]:
+        """Return the ranks that have not come to a meeting; none if one of them is in a step."""
+        block = self.block
+        if block.words[at] >= value:
+            return []
+        parity = value >> 1 & 1
+        elsewhere = [rank for rank in self.others if block.has_mail(rank, self._number + 1)]
+        block.sync()  # a rank that has left the meeting for its next step has been there
+        absent = [r for r in self.others if block.words[block.meeting_slot(r, parity, 0)] < value]
+        return [] if {*elsewhere} & {*absent} else absent or [block.rank_of_slot(at)]
+
+    def _require_collective(self, call: str) -> None:
+        self.check()
+        if self._inside:
+            raise UnsupportedError(
+                f"{call} was called inside {self._inside}: a callable that is given to share() "
+                "runs on one rank alone, and may make no collective call."
+            )
+        require_none(call, "it is made on the host, and no replay would make it again")
 
     def _exchange(self, call: str, data: bytes) -> list[bytes]:
         received = [bytearray() for _ in range(self.size)]

@@ -36,6 +36,8 @@ Software Developer's Manual, volume 3, 9.2.2)."""
 
 _STATE_WORDS = 512
 _MAX_TEXT, _MAX_MISSING = 500, 64
+_TEXT_WORDS = _STATE_WORDS - 4  # behind the state; then three words of their own:
+_SAW_DEATH, _ABORTING, _BROKEN = _STATE_WORDS - 3, _STATE_WORDS - 2, _STATE_WORDS - 1
 _STATUS_WORDS = 128
 _TRIES = 1000  # to read what changes; a rank may have died while it wrote
 _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
@@ -131,6 +133,8 @@ class ControlBlock:
         self.barrier = MemoryBarrier()
         self.sync = self.barrier.sync
         self.pool_start = size * _RANK_WORDS
+        ranks = slice(0, self.pool_start, _RANK_WORDS)
+        self._states, self._saw_death = self.words[ranks], self.words[_SAW_DEATH:][ranks]
         self._pid = os.getpid()
 
     @staticmethod
@@ -183,9 +187,30 @@ class ControlBlock:
         self.sync()
         return State(value)
 
+    def state_address(self, rank: int) -> int:
+        """Return where the state of that rank is mapped: a word, 0 while it is present."""
+        return self.memory.address + 8 * rank * _RANK_WORDS
+
+    def lock_of(self, rank: int) -> tuple[int, int]:
+        """Return the open file and the offset where that rank's process holds a lock."""
+        return self.memory.fd, _LOCKS_AT + rank
+
     def is_here(self, rank: int) -> bool:
         """Whether that rank has not left the node, and its process runs."""
         return self.state(rank) == State.PRESENT and self.is_running(rank)
+
+    def are_all_present(self) -> bool:
+        """Whether no rank has left the node. A microsecond, however many there are."""
+        self.sync()
+        return not any(self._states.tolist())
+
+    def say_death(self) -> None:
+        """Publish that this rank has seen another one dead, so that all look which."""
+        self.words[self.rank * _RANK_WORDS + _SAW_DEATH] = 1
+
+    def is_death_said(self) -> bool:
+        """Whether any rank has seen another one dead."""
+        return any(self._saw_death.tolist())
 
     def depart(
         self,
@@ -206,24 +231,24 @@ class ControlBlock:
         """
         at = self.rank * _RANK_WORDS
         if self.is_mine and self.words[at] == State.PRESENT:
-            nwords = _STATE_WORDS - 3
-            packed = _departure(text, missing, is_cause=is_cause, max_nbytes=8 * (nwords - 1))
-            self._write_text(at + 1, nwords, packed)
+            max_nbytes = 8 * (_TEXT_WORDS - 1)
+            packed = _departure(text, missing, is_cause=is_cause, max_nbytes=max_nbytes)
+            self._write_text(at + 1, _TEXT_WORDS, packed)
             self.sync()
             self.words[at] = state
 
     def mark_broken(self) -> None:
         """Publish, before any counter is released, that this rank releases counters."""
-        self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 1] = 1
+        self.words[self.rank * _RANK_WORDS + _BROKEN] = 1
         self.sync()
 
     def mark_aborting(self) -> None:
         """Publish that all output of this rank is out, and that it only waits to abort the job."""
-        self.words[self.rank * _RANK_WORDS + _STATE_WORDS - 2] = 1
+        self.words[self.rank * _RANK_WORDS + _ABORTING] = 1
 
     def is_aborting(self, rank: int) -> bool:
         """Whether that rank only waits to abort the job."""
-        return bool(self.words[rank * _RANK_WORDS + _STATE_WORDS - 2]) and self.is_running(rank)
+        return bool(self.words[rank * _RANK_WORDS + _ABORTING]) and self.is_running(rank)
 
     def is_silent(self, rank: int) -> bool:
         """Whether no more output of that rank is to come."""
@@ -232,8 +257,7 @@ class ControlBlock:
     def is_broken(self) -> bool:
         """Whether any rank releases counters: a wait that is over may be no signal."""
         self.sync()
-        at = _STATE_WORDS - 1
-        return any(self.words[r * _RANK_WORDS + at] for r in range(self.size))
+        return any(self.words[r * _RANK_WORDS + _BROKEN] for r in range(self.size))
 
     def departure(self, rank: int) -> tuple[str, tuple[int, ...], bool]:
         """Return why a rank left: its text, the ranks that it missed, and `is_cause`."""
@@ -297,6 +321,19 @@ class ControlBlock:
         """Whether that rank has published round `number`."""
         return self.words[rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS] >= number
 
+    def meeting_slot(self, rank: int, parity: int, number: int) -> int:
+        """Return the word of a rank for one round of a meeting: two sets, behind its mail's number.
+
+        A rank may be in the next meeting while another one still looks at its words of this one.
+        """
+        at = rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
+        return at + 1 + parity * (SLOT_WORDS // 2 - 1) + number
+
+    @staticmethod
+    def rank_of_slot(at: int) -> int:
+        """Return the rank that writes a word."""
+        return at // _RANK_WORDS
+
     def read_mail(self, rank: int, number: int, start: int) -> tuple[int, bytes]:
         """Return the total length and the part from `start` on. Only after `has_mail`."""
         self.sync()
@@ -312,7 +349,8 @@ class ControlBlock:
         """Counters, which a failure releases."""
         self.plan_memory = CounterPool()
         """Memory of plans, which it leaves alone."""
-        self.words.release()
+        for view in (self._states, self._saw_death, self.words):
+            view.release()
         self._bytes.release()
         self.memory.close()
         self.barrier.close()

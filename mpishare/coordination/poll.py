@@ -1,4 +1,9 @@
-"""The one loop in which the host waits: check, yield the core, check again, until a deadline."""
+"""The one loop in which the host waits: check, yield the core, check again, until a deadline.
+
+A wait that lasts gives the core away for a while between two checks: for a share of the time that
+it has taken so far. So no arrival is seen late by more than that share, and a long wait burns next
+to nothing of a core that others, or the processor's own clock, can use.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+SPINS = 400
+"""Looks at a word before a wait goes on in the way that watches deadlines and other ranks."""
+
+_SLEPT_SHARE = 1 / 64
+_MIN_SLEEP_S, _MAX_SLEEP_S = 50e-6, 2e-3  # Linux wakes a process up to 50 us late
 STRAGGLER_S = 30.0
 """A wait that takes this long is worth a warning that names the stragglers."""
 
@@ -35,13 +45,15 @@ def poll(
     warn : callable, optional
         Called once, with the seconds waited, where that is longer than `STRAGGLER_S`.
     pause_s : float, seconds
-        How long to sleep between two checks, where latency does not matter. Default: only the core
-        is given away.
+        How long to sleep between two checks, where latency does not matter. Default: a share of
+        the time waited so far.
     """
     begin = time.monotonic()
+    waited_s = 0.0
     while not is_done():
-        if pause_s:
-            time.sleep(pause_s)
+        sleep_s = pause_s or min(_SLEPT_SHARE * waited_s, _MAX_SLEEP_S)
+        if sleep_s >= _MIN_SLEEP_S:
+            time.sleep(sleep_s)
         else:
             # With more ranks than cores, the rank that is waited for may need this very core.
             os.sched_yield()

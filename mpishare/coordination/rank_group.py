@@ -170,6 +170,19 @@ def making_communicators(call: str) -> Iterator[None]:
         ) from error
 
 
+def require_intracomm(
+    call: str, comm: Any, wanted: str = "comm must be an Intracomm"
+) -> MPI.Intracomm:
+    """Return a communicator that has this rank; `TypeError` for anything else. Local."""
+    from mpi4py import MPI
+
+    if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
+        return comm
+    is_null = isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL
+    kind = "COMM_NULL: this rank is not in it" if is_null else type(comm).__name__
+    raise TypeError(f"{call} failed: {wanted}, not {kind}")
+
+
 def duplicate(
     given: MPI.Intracomm, call: str, timeout_s: float, monitor: Monitor | None = None
 ) -> MPI.Intracomm:

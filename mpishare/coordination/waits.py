@@ -194,8 +194,8 @@ class Waits:
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
         if self.failure is not None:
             self._refuse()
-        gone = [rank for rank in self.others if self.block.state(rank) != State.PRESENT]
-        if gone:
+        if not self.block.are_all_present():
+            gone = [rank for rank in self.others if self.block.state(rank) != State.PRESENT]
             # Asked again, since a rank may do what is waited for and leave just after.
             missed = [rank for rank in pending() if rank in gone]
             if missed:

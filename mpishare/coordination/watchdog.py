@@ -66,6 +66,7 @@ class Watchdog:
         self._warned: set[tuple[int, int]] = set()
         self._stop = threading.Event()
         self._broken_at = 0.0
+        self._looks = 0
         self.grace_s = GRACE_S
         self._thread = threading.Thread(target=self._run, name="mpishare-watcher", daemon=True)
 
@@ -110,8 +111,10 @@ class Watchdog:
             while not self._stop.wait(self._period_s()):
                 if self._agreement.failure is None:
                     with self._lock:  # no object is removed meanwhile
-                        self._check_deaths()
-                        self._check_stragglers()
+                        if self._seems_incomplete():
+                            self._check_deaths()
+                        if self._releases:
+                            self._check_stragglers()
                 if self._agreement.failure is not None and self._after_failure():
                     return
         except Exception as error:
@@ -136,6 +139,25 @@ class Watchdog:
             self._end_process()
         return not self._releases and not is_owed
 
+    def _seems_incomplete(self) -> bool:
+        """Whether to look at every rank: one has left, died, or was seen dead by another one.
+
+        Each rank asks whether two others run, and not all: to ask takes a system call, in which the
+        main thread gets Python's lock, and it keeps that for up to 5 ms. With 32 ranks, to ask for
+        all took longer than the period, so that all main threads were held up again and again.
+        """
+        agreement, block = self._agreement, self._block
+        if not agreement.others:
+            return False
+        # The second one changes: a process that is stopped does not see that its neighbor died.
+        neighbors = {1, 1 + self._looks % len(agreement.others)}
+        self._looks += 1
+        return (
+            not block.are_all_present()
+            or block.is_death_said()
+            or not all(block.is_running((block.rank + by) % block.size) for by in neighbors)
+        )
+
     def _check_deaths(self) -> None:
         agreement, block = self._agreement, self._block
         dead, left = [], []
@@ -150,6 +172,7 @@ class Watchdog:
             elif state != State.PRESENT and any(rank in ranks for ranks in self.pending().values()):
                 left.append(rank)
         if dead:
+            block.say_death()
             agreement.fail(_death(dead, agreement), fatal=True)
             remove_abandoned()  # what it was about to share with the others
         elif left:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import NO_COUNTERS
+from mpishare.coordination.poll import SPINS
 from mpishare.errors import ClosedError
 from mpishare.ordering.stream_chain import StreamChain
 
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from mpishare.backends import Signals
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
-
-SPINS = 400
 
 
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
@@ -110,7 +110,9 @@ class CounterOrdered:
         for rank in ranks:
             counts[rank] += 1
 
-    def _store(self, op: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
+    def _store(self, op: CounterOp, stream: Any) -> None:
+        if stream is not None:
+            handle_of(stream)
         view, counts = self._view, op.counts
         self._memory_barrier()
         for slot, rank in zip(op.slots, op.ranks, strict=True):
@@ -118,7 +120,9 @@ class CounterOrdered:
         for rank in op.ranks:
             counts[rank] += 1
 
-    def _look(self, op: CounterOp, stream: Any) -> None:  # noqa: ARG002  no streams
+    def _look(self, op: CounterOp, stream: Any) -> None:
+        if stream is not None:
+            handle_of(stream)
         view, counts = self._view, op.counts
         waits = [(r, slot, counts[r] + 1) for r, slot in zip(op.ranks, op.slots, strict=True)]
         looks = 0

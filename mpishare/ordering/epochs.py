@@ -11,19 +11,23 @@ from dataclasses import dataclass
 from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.poll import SPINS
+from mpishare.coordination.rounds import RADIX, rounds
 from mpishare.errors import EpochError
-from mpishare.ordering.counter_ops import SPINS, CounterOp, CounterOrdered
+from mpishare.ordering.counter_ops import CounterOp, CounterOrdered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mpishare.backends import Signals
     from mpishare.context import NodeContext
     from mpishare.coordination.counters import Counters
 
 FLAT_RANKS = 16
-"""Up to here a fence waits for every other rank at once; above, in log2(ranks) rounds."""
+"""Up to here a fence on streams waits for every other rank at once; above, in log2(ranks) rounds:
+there each wait is an operation of the stream."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,32 @@ class Epochs(CounterOrdered):
         `epoch_counters` of them, zeroed.
     name : str
         The window's, for errors and warnings.
-    flat_ranks : int
-        Up to how many ranks a fence is flat.
+    radix : int, optional
+        That of a fence; see `rounds`.
     """
 
     def __init__(
-        self, context: NodeContext, counters: Counters, name: str, *, flat_ranks: int = FLAT_RANKS
+        self, context: NodeContext, counters: Counters, name: str, *, radix: int | None = None
     ) -> None:
         super().__init__(context, counters, name)
         self._epoch = 0
-        self._rounds = rounds(self._rank, self._size, flat_ranks)
-        self._my_slot = SLOT_WORDS * self._rank
-        self._other_slots = [SLOT_WORDS * rank for rank in context.agreement.others]
+        on_streams = 2 if self._size > FLAT_RANKS else self._size
+        radix = radix or (on_streams if self._has_streams else RADIX)
+        self._rounds = [
+            (
+                SLOT_WORDS * self._rank + number,
+                [(SLOT_WORDS * each + number, each) for each in awaited],
+            )
+            for number, awaited in enumerate(rounds(self._rank, self._size, radix))
+        ]
+        """For each round of a fence, the slot to write, then the slots to wait for, with ranks."""
+        self._slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
         self._operations = sum(1 + len(waits) for _, waits in self._rounds)
-        self._is_plain = not self._has_streams and self._size <= flat_ranks
-        self._is_flat = self._size <= flat_ranks
+        compiled = context.compiled
+        self._meet: Callable[[int], int] | None = None
+        if compiled is not None:
+            address, looks = compiled.address_of(self._view), context.looks_per_yield
+            self._meet = compiled.Fence(address, self._slots, looks).meet
         # Of each pair both sides count, so that neither needs to ask the other.
         self._exposed = [0] * self._size  # my posts to that origin
         self._completed = [0] * self._size  # done signals awaited from that origin
@@ -95,32 +110,28 @@ class Epochs(CounterOrdered):
         """
         self._check()
         epoch = self._epoch + 1
-        if self._is_plain:
-            view = self._view
-            self._memory_barrier()
-            view[self._my_slot] = epoch
-            looks = 0
-            for slot in self._other_slots:
-                # `spin_until` inlined: to call it would cost a tenth of a fence.
-                while view[slot] < epoch:
-                    looks += 1
-                    if looks > SPINS:
-                        self._wait("fence", lambda: self._behind(epoch))
-                    elif not looks % self._spins_per_yield:
-                        sched_yield()
-            self._memory_barrier()
-        elif self._has_streams:
+        if stream is not None and not self._has_streams:
+            handle_of(stream)
+        if self._has_streams:
             self._enqueue_fence(stream, epoch)
+        elif (meet := self._meet) is not None:
+            while (slot := meet(epoch)) >= 0:
+                self._wait("fence", lambda: self._behind(epoch, slot))
         else:
-            self._fence_in_rounds(epoch)
-        self._epoch = epoch
-
-    def _fence_in_rounds(self, epoch: int) -> None:
-        for write, waits in self._rounds:
+            view, looks = self._view, 0
+            for write, slots in self._slots:
+                self._memory_barrier()
+                view[write] = epoch
+                for slot in slots:
+                    # `spin_until` inlined: to call it would cost a tenth of a fence.
+                    while view[slot] < epoch:
+                        looks += 1
+                        if looks > SPINS:
+                            self._wait("fence", lambda: self._behind(epoch, slot))  # noqa: B023
+                        elif not looks % self._spins_per_yield:
+                            sched_yield()
             self._memory_barrier()
-            self._view[write] = epoch
-            self._wait("fence", lambda: self._behind(epoch, waits))  # noqa: B023  ends in here
-        self._memory_barrier()
+        self._epoch = epoch
 
     def _enqueue_fence(self, stream: Any, epoch: int) -> None:
         number = self._chain.enter("fence", stream)
@@ -240,17 +251,23 @@ class Epochs(CounterOrdered):
                 behind.add(rank)
         return sorted(behind)
 
-    def _behind(self, epoch: int, waits: Sequence[tuple[int, int]] | None = None) -> list[int]:
-        """Return the ranks that a fence waits for: those that have not called it, if known."""
+    def _behind(self, epoch: int, slot: int | None = None) -> list[int]:
+        """Return the ranks that a fence waits for, as they have not called it yet.
+
+        Parameters
+        ----------
+        slot : int, optional
+            The one counter that is waited for. Default: all.
+        """
         view = self._view
-        if waits is None:
-            waits = [item for _, items in self._rounds for item in items]
-        sources = [rank for slot, rank in waits if view[slot] < epoch]
-        if not sources or self._is_flat:
-            return sources
-        # The source of a round may itself only wait: the first word of a slot tells who called.
+        if slot is not None and view[slot] >= epoch:
+            return []
+        # Whoever waits for others has written its own first word: that tells who called.
         absent = [r for r in range(self._size) if r != self._rank and view[SLOT_WORDS * r] < epoch]
-        return absent or sources
+        if absent:
+            return absent
+        waits = [item for _, items in self._rounds for item in items]
+        return [rank for at, rank in waits if view[at] < epoch and slot in (None, at)]
 
     def _group(self, call: str, ranks: Iterable[int]) -> Group:
         self._check()
@@ -301,22 +318,3 @@ def done(writer: int, reader: int, size: int) -> int:
 def _row(size: int) -> int:
     # What one rank writes stands in slots of its own.
     return -(-size // SLOT_WORDS) * SLOT_WORDS
-
-
-def rounds(rank: int, size: int, flat_ranks: int) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Return the rounds of a fence: the slot to write, then the slots to wait for, with ranks.
-
-    Flat: one round, everybody's slot. Else dissemination (Hensgen, Finkel, Manber 1988): in round k
-    rank r tells r + 2^k and waits for r - 2^k, so that after log2(size) rounds each has
-    waited, by way of others, for all.
-    """
-    if size <= flat_ranks:
-        others = [(SLOT_WORDS * other, other) for other in range(size) if other != rank]
-        return [(SLOT_WORDS * rank, others)]
-    found = []
-    step, number = 1, 0
-    while step < size:
-        source = (rank - step) % size
-        found.append((SLOT_WORDS * rank + number, [(SLOT_WORDS * source + number, source)]))
-        step, number = 2 * step, number + 1
-    return found

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import random
 import threading
+import time
 import weakref
 
 import pytest
@@ -156,3 +158,48 @@ def test_a_forked_child_does_not_speak_for_its_parent(comm):
             assert os.waitpid(child, 0)[1] == 0
         node.barrier()
         node.barrier()
+
+
+# --- barriers, which take no mail
+
+
+@pytest.mark.parametrize("code", ["as it is", "Python", "some of both"])
+def test_a_barrier_waits_for_each_rank_every_time(comm, code):
+    """Between steps, disagreements and news, which take other ways, and with random delays."""
+    shake, shared_shake = random.Random(comm.rank), random.Random(1)
+    with Node(comm) as node:
+        if code == "Python" or (code == "some of both" and node.rank % 2):
+            node._context.agreement._compiled = []
+        win = node.allocate_each(1, "i8", fill=0)
+        for number in range(1, 61):
+            if shake.random() < 0.1:
+                time.sleep(shake.random() * 3e-3)
+            win.array[0] = number
+            node.barrier()
+            found = [int(win.segment(rank)[0]) for rank in range(node.size)]
+            assert found == [number] * node.size
+            event = shared_shake.random()
+            if event < 0.1:
+                node.allocate(1)  # dropped at once: the next barrier has news, and closes it
+            elif event < 0.15 and node.size > 1:
+                raised(
+                    MismatchError, (lambda: node.allocate(1)) if node.is_leader else node.barrier
+                )
+            else:
+                node.barrier()
+
+
+@TWO
+def test_control_a_barrier_that_asks_nobody_is_too_early(comm, monkeypatch):
+    """The check above can fail: here no rank waits in a barrier."""
+    with Node(comm) as node:
+        agreement = node._context.agreement
+        win = node.allocate_each(1, "i8", fill=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(agreement, "_compiled", [])
+            patch.setattr(agreement, "_meeting_rounds", [[], []])
+            if not node.is_leader:
+                node.barrier()
+                assert win.segment(0)[0] == 0
+            comm.Barrier()
+            win.array[0] = 1

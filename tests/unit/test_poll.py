@@ -1,0 +1,47 @@
+"""The loop in which the host waits: a long wait costs little, and sees what comes in time."""
+
+import threading
+import time
+
+from mpishare.coordination import poll as module
+from mpishare.coordination.poll import poll
+
+
+def test_a_long_wait_burns_no_core():
+    begin = time.process_time()
+    assert not poll(bool, 0.5)
+    assert time.process_time() - begin < 0.15
+
+
+def test_it_sleeps_for_a_share_of_its_time_at_most(monkeypatch):
+    """What comes is seen late by no more than that share, however long it took."""
+    begin, slept = time.monotonic(), []
+
+    class Time:
+        monotonic = time.monotonic
+
+        @staticmethod
+        def sleep(seconds):
+            slept.append((seconds, time.monotonic() - begin))
+            time.sleep(seconds)
+
+    monkeypatch.setattr(module, "time", Time)
+    assert not poll(bool, 0.4)
+    assert slept
+    assert all(seconds <= waited_s / 32 for seconds, waited_s in slept)
+    assert max(seconds for seconds, _ in slept) <= 2e-3
+    assert slept[0][1] > 1e-3  # what is over by then was waited for without a sleep
+
+
+def test_what_comes_ends_it():
+    come = threading.Event()
+    timer = threading.Timer(0.1, come.set)
+    timer.start()
+    assert poll(come.is_set, 60)
+    timer.join()
+
+
+def test_the_deadline_holds_while_it_sleeps():
+    begin = time.monotonic()
+    assert not poll(bool, 0.3)
+    assert time.monotonic() - begin < 2
