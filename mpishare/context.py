@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,6 +58,8 @@ class NodeContext:
         For each rank of the node, the unique name of its process.
     uuids : list of str
         For each rank of the node, its GPU; empty on the host backend.
+    ncpus : int
+        On how many processors its ranks may run, all together.
     """
 
     def __init__(
@@ -68,29 +69,37 @@ class NodeContext:
         watchdog: Watchdog,
         nonces: list[str],
         uuids: list[str],
+        ncpus: int,
     ) -> None:
         self.agreement = agreement
         self.backend = backend
         self.nonces = nonces
         self.uuids = uuids
+        self.all_uuids = uuids
+        """Those, then the GPUs of other nodes: containers of a machine may share one."""
         self.watchdog = watchdog
         self.memory_barrier = agreement.block.sync
         """A full barrier of this processor, where it needs one; see `MemoryBarrier`."""
-        self.spins_per_yield = _SPINS if agreement.size <= len(os.sched_getaffinity(0)) else 1
+        self.spins_per_yield = _SPINS if agreement.size <= ncpus else 1
         """Looks at a counter before the core is given away: with more ranks than cores, the rank
         that is waited for may need this very core."""
+        agreement.spins_per_yield = self.spins_per_yield
+        self.looks_per_yield = 32 if self.spins_per_yield > 1 else 1
+        """The same for the looks of compiled code, which are shorter."""
+        self.compiled: Any = None
+        """The extension module of `mpishare.compiled`, where exchanges and waits are made in C."""
+        self.why_python: str | None = None
+        """Why ranks have none; empty if all have it, None on CUDA, where none is needed."""
         self.windows_version = 0
         """Raised whenever a window opens or closes."""
         self.gpu_messages: str | None = None
-        """Why messages of plans cannot go out of GPU memory; empty if they can, None if no plan
-        had any."""
+        """Why messages of plans cannot go out of GPU memory; empty: they can; None: none go."""
         self.suballocator = Suballocator(backend)
         self.descriptors = Descriptors(nonces, agreement.rank)
         """Files that this rank lends to the others, and its door."""
         self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
         self.retained: list[Callable[[], bool]] = []
-        """For each closed window whose memory the user's arrays hold: tries again to release it.
-        Collective."""
+        """For each closed window whose memory arrays hold: tries to release it. Collective."""
         self.dropped = Dropped()
         """The objects of all ranks of the node."""
         self._children = Children()
@@ -296,9 +305,9 @@ class NodeContext:
         """Wait on the host for a stream, with the deadline; see `Node.synchronize`."""
         agreement, backend = self.agreement, self.backend
         agreement.check()
+        handle, owner = backend.stream(stream)
         if not backend.has_streams:
             return
-        handle, owner = backend.stream(stream)
         self.wait_until(lambda: backend.is_done(handle), call)
         del owner  # held until here
 

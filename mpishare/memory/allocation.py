@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.errors import UnsupportedError
 from mpishare.memory import shared
 
 if TYPE_CHECKING:
@@ -53,9 +54,22 @@ class SharedAllocation:
         return self._published[0] if self._published else ""
 
     def attach(self, names: Iterable[str]) -> None:
-        """Map it, given what `publish` returned on each rank. Local."""
+        """Map it, given what `publish` returned on each rank. Local.
+
+        Raises
+        ------
+        UnsupportedError
+            If it cannot be opened here.
+        """
         if not self._made:
-            self._made.append(shared.attach(next(filter(None, names)), self._nbytes))
+            try:
+                self._made.append(shared.attach(next(filter(None, names)), self._nbytes))
+            except (FileNotFoundError, PermissionError) as error:
+                raise UnsupportedError(
+                    f"cannot open the shared memory of another rank in {shared.FOLDER}: "
+                    f"{error.strerror}. All ranks of a machine must run as one user; start "
+                    "containers with the same --user and --userns, and with --ipc=host."
+                ) from error
         self.memory = self._made[0]
 
     def forget(self) -> None:

@@ -45,10 +45,13 @@ _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
 def place() -> list[Any] | None:
     """Return what tells machines and containers apart; None without a /dev/shm. Local.
 
-    Processes of one place can map the same host memory.
+    The running kernel, and the device and the inode of the folder: a container may have been given
+    a folder inside the /dev/shm of its machine. Processes of one place can map the same host
+    memory.
     """
     try:
-        return [boot_id(), Path(FOLDER).stat().st_dev]
+        folder = Path(FOLDER).stat()
+        return [boot_id(), folder.st_dev, folder.st_ino]
     except OSError:
         return None
 

@@ -1,9 +1,10 @@
 """From node to node: the leaders combine the results of their nodes by MPI messages.
 
-The leader of a node, its first rank in the plan, copies the node's result into memory of the host.
-Small results go to all leaders, which fold them in their order; of large ones each leader folds its
-share, and sends it to the others. The rest of the node gets the result through shared memory. All
-of it blocks the host, with the deadline.
+The leader of a node, its first rank in the plan, packs the node's result: in memory of the host, or
+in that of its GPU where the MPI takes that and the result is large. Small results go to all
+leaders, which fold them in their order; of large ones each leader folds its share, and sends it to
+the others. The rest of the node gets the result through shared memory. All of it blocks the host,
+with the deadline.
 """
 
 from __future__ import annotations
@@ -36,21 +37,103 @@ _HEADER_NBYTES = 8 * SLOT_WORDS
 
 
 class Transfer(Protocol):
-    """Copies a field into packed memory of the host, and back. Host-blocking."""
+    """Copies a field into packed memory and back, and combines what is there. Host-blocking.
 
-    def fetch(self, field: Any, stream: Any, packed: Array) -> None:
+    Attributes
+    ----------
+    nbytes : int, bytes
+        Of what this rank has allocated in `share`.
+    """
+
+    nbytes: int
+
+    def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:
+        """Return the packed result that the leader writes and the ranks of its node read.
+
+        Collective. None where it lies in the node's host memory.
+        """
+        ...
+
+    def empty(self, count: int) -> Any:
+        """Return packed memory of this rank for so many elements. Local."""
+        ...
+
+    def buffer(self, array: Any) -> Any:
+        """Return packed memory as MPI takes it. Local."""
+        ...
+
+    def fetch(self, field: Any, stream: Any, packed: Any) -> None:
         """Copy the elements of the field, once the stream has written them."""
         ...
 
-    def store(self, packed: Array, field: Any, stream: Any) -> None:
+    def store(self, packed: Any, field: Any, stream: Any) -> None:
         """Copy the elements back; `packed` may be overwritten afterwards."""
         ...
 
+    def fold(self, operands: Sequence[Any], out: Any) -> None:
+        """Combine packed elements in the order of the operands."""
+        ...
 
-class HostTransfer:
+    def release(self) -> None:
+        """Unmap what the leader owns. Local."""
+        ...
+
+    def close(self, *, is_over: bool) -> None:
+        """Free the memory, if no message is under way. Local, once all ranks have released."""
+        ...
+
+
+class ThroughHost:
+    """What transfers through host memory have in common.
+
+    Parameters
+    ----------
+    operation : Operation
+        What is combined.
+    """
+
+    nbytes = 0
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        self._quietly = quiet_runner()
+
+    def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:  # noqa: ARG002
+        """Return None: it lies in the node's host memory."""
+        return None
+
+    def empty(self, count: int) -> Array:
+        """Return new memory."""
+        return np.empty(count, self._operation.dtype)
+
+    def buffer(self, array: Array) -> Array:
+        """Return its bytes."""
+        return array.view(np.uint8)
+
+    def fold(self, operands: Sequence[Array], out: Array) -> None:
+        """Combine them, without warnings."""
+        self._quietly(fold_into, self._operation.ufunc, operands, out)
+
+    def release(self) -> None:
+        """Do nothing: nothing is mapped."""
+
+    def close(self, *, is_over: bool) -> None:
+        """Do nothing: the memory goes with its arrays."""
+
+
+def fold_into(ufunc: Any, operands: Sequence[Any], out: Any) -> None:
+    """Combine two arrays or more in their order. `out` may be the first of them."""
+    first, second, *rest = operands
+    ufunc(first, second, out=out)
+    for operand in rest:
+        ufunc(out, operand, out=out)
+
+
+class HostTransfer(ThroughHost):
     """For fields in host memory."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, operation: Operation, order: Order) -> None:
+        super().__init__(operation)
         self._order = order
 
     def fetch(self, field: Any, stream: Any, packed: Array) -> None:  # noqa: ARG002  no streams
@@ -93,24 +176,29 @@ class AcrossNodes:
         self._transfer = transfer
         self._leader = next(iter(comm.ranks_here))
         self._epoch = 0
+        self._leaders: _Leaders | None = None
+        shared = transfer.share(comm, self._call, self._leader, count)
+        nbytes = count * dtype.itemsize if shared is None else 0
         # Pinned on CUDA, which makes copies faster.
-        self._memory = comm.take_memory(self._call, _HEADER_NBYTES + count * dtype.itemsize)
+        self._memory = comm.take_memory(self._call, _HEADER_NBYTES + nbytes)
         self._done = self._memory.buffer[:_HEADER_NBYTES].cast("Q")
         """In its first word: the last epoch whose result is there."""
-        self._result = np.frombuffer(self._memory.buffer, dtype, count, _HEADER_NBYTES)
-        self._leaders: _Leaders | None = None
+        if shared is None:
+            shared = np.frombuffer(self._memory.buffer, dtype, count, _HEADER_NBYTES)
+        self._result: Any = shared
 
         def make() -> None:
             if comm.rank == self._leader:
-                self._leaders = _Leaders(comm, setup.name, self._result, operation, call)
+                self._leaders = _Leaders(comm, setup.name, self._result, transfer, call)
 
         try:
             comm.step(self._call, make)
         except BaseException:
+            comm.step(self._call, self.release)
             self.close()
             raise
         own = 0 if self._leaders is None else self._leaders.nbytes
-        self.staging_nbytes = self._memory.nbytes + own
+        self.staging_nbytes = self._memory.nbytes + transfer.nbytes + own
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Replace the node's result by that of all nodes. Collective, host-blocking.
@@ -145,14 +233,18 @@ class AcrossNodes:
         """Do nothing: calls block."""
 
     def release(self) -> None:
-        """Do nothing: each rank unmaps the shared memory in `close`."""
+        """Unmap what the leader owns on its GPU; host memory is unmapped in `close`."""
+        self._result = None
+        self._transfer.release()
 
     def close(self) -> None:
         """Free the MPI requests, and unmap the shared memory."""
+        is_over = True
         if self._leaders is not None:
-            self._leaders.close()
+            is_over = self._leaders.close()
             self._leaders = None
-        self._done, self._result = memoryview(b"").cast("Q"), self._result[:0].copy()
+        self._transfer.close(is_over=is_over)
+        self._done = memoryview(b"").cast("Q")
         self._memory.close()
 
 
@@ -168,31 +260,28 @@ class _Leaders:
     """
 
     def __init__(
-        self, comm: PlanComm, name: str, result: Array, operation: Operation, call: str
+        self, comm: PlanComm, name: str, result: Any, transfer: Transfer, call: str
     ) -> None:
-        self._ufunc = operation.ufunc
-        self._quietly = quiet_runner()
+        self._transfer = transfer
         first_of_node = {node: rank for rank, node in reversed([*enumerate(comm.nodes)])}
         leaders = sorted(first_of_node.values())
         place, count = leaders.index(comm.rank), len(leaders)
         others = [at for at in range(count) if at != place]
         tag = 2 * (call == "dot")
-        self.mine = np.empty_like(result)
+        self.mine = transfer.empty(result.size)
         is_shared = result.nbytes >= max(MIN_SHARED_NBYTES, count * result.itemsize)
         whole = [slice(0, result.size)] * count
         parts = [_share(result.size, at, count) for at in range(count)] if is_shared else whole
         arrived = [
-            self.mine[parts[place]] if at == place else np.empty_like(result[parts[place]])
+            self.mine[parts[place]] if at == place else transfer.empty(result[parts[place]].size)
             for at in range(count)
         ]
-        self._operands: Sequence[Array] = arrived
+        self._operands: Sequence[Any] = arrived
         self._folded = result[parts[place]]
 
-        def messages(outgoing: Sequence[Array], incoming: Sequence[Array], tag: int) -> MpiMessages:
+        def messages(outgoing: Sequence[Any], incoming: Sequence[Any], tag: int) -> MpiMessages:
             ends = [Message(leaders[at], tag, ()) for at in others]
-            given, got = (
-                [each.view(np.uint8) for each in arrays] for arrays in (outgoing, incoming)
-            )
+            given, got = ([*map(transfer.buffer, arrays)] for arrays in (outgoing, incoming))
             return MpiMessages(comm, name, ends, ends, given, got, call)
 
         self._steps = [
@@ -207,7 +296,7 @@ class _Leaders:
         """Combine `mine` of all leaders in the shared result. Host-blocking."""
         scatter, *gather = self._steps
         self._exchange(scatter)
-        self._quietly(self._fold)
+        self._transfer.fold(self._operands, self._folded)
         for step in gather:
             self._exchange(step)
 
@@ -216,16 +305,10 @@ class _Leaders:
         messages.send()
         messages.wait()
 
-    def _fold(self) -> None:
-        first, second, *rest = self._operands
-        self._ufunc(first, second, out=self._folded)
-        for operand in rest:
-            self._ufunc(self._folded, operand, out=self._folded)
-
-    def close(self) -> None:
-        """Free the requests."""
-        for step in self._steps:
-            step.close()
+    def close(self) -> bool:
+        """Free the requests; return whether no message is under way."""
+        are_over = [step.close() for step in self._steps]
+        return all(are_over)
 
 
 def _share(count: int, at: int, nranks: int) -> slice:

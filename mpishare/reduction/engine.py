@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mpishare.halo import gpu_memory
 from mpishare.halo.engine import PlanEngine
 from mpishare.reduction.across_nodes import HostTransfer
 from mpishare.reduction.order import packing_order
@@ -36,11 +37,14 @@ class ReduceEngine(PlanEngine, Protocol):
 
     Attributes
     ----------
+    maps_gpu_memory : bool
+        Whether the ranks of the node may map memory of each other's GPUs.
     try_fast : callable or None
         Given the field and the stream: does what `reduce` does where it is sure that it may, also
         that the plan is open and the node not broken; else returns False with nothing done.
     """
 
+    maps_gpu_memory: bool
     try_fast: Callable[[Any, Any], bool] | None
 
     def reduce(self, field: Any, stream: Any) -> None:
@@ -104,11 +108,20 @@ def make_engine(setup: PlanSetup, layout: FieldLayout, operation: Operation) -> 
     return engine_class(setup)(setup, layout, operation)
 
 
-def make_transfer(setup: PlanSetup) -> Transfer:
-    """Make what copies fields into host memory, for `AcrossNodes`. Local."""
-    order = packing_order(setup)
-    if setup.on_gpu:
-        from mpishare.reduction.cuda.transfer import CudaTransfer
+def make_transfer(
+    setup: PlanSetup, engine: ReduceEngine, operation: Operation, count: int
+) -> Transfer:
+    """Make what copies and combines packed fields, for `AcrossNodes`. Collective.
 
-        return CudaTransfer(setup, order)
-    return HostTransfer(order)
+    In GPU memory, if so many elements are worth it, the MPI takes that, and the ranks of every node
+    can map it; else in host memory.
+    """
+    order = packing_order(setup)
+    if not setup.on_gpu:
+        return HostTransfer(operation, order)
+    from mpishare.reduction.cuda import transfer
+
+    is_large = count * operation.dtype.itemsize >= transfer.MIN_ON_GPU_NBYTES
+    if is_large and gpu_memory.serves_reductions(setup, needs=engine.maps_gpu_memory):
+        return transfer.GpuTransfer(setup, operation, order)
+    return transfer.CudaTransfer(setup, operation, order)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
 from mpishare.halo.host.plan_engine import HostPlanEngine
 from mpishare.halo.layout import FieldLayout, as_numpy
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-
-_NO_STREAM = "{!r} is no stream: an operation is given once, where the Allreduce is made"
+_MAX_FOLDED = 3  # ranks: a call of NumPy for each
+_MAX_STACKED = 16  # elements: two calls for all ranks, but slower ones
+_SUMS_OF_PAIRS = {"sum complex64": "sum float32", "sum complex128": "sum float64"}
 
 
 class HostReduce(HostPlanEngine):
@@ -47,6 +49,7 @@ class HostReduce(HostPlanEngine):
 
     #: None, since the wait for the other ranks takes longer than all checks.
     try_fast: Callable[[Any, Any], bool] | None = None
+    maps_gpu_memory = False
 
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
         self._name = setup.name
@@ -66,7 +69,16 @@ class HostReduce(HostPlanEngine):
         self._large = LargeReduce(setup.context, self._name, slots, self._fold)
         self._order = order = packing_order(setup)
         self._is_needed = nranks > 1 and count > 0
+        self._is_stacked = nranks > _MAX_FOLDED and count <= _MAX_STACKED and not large
+        self._running = np.empty((nranks, count if self._is_stacked else 1), layout.dtype)
+        name, scalars = f"{operation.name} {layout.dtype}", 1
+        if name in _SUMS_OF_PAIRS:
+            name, scalars = _SUMS_OF_PAIRS[name], 2
+        self._compiled_reduce = None if large else slots.compiled(name, scalars * count)
+        self._compiled_dot = slots.compiled(name, scalars)
         self._reduce_packed = self._reduce_large if large else self._reduce_small
+        if self._compiled_reduce is not None:
+            self._reduce_packed = self._reduce_compiled
         if is_packed(layout, order):
             self._reduce = self._reduce_packed
         else:
@@ -81,8 +93,8 @@ class HostReduce(HostPlanEngine):
 
     def reduce(self, field: Any, stream: Any) -> None:
         """Put the node's result into `field` on every rank."""
-        if stream.__class__ is str:
-            raise TypeError(_NO_STREAM.format(stream))
+        if stream is not None:
+            handle_of(stream)
         # Written for speed: with few elements, the checks take as long as the rest.
         if (
             type(field) is not np.ndarray
@@ -106,7 +118,21 @@ class HostReduce(HostPlanEngine):
         fields = self._fields[parity]
         fields[slots.place][...] = field
         slots.meet(REDUCE)
-        self._fold(fields, field)
+        if self._is_stacked:
+            self._fold_stacked(slots.stacked[parity], field)
+        else:
+            self._fold(fields, field)
+
+    def _reduce_compiled(self, field: Array) -> None:
+        self._combine(self._compiled_reduce, field, REDUCE)
+
+    def _combine(self, compiled: Any, field: Array, kind: int) -> None:
+        slots = self._slots
+        parity = slots.parity = slots.parity ^ 1
+        epoch = slots.next_epoch()
+        value = 2 * epoch + kind
+        while not compiled(field, parity, epoch, value):
+            slots.wait(value)
 
     def _reduce_large(self, field: Array) -> None:
         # A use too: another rank may be in `dot`, and calls go on after the error.
@@ -128,10 +154,19 @@ class HostReduce(HostPlanEngine):
             for operand in operands[2:]:
                 ufunc(out, operand, out=out)
 
+    def _fold_stacked(self, operands: Array, out: Array) -> None:
+        """Do the same in two calls of NumPy, which then makes a row for each rank.
+
+        `reduce` would take one call, but it adds numbers in another order.
+        """
+        running = self._running[:, : operands.shape[1]]
+        self._ufunc.accumulate(operands, 0, self._dtype, running)
+        out[...] = running[-1].reshape(out.shape, order=self._order)
+
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
-        if stream.__class__ is str:
-            raise TypeError(_NO_STREAM.format(stream))
+        if stream is not None:
+            handle_of(stream)
         a, b = self._operand(x, "x"), self._operand(y, "y")
         if a.shape != b.shape:
             raise ValueError(f"x has shape {a.shape}, y has {b.shape}: they must be the same")
@@ -145,14 +180,20 @@ class HostReduce(HostPlanEngine):
         return target if out is None else out
 
     def _dot(self, x: Array, y: Array) -> None:
+        self._local_dot.into(self._sum, x, y)
+        if self._compiled_dot is not None:
+            self._combine(self._compiled_dot, self._sum, DOT)
+            return
         slots = self._slots
         parity = slots.parity = slots.parity ^ 1
         numbers = self._numbers[parity]
-        self._local_dot.into(self._sum, x, y)
         if len(numbers) > 1:
             numbers[slots.place][...] = self._sum
             slots.meet(DOT)
-            self._fold(numbers, self._sum)
+            if len(numbers) > _MAX_FOLDED:
+                self._fold_stacked(slots.stacked[parity][:, :1], self._sum)
+            else:
+                self._fold(numbers, self._sum)
 
     # --- what the arrays must be
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from mpishare.context import Location
 from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.poll import SPINS
 from mpishare.errors import MismatchError
-from mpishare.ordering.counter_ops import SPINS
+from mpishare.halo.host.copies import address_of
 
 if TYPE_CHECKING:
     from mpishare.halo.plan_comm import PlanComm
@@ -53,6 +54,8 @@ class Slots:
     ----------
     pair : pair of list of numpy.ndarray
         The small slots for even and for odd uses: one for each rank on this node, in order.
+    stacked : pair of numpy.ndarray
+        The same as arrays of two axes: the ranks, and the elements of a slot.
     large : list of numpy.ndarray
         The large slot of each rank.
     parity : int
@@ -91,6 +94,11 @@ class Slots:
             for size, offset in zip(sizes, accumulate(strides[:-1], initial=begin), strict=True)
         ]
         self.pair: tuple[list[Array], list[Array]] = slots[:count], slots[count : 2 * count]
+        steps, odd = (strides[0], dtype.itemsize), begin + count * strides[0]
+        self.stacked: tuple[Array, Array] = (
+            np.ndarray((count, small), dtype, base, begin, steps),
+            np.ndarray((count, small), dtype, base, odd, steps),
+        )
         self.large = slots[2 * count :]
 
     def meet(self, kind: int) -> None:
@@ -119,10 +127,35 @@ class Slots:
             while theirs[word] != value:
                 looks += 1
                 if looks > SPINS:
-                    self._wait(word, value)
+                    self.wait(value)
                 elif not looks % self._spins_per_yield:
                     sched_yield()
         self._memory_barrier()
+
+    def compiled(self, operation: str, count: int) -> Any:
+        """Return the compiled `reduce` of the small slots, if there is one for that operation.
+
+        Parameters
+        ----------
+        operation : str
+            And the dtype: ``"sum float64"``.
+        count : int
+            How many elements.
+        """
+        context = self._comm.context
+        module = context.compiled
+        if module is None or not module.can_reduce(operation):
+            return None
+        control = [module.address_of(words) for words in self._control]
+        even, odd = ([*map(address_of, slots)] for slots in self.pair)
+        return module.Reduce(
+            operation, count, self.place, control, even, odd, context.looks_per_yield
+        ).reduce
+
+    def next_epoch(self) -> int:
+        """Return the epoch of a meeting made by compiled code; `wait` where it takes long."""
+        self._epoch += 1
+        return self._epoch
 
     def publish_place(self, place: Location) -> None:
         """Say where this rank's field is, for `places` after the next meeting. Local."""
@@ -148,11 +181,20 @@ class Slots:
         self._control, self._others = [], []
         self._mine = memoryview(b"").cast("Q")
         self.pair, self.large = ([], []), []
+        self.stacked = np.empty((0, 0)), np.empty((0, 0))
         self._memory.close()
 
-    def _wait(self, word: int, value: int) -> None:
-        """Wait until all ranks are in this epoch; raise if one of them made another call."""
-        least = value & ~1  # whichever call it is
+    def wait(self, value: int) -> None:
+        """Wait until all ranks are in the epoch of a word; raise if one of them made another call.
+
+        Host-blocking.
+
+        Parameters
+        ----------
+        value : int
+            What this rank has written: twice the epoch, and the call.
+        """
+        word, least = value >> 1 & 1, value & ~1  # whichever call it is
         self._comm.wait(self._call(value), lambda: self._behind(word, least))
         self._memory_barrier()
         calls = [CALLS[theirs[word] & 1] for theirs in self._control]

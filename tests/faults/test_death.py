@@ -82,6 +82,33 @@ def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
         assert played.raised(rank, "first", "PeerTimeout").ranks == [2], played.describe()
 
 
+def fencing(stage: Stage, code: str, victim: int) -> None:
+    node = stage.node()
+    if code == "python":
+        node._context.compiled = None
+    window = node.allocate_each(1, fill=0)
+
+    def fences() -> None:
+        for step in range(1 << 30):
+            if step == 500 and stage.rank == victim:
+                stage.die()
+            window.fence()
+
+    stage.attempt("fences", fences)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)
+
+
+@pytest.mark.parametrize("code", ["compiled", "python"])
+def test_a_rank_killed_between_fences_in_rounds_is_named(code):
+    """With nine ranks a fence has two rounds: most ranks never look at a word of the victim."""
+    played = play(9, fencing, code, VICTIM, survivable=True)
+    died = played.rank(VICTIM)["died"]
+    for rank in (0, *range(VICTIM + 1, 9)):
+        told = played.raised(rank, "fences", "PeerTimeout")
+        assert told.ranks == [VICTIM]
+        assert told.end - died < LIMIT_S
+
+
 def sharing(stage: Stage) -> None:
     from mpishare.memory import shared
 

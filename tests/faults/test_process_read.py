@@ -10,7 +10,7 @@ from tests.faults.scenes import play
 from tests.faults.stage import Stage
 from tests.helpers.reporting import report
 
-NBYTES = 128 << 10  # of a face
+NBYTES = 1048576  # of a face: more than is packed
 
 
 def begun(stage: Stage, how: str) -> None:
@@ -24,7 +24,7 @@ def begun(stage: Stage, how: str) -> None:
     node = stage.node(timeout_s=10.0)
     cart = stage.world.Create_cart((stage.size,), (True,))
     # Whole pages, which can be taken away.
-    memory = mmap.mmap(-1, 4 * 131072)
+    memory = mmap.mmap(-1, 4 * 1048576)
     field = np.frombuffer(memory, "f8").reshape(4, -1)
     field[...] = stage.rank
     # To the right alone: then the right neighbor waits for nothing else of rank 1's.
@@ -32,6 +32,7 @@ def begun(stage: Stage, how: str) -> None:
     halo.exchange()
     assert len(halo._forward._host._peer_reads.keys) == stage.size
     halo.start()
+    stage.world.Barrier()  # else a slow rank hears of the end before it starts
     libc = ctypes.CDLL(None, use_errno=True)
     if stage.rank == 1:
 
@@ -117,8 +118,9 @@ def refused(stage: Stage) -> None:
     handler.emit = lambda record: said.append(record.getMessage())
     log.addHandler(handler)
     with stage.node() as node:
+        report({"unreadable": node.report().surroundings.unreadable})
         cart = stage.world.Create_cart((stage.size,), (True,))
-        fields = [np.zeros((4, 131072 // 8)) for _ in range(2)]
+        fields = [np.zeros((4, 1048576 // 8)) for _ in range(2)]
         with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
             peer_reads = halo._forward._host._peer_reads
             right = []
@@ -139,6 +141,8 @@ def test_a_process_that_may_not_be_read():
     for rank in range(3):
         told = played.rank(rank)
         assert told["right"] == [True] * 40
+        why = "Operation not permitted"
+        assert told["unreadable"] == [[0, 1, why], [2, 1, why]]
         assert told["senders"] == [each for each in range(3) if each not in (rank, 1)]
         refusals = [text for text in told["said"] if "copied twice" in text]
         assert len(refusals) == (rank != 1), played.describe()
@@ -154,7 +158,7 @@ def interrupted(stage: Stage, is_in_window: bool) -> None:
 
     node = stage.node(timeout_s=10.0)
     cart = stage.world.Create_cart((stage.size,), (True,))
-    field = np.zeros((4, 131072 // 8))
+    field = np.zeros((4, 1048576 // 8))
     if is_in_window:
         field = node.allocate_each(field.shape).array
     field[...] = stage.rank
@@ -203,7 +207,7 @@ def with_guards(stage: Stage) -> None:
     import numpy as np
     from numpy.lib.stride_tricks import as_strided
 
-    page, rows = mmap.PAGESIZE, 40
+    page, rows = mmap.PAGESIZE, 160
     memory = mmap.mmap(-1, rows * 9 * page)
     base = np.frombuffer(memory, "f8")
     shape, strides = (4, rows // 4, page), (rows // 4 * 9 * page, 9 * page, 8)

@@ -1,4 +1,7 @@
-"""Arrays that are new at each call, on the host: copied by the plan's keys, and never bound."""
+"""Arrays that are new at each call, on the host: copied by the plan's keys, and never bound.
+
+Only Python binds copies to arrays; the compiled part takes their addresses at each call.
+"""
 
 import itertools
 import weakref
@@ -58,10 +61,10 @@ def test_every_dtype_and_layout(host_node, way):
             assert not bound(halo)
 
 
-def test_an_array_is_bound_at_its_second_call(host_node):
-    case, kinds = case_of(host_node), [Kind("f4"), Kind("c16", "F")]
-    fields = make_fields(host_node, case, host_node.rank, kinds)
-    with plan(host_node.comm, case, arrays(fields), node=host_node) as halo:
+def test_an_array_is_bound_at_its_second_call(python_node):
+    case, kinds = case_of(python_node), [Kind("f4"), Kind("c16", "F")]
+    fields = make_fields(python_node, case, python_node.rank, kinds)
+    with plan(python_node.comm, case, arrays(fields), node=python_node) as halo:
         for step in range(4):
             put(fields, 10 * step)
             halo.exchange(*arrays(fields))
@@ -69,11 +72,11 @@ def test_an_array_is_bound_at_its_second_call(host_node):
             assert bound(halo) == (step > 0)
 
 
-def test_arrays_are_not_held(host_node):
-    case, kind = case_of(host_node), Kind("f8")
-    first = make_fields(host_node, case, host_node.rank, [kind])
-    with plan(host_node.comm, case, first[0].array, node=host_node) as halo:
-        (field,) = make_fields(host_node, case, host_node.rank, [kind])
+def test_arrays_are_not_held(python_node):
+    case, kind = case_of(python_node), Kind("f8")
+    first = make_fields(python_node, case, python_node.rank, [kind])
+    with plan(python_node.comm, case, first[0].array, node=python_node) as halo:
+        (field,) = make_fields(python_node, case, python_node.rank, [kind])
         halo.exchange(field.array)
         gone = weakref.ref(field.array)
         del field
@@ -83,13 +86,13 @@ def test_arrays_are_not_held(host_node):
         assert len(halo._forward._once) <= engine._MAX_CACHED
 
 
-def test_more_arrays_in_turn_than_are_kept(host_node):
+def test_more_arrays_in_turn_than_are_kept(python_node):
     """Which calls are bound changes all the time."""
-    case, kind = case_of(host_node), Kind("i2")
+    case, kind = case_of(python_node), Kind("i2")
     with mock.patch.object(engine, "_MAX_CACHED", 3):
         for count in (3, 4, 7):
-            pool = [make_fields(host_node, case, host_node.rank, [kind]) for _ in range(count)]
-            with plan(host_node.comm, case, pool[0][0].array, node=host_node) as halo:
+            pool = [make_fields(python_node, case, python_node.rank, [kind]) for _ in range(count)]
+            with plan(python_node.comm, case, pool[0][0].array, node=python_node) as halo:
                 for step, fields in enumerate(itertools.islice(itertools.cycle(pool), 5 * count)):
                     put(fields, step)
                     halo.exchange(fields[0].array)
@@ -97,24 +100,33 @@ def test_more_arrays_in_turn_than_are_kept(host_node):
                     assert bound(halo) <= 3
 
 
-def test_views_of_windows_and_private_arrays_in_turn(host_node):
-    """A rank passes an array of one kind while its neighbor passes one of the other."""
-    case, kinds = case_of(host_node), [Kind("f8"), Kind("u1", "F")]
-    with mock.patch.object(parts, "_MIN_IN_PLACE_NBYTES", 0):
-        in_windows = make_fields(host_node, case, host_node.rank, kinds, [True, True])
-        with plan(host_node.comm, case, arrays(in_windows), node=host_node) as halo:
+def take_turns(node, halo_made=lambda halo: None):
+    """A rank passes arrays of one kind while its neighbor passes some of the other."""
+    case, kinds = case_of(node), [Kind("f8"), Kind("u1", "F")]
+    limits = {"_MIN_IN_PLACE_NBYTES": 0, "_MIN_RUN_NBYTES": 0}
+    with mock.patch.multiple(parts, **limits):
+        in_windows = make_fields(node, case, node.rank, kinds, [True, True])
+        with plan(node.comm, case, arrays(in_windows), node=node) as halo:
             for step in range(12):
-                is_private = (step // 2 + host_node.rank) % 2
-                fields = (
-                    make_fields(host_node, case, host_node.rank, kinds)
-                    if is_private
-                    else in_windows
-                )
+                is_private = (step // 2 + node.rank) % 2
+                fields = make_fields(node, case, node.rank, kinds) if is_private else in_windows
                 put(fields, 10 * step)
                 halo.exchange(*(array[...] for array in arrays(fields)))
                 check(fields, 10 * step)
-            # Those in windows are bound, by their addresses, where a neighbor reads them in place.
-            assert len(halo._forward._host._calls) == (host_node.size > 1)
+            halo_made(halo)
+
+
+def test_views_of_windows_and_private_arrays_in_turn(host_node):
+    take_turns(host_node)
+
+
+def test_views_of_windows_are_bound_in_python(python_node):
+    """By their addresses, where a neighbor reads them in place."""
+
+    def look(halo):
+        assert len(halo._forward._host._calls) == (python_node.size > 1)
+
+    take_turns(python_node, look)
 
 
 def test_accumulate(host_node):
@@ -132,7 +144,7 @@ def test_accumulate(host_node):
             assert (new != given).any()
 
 
-@pytest.mark.parametrize(
+SPOILED = pytest.mark.parametrize(
     "spoil",
     [
         lambda array: array[:-1],
@@ -142,12 +154,26 @@ def test_accumulate(host_node):
     ],
     ids=["shape", "dtype", "strides", "read-only"],
 )
+
+
+@SPOILED
 def test_an_unfit_array_is_an_error(host_node, spoil):
     case = even_case((host_node.size, 1), True, 3, ((1, 2), (2, 1)))
     (field,) = make_fields(host_node, case, host_node.rank, [Kind("f8")])
     with plan(host_node.comm, case, field.array, node=host_node) as halo:
-        with pytest.raises(ValueError, match=r"another layout|read-only"):
+        with pytest.raises(ValueError, match=r": a field (has another layout|is read-only)"):
             halo.exchange(spoil(field.array))
         field.put(7)
         halo.exchange(field.array)
         check([field], 7)
+
+
+@SPOILED
+def test_an_unfit_array_of_several_is_named_by_its_number(host_node, spoil):
+    case = even_case((host_node.size, 1), True, 3, ((1, 2), (2, 1)))
+    given = arrays(make_fields(host_node, case, host_node.rank, [Kind("f8")] * 3))
+    with plan(host_node.comm, case, given, node=host_node) as halo:
+        with pytest.raises(ValueError, match=r": field 1 (has another layout|is read-only)"):
+            halo.exchange(given[0], spoil(given[1]), given[2])
+        with pytest.raises(TypeError, match=r": field 2 is not an array"):
+            halo.exchange(*given[:2], [1.0])

@@ -1,9 +1,12 @@
 """Large faces of fields in private memory, which receivers read from the sender's process."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
 import mpishare
+from mpishare.halo.host import parts
 from tests.helpers.halos import (
     Case,
     Kind,
@@ -21,6 +24,12 @@ from tests.ranks import test_halo_order as of_order
 
 TWO = pytest.mark.ranks(min=2)
 PLANES = 24 << 10  # numbers of 8 bytes in a face: 192 KiB
+
+
+@pytest.fixture(autouse=True)
+def read_from_64_kib_on():
+    with mock.patch.object(parts, "_MIN_READ_NBYTES", 64 << 10):
+        yield
 
 
 def peer_reads(halo):
@@ -127,6 +136,30 @@ def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(host_node):
             put(fields, step)
             halo.exchange(*arrays(fields))
             check(fields, step)
+
+
+@TWO
+@pytest.mark.parametrize("way", ["exchange", "start and wait"])
+def test_new_arrays_kept_ones_and_windows_in_turn(host_node, way):
+    """Each rank another kind: addresses that are kept for later beside others that come once."""
+    node = host_node
+    case = even_case((node.size,), True, 5, 1)
+    kinds = [Kind("f8", others=(PLANES,), axes=(0,)), Kind("i4", others=(7,), axes=(0,))]
+    kept, in_windows = (make_fields(node, case, node.rank, kinds, [way] * 2) for way in (0, 1))
+    with plan(node.comm, case, arrays(kept), axes=(0,), node=node) as halo:
+        assert peer_reads(halo).keys
+        for step in range(15):
+            which = (step // 2 + node.rank) % 3
+            new = make_fields(node, case, node.rank, kinds)
+            fields = (new, kept, in_windows)[which]
+            put(fields, step)
+            if way == "exchange":
+                halo.exchange(*arrays(fields))
+            else:
+                halo.start(*arrays(fields))
+                halo.wait()
+            check(fields, step)
+            put(fields, 90)  # which nobody may see
 
 
 @TWO

@@ -11,6 +11,7 @@ from mpishare.halo.host.copies import (
     array_at,
     bind_copy,
     bind_copy_within,
+    merge_runs,
     put,
 )
 from mpishare.halo.layout import host_layout
@@ -108,3 +109,41 @@ def test_array_at(dtype):
     array.view(seen.dtype)[1:, 2, 1] = np.ones((), dtype).view(seen.dtype)
     assert (seen.view(array.dtype) == array).all()
     assert seen.base is not array
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16", "V3"])
+@pytest.mark.parametrize("width", [1, 2, 5])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_cells_that_lie_together_are_copied_as_one(axis, width, dtype, order):
+    dtype = np.dtype(dtype)
+    cells = np.random.default_rng(1).integers(0, 256, (9, 10, 11, dtype.itemsize), np.uint8)
+    array = np.asarray(cells.view(dtype)[..., 0], order=order)
+    for key in faces(array.shape, width, axis)[0]:
+        buffer = np.empty_like(array[key])  # in the order of the array
+        target = np.zeros_like(array)
+        bind_copy(put, buffer, WHOLE, array, key)()
+        assert buffer.tobytes() == array[key].tobytes()
+        bind_copy(put, target, key, buffer, WHOLE)()
+        assert target[key].tobytes() == array[key].tobytes()
+        target[key] = np.zeros((), dtype)
+        assert target.tobytes() == bytes(target.nbytes)
+        fastest = array.strides.index(min(array.strides))
+        run = array[key].shape[fastest]
+        merged, _ = merge_runs(buffer, array[key])
+        assert merged.size * max(run, 1) <= array[key].size
+
+
+def test_cells_are_not_merged_across_gaps():
+    array = np.zeros((6, 8))
+    for target, source in (
+        (array[:, :4], array[:, 4:]),
+        (array[:, :4:2], array[:, 1:5:2]),
+        (array[:, :2], np.zeros((2, 6)).T),
+    ):
+        merged, other = merge_runs(target, source)
+        assert merged.shape == other.shape
+        assert merged.nbytes == target.nbytes
+    assert merge_runs(array[:, :4], array[:, 4:])[0].shape == (6,)
+    assert merge_runs(array[:, :4:2], array[:, 1:5:2])[0].shape == (6, 2)
+    assert merge_runs(array[:, :2], np.zeros((2, 6)).T)[0].shape == (6, 2)

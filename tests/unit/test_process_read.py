@@ -8,10 +8,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from mpishare.halo.geometry import Box
 from mpishare.halo.host import process_read
-from mpishare.halo.host.process_read import _is_readable, bind_read
+from mpishare.halo.host.parts import Extent
+from mpishare.halo.host.process_read import ProcessRead, _is_readable, _Readable
 from mpishare.halo.layout import FieldLayout
 
 PAGE = mmap.PAGESIZE
@@ -23,7 +25,7 @@ def at(array):
 
 def test_what_is_read():
     source, target = np.arange(5000, dtype="i4"), np.zeros(5000, "i4")
-    assert bind_read(os.getpid(), at(source) + 40, at(target), 4000)() == 0
+    assert ProcessRead(os.getpid(), 4000)(at(source) + 40, at(target)) == 0
     assert (target[:1000] == source[10:1010]).all()
     assert not target[1000:].any()
 
@@ -36,10 +38,10 @@ def test_a_page_that_is_not_there():
     target = np.zeros(2 * PAGE, "u1")
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, 0) == 0
-    assert bind_read(os.getpid(), at(source), at(target), 2 * PAGE)() == errno.EFAULT
+    assert ProcessRead(os.getpid(), 2 * PAGE)(at(source), at(target)) == errno.EFAULT
     assert (target[:PAGE] == 7).all()
     assert not target[PAGE:].any()
-    assert bind_read(os.getpid(), at(source) + PAGE, at(target), 1)() == errno.EFAULT
+    assert ProcessRead(os.getpid(), 1)(at(source) + PAGE, at(target)) == errno.EFAULT
     assert libc.mprotect(ctypes.c_void_p(at(source) + PAGE), PAGE, mmap.PROT_READ) == 0
 
 
@@ -59,6 +61,28 @@ def test_a_page_in_between_is_seen():
         assert not page or not _is_readable(address - 1, 2)
         assert libc.mprotect(ctypes.c_void_p(address), PAGE, mmap.PROT_READ) == 0
         assert _is_readable(address, PAGE)
+
+
+@pytest.mark.parametrize("have_gaps", [False, True])
+def test_which_pages_of_a_field_are_tried(have_gaps):
+    """Its ends; with gaps between its cells all pages, until they were readable once."""
+    memory = mmap.mmap(-1, 5 * PAGE)
+    source = np.frombuffer(memory, "u1")
+    libc = ctypes.CDLL(None, use_errno=True)
+    # From the last byte of a page to the first of another.
+    readable = _Readable([Extent(PAGE - 1, 3 * PAGE + 2)], have_gaps=have_gaps)
+
+    def pages():
+        for page in range(5):
+            address = ctypes.c_void_p(at(source) + page * PAGE)
+            assert libc.mprotect(address, PAGE, 0) == 0
+            yield readable.at(at(source))
+            assert libc.mprotect(address, PAGE, mmap.PROT_READ) == 0
+
+    ends = [False, True, True, True, False]
+    assert [*pages()] == ([False] * 5 if have_gaps else ends)
+    assert readable.at(at(source))
+    assert [*pages()] == ends
 
 
 def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):
@@ -83,4 +107,4 @@ def test_a_process_that_is_gone():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         target = np.zeros(8, "u1")
-        assert bind_read(process.pid, at(target), at(target), 8)() == errno.ESRCH
+        assert ProcessRead(process.pid, 8)(at(target), at(target)) == errno.ESRCH

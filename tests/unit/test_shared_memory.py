@@ -72,27 +72,35 @@ def test_name_is_gone_after_forget():
 
 
 PUBLISH = """
-import os, signal
+import os, signal, sys
 from mpishare.memory import limits, shared
+shared.FOLDER = sys.argv[1]
 print(shared.publish(shared.create(1)), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_name_whose_process_was_killed_is_removed_and_no_other():
+@pytest.fixture
+def folder(monkeypatch):
+    """A folder of its own: tests beside this one look at what is left in that of the machine."""
+    with tempfile.TemporaryDirectory(dir=shared.FOLDER) as folder:
+        monkeypatch.setattr(shared, "FOLDER", folder)
+        yield Path(folder)
+
+
+def test_a_name_whose_process_was_killed_is_removed_and_no_other(folder):
     memory = shared.create(1)
     mine = shared.publish(memory)
-    other = Path(shared.FOLDER, "mpishare-unknown")
+    other = folder / "mpishare-unknown"
     other.touch()
-    command = [sys.executable, "-c", PUBLISH]
+    command = [sys.executable, "-c", PUBLISH, str(folder)]
     killed = subprocess.run(command, capture_output=True, text=True, check=False)
     name = killed.stdout.strip()
     assert killed.returncode == -signal.SIGKILL
-    assert Path(shared.FOLDER, name).exists()
+    assert (folder / name).exists()
     shared.remove_abandoned()
-    assert not Path(shared.FOLDER, name).exists()
+    assert not (folder / name).exists()
     assert other.exists()
-    other.unlink()
     shared.attach(mine, 1).close()
     shared.forget(mine)
     memory.close()

@@ -30,6 +30,7 @@ Store = Callable[[Array, Any, Array], None]
 WHOLE = (...,)
 """The key of all cells of an array."""
 
+_MAX_RUN_NBYTES = 1024  # of cells that are copied as one; beyond, NumPy's own loop is as fast
 _MAX_COLUMNS = 8  # of a face; each column brings in the same cache lines again
 _CACHE_NBYTES = 512 << 10
 _LINE_NBYTES = 64
@@ -72,8 +73,39 @@ def bind_copy(store: Store, target: Array, key: Any, source: Array, source_key: 
     if not _is_box(source_key):
         return lambda: store(target, key, source[source_key])
     if store is put and _is_box(key):
-        return partial(target[key].__setitem__, ..., source[source_key])
+        cells, theirs = merge_runs(target[key], source[source_key])
+        return partial(cells.__setitem__, ..., theirs)
     return partial(store, target, key, source[source_key])
+
+
+def merge_runs(target: Array, source: Array) -> tuple[Array, Array]:
+    """Return both arrays with the cells that lie together, in both alike, as one element.
+
+    NumPy's innermost loop goes along them, and costs 5 ns each time that it begins: as much as
+    copying 64 bytes. Elements of one run are copied in a loop over the runs.
+    """
+    if target.dtype != source.dtype or not target.size:
+        return target, source
+    nbytes, merged = target.itemsize, set()
+    for axis in sorted(range(target.ndim), key=target.strides.__getitem__):
+        cells = target.shape[axis]
+        if cells > 1:
+            if not target.strides[axis] == source.strides[axis] == nbytes:
+                break
+            if nbytes * cells > _MAX_RUN_NBYTES:
+                break
+            nbytes *= cells
+            merged.add(axis)
+    if not merged:
+        return target, source
+    kept = [axis for axis in range(target.ndim) if axis not in merged]
+
+    def merge(array: Array) -> Array:
+        shape = (*(array.shape[axis] for axis in kept), nbytes // array.itemsize)
+        strides = (*(array.strides[axis] for axis in kept), array.itemsize)
+        return as_strided(array, shape, strides).view(f"V{nbytes}")[..., 0]
+
+    return merge(target), merge(source)
 
 
 def bind_copy_within(array: Array, key: Any, source_key: Any) -> list[Copy]:
@@ -86,7 +118,10 @@ def bind_copy_within(array: Array, key: Any, source_key: Any) -> list[Copy]:
     axis = _column_axis(array, key, source_key)
     if axis is None:
         return [bind_copy(put, array, key, array, source_key)]
-    columns = (np.moveaxis(array[each], axis, 0) for each in (key, source_key))
+    columns = [np.moveaxis(array[each], axis, 0) for each in (key, source_key)]
+    if array.strides[axis] == array.itemsize:  # together they are one column of wider cells
+        dtype = f"V{len(columns[0]) * array.itemsize}"
+        columns = [np.moveaxis(np.moveaxis(each, 0, -1).view(dtype), -1, 0) for each in columns]
     extents = (*array.shape[:axis], *array.shape[axis + 1 :])
     return [
         copy

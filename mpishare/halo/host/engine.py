@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
 from mpishare.errors import MpiShareError
+from mpishare.halo.disjoint import Disjoint
 from mpishare.halo.host.copies import add, address_of, put
 from mpishare.halo.host.plan_engine import HostPlanEngine
 from mpishare.halo.host.shared import HostRoute
@@ -64,6 +66,8 @@ class HostEngine(HostPlanEngine):
         Whether received cells are added, and the cells that were sent are zeroed.
     """
 
+    _route: type[HostRoute] = HostRoute
+
     def __init__(
         self,
         setup: PlanSetup,
@@ -73,9 +77,14 @@ class HostEngine(HostPlanEngine):
         is_reverse: bool,
     ) -> None:
         self._name = setup.name
+        call = setup.call_name(is_reverse=is_reverse)
+        self._call = f"{setup.name}: {call}"
         self._context = setup.context
         self._agreement = setup.context.agreement
         self._layouts = setup.mine
+        self._disjoint = Disjoint(setup.mine)
+        count = len(setup.mine)
+        self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
         self._seen: dict[tuple[int, ...], tuple[list[_SeenField], BoundCall]] = {}
         self._once: dict[int, weakref.ref[Array]] = {}  # first fields of calls made once
         self._zeroed = sends if is_reverse else ()
@@ -86,13 +95,13 @@ class HostEngine(HostPlanEngine):
         store = add if is_reverse else put
         by_host = by("host", sends), by("host", recvs)
         by_mpi = by("mpi", sends), by("mpi", recvs)
-        self._host = HostRoute(setup, by_host[0], is_reverse=is_reverse)
+        self._host: HostRoute = self._route(setup, by_host[0], is_reverse=is_reverse)
         self._mpi: HostMpiRoute
         self._uses_mpi = any(by_mpi)
 
         def make() -> None:
             self._host.lay_out(setup, *by_host, is_reverse=is_reverse)
-            self._mpi = HostMpiRoute(setup, *by_mpi, store)
+            self._mpi = HostMpiRoute(setup, *by_mpi, store, call)
 
         try:
             setup.comm.step(setup.name, make)
@@ -138,7 +147,7 @@ class HostEngine(HostPlanEngine):
         Programs that make new arrays at each call never show one twice, and binding its copies
         takes longer than copying small faces. Arrays that come again are bound then.
         """
-        if not self._host.packs_all or len(fields) != len(self._layouts):
+        if len(fields) != len(self._layouts):
             return None
         for field, expected in zip(fields, self._layouts, strict=True):
             if (
@@ -149,6 +158,8 @@ class HostEngine(HostPlanEngine):
                 or not field.flags.writeable
             ):
                 return None
+        if len(fields) > 1 and not self._disjoint.are_apart(list(map(address_of, fields))):
+            return None
         first = fields[0]
         before = self._once.get(id(first))
         if before is not None and before() is first:
@@ -160,34 +171,43 @@ class HostEngine(HostPlanEngine):
 
     def _bind(self, fields: Sequence[Any]) -> HostCall:
         """Check the fields of a call and bind its copies."""
-        require_number(fields, len(self._layouts))
-        arrays = []
-        for field, expected in zip(fields, self._layouts, strict=True):
-            array = field if type(field) is np.ndarray else as_numpy(field, "a field")
-            expected.require(FieldLayout(array.shape, array.strides, array.dtype, None))
-            if not array.flags.writeable:
-                raise ValueError("a field is read-only")
-            arrays.append(array)
-        bound = self._host.bind(tuple(map(address_of, arrays)))
+        arrays, addresses = self._checked(fields)
+        bound = self._host.bind(addresses)
         if all(map(operator.is_, arrays, fields)):
             if len(self._seen) >= _MAX_CACHED:
                 del self._seen[next(iter(self._seen))]  # the oldest
             self._seen[tuple(map(id, arrays))] = list(map(_SeenField, arrays)), bound
         return HostCall(bound, arrays)
 
-    def try_start(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002
+    def _checked(self, fields: Sequence[Any]) -> tuple[list[Array], tuple[int, ...]]:
+        """Return the fields of a call as arrays of the plan's layouts, and their addresses."""
+        require_number(fields, len(self._layouts))
+        arrays = []
+        for field, expected, name in zip(fields, self._layouts, self._names, strict=True):
+            array = field if type(field) is np.ndarray else as_numpy(field, name)
+            expected.require(FieldLayout(array.shape, array.strides, array.dtype, None), name)
+            if not array.flags.writeable:
+                raise ValueError(f"{name} is read-only")
+            arrays.append(array)
+        addresses = tuple(map(address_of, arrays))
+        self._disjoint.require(addresses)
+        return arrays, addresses
+
+    def try_start(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  see `start`
         """Return False: what takes time here is the work itself."""
         return False
 
-    def try_wait(self, stream: Any) -> bool:  # noqa: ARG002
+    def try_wait(self, stream: Any) -> bool:  # noqa: ARG002  see `wait`
         """Return False, as `try_start`."""
         return False
 
-    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG002  no streams
+    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
         """Exchange fields that were seen before, or return False with nothing done.
 
         Copying a small face takes less time than preparing the call in Python.
         """
+        if stream is not None:
+            handle_of(stream)
         agreement = self._agreement
         is_whole = agreement.failure is None and agreement.thread == get_ident()
         if self._has_fast_path and is_whole and recording.current() is None:
@@ -197,7 +217,7 @@ class HostEngine(HostPlanEngine):
                     self._host.start(bound)
                     self._host.wait(bound)
                 except BaseException as error:
-                    self._leave_node("exchange", error)
+                    self._leave_node(error)
                     raise
                 return True
         return False
@@ -206,26 +226,30 @@ class HostEngine(HostPlanEngine):
         """Ranks of the node that have called more often than this one."""
         return self._host.ahead()
 
-    def start(self, call: HostCall, stream: Any) -> None:  # noqa: ARG002  no streams
+    def start(self, call: HostCall, stream: Any) -> None:
         """Send my cells."""
+        if stream is not None:
+            handle_of(stream)
         bound = call.bound
         try:
             if self._uses_mpi:
                 self._mpi.start(bound.arrays)
             self._host.start(bound)
         except BaseException as error:
-            self._leave_node("start", error)
+            self._leave_node(error)
             raise
 
-    def wait(self, call: HostCall, stream: Any) -> None:  # noqa: ARG002  no streams
+    def wait(self, call: HostCall, stream: Any) -> None:
         """Receive the others' cells into the ghosts."""
+        if stream is not None:
+            handle_of(stream)
         bound = call.bound
         try:
             self._host.wait(bound)
             if self._uses_mpi:
                 self._mpi.wait(bound.arrays)
         except BaseException as error:
-            self._leave_node("wait", error)
+            self._leave_node(error)
             raise
         for message in self._zeroed:
             for part in message.parts:
@@ -236,10 +260,10 @@ class HostEngine(HostPlanEngine):
         self.start(call, stream)
         self.wait(call, stream)
 
-    def _leave_node(self, call: str, error: BaseException) -> None:
+    def _leave_node(self, error: BaseException) -> None:
         """Leave the node after an interrupt: neighbors may read fields that the user overwrites."""
         if not isinstance(error, MpiShareError):
-            self._agreement.leave(f"{self._name}: {call}", error)
+            self._agreement.leave(self._call, error)
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""

@@ -14,7 +14,6 @@ import logging
 import mmap
 import os
 import secrets
-from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,71 +21,74 @@ import numpy as np
 from mpishare.errors import MpiShareError
 from mpishare.halo.geometry import Box
 from mpishare.halo.host.copies import address_of
+from mpishare.halo.host.parts import Extent, extent_of, is_read_from_process
 from mpishare.halo.message import PartKey, parts_sent
+from mpishare.memory.process_memory import IoVec, ProcessRead, process_vm_readv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.host.copies import Array, Copy
+    from mpishare.halo.host.copies import Array
     from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message, MessageInfo, PartInfo
+    from mpishare.halo.message import Message, MessageInfo
 
-_MIN_READ_NBYTES = 64 << 10  # below, two copies cost less than the system call and the wait
-_MAX_SPREAD = 1.25  # from the first cell to the end of the last, over the bytes of the cells
 _BLOCK_NBYTES = 256 << 10  # read at once, then copied on while it is in the cache
 _TOKEN_NBYTES = 16
+_MAX_SEEN = 1024  # addresses of a field
 _IOV_MAX = 1024  # ranges in one system call
 
 log = logging.getLogger("mpishare.halo")
 
 
-class _IoVec(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+class _Readable:
+    """Whether other processes can read parts of a field, wherever the field lies.
 
-
-@cache
-def _process_vm_readv() -> Callable[..., int]:
-    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    ranges = ctypes.POINTER(_IoVec), ctypes.c_ulong
-    read.argtypes = (ctypes.c_int, *ranges, *ranges, ctypes.c_ulong)
-    read.restype = ctypes.c_ssize_t
-    found: Callable[..., int] = read
-    return found
-
-
-def bind_read(pid: int, source: int, target: int, nbytes: int) -> Callable[[], int]:
-    """Return the call that copies bytes from an address of another process to one of this.
-
-    It returns 0, or the error number.
+    Cells without gaps lie in memory that was allocated at once, and a byte at either end stands for
+    all. Between cells with gaps anything may lie: each page is tried where a field is seen first.
     """
-    read, remote, local = _process_vm_readv(), _IoVec(source, nbytes), _IoVec(target, nbytes)
 
-    def call() -> int:
-        count = read(pid, local, 1, remote, 1, 0)
-        if count == nbytes:
-            return 0
-        if count <= 0:
-            return ctypes.get_errno() or errno.EFAULT
-        # One call reads at most 2 GiB, and stops before a page that cannot be read.
-        return bind_read(pid, source + count, target + count, nbytes - count)()
+    def __init__(self, extents: Sequence[Extent], *, have_gaps: bool) -> None:
+        self._extents = extents
+        ends = [end for at, nbytes in extents for end in (at, at + nbytes - 1)]
+        self._ends = np.array(ends, np.uint64)
+        self._ranges = np.ones((len(ends), 2), np.uint64)  # addresses, each with a byte
+        self._remote = ctypes.cast(address_of(self._ranges), ctypes.POINTER(IoVec))
+        self._found = np.empty(len(ends), np.uint8)
+        self._local = IoVec(address_of(self._found), len(ends))
+        self._read, self._pid = process_vm_readv(), os.getpid()
+        self._have_gaps, self._seen = have_gaps, set[int]()
 
-    return call
-
-
-class _Extent(NamedTuple):
-    """Bytes of a field, from its start."""
-
-    offset: int
-    nbytes: int
+    def at(self, address: int) -> bool:
+        """Return it for a field at this address."""
+        if self._have_gaps and address not in self._seen:
+            if not all(_is_readable(address + at, nbytes) for at, nbytes in self._extents):
+                return False
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            self._seen.add(address)
+            return True
+        np.add(self._ends, address, out=self._ranges[:, 0], casting="unsafe")
+        count = len(self._ends)
+        return self._read(self._pid, self._local, 1, self._remote, count, 0) == count
 
 
 class _Block(NamedTuple):
     """What one system call reads."""
 
-    extent: _Extent  # of the sender's field
+    extent: Extent  # of the sender's field
     key: tuple[slice, ...]  # in the receiver's field
     strides: tuple[int, ...] | None  # of the cells as read; None if the receiver's field has them
+
+
+class _Read(NamedTuple):
+    """A block, made ready."""
+
+    read: ProcessRead
+    offset: int  # in the sender's field
+    target: int  # in the receiver's field, where it is read into
+    key: tuple[slice, ...]  # in the receiver's field, to copy on to
+    cells: Array | None  # into which it is read first, or None
 
 
 class _Reply(NamedTuple):
@@ -123,14 +125,17 @@ class PeerReads:
         self._boxes = {
             key: info.box
             for key, info, _ in parts_sent(messages, range(len(messages)), "host")
-            if info.box is not None and self._is_worth_reading(key, info)
+            if key.sender != key.receiver
+            and info.box is not None
+            and is_read_from_process(self._layouts[key.sender][key.field], info)
         }
         readable = self._probe() if self._boxes else set()
         self.keys = frozenset(key for key in self._boxes if (key.sender, key.receiver) in readable)
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
-        self._blocks: dict[PartKey, list[_Block]] = {}
+        self._reads: dict[PartKey, list[_Read]] = {}
         self._scratch = np.empty(0, np.uint8)
         self._shadows: dict[int, Array] = {}
+        self._readable: dict[int, _Readable] = {}
 
     @property
     def nbytes(self) -> int:
@@ -140,57 +145,80 @@ class PeerReads:
     def lay_out(self, recvs: Sequence[Message]) -> None:
         """Cut the parts of these messages into blocks, and allocate the buffer."""
         mine, layouts = self._comm.rank, self._layouts
+        blocks: dict[PartKey, list[_Block]] = {}
         for message in recvs:
             for part in message.parts:
                 key = PartKey(message.peer, mine, message.tag, part.field)
                 if key in self.keys and part.box is not None:  # it is a box at both ends
                     pair = layouts[message.peer][part.field], layouts[mine][part.field]
-                    self._blocks[key] = [*_blocks(*pair, self._boxes[key], part.box)]
-        blocks = (block for blocks in self._blocks.values() for block in blocks if block.strides)
-        nbytes = max((block.extent.nbytes for block in blocks), default=0)
+                    blocks[key] = [*_blocks(*pair, self._boxes[key], part.box)]
+        rearranged = (each for found in blocks.values() for each in found if each.strides)
+        nbytes = max((each.extent.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
+        for key, found in blocks.items():
+            self._reads[key] = [self._make_ready(key, block) for block in found]
+        for field in self.fields:
+            boxes = [self._boxes[key] for key in self.keys if key[::3] == (mine, field)]
+            layout = layouts[mine][field]
+            extents = [extent_of(layout, box) for box in boxes]
+            nbytes = layout.dtype.itemsize * sum(box.size for box in boxes)
+            have_gaps = sum(each.nbytes for each in extents) > nbytes
+            self._readable[field] = _Readable(extents, have_gaps=have_gaps)
+
+    def _make_ready(self, key: PartKey, block: _Block) -> _Read:
+        (offset, nbytes), where, strides = block
+        read = ProcessRead(self._pids[key.sender], nbytes)
+        layout = self._layouts[self._comm.rank][key.field]
+        if strides is None:
+            start = sum(a.start * b for a, b in zip(where, layout.strides, strict=True))
+            return _Read(read, offset, start, where, None)
+        shape = tuple(each.stop - each.start for each in where)
+        cells = np.ndarray(shape, layout.carrier, self._scratch, strides=strides)
+        return _Read(read, offset, 0, where, cells)
+
+    def is_readable(self, field: int, address: int) -> bool:
+        """Whether other processes can read my field at this address.
+
+        Not so memory of a driver, such as CUDA's pinned memory.
+        """
+        return self._readable[field].at(address)
 
     def shadow(self, field: int, address: int) -> Array | None:
         """Return where to copy my field at this address for its readers; None if they can read it.
 
-        Memory of a driver, such as CUDA's pinned memory, cannot be read from another process. Then
-        the parts are copied into an array like it; its other pages are never touched.
+        The parts are copied into an array like it; its other pages are never touched.
         """
-        layout = self._layouts[self._comm.rank][field]
-        mine = (key for key in self.keys if (key.sender, key.field) == (self._comm.rank, field))
-        extents = (_extent(layout, self._boxes[key]) for key in mine)
-        if all(_is_readable(address + offset, nbytes) for offset, nbytes in extents):
+        if self.is_readable(field, address):
             return None
         if field not in self._shadows:
+            layout = self._layouts[self._comm.rank][field]
             self._shadows[field] = np.ndarray(
                 layout.shape, layout.carrier, np.empty(layout.span_nbytes, np.uint8),
                 strides=layout.strides,
             )  # fmt: skip
         return self._shadows[field]
 
-    def bind(self, key: PartKey, address: int, array: Array) -> list[Copy]:
-        """Return the calls that read a part into my field from the sender's at that address."""
-        copies: list[Copy] = []
-        for (offset, nbytes), where, strides in self._blocks[key]:
-            target = read_into = array[where]
-            if strides is not None:
-                read_into = np.ndarray(target.shape, target.dtype, self._scratch, strides=strides)
-            pid = self._pids[key.sender]
-            read = bind_read(pid, address + offset, address_of(read_into), nbytes)
-            copies.append(partial(self._read, key.sender, read))
-            if read_into is not target:
-                copies.append(partial(target.__setitem__, ..., read_into))
-        return copies
+    def read(self, key: PartKey, address: int, array: Array) -> None:
+        """Read a part into my field, from the sender's at that address."""
+        mine = address_of(array)
+        for read, offset, target, where, cells in self._reads[key]:
+            if cells is None:
+                self.check(key.sender, read(address + offset, mine + target))
+            else:
+                self.check(key.sender, read(address + offset, address_of(cells)))
+                array[where] = cells
+
+    def reads(self, key: PartKey) -> list[_Read]:
+        """Return the reads of a part."""
+        return self._reads[key]
+
+    def pid(self, rank: int) -> int:
+        """Return the process of a rank of the plan; 0 where nothing is read."""
+        return self._pids[rank] if self._pids else 0
 
     def close(self) -> None:
         """Free the memory."""
-        self._blocks, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
-
-    def _is_worth_reading(self, key: PartKey, info: PartInfo) -> bool:
-        if key.sender == key.receiver or info.box is None or info.nbytes < _MIN_READ_NBYTES:
-            return False
-        extent = _extent(self._layouts[key.sender][key.field], info.box)
-        return extent.nbytes <= _MAX_SPREAD * info.nbytes
+        self._reads, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
 
     def _probe(self) -> set[tuple[int, int]]:
         """Read a token from each sender; return the pairs (sender, receiver) where that works."""
@@ -207,7 +235,7 @@ class PeerReads:
     def _can_read(self, sender: int, replies: Sequence[_Reply]) -> bool:
         found = ctypes.create_string_buffer(_TOKEN_NBYTES)
         pid, address, token = replies[sender]
-        error = bind_read(pid, address, ctypes.addressof(found), _TOKEN_NBYTES)()
+        error = ProcessRead(pid, _TOKEN_NBYTES)(address, ctypes.addressof(found))
         if not error and found.raw.hex() == token:
             return True
         why = os.strerror(error) if error else "here its process id belongs to another process"
@@ -217,30 +245,21 @@ class PeerReads:
         )  # fmt: skip
         return False
 
-    def _read(self, sender: int, read: Callable[[], int]) -> None:
-        """Read; raise if that failed, or with the sender's own reason if it has left.
+    def check(self, sender: int, error: int) -> None:
+        """Raise if a read failed, or with the sender's own reason if it has left.
 
         A rank that has left may have freed the cells; if it died, its process id may be reused.
         """
         comm = self._comm
         agreement = comm.context.agreement
-        error = read()
         if error == errno.ESRCH or not agreement.is_here(comm.ranks_here[sender]):
-            comm.wait(f"{self._name}: wait", lambda: [sender])  # raises, with the reason
+            comm.wait(f"{self._name}: exchange", lambda: [sender])  # raises, with the reason
         if error:
             text = (
-                f"{self._name}: wait failed: cells in a field of rank {sender} cannot be read: "
+                f"{self._name}: exchange failed: cells in a field of rank {sender} cannot be read: "
                 f"{os.strerror(error)}. Fields in windows need no permission to be read."
             )
             raise agreement.fail_and_tell(lambda: MpiShareError(text), fatal=False)
-
-
-def _extent(layout: FieldLayout, box: Box) -> _Extent:
-    """Return the bytes of a field from the first cell of a box to the end of the last."""
-    steps = layout.strides
-    first = sum(at * step for at, step in zip(box.start, steps, strict=True))
-    last = sum((end - 1) * step for end, step in zip(box.stop, steps, strict=True))
-    return _Extent(first, last - first + layout.dtype.itemsize)
 
 
 def _is_readable(address: int, nbytes: int) -> bool:
@@ -252,16 +271,16 @@ def _is_readable(address: int, nbytes: int) -> bool:
         some = pages[first : first + _IOV_MAX]
         ranges = np.ones((some.size, 2), np.uint64)
         ranges[:, 0] = some
-        remote = ctypes.cast(address_of(ranges), ctypes.POINTER(_IoVec))
-        local = _IoVec(address_of(found), some.size)
-        if _process_vm_readv()(os.getpid(), local, 1, remote, some.size, 0) != some.size:
+        remote = ctypes.cast(address_of(ranges), ctypes.POINTER(IoVec))
+        local = IoVec(address_of(found), some.size)
+        if process_vm_readv()(os.getpid(), local, 1, remote, some.size, 0) != some.size:
             return False
     return True
 
 
 def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) -> Iterator[_Block]:
     """Yield the reads of a box in the sender's field into one of the same shape in mine."""
-    extent, key = _extent(theirs, source), target.slices()
+    extent, key = extent_of(theirs, source), target.slices()
     steps, own = (_steps(target.shape, layout.strides) for layout in (theirs, mine))
     if steps == own and extent.nbytes == target.size * theirs.dtype.itemsize:
         yield _Block(extent, key, None)

@@ -10,6 +10,7 @@ ahead before it waits for a slow receiver. Fields that are read in place may be 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
@@ -29,11 +30,13 @@ from mpishare.halo.host.staging import (
     CONSUMED,
     IN_PROCESS,
     IN_STAGING,
+    ONCE,
     READY,
     STAGED,
     DoubleBuffer,
     FieldAddress,
     read_entry,
+    set_entry,
     table_offset,
     write_table,
 )
@@ -113,7 +116,7 @@ class HostRoute:
     ) -> None:
         comm = setup.comm
         self._comm = comm
-        self._name = setup.name
+        self._call = f"{setup.name}: {setup.call_name(is_reverse=is_reverse)}"
         self._context = comm.context
         self._layouts = setup.layouts
         self._store = add if is_reverse else put
@@ -129,7 +132,7 @@ class HostRoute:
         self._control = self._staging.control[comm.rank]
         self._receivers = sorted({message.peer for message in sends} - {comm.rank})
         self._receiver_control = [self._staging.control[rank] for rank in self._receivers]
-        self._parts = RouteParts([], ([], []), [], [], [])
+        self._parts = RouteParts([], ([], []), [], [], [], [])
 
     def lay_out(
         self,
@@ -145,11 +148,6 @@ class HostRoute:
         self._reads_in_place = any(self._parts.in_place)
         self._all_staged = [*IN_STAGING] * len(setup.mine)
         self._carriers = [None if each.is_plain else each.carrier for each in setup.mine]
-
-    @property
-    def packs_all(self) -> bool:
-        """Whether every part that this rank sends has a staging buffer."""
-        return not self._peer_reads.fields
 
     @property
     def staging_nbytes(self) -> int:
@@ -182,22 +180,32 @@ class HostRoute:
         return call
 
     def unbound(self, fields: Sequence[Array]) -> BoundCall | None:
-        """Return a call that packs these arrays without binding; None if they lie in windows.
+        """Return a call that packs these arrays without binding; None if that is not enough.
 
-        There other ranks read large faces in place. Needs `packs_all`.
+        It is not enough where they lie in windows: other ranks read large faces in place there.
         """
-        context = self._context
+        context, read = self._context, self._peer_reads.fields
+        table = self._all_staged
         if self._reads_in_place:
+            table = table[:]
             for field, array in enumerate(fields):
-                nbytes = self._layouts[self._comm.rank][field].span_nbytes
-                if self._parts.in_place[field] and context.locate(address_of(array), nbytes):
-                    return None
+                if self._parts.in_place[field]:
+                    address, layout = address_of(array), self._layouts[self._comm.rank][field]
+                    if context.locate(address, layout.span_nbytes) is not None:
+                        return None
+                    if field in read:
+                        if not self._peer_reads.is_readable(field, address):
+                            return None
+                        set_entry(table, field, FieldAddress(IN_PROCESS, 0, address))
         arrays = [
             array if carrier is None else array.view(carrier)
             for array, carrier in zip(fields, self._carriers, strict=True)
         ]
         call = BoundCall(context.windows_version, arrays)
-        call.table = self._all_staged
+        call.table = table
+        if read:
+            self._table_version += 1
+            call.table_version = self._table_version | ONCE
         if self._parts.self_copies:
             self._bind_self_copies(call)
         return call
@@ -217,18 +225,17 @@ class HostRoute:
         found = None
         if self._parts.in_place[field]:
             found = self._context.locate(address, layout.span_nbytes)
+        shadow = None
         if found is not None:
             call.table += FieldAddress(*found)
-            return
-        shadow = None
-        if field in self._peer_reads.fields:
+        elif field in self._peer_reads.fields:
             shadow = self._peer_reads.shadow(field, address)
             offset = address if shadow is None else address_of(shadow)
             call.table += FieldAddress(IN_PROCESS, 0, offset)
         else:
             call.table += IN_STAGING
         for part in self._parts.outgoing:
-            if part.field != field:
+            if part.field != field or (part.in_place and found is not None):
                 continue
             for parity, packs in enumerate(packs_of):
                 if part.buffers is not None:
@@ -257,14 +264,15 @@ class HostRoute:
             return [bind_copy(self._store, target, key, target, part.source_key)]
         entry = read_entry(sender.control, self._tables[parity], field)
         if entry.window == IN_PROCESS and part.buffers is None:
-            return self._peer_reads.bind(part.name, entry.offset, target)
-        if entry.window in (STAGED, IN_PROCESS) and part.buffers is not None:
+            return [partial(self._peer_reads.read, part.name, entry.offset, target)]
+        is_read = part.in_place and entry.window not in (STAGED, IN_PROCESS)
+        if not is_read and part.buffers is not None:
             return [bind_copy(self._store, target, key, part.buffers[parity], WHOLE)]
         address = self._context.segment_address(entry.window, entry.segment)
         if address is None:
             raise ClosedError(
-                f"{self._name}: wait failed: window {entry.window}, in which rank {sender.rank} "
-                "has its field, is closed"
+                f"{self._call} failed: window {entry.window}, in which rank {sender.rank} has its "
+                "field, is closed"
             )
         address += entry.offset
         source = array_at(address, self._layouts[sender.rank][field])
@@ -283,7 +291,7 @@ class HostRoute:
         epoch, control = self._epoch + 1, self._control
         for theirs in self._receiver_control:
             if theirs[CONSUMED] < epoch - 2:
-                self._wait_until("start", self._receivers, CONSUMED, epoch - 2)
+                self._wait_until(self._receivers, CONSUMED, epoch - 2)
         self._memory_barrier()
         parity = epoch & 1
         if call.packs is None:
@@ -310,16 +318,22 @@ class HostRoute:
         for sender in self._parts.senders:
             control = sender.control
             if control[READY] < epoch:
-                self._wait_until("wait", (sender.rank,), READY, epoch)
+                self._wait_until((sender.rank,), READY, epoch)
             self._memory_barrier()
             version = control[table]
             copies = receives.get((sender, parity, version))
             if copies is not None:
                 for copy in copies:
                     copy()
-            elif call.packs is None and not version and sender.rank != self._comm.rank:
+            elif sender.rank != self._comm.rank and (
+                version & ONCE or (call.packs is None and not version)
+            ):
                 for field, key, buffer in sender.staged[parity]:
                     self._store(call.arrays[field], key, buffer)
+                for part in sender.read:
+                    field = part.name.field
+                    address = read_entry(control, table, field).offset
+                    self._peer_reads.read(part.name, address, call.arrays[field])
             else:
                 for copy in self._bind_receives(call, sender, parity):
                     copy()
@@ -328,13 +342,13 @@ class HostRoute:
         self._memory_barrier()
         self._control[CONSUMED] = epoch
         if call.table_version:
-            self._wait_until("wait", self._receivers, CONSUMED, epoch)
+            self._wait_until(self._parts.readers, CONSUMED, epoch)
             self._memory_barrier()
 
     def close(self) -> None:
         """Unmap the shared memory."""
         self._control, self._receiver_control = memoryview(b"").cast("Q"), []
-        self._parts = RouteParts([], ([], []), [], [], [])
+        self._parts = RouteParts([], ([], []), [], [], [], [])
         self._calls.clear()
         self._peer_reads.close()
         self._staging.close()
@@ -343,19 +357,18 @@ class HostRoute:
         self._memory_barrier()
         self._control[READY] = epoch
 
-    def _wait_until(self, call: str, ranks: Sequence[int], word: int, epoch: int) -> None:
+    def _wait_until(self, ranks: Sequence[int], word: int, epoch: int) -> None:
         """Wait until a control word of each rank has reached an epoch."""
         control = self._staging.control
         for rank in ranks:
             theirs = control[rank]
             if theirs[word] < epoch and not spin_until(theirs, word, epoch, self._spins_per_yield):
                 self._comm.wait(
-                    f"{self._name}: {call}",
-                    lambda: [each for each in ranks if control[each][word] < epoch],
+                    self._call, lambda: [each for each in ranks if control[each][word] < epoch]
                 )
 
     def _require_present(self, peer: int) -> None:
         """Raise if a rank whose field was read in place has left: the cells may be overwritten."""
         self._memory_barrier()
         if self._context.agreement.state(self._comm.ranks_here[peer]) != State.PRESENT:
-            self._comm.wait(f"{self._name}: wait", lambda: [peer])  # raises, with the reason
+            self._comm.wait(self._call, lambda: [peer])  # raises, with the reason

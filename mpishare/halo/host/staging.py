@@ -39,6 +39,8 @@ class FieldAddress(NamedTuple):
 
 STAGED, IN_PROCESS = 0, 1 << 63
 IN_STAGING = FieldAddress(STAGED, 0, 0)
+ONCE = 1 << 63
+"""A flag of versions: the fields were new, and in no window. What is bound to them is not kept."""
 _ENTRY_WORDS = len(IN_STAGING)
 
 
@@ -52,6 +54,12 @@ def write_table(control: memoryview[int], table: int, version: int, entries: Seq
     for at, word in enumerate(entries, table + 1):
         control[at] = word
     control[table] = version
+
+
+def set_entry(entries: list[int], field: int, address: FieldAddress) -> None:
+    """Set the address of one field in the words of all."""
+    at = _ENTRY_WORDS * field
+    entries[at : at + _ENTRY_WORDS] = address
 
 
 def read_entry(control: memoryview[int], table: int, field: int) -> FieldAddress:
@@ -86,7 +94,7 @@ class DoubleBuffer:
         messages: Sequence[Sequence[MessageInfo]],
         unstaged: Collection[PartKey],
     ) -> None:
-        self._layouts = setup.mine
+        self._layouts = setup.layouts
         ranks_here = setup.comm.ranks_here
         nbytes = 8 * -(-table_offset(2, len(setup.mine)) // SLOT_WORDS) * SLOT_WORDS
         end = nbytes * len(ranks_here)
@@ -109,17 +117,25 @@ class DoubleBuffer:
         }
 
     def buffers(self, key: PartKey, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-        """Return the packed cells of a part in even and in odd epochs; None if it has none."""
+        """Return the packed cells of a part in even and in odd epochs; None if it has none.
+
+        Their axes lie in memory in the order of the sender's, so that it packs without transposing.
+        """
         offset = self._offsets.get(key)
         if offset is None:
             return None
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
-        dtype = self._layouts[key.field].carrier  # the same on all ranks
-        other = offset + self._strides[key.sender]
-        return (
-            np.ndarray(shape, dtype, buffer=base, offset=offset),
-            np.ndarray(shape, dtype, buffer=base, offset=other),
+        layout = self._layouts[key.sender][key.field]
+        strides = [0] * len(shape)
+        step = layout.dtype.itemsize
+        for axis in sorted(range(len(shape)), key=layout.strides.__getitem__):
+            strides[axis] = step
+            step *= shape[axis]
+        even, odd = (
+            np.ndarray(shape, layout.carrier, base, at, strides)
+            for at in (offset, offset + self._strides[key.sender])
         )
+        return even, odd
 
     def close(self) -> None:
         """Give the memory back. Local, once no rank uses it."""

@@ -26,6 +26,7 @@ from mpishare.reduction.order import packing_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mpishare.backends import StreamInfo
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
     from mpishare.reduction.cuda.fast_path import FastPath
@@ -63,6 +64,7 @@ class CudaReduce(CudaPlanEngine):
         self._count = prod(layout.shape)
         self._is_needed = self._count > 0 and self._group.size > 1
         is_fused = route == "fused"
+        self.maps_gpu_memory = route != "pinned"
         found: list[Any] = []
         comm.step(name, lambda: found.extend(self._shape(setup)))
         shape, form = found
@@ -133,8 +135,9 @@ class CudaReduce(CudaPlanEngine):
         fields = (field,)
         addresses = addresses_of(fields, prepared.layouts)
         self._require_aligned(addresses)
+        entered = self._enter(fields, stream)
         if self._is_needed:
-            self._enqueue(prepared, fields, addresses, stream)
+            self._enqueue(prepared, addresses, entered)
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
@@ -154,7 +157,7 @@ class CudaReduce(CudaPlanEngine):
         addresses = addresses_of(fields, layouts)
         self._require_aligned(addresses)
         prepared = self._dots.get(layouts) or self._prepare_dot(layouts)
-        self._enqueue(prepared, fields, addresses, stream)
+        self._enqueue(prepared, addresses, self._enter(fields, stream))
         self._last_dot = prepared
         return out
 
@@ -219,16 +222,20 @@ class CudaReduce(CudaPlanEngine):
                     f"{itemsize} bytes"
                 )
 
-    def _enqueue(
-        self,
-        prepared: PreparedCall,
-        fields: Sequence[Any],
-        addresses: tuple[int, ...],
-        stream: Any,
-    ) -> None:
+    def _enter(self, fields: Sequence[Any], stream: Any) -> StreamInfo:
+        """Return the stream of a call, also where it has nothing to do there. Local."""
         if stream is None:
             stream = current_stream(fields, self._device)
-        handle, owner, stays_alive, is_captured = self._backend.enter(stream)
+        entered: StreamInfo = self._backend.enter(stream)
+        *_, is_captured = entered
+        if not is_captured:
+            recording.require_none(f"{self.name}: reduce", "its stream is not the captured one")
+        return entered
+
+    def _enqueue(
+        self, prepared: PreparedCall, addresses: tuple[int, ...], entered: StreamInfo
+    ) -> None:
+        handle, owner, stays_alive, is_captured = entered
         order = self._order
         chains = [self._chain]
         if order is not None and order.plans > 1:
@@ -238,8 +245,6 @@ class CudaReduce(CudaPlanEngine):
             chains = []  # the graph has an order of its own
             if order is not None:
                 order.follow_captured(handle)
-        else:
-            recording.require_none(f"{self.name}: reduce", "its stream is not the captured one")
         for chain in chains:
             chain.follow(handle, owner, stays_alive=stays_alive)
         prepared.enqueue(handle, addresses, is_captured=is_captured)

@@ -63,7 +63,7 @@ class Group:
         self.where = f"{setup.name}, rank {comm.rank} of {comm.size}"
         self.device: int = backend.device.ordinal
         self.sm_count = sm_count = int(cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, self.device))
-        sharing = context.uuids.count(context.uuids[context.rank])
+        sharing = context.all_uuids.count(context.uuids[context.rank])
         self.blocks = _BLOCKS_PER_SM * sm_count
         # Under MPS, the blocks that wait must leave room for those that they wait for.
         self.resident_blocks = self.blocks if sharing == 1 else max(1, sm_count // sharing)

@@ -1,34 +1,47 @@
-"""Copies between a field in GPU memory and packed memory of the host, for what leaves the node."""
+"""Copies between a field in GPU memory and packed memory, for what leaves the node."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import cupy
+import numpy as np
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.halo.cuda.fields import current_stream
+from mpishare.halo.cuda.staging import DeviceStaging
 from mpishare.halo.host.copies import address_of
+from mpishare.reduction.across_nodes import ThroughHost, fold_into
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
 
+    from mpishare.backends.suballocator import Suballocation
     from mpishare.halo.engine import PlanSetup
+    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.reduction.operation import Operation
     from mpishare.reduction.order import Order
 
+MIN_ON_GPU_NBYTES = 256 << 10
+"""Fewer bytes are sooner copied to the host and back than an MPI fetches them from GPU memory."""
 
-class CudaTransfer:
+
+class CudaTransfer(ThroughHost):
     """For fields in GPU memory: the host waits for their stream, with the deadline of the node.
 
     Parameters
     ----------
     setup : PlanSetup
         The plan's.
+    operation : Operation
+        What is combined.
     order : {"C", "F"}
         How elements are packed.
     """
 
-    def __init__(self, setup: PlanSetup, order: Order) -> None:
+    def __init__(self, setup: PlanSetup, operation: Operation, order: Order) -> None:
+        super().__init__(operation)
         self._context = setup.context
         backend: Any = setup.context.backend
         self._backend = backend
@@ -36,30 +49,132 @@ class CudaTransfer:
         self._name = setup.name
         self._order = order
 
-    def fetch(self, field: Any, stream: Any, packed: np.ndarray[Any, Any]) -> None:
+    def empty(self, count: int) -> Any:
+        """Return new pinned memory."""
+        dtype = self._operation.dtype
+        pinned = cupy.cuda.alloc_pinned_memory(max(count, 1) * dtype.itemsize)
+        return np.frombuffer(pinned, dtype, count)
+
+    def fetch(self, field: Any, stream: Any, packed: Any) -> None:
         """Copy the elements of the field, once the stream has written them."""
         handle, owner = self._stream(field, stream)
-        with on_stream(borrowed(handle, self._device)):
-            flat = cupy.asarray(field).ravel(order=self._order)  # a view of a packed field
-        self._backend.copy(address_of(packed), flat.data.ptr, packed.nbytes, handle)
+        flat = cupy.asarray(field)
+        if not self._is_packed(flat):
+            with on_stream(borrowed(handle, self._device)):
+                flat = flat.ravel(order=self._order)
+        self._backend.copy(self._address_of(packed), flat.data.ptr, packed.nbytes, handle)
         self._context.synchronize(handle, self._name)
         del flat, owner  # held until here
 
-    def store(self, packed: np.ndarray[Any, Any], field: Any, stream: Any) -> None:
+    def store(self, packed: Any, field: Any, stream: Any) -> None:
         """Copy the elements back."""
         handle, owner = self._stream(field, stream)
-        array = cupy.asarray(field)
-        flags = array.flags
-        is_packed = flags.c_contiguous if self._order == "C" else flags.f_contiguous
-        with on_stream(borrowed(handle, self._device)):
-            target = array if is_packed else cupy.empty(array.shape, array.dtype, self._order)
-            self._backend.copy(target.data.ptr, address_of(packed), packed.nbytes, handle)
-            if target is not array:
+        target = array = cupy.asarray(field)
+        source = self._address_of(packed)
+        if self._is_packed(array):
+            self._backend.copy(array.data.ptr, source, packed.nbytes, handle)
+        else:
+            with on_stream(borrowed(handle, self._device)):
+                target = cupy.empty(array.shape, array.dtype, self._order)
+                self._backend.copy(target.data.ptr, source, packed.nbytes, handle)
                 array[...] = target
         self._context.synchronize(handle, self._name)
         del target, owner  # held until here
+
+    def _is_packed(self, array: Any) -> bool:
+        flags = array.flags
+        return bool(flags.c_contiguous if self._order == "C" else flags.f_contiguous)
+
+    def _address_of(self, packed: Any) -> int:
+        return address_of(packed)
 
     def _stream(self, field: Any, stream: Any) -> tuple[int, Any]:
         found = current_stream([field], self._device) if stream is None else stream
         handle, owner = self._backend.stream(found)
         return handle, owner
+
+
+class GpuTransfer(CudaTransfer):
+    """The same with the packed memory on GPUs, for an MPI that takes pointers to it.
+
+    All of it is memory of ``cuMemAlloc``, which the trial of the MPI has sent.
+    """
+
+    def __init__(self, setup: PlanSetup, operation: Operation, order: Order) -> None:
+        super().__init__(setup, operation, order)
+        self._blocks: list[Suballocation] = []
+        self._staging: DeviceStaging | None = None
+        self._ufunc = getattr(cupy, operation.ufunc.__name__)
+        self._own = 0
+        self._stream_of_folds: Any = None
+
+    def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:
+        """Return the packed result in memory of the leader's GPU."""
+        dtype = self._operation.dtype
+        sizes = dict.fromkeys(comm.ranks_here, 0) | {leader: count * dtype.itemsize}
+        others = [] if comm.rank == leader else [leader]
+        self._staging = staging = DeviceStaging(comm, sizes, others)
+
+        def create() -> str:
+            self._own = int(self._backend.new_stream())
+            self._stream_of_folds = borrowed(self._own, self._device)
+            # A kernel that is loaded later would wait for the streams.
+            with on_stream(self._stream_of_folds):
+                self._ufunc(*[cupy.ones(1, dtype)] * 2)
+            self._context.synchronize(self._own, self._name)
+            return staging.create()
+
+        try:
+            handles = comm.step(call, create)
+            comm.step(call, lambda: staging.attach(handles, self._own))
+        except BaseException:
+            comm.step(call, self.release)
+            self.close(is_over=True)
+            raise
+        self.nbytes = staging.nbytes
+        return self._array(staging.address_of(leader), count)
+
+    def empty(self, count: int) -> Any:
+        """Return new GPU memory, held until `close`."""
+        nbytes = count * self._operation.dtype.itemsize
+        self._blocks.append(self._context.suballocator.allocate_own(max(nbytes, 1)))
+        return self._array(self._blocks[-1].address, count)
+
+    def buffer(self, array: Any) -> Any:
+        """Return it as MPI takes it."""
+        from mpi4py import MPI
+
+        return MPI.buffer.fromaddress(array.data.ptr, array.nbytes)
+
+    def fold(self, operands: Sequence[Any], out: Any) -> None:
+        """Combine them on a stream of its own, and wait for that."""
+        with on_stream(self._stream_of_folds):
+            fold_into(self._ufunc, operands, out)
+        self._context.synchronize(self._own, self._name)
+
+    def release(self) -> None:
+        """Unmap what the leader owns."""
+        if self._staging is not None:
+            self._staging.release()
+
+    def close(self, *, is_over: bool) -> None:
+        """Free the memory, if no message is under way."""
+        if is_over:
+            for block in self._blocks:
+                block.close()
+            if self._staging is not None:
+                self._staging.close()
+        else:
+            never_free(self._blocks, self._staging)
+        self._blocks, self._staging = [], None
+        if self._own:
+            self._backend.close_stream(self._own)
+            self._own = 0
+
+    def _address_of(self, packed: Any) -> int:
+        return int(packed.data.ptr)
+
+    def _array(self, address: int, count: int) -> Any:
+        dtype = self._operation.dtype
+        memory = cupy.cuda.UnownedMemory(address, count * dtype.itemsize, None, self._device)
+        return cupy.ndarray(count, dtype, cupy.cuda.MemoryPointer(memory, 0))

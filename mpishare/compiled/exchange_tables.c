@@ -1,0 +1,251 @@
+/* The tables of an `Exchange`: read once from what `CompiledRoute.lay_out` says. */
+
+#include "exchange.h"
+
+#include <string.h>
+
+/* Memory that lives as long as the exchange. */
+static void *take(Exchange *self, size_t count, size_t size)
+{
+    void **blocks = PyMem_Realloc(self->blocks, (self->nblocks + 1) * sizeof(void *));
+    if (blocks == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    self->blocks = blocks;
+    void *block = PyMem_Calloc(count ? count : 1, size);
+    if (block == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    self->blocks[self->nblocks++] = block;
+    return block;
+}
+
+static void *as_address(PyObject *value)
+{
+    return value == Py_None ? NULL : PyLong_AsVoidPtr(value);
+}
+
+static int64_t *copy_table(Exchange *self, PyObject *bytes, int64_t count)
+{
+    if (!PyBytes_Check(bytes) || PyBytes_GET_SIZE(bytes) != count * 8) {
+        PyErr_SetString(PyExc_ValueError, "a table has a place for each step");
+        return NULL;
+    }
+    int64_t *table = take(self, (size_t)count, 8);
+    if (table)
+        memcpy(table, PyBytes_AS_STRING(bytes), (size_t)count * 8);
+    return table;
+}
+
+/* Reads ``(run, to, from, ((count, to, from, to_at, from_at), ...))``. */
+static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
+{
+    PyObject *axes;
+    long long run, to, from;
+    if (!PyArg_ParseTuple(spec, "LLLO!", &run, &to, &from, &PyTuple_Type, &axes))
+        return -1;
+    const int naxes = (int)PyTuple_GET_SIZE(axes);
+    Axis *made = take(self, (size_t)naxes, sizeof(Axis));
+    if (made == NULL)
+        return -1;
+    for (int at = 0; at < naxes; at++) {
+        long long count, to_step, from_step;
+        PyObject *to_at, *from_at;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(axes, at), "LLLOO", &count, &to_step, &from_step,
+                              &to_at, &from_at))
+            return -1;
+        made[at] = (Axis){count, to_step, from_step, NULL, NULL};
+        if (to_at != Py_None && !(made[at].to_at = copy_table(self, to_at, count)))
+            return -1;
+        if (from_at != Py_None && !(made[at].from_at = copy_table(self, from_at, count)))
+            return -1;
+    }
+    *copy = (Copy){(size_t)run, to, from, naxes, made};
+    return 0;
+}
+
+/* Reads ``(field, staged, even, odd, direct, reads)``. */
+static int read_part(Exchange *self, PyObject *spec, Part *part)
+{
+    PyObject *staged, *even, *odd, *direct, *reads;
+    if (!PyArg_ParseTuple(spec, "iOOOOO!", &part->field, &staged, &even, &odd, &direct,
+                          &PyTuple_Type, &reads))
+        return -1;
+    if (part->field < 0 || part->field >= self->nfields) {
+        PyErr_SetString(PyExc_ValueError, "no such field");
+        return -1;
+    }
+    part->buffers[0] = as_address(even);
+    part->buffers[1] = as_address(odd);
+    if (staged != Py_None && read_copy(self, staged, &part->staged))
+        return -1;
+    part->is_direct = direct != Py_None;
+    if (part->is_direct && read_copy(self, direct, &part->direct))
+        return -1;
+    part->nreads = (int)PyTuple_GET_SIZE(reads);
+    part->reads = take(self, (size_t)part->nreads, sizeof(Read));
+    if (part->reads == NULL)
+        return -1;
+    for (int at = 0; at < part->nreads; at++) {
+        Read *read = part->reads + at;
+        unsigned long long offset, nbytes;
+        long long to;
+        PyObject *scratch, *copy;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, at), "KKLOO", &offset, &nbytes, &to, &scratch,
+                              &copy))
+            return -1;
+        *read = (Read){offset, (size_t)nbytes, to, as_address(scratch), {0}};
+        if (copy != Py_None && read_copy(self, copy, &read->copy))
+            return -1;
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static Part *read_parts(Exchange *self, PyObject *specs, int *nparts)
+{
+    if (!PyTuple_Check(specs)) {
+        PyErr_SetString(PyExc_TypeError, "parts are a tuple");
+        return NULL;
+    }
+    *nparts = (int)PyTuple_GET_SIZE(specs);
+    Part *parts = take(self, (size_t)*nparts, sizeof(Part));
+    for (int at = 0; parts && at < *nparts; at++)
+        if (read_part(self, PyTuple_GET_ITEM(specs, at), parts + at))
+            return NULL;
+    return parts;
+}
+
+static int read_field(Exchange *self, PyObject *spec, Field *field)
+{
+    PyObject *shape, *strides;
+    unsigned long long span;
+    int is_located;
+    if (!PyArg_ParseTuple(spec, "OO!O!Kp", &field->dtype, &PyTuple_Type, &shape, &PyTuple_Type,
+                          &strides, &span, &is_located))
+        return -1;
+    field->span = (size_t)span;
+    Py_INCREF(field->dtype);
+    field->ndim = (int)PyTuple_GET_SIZE(shape);
+    field->shape = take(self, (size_t)field->ndim, sizeof(npy_intp));
+    field->strides = take(self, (size_t)field->ndim, sizeof(npy_intp));
+    if (!field->shape || !field->strides)
+        return -1;
+    for (int axis = 0; axis < field->ndim; axis++) {
+        field->shape[axis] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, axis));
+        field->strides[axis] = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, axis));
+    }
+    field->is_located = is_located;
+    self->is_located |= is_located;
+    if (is_located && !(field->places = take(self, PLACES, sizeof(Place))))
+        return -1;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Reads ``(consumed, is_reader)`` of each. */
+static int read_receivers(Exchange *self, PyObject *specs)
+{
+    self->nreceivers = (int)PyTuple_GET_SIZE(specs);
+    self->receivers = take(self, (size_t)self->nreceivers, sizeof(Receiver));
+    for (int at = 0; self->receivers && at < self->nreceivers; at++) {
+        PyObject *consumed;
+        int is_reader;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(specs, at), "Op", &consumed, &is_reader))
+            return -1;
+        self->receivers[at] = (Receiver){as_address(consumed), is_reader};
+    }
+    return self->receivers == NULL || PyErr_Occurred() ? -1 : 0;
+}
+
+/* Reads ``(rank, control, state, (lock_fd, lock_offset), pid, parts)`` of each. */
+static int read_senders(Exchange *self, PyObject *specs)
+{
+    self->nsenders = (int)PyTuple_GET_SIZE(specs);
+    self->senders = take(self, (size_t)self->nsenders, sizeof(Sender));
+    for (int at = 0; self->senders && at < self->nsenders; at++) {
+        Sender *sender = self->senders + at;
+        PyObject *control, *state, *parts;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(specs, at), "iOO(iL)lO", &sender->rank,
+                              &control, &state, &sender->lock_fd, &sender->lock_offset,
+                              &sender->pid, &parts))
+            return -1;
+        sender->control = as_address(control);
+        sender->state = as_address(state);
+        if (PyErr_Occurred() || !(sender->parts = read_parts(self, parts, &sender->nparts)))
+            return -1;
+        for (int number = 0; number < sender->nparts; number++)
+            self->reads_windows |= sender->parts[number].is_direct;
+    }
+    return self->senders == NULL ? -1 : 0;
+}
+
+static int read_fields(Exchange *self, PyObject *specs)
+{
+    const size_t nfields = (size_t)PyTuple_GET_SIZE(specs);
+    self->fields = take(self, nfields, sizeof(Field));
+    self->bases = take(self, nfields, sizeof(char *));
+    self->apart = take(self, nfields, sizeof(intptr_t));
+    self->found = take(self, nfields, sizeof(Place *));
+    self->entries = take(self, nfields * ENTRY_WORDS, sizeof(uint64_t));
+    self->mapped = take(self, PLACES, sizeof(Mapped));
+    if (PyErr_Occurred())
+        return -1;
+    for (size_t at = 0; at < nfields; at++, self->nfields++) {
+        self->apart[at] = INTPTR_MIN; /* of no two fields */
+        if (read_field(self, PyTuple_GET_ITEM(specs, at), self->fields + at))
+            return -1;
+    }
+    self->table_words = 1 + ENTRY_WORDS * nfields;
+    return 0;
+}
+
+int exchange_init(Exchange *self, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"owner",  "context",   "agreement", "recordings", "array_type",
+                            "words",  "fields",    "receivers", "senders",    "out",
+                            "own",    "nbytes",    "looks_per_yield", NULL};
+    PyObject *fields, *receivers, *senders, *out, *own;
+    unsigned long long ready, consumed, even, odd;
+    if (self->blocks != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "an exchange is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(
+            arguments, keywords, "OOOO!O(KKKK)O!O!O!OOni", names, &self->owner, &self->context,
+            &self->agreement, &PyList_Type, &self->recordings, &self->array_type, &ready, &consumed,
+            &even, &odd, &PyTuple_Type, &fields, &PyTuple_Type, &receivers, &PyTuple_Type, &senders,
+            &out, &own, &self->nbytes, &self->looks_per_yield)) {
+        self->owner = self->context = self->agreement = self->recordings = self->array_type = NULL;
+        return -1;
+    }
+    Py_INCREF(self->owner);
+    Py_INCREF(self->context);
+    Py_INCREF(self->agreement);
+    Py_INCREF(self->recordings);
+    Py_INCREF(self->array_type);
+    self->ready = (Word *)(uintptr_t)ready;
+    self->consumed = (Word *)(uintptr_t)consumed;
+    self->tables[0] = (uint64_t *)(uintptr_t)even;
+    self->tables[1] = (uint64_t *)(uintptr_t)odd;
+    self->windows_version = -1;
+    if (read_fields(self, fields) || read_receivers(self, receivers) ||
+        read_senders(self, senders) || !(self->out = read_parts(self, out, &self->nout)) ||
+        !(self->own = read_parts(self, own, &self->nself)))
+        return -1;
+    return 0;
+}
+
+void exchange_free(Exchange *self)
+{
+    Py_CLEAR(self->recordings);
+    Py_CLEAR(self->array_type);
+    for (int at = 0; at < self->nfields; at++)
+        Py_CLEAR(self->fields[at].dtype);
+    for (size_t at = 0; at < self->nblocks; at++)
+        PyMem_Free(self->blocks[at]);
+    PyMem_Free(self->blocks);
+    self->blocks = NULL;
+    self->nfields = 0;
+    self->nblocks = 0;
+}

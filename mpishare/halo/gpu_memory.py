@@ -1,0 +1,49 @@
+"""Whether the messages of a plan go out of GPU memory: the ranks of all nodes agree on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.halo import routes
+from mpishare.setup.gpu_messages import why_not
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.engine import PlanSetup
+
+
+def ask(setup: PlanSetup) -> str | None:
+    """Return why messages cannot go out of GPU memory, or ``""``; None if others find out."""
+    if not setup.on_gpu or not routes.asks_for_gpu_memory(setup.comm, setup.same["MPISHARE_ROUTE"]):
+        return None
+    if setup.context.gpu_messages is None:
+        device: Any = setup.node.device
+        # The other ranks wait meanwhile, with the deadline.
+        return why_not(device.ordinal, setup.context.agreement.timeout_s / 2) or ""
+    return setup.context.gpu_messages
+
+
+def settle(setup: PlanSetup, answers: Sequence[str | None]) -> str | None:
+    """Keep what the ranks found out about messages out of GPU memory, and return it."""
+    answer = routes.answer_of(answers, setup.same["MPISHARE_ROUTE"])
+    if answer is not None:
+        if setup.context.gpu_messages is None:
+            routes.tell(setup.name, setup.comm, answer)
+        setup.context.gpu_messages = answer
+    return answer
+
+
+def serves_reductions(setup: PlanSetup, *, needs: bool) -> bool:
+    """Whether messages of a reduction go out of GPU memory, the same on all ranks. Collective.
+
+    Parameters
+    ----------
+    needs : bool
+        What else it takes on this rank.
+    """
+    call = setup.call
+    replies = setup.comm.step(call, lambda: [needs, ask(setup) if needs else None])
+    if not all(fits for fits, _ in replies):
+        return False
+    return settle(setup, [answer for _, answer in replies]) == ""

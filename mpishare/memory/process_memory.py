@@ -1,0 +1,55 @@
+"""Read memory of another process with ``process_vm_readv`` (cross-memory attach, CMA).
+
+Linux allows it where it would allow a debugger: ptrace(2), "Ptrace access mode checking".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class IoVec(ctypes.Structure):
+    """A range of memory: ``struct iovec``."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+@cache
+def process_vm_readv() -> Callable[..., int]:
+    """Return the system call as a function of C. Local."""
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    ranges = ctypes.POINTER(IoVec), ctypes.c_ulong
+    read.argtypes = (ctypes.c_int, *ranges, *ranges, ctypes.c_ulong)
+    read.restype = ctypes.c_ssize_t
+    found: Callable[..., int] = read
+    return found
+
+
+class ProcessRead:
+    """A read of so many bytes from another process, whose addresses each call gives."""
+
+    __slots__ = ("_local", "_pid", "_ranges", "_read", "_remote", "nbytes")
+
+    def __init__(self, pid: int, nbytes: int) -> None:
+        self._pid, self.nbytes = pid, nbytes
+        self._read = process_vm_readv()
+        self._local, self._remote = IoVec(0, nbytes), IoVec(0, nbytes)
+        self._ranges = ctypes.pointer(self._local), ctypes.pointer(self._remote)
+
+    def __call__(self, source: int, target: int) -> int:
+        """Copy from an address there to one here; return 0, or the error number."""
+        self._remote.address, self._local.address = source, target
+        local, remote = self._ranges
+        count = self._read(self._pid, local, 1, remote, 1, 0)
+        if count == self.nbytes:
+            return 0
+        if count <= 0:
+            return ctypes.get_errno() or errno.EFAULT
+        # One call reads at most 2 GiB, and stops before a page that cannot be read.
+        return ProcessRead(self._pid, self.nbytes - count)(source + count, target + count)

@@ -1,0 +1,247 @@
+"""The compiled part of the host backend: beside ranks without it, late ranks, and odd calls."""
+
+import shutil
+import threading
+from contextlib import ExitStack
+from unittest import mock
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpishare
+from mpishare import MpiShareError, Node, UnsupportedError
+from mpishare.errors import name_ranks
+from mpishare.halo.host import parts
+from tests.helpers.halos import (
+    Kind,
+    arrays,
+    check,
+    even_case,
+    make_fields,
+    pause,
+    plan,
+    put,
+    random_plan,
+    read_in_place,
+)
+from tests.helpers.latch import waits_on_host, within
+
+TWO = pytest.mark.ranks(min=2)
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+@pytest.fixture(params=["compiled", "one in Python", "one in C"])
+def mixed_node(request, monkeypatch):
+    """A node whose ranks are not all alike."""
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    in_c = {"compiled": size, "one in Python": size - 1, "one in C": 1}[request.param]
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "" if rank < in_c else "python")  # 0 builds it
+    with Node(backend="host", timeout_s=40) as node:
+        assert sum(node.comm.allgather(node._context.compiled is not None)) == in_c
+        yield node
+
+
+def test_the_report_says_which_it_is(monkeypatch):
+    for choice, text in (("compiled", "compiled C"), ("python", "Python, which is slower")):
+        monkeypatch.setenv("MPISHARE_HOST_CODE", choice)
+        with Node(backend="host") as node:
+            assert f"made by {text}" in str(node.report())
+            assert (node._context.compiled is None) == (choice == "python")
+
+
+@TWO
+def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
+    """On all ranks alike; so does the log of the rank that builds."""
+    rank, last = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - 1
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "python" if rank == last else "")
+    with caplog.at_level("INFO", logger="mpishare"), Node(backend="host") as node:
+        told = f"made by Python, which is slower: rank {last}: MPISHARE_HOST_CODE=python"
+        assert told in str(node.report())
+    assert (f"in Python: rank {last}: " in caplog.text) == (rank == 0)
+
+
+def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(monkeypatch, tmp_path):
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled")
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(MpiShareError, match=r"no-compiler"):
+        Node(backend="host")
+
+
+@TWO
+def test_ranks_that_ask_for_what_the_builder_may_not_build(monkeypatch):
+    rank, others = MPI.COMM_WORLD.rank, range(1, MPI.COMM_WORLD.size)
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled" if rank else "python")
+    told = rf"'python' on rank 0 and 'compiled' on {name_ranks(others)}: set it alike"
+    with pytest.raises(UnsupportedError, match=told):
+        Node(backend="host")
+
+
+@pytest.mark.parametrize("way", ["private", "window", "read", "in turn"])
+def test_ranks_of_both_kinds_with_delays(mixed_node, way):
+    """Every value depends on its owner, its place and the step; cells are spoiled after a wait."""
+    node = mixed_node
+    case = even_case((node.size, 1), True, 4, ((1, 2), (2, 1)), corners=True)
+    kinds = [Kind("f8", "strided"), Kind("i2", "F"), Kind("V3", "offset")]
+    rng = np.random.default_rng([node.rank, 5])
+    with ExitStack() as stack:
+        stack.enter_context(read_in_place(small=way != "private"))
+        if way == "in turn":  # what is in no window is packed
+            stack.enter_context(mock.patch.object(parts, "_MIN_READ_NBYTES", 1 << 30))
+        in_window = [way == "window" or (way == "in turn" and at < 2) for at in range(3)]
+        sets = [make_fields(node, case, node.rank, kinds, [each] * 3) for each in in_window]
+        with plan(node.comm, case, arrays(sets[0]), node=node) as halo:
+            for step in range(60):
+                fields = sets[step % 3]
+                put(fields, 10 * step)
+                pause(rng)
+                if step % 2:
+                    halo.exchange(*arrays(fields))
+                else:
+                    halo.start(*arrays(fields))
+                    pause(rng)
+                    halo.wait()
+                check(fields, 10 * step)
+                for field in fields:
+                    field.spoil()
+
+
+def test_random_plans_on_ranks_of_both_kinds(mixed_node):
+    for seed in range(700, 712):
+        random_plan(mixed_node, mixed_node.comm, seed)
+
+
+def test_a_rank_that_is_later_than_a_spin(host_node):
+    """The wait goes on in Python, and comes back."""
+    node = host_node
+    field = np.zeros((4, 64))
+    cart = node.comm.Create_cart((node.size,), (True,))
+    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+        for step in range(6):
+            field[1:3] = 10 * step + node.rank
+            if step % node.size == node.rank:
+                threading.Event().wait(0.02)
+            halo.exchange(field)
+            assert (field[0] == 10 * step + (node.rank - 1) % node.size).all()
+            assert (field[3] == 10 * step + (node.rank + 1) % node.size).all()
+    cart.Free()
+
+
+@TWO
+def test_other_threads_run_while_it_waits(host_node):
+    """Rank 0 comes once a thread of each neighbor has counted while its main thread waited."""
+    node = host_node
+    neighbors = {1, node.size - 1}
+    field, counts = np.zeros((4, 8)), node.allocate_each(1, "i8", fill=0)
+    cart = node.comm.Create_cart((node.size,), (True,))
+    is_over = threading.Event()
+
+    def count():
+        while not is_over.wait(0.001):
+            counts.array[0] += 1
+
+    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+        halo.exchange(field)
+        if node.rank in neighbors:
+            counter = threading.Thread(target=count)
+            counter.start()
+            halo.exchange(field)
+            is_over.set()
+            counter.join()
+        else:
+            theirs = [counts.segment(rank) for rank in neighbors]
+            if node.rank == 0:
+                assert within(30, lambda: all(each[0] > 10 for each in theirs))
+            halo.exchange(field)
+    cart.Free()
+
+
+def test_a_subclass_and_a_list_are_taken_by_python(host_node):
+    """C knows arrays of NumPy itself alone."""
+
+    class Mine(np.ndarray):
+        pass
+
+    node = host_node
+    case = even_case((node.size,), True, 3, 1)
+    (field,) = make_fields(node, case, node.rank, [Kind("f8", others=(2,), axes=(0,))])
+    with plan(node.comm, case, field.array, axes=(0,), node=node) as halo:
+        for step, kind in enumerate((np.ndarray, Mine, np.ndarray)):
+            field.put(step)
+            halo.exchange(field.array.view(kind))
+            check([field], step)
+
+
+def test_after_a_close_calls_are_refused(host_node):
+    node = host_node
+    if node.report().why_python:
+        pytest.skip(node.report().why_python)
+    field = np.zeros((4, 8))
+    cart = node.comm.Create_cart((node.size,), (True,))
+    halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
+    exchange = halo._forward._host._exchange
+    halo.close()
+    with pytest.raises(mpishare.ClosedError):
+        halo.exchange(field)
+    with pytest.raises(RuntimeError, match="closed"):
+        exchange.try_exchange((field,))
+    cart.Free()
+
+
+@TWO
+def test_another_thread_is_refused_while_the_first_waits(host_node):
+    """By its own error, and the exchange under way is not disturbed."""
+    node = host_node
+    neighbors = {1, node.size - 1}  # of rank 0, which comes late
+    field = np.full((4, 8), float(node.rank))
+    cart = node.comm.Create_cart((node.size,), (True,))
+    said = []
+    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+
+        def call():
+            assert within(30, lambda: waits_on_host(node, node.rank))
+            try:
+                halo.exchange(field)
+            except MpiShareError as error:
+                said.append(type(error))
+
+        if node.rank in neighbors:
+            caller = threading.Thread(target=call)
+            caller.start()
+            halo.exchange(field)
+            caller.join()
+        else:
+            if node.rank == 0:
+                assert within(30, lambda: all(waits_on_host(node, rank) for rank in neighbors))
+                threading.Event().wait(0.1)
+            halo.exchange(field)
+        assert said == [mpishare.UnsupportedError] * (node.rank in neighbors)
+        assert (field[0] == (node.rank - 1) % node.size).all()
+    cart.Free()
+
+
+def wait_for_a_closed_window():
+    """Each rank reads the cells of the one below; what the last one has, nobody reads."""
+    with Node(backend="host", timeout_s=20) as node:
+        cart = node.comm.Create_cart((node.size,), (False,))
+        win = node.allocate_each((4, 4096), "f8")
+        halo = mpishare.HaloExchange(cart, win.array, ((1, 0),), axes=(0,), node=node)
+        is_last = node.rank == node.size - 1
+        field = np.zeros((4, 4096)) if is_last else win.array
+        assert halo._forward._host._parts.in_place == [not is_last]
+        for _ in range(2):
+            halo.exchange(field)
+        halo.start(field)
+        win.close()
+        halo.wait()
+
+
+@TWO
+@pytest.mark.filterwarnings("ignore:window 1.* was closed while arrays of it are held")
+@pytest.mark.parametrize("code", ["compiled", "python"])
+def test_a_window_that_is_closed_before_the_wait_is_an_error(monkeypatch, code):
+    """Also on a rank that reads out of windows itself, while nobody reads what it has."""
+    monkeypatch.setenv("MPISHARE_HOST_CODE", code)
+    with pytest.raises(MpiShareError, match=r"window 1.* is closed"):
+        wait_for_a_closed_window()

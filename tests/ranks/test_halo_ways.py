@@ -1,0 +1,125 @@
+"""The three ways of a face between host fields: packed, read in place, read from the process."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare.halo.host import parts
+
+TWO = pytest.mark.ranks(min=2)
+LIMITS = {"_MIN_IN_PLACE_NBYTES": 1024, "_MIN_RUN_NBYTES": 64, "_MIN_READ_NBYTES": 4096}
+
+
+def ways_of(route, in_window):
+    """The way of each part that this rank sends, as the last exchange left it in staging."""
+    found = []
+    for part in route._parts.outgoing:
+        if part.buffers is None:
+            found.append("read in place" if in_window else "read from the process")
+        else:
+            is_packed = any((buffer >= 0).any() for buffer in part.buffers)
+            found.append("packed" if is_packed else "read in place")
+    return found
+
+
+def exchange(node, shape, axis, width, in_window, is_new, steps=4):
+    """Exchange faces, check the ghosts, and return the ways that all parts of all ranks took."""
+    cart = node.comm.Create_cart([node.size], [True])
+    field = node.allocate_each(shape).array if in_window else np.empty(shape)
+    low, high = cart.Shift(0, 1)
+    with (
+        mock.patch.multiple(parts, **LIMITS),
+        mpishare.HaloExchange(cart, field, width, axes=(axis,), node=node) as halo,
+    ):
+        route = halo._forward._host
+        ways = set()
+        for step in range(steps):
+            for part in route._parts.outgoing:
+                for buffer in part.buffers or ():
+                    buffer[...] = -1
+            if is_new:
+                field = field.copy()
+            cells = np.moveaxis(field, axis, 0)
+            cells[...] = 100 * step + node.rank
+            node.comm.Barrier()
+            halo.exchange(field)
+            assert (cells[:width] == 100 * step + low).all()
+            assert (cells[-width:] == 100 * step + high).all()
+            assert (cells[width:-width] == 100 * step + node.rank).all()
+            node.comm.Barrier()
+            ways.update(ways_of(route, in_window))
+    cart.Free()
+    return set().union(*node.comm.allgather(ways))
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("shape", "axis", "width", "of_window", "of_private"),
+    [
+        ((6, 127), 0, 1, "packed", "packed"),
+        ((6, 128), 0, 1, "read in place", "packed"),
+        ((6, 511), 0, 1, "read in place", "packed"),
+        ((6, 512), 0, 1, "read in place", "read from the process"),
+        ((2000, 20), 1, 1, "packed", "packed"),
+        ((2000, 60), 1, 7, "packed", "packed"),
+        ((2000, 60), 1, 8, "read in place", "packed"),
+        ((15, 60), 1, 8, "packed", "packed"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["window", "private", "new"])
+def test_the_way_of_a_face(host_node, shape, axis, width, of_window, of_private, kind):
+    found = exchange(host_node, shape, axis, width, kind == "window", kind == "new")
+    assert found == {of_window if kind == "window" else of_private}
+
+
+@TWO
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_packed_face_beside_one_that_is_read_in_place(host_node, is_new):
+    """Of one field in a window: one column of cells to one side, eight to the other."""
+    node = host_node
+    cart = node.comm.Create_cart([node.size], [True])
+    low, _ = cart.Shift(0, 1)
+    windows = [node.allocate_each((2000, 60)).array for _ in range(2)]
+    with (
+        mock.patch.multiple(parts, **LIMITS),
+        mpishare.HaloExchange(cart, windows[0], ((1, 8),), axes=(1,), node=node) as halo,
+    ):
+        route = halo._forward._host
+        assert sorted(part.in_place for part in route._parts.outgoing) == [False, True]
+        for step in range(4):
+            field = windows[step % 2]
+            field = field[...] if is_new else field
+            for part in route._parts.outgoing:
+                for buffer in part.buffers:
+                    buffer[...] = -1
+            field[...] = 100 * step + node.rank
+            node.comm.Barrier()
+            halo.start(field)
+            node.comm.Barrier()
+            field[...] = -2  # not allowed, but shows who reads what: the ghosts are -2, too
+            node.comm.Barrier()
+            halo.wait()
+            assert (field[:, :1] == 100 * step + low).all()
+            assert (field[:, -8:] == -2).all()
+            node.comm.Barrier()
+            assert ways_of(route, True) == [
+                "read in place" if part.in_place else "packed" for part in route._parts.outgoing
+            ]
+    cart.Free()
+
+
+@TWO
+def test_only_those_who_read_are_waited_for(host_node):
+    """A rank that finds my cells in staging may copy them long after my `wait`."""
+    node = host_node
+    cart = node.comm.Create_cart([1, node.size], [True, True])
+    field = node.allocate_each((200, 200)).array
+    with (
+        mock.patch.multiple(parts, **LIMITS),
+        mpishare.HaloExchange(cart, field, 1, node=node) as halo,
+    ):
+        assert not halo._forward._host._parts.readers
+        assert len(halo._forward._host._receivers) == min(node.size - 1, 2)
+    cart.Free()

@@ -1,0 +1,89 @@
+"""Which parts of a field on the host are read where they are, and which are packed."""
+
+import numpy as np
+import pytest
+
+from mpishare.halo.geometry import Box
+from mpishare.halo.host import parts
+from mpishare.halo.host.parts import (
+    extent_of,
+    is_read_from_process,
+    is_read_in_place,
+    run_nbytes,
+)
+from mpishare.halo.layout import host_layout
+from mpishare.halo.message import Part
+
+SHAPE = (40, 300, 500)  # of doubles
+PLANE, ROW, CELL = (
+    Box((1, 0, 0), (2, 300, 500)),
+    Box((0, 1, 0), (40, 2, 500)),
+    Box((0, 0, 1), (40, 300, 2)),
+)
+INNER = Box((1, 1, 1), (2, 299, 499))  # a plane without its ghosts
+
+
+def layout_of(order):
+    return host_layout(np.empty(SHAPE if order == "C" else SHAPE[::-1], order=order), "field")
+
+
+def box_of(box, order):
+    return box if order == "C" else Box(box.start[::-1], box.stop[::-1])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("box", "run", "spread"),
+    [
+        (PLANE, 300 * 500 * 8, 300 * 500 * 8),
+        (ROW, 500 * 8, (39 * 300 * 500 + 500) * 8),
+        (CELL, 8, ((40 * 300 - 1) * 500 + 1) * 8),
+        (INNER, 498 * 8, (297 * 500 + 498) * 8),
+        (Box((3, 4, 5), (4, 5, 6)), 8, 8),
+        (Box((3, 4, 5), (5, 5, 6)), 8, (300 * 500 + 1) * 8),
+        (Box((0, 0, 0), SHAPE), 40 * 300 * 500 * 8, 40 * 300 * 500 * 8),
+    ],
+)
+def test_where_the_cells_of_a_box_lie(box, run, spread, order):
+    layout = layout_of(order)
+    assert run_nbytes(layout, box_of(box, order)) == run
+    assert extent_of(layout, box_of(box, order)).nbytes == spread
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("box", "in_place", "from_process"),
+    [(PLANE, True, True), (INNER, True, True), (ROW, True, False), (CELL, False, False)],
+)
+def test_the_way_of_a_face(monkeypatch, box, in_place, from_process, order):
+    monkeypatch.setattr(parts, "_MIN_READ_NBYTES", 1 << 20)
+    layout = layout_of(order)
+    part = Part.of_box(0, layout, box_of(box, order))
+    assert is_read_in_place(layout, part) == in_place
+    assert is_read_from_process(layout, part) == from_process
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("_MIN_IN_PLACE_NBYTES", is_read_in_place), ("_MIN_READ_NBYTES", is_read_from_process)],
+)
+def test_the_least_size(name, rule):
+    count = getattr(parts, name) // 8
+    layout = host_layout(np.empty((4, count)), "field")
+    assert rule(layout, Part.of_box(0, layout, Box((1, 0), (2, count))))
+    assert not rule(layout, Part.of_box(0, layout, Box((1, 0), (2, count - 1))))
+
+
+def test_the_least_run():
+    """Of a face of many columns, in rows that lie far apart."""
+    columns = parts._MIN_RUN_NBYTES // 8
+    layout = host_layout(np.empty((5000, 3 * columns)), "field")
+    assert is_read_in_place(layout, Part.of_box(0, layout, Box((0, 0), (5000, columns))))
+    assert not is_read_in_place(layout, Part.of_box(0, layout, Box((0, 0), (5000, columns - 1))))
+
+
+def test_cells_by_index_are_packed():
+    layout = host_layout(np.empty((1 << 20,)), "field")
+    part = Part.of_indices(0, layout, 0, np.arange(1 << 19))
+    assert not is_read_in_place(layout, part)
+    assert not is_read_from_process(layout, part)
