@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mpishare import ranges
+from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.halo.base_plan import BasePlan
 from mpishare.halo.node_cache import ranks_left_out
@@ -81,11 +82,7 @@ class Allreduce(BasePlan):
     def __init__(
         self, comm: MPI.Intracomm, like: Any, op: str = "sum", *, node: Node | None = None
     ) -> None:
-        from mpi4py import MPI
-
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            kind = "COMM_NULL" if comm == MPI.COMM_NULL else type(comm).__name__
-            raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {kind}")
+        require_intracomm(_CALL, comm)
 
         def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
             if setup.takes_any:
@@ -215,7 +212,7 @@ class Allreduce(BasePlan):
         try:
             for call, each in counts.items():
                 if each:
-                    transfer = make_transfer(setup)
+                    transfer = make_transfer(setup, self._engine, self._operation, each)
                     self._across[call] = AcrossNodes(setup, each, self._operation, transfer, call)
         except BaseException:
             for engine in self._engines:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpishare.allocate import check_layout, make_window
+from mpishare.backends.streams import handle_of
 from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, Counters
@@ -130,6 +131,8 @@ class Channel(NodeObject):
                 f"{self.name}: put failed: it takes no frame, but a stream. Write "
                 "with channel.put() as slot: slot[...] = frame"
             )
+        if stream is not None:
+            handle_of(stream)
         block.stream = stream
         return block
 
@@ -163,6 +166,8 @@ class Channel(NodeObject):
         block = self._receiving
         if block is None or block.is_open:
             self._refuse("get", f"ranks {list(self.consumers)} are the consumers", block)
+        if stream is not None:
+            handle_of(stream)
         block.stream = stream
         return block
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpishare.backends.streams import handle_of
 from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
@@ -83,7 +84,7 @@ class Event(NodeObject):
             raise ValueError(
                 f"{self.name}: record failed: rank {self.owner} is the owner, not rank {self._rank}"
             )
-        number = self._chain.enter("record", stream) if self._has_streams else 0
+        number = self._enter("record", stream)
         count, view = self._count + 1, self._view
         oldest = count - RING
         if oldest > 0:
@@ -117,7 +118,7 @@ class Event(NodeObject):
                 f"{self.name}: wait failed: rank {self._rank} is not one of the waiters "
                 f"{list(self.waiters)}"
             )
-        number = self._chain.enter("wait", stream) if self._has_streams else 0
+        number = self._enter("wait", stream)
         count, view, owner = self._count + 1, self._view, self.owner
         slot = SLOT_WORDS * owner
         if view[slot] < count and not spin_until(view, slot, count, self._context.spins_per_yield):
@@ -187,6 +188,12 @@ class Event(NodeObject):
         """Name the event and its ranks."""
         ranks = f"owner={self.owner}, waiters={self.waiters}"
         return f"<mpishare.{self.name.capitalize()}: {ranks}{self._state()}>"
+
+    def _enter(self, call: str, stream: Any) -> int:
+        """Return the handle of a call's stream, which now waits for that of the last call."""
+        if self._has_streams:
+            return self._chain.enter(call, stream)
+        return 0 if stream is None else handle_of(stream)
 
     def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
         """Record or wait for event `count` on a stream, and publish the count."""

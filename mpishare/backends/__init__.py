@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from mpishare.backends.streams import handle_of
 from mpishare.errors import HandleError
 from mpishare.memory.kinds import PRIVATE
 
@@ -312,11 +313,13 @@ class Backend(ABC):
 
     def stream(self, stream: Any) -> tuple[int, Any]:
         """Return the handle of a stream given in any accepted form, and what keeps it alive."""
+        if stream is not None:
+            handle_of(stream)
         return 0, None
 
     def enter(self, stream: Any) -> StreamInfo:
         """Return the stream of a call, given in any accepted form; None: the current one."""
-        return 0, None, True, False
+        return *self.stream(stream), True, False
 
     def new_stream(self) -> Any:
         """Create a stream of the highest priority, which waits for no default stream."""

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Backend, cuda_pools, driver
+from mpishare.backends import Backend, cuda_pools, driver, nvml
 from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
 from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
 from mpishare.backends.driver import is_capturing
+from mpishare.backends.streams import handle_of
 from mpishare.coordination.poll import poll
-from mpishare.errors import format_nbytes
+from mpishare.errors import CudaError, format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,8 +74,16 @@ class CudaBackend(Backend):
     device: Device
 
     def __init__(self, ordinal: int, where: str) -> None:
-        cupy.cuda.Device(ordinal).use()
-        cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
+        try:
+            cupy.cuda.Device(ordinal).use()
+            cupy.cuda.runtime.free(0)  # makes the primary context and makes it current
+        except _RuntimeError as failure:
+            name, _, text = str(failure).partition(": ")
+            why = nvml.why_no_context(driver.uuid_of(ordinal))
+            message = f"cudaSetDevice failed: {name}: {text} ({where}). {why}".rstrip()
+            raise CudaError(
+                message, call="cudaSetDevice", code=failure.status, name=name
+            ) from failure
         self.device = driver.device_of(ordinal)
         self._exports_pools: bool | None = None
         self._ordinal = ordinal
@@ -230,19 +239,7 @@ class CudaBackend(Backend):
         if stream is None:
             current = _current_stream(self.device.ordinal)
             return current.ptr, current
-        if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
-            return stream, None
-        for name in ("ptr", "cuda_stream"):
-            handle = getattr(stream, name, None)
-            if isinstance(handle, int):
-                return handle, stream
-        protocol = getattr(stream, "__cuda_stream__", None)
-        if protocol is None:
-            raise TypeError(
-                f"stream must be None, an int >= 0, or an object with .ptr, .cuda_stream or "
-                f"__cuda_stream__, not {stream!r}"
-            )
-        return int((protocol() if callable(protocol) else protocol)[1]), stream
+        return handle_of(stream), stream
 
     def local_event(self) -> Any:
         """Create an event for this process alone."""

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import driver
+from mpishare.backends import driver, nvml
+from mpishare.errors import CudaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _IPC_LAZY_PEER_ACCESS = 1
+_INVALID_CONTEXT = 201  # what a process gets that opens a handle of its own
 
 
 def legacy_handle(address: int, where: str) -> str:
@@ -22,17 +24,29 @@ def legacy_handle(address: int, where: str) -> str:
 
 def open_legacy_handle(token: str, uuid: str, where: str) -> int:
     """Map a block of another rank; return where. Local."""
-    address = driver.call(
-        "cuIpcOpenMemHandle",
-        driver.memory_handle(bytes.fromhex(token)),
-        _IPC_LAZY_PEER_ACCESS,
-        where=where,
-        remedy=f"This process cannot map memory of {uuid[:12]}: if a SLURM step hides GPUs from "
-        "ranks, ask for --gpus-per-node=N alone, without --gpus-per-task and --gpu-bind, or give "
-        "srun --gres-flags=allow-task-sharing (SLURM 23.11.4 or newer); in a container give it all "
-        "GPUs. `python -m mpishare.info` shows every pair",
-    )
+    name, handle = "cuIpcOpenMemHandle", driver.memory_handle(bytes.fromhex(token))
+    try:
+        address = driver.call(name, handle, _IPC_LAZY_PEER_ACCESS, where=where)
+    except CudaError as error:
+        raise driver.error(name, error.code, where, _remedy(uuid, error.code)) from None
     return int(address)
+
+
+def _remedy(uuid: str, code: int) -> str:
+    """Say why memory of a GPU may not be mapped here, and what to do. Asks NVML."""
+    if code == _INVALID_CONTEXT:  # the driver knows the owner by its process id
+        return (
+            "The owner has the process id of this process, in a PID namespace of its own: start "
+            "the containers with --pid=host"
+        )
+    own = driver.uuid_of(cupy.cuda.runtime.getDevice())
+    return (
+        f"This process cannot map memory of {uuid[:12]}. {nvml.why_unmapped(own, uuid)}. If a "
+        "SLURM step hides GPUs from ranks, ask for --gpus-per-node=N alone, without "
+        "--gpus-per-task and --gpu-bind, or give srun --gres-flags=allow-task-sharing (SLURM "
+        "23.11.4 or newer); in a container give it all GPUs. `python -m mpishare.info` shows every "
+        "pair"
+    )
 
 
 class Anchor:

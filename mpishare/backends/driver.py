@@ -1,6 +1,7 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-It, `cuda_pools` and `cuda_chunks` alone use cuda.bindings. Imported only where a GPU was found.
+It, `cuda_pools`, `cuda_chunks`, `cuda_graphs` and `nvml` alone use cuda.bindings. Imported only
+where a GPU was found, but for `nvml`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ MANY = 64
 """So many combinations are worth a warning: each has staging memory of its own."""
 
 _MAX_KEYS = 1024
+_MAX_NAMED = 4  # fields, in the name of a combination
 _of_array = attrgetter("shape", "strides", "dtype")
 
 
@@ -149,14 +150,17 @@ class AnyFields:
         try:
             with plan_setup(what, outer.group.comm, outer.node) as setup:
                 setup.name, setup.backend, setup.chain = outer.name, self._backend, outer.chain
-                setup.look = lambda: self._require_none_ahead(what, given)
-                pair = EnginePair(setup, *self._agree(setup, fields))
+                setup.look = lambda: self._require_none_ahead(setup, what, given)
+                messages = self._agree(setup, fields)
+                # So that an error says which combination a rank is in, each its own.
+                setup.name = f"{outer.name} of {_name(setup.same)}"
+                pair = EnginePair(setup, *messages)
                 setup.look = int
         except Exception:
             # What fails on all ranks leaves the plan as it was. Nobody may go on with it, and be
             # ahead, before all have left the wait in which they look who is.
             if outer.context.agreement.failure is None:
-                outer.comm.step(f"{what}, which fails", _nothing)
+                outer.comm.step("a call with new fields, which fails", _nothing)
             raise
         outer.chain = setup.chain  # calls of one plan are in order, on whatever streams
         self._pairs.append(pair)
@@ -170,10 +174,11 @@ class AnyFields:
         if len(self._pairs) == MANY and not setup.comm.rank:
             log.warning(
                 "%s has seen %d combinations of dtypes, axes and orders in memory, and keeps "
-                "staging memory and a stream for each until it is closed. Where extents change "
-                "from call to call, give it arrays of a few sizes, and use a part of these.",
+                "staging memory%s for each until it is closed. Where extents change from call to "
+                "call, give it arrays of a few sizes, and use a part of these.",
                 outer.name,
                 MANY,
+                " and a stream" if setup.on_gpu else "",
             )
         return pair
 
@@ -184,12 +189,15 @@ class AnyFields:
 
         return is_captured(fields, stream, self.setup.context.backend)
 
-    def _require_none_ahead(self, what: str, given: str) -> None:
+    def _require_none_ahead(self, setup: PlanSetup, what: str, given: str) -> None:
         """Raise if others have called the plan more often than this rank, which waits for them."""
         ahead = sorted({rank for engine in self.engines for rank in engine.ahead()})
         if not ahead:
             return
         agreement = self.setup.context.agreement
+        if setup.wrong is not None:
+            agreement.leave(what, setup.wrong)  # the others read it
+            raise setup.wrong
         text = (
             f"{what} failed: {given} with these strides is new to the plan on this rank, while "
             f"{name_ranks(ahead)} of the node gave fields that it has seen. At a call all ranks "
@@ -228,6 +236,14 @@ def _key_of_tensors(fields: Sequence[Any]) -> Any:
         return tuple((each.shape, each.stride(), each.dtype) for each in fields)
     except (AttributeError, TypeError):
         return None
+
+
+def _name(same: dict[str, Any]) -> str:
+    """Name a combination, given what all ranks have agreed on: the same on each of them."""
+    fields = zip(same["dtypes"], same["other axes"], strict=True)
+    words = [f"{dtype}{list(axes) if axes else ''}" for dtype, axes in fields]
+    rest = len(words) - _MAX_NAMED
+    return ", ".join(words[:_MAX_NAMED] + ([f"{rest} more fields"] if rest > 0 else []))
 
 
 def _describe(fields: Sequence[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
 from mpishare.halo.block_axes import fields_of_block, normalize_block_axes
 from mpishare.halo.dims import grid_of
@@ -116,12 +117,7 @@ class HaloExchange(Plan):
         dims: Any = None,
         periods: Any = None,
     ) -> None:
-        from mpi4py import MPI
-
-        if not isinstance(cart, MPI.Intracomm) or cart == MPI.COMM_NULL:
-            is_null = cart == MPI.COMM_NULL
-            kind = "COMM_NULL: this rank is not in the grid" if is_null else type(cart).__name__
-            raise TypeError(f"{_CALL} failed: cart must be a Cartcomm, not {kind}")
+        require_intracomm(_CALL, cart, "cart must be a Cartcomm")
         given = _Given(width, axes, bool(corners), require)
         with plan_setup(_CALL, cart, node) as setup:
             found = _agree(setup, fields, given, lambda: grid_of(cart, dims, periods))

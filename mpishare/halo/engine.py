@@ -85,6 +85,8 @@ class PlanSetup:
         For each rank, the plans that it has dropped; see `Dropped`.
     look : callable
         Called while this rank waits for the others' words; may raise.
+    wrong : Exception or None
+        What is wrong with what this rank gave, while it waits to tell the others.
     begin : float, seconds
         When the setup began, on the performance counter.
     """
@@ -112,7 +114,20 @@ class PlanSetup:
     said: Said = field(default_factory=lambda: Said([]))
     news: list[list[int]] = field(default_factory=list)
     look: Callable[[], object] = int
+    wrong: Exception | None = None
     begin: float = field(default_factory=perf_counter)
+
+    def noting(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a callable that does the work and notes its error as what is `wrong`."""
+
+        def do() -> Any:
+            try:
+                return work()
+            except Exception as error:
+                self.wrong = error
+                raise
+
+        return do
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what follows from what was said, made for the first plan of which it was."""
@@ -137,6 +152,11 @@ class PlanSetup:
     def my_routes(self) -> dict[int, str]:
         """The route of this rank to each peer."""
         return self.routes[self.comm.rank]
+
+    @staticmethod
+    def call_name(*, is_reverse: bool) -> str:
+        """Return what errors call an exchange of a direction, with `start` and `wait`, too."""
+        return "accumulate" if is_reverse else "exchange"
 
     def messages_by_rank(self, *, is_reverse: bool) -> list[list[MessageInfo]]:
         """Return for each rank what it sends; in the reverse exchange, what it else receives."""

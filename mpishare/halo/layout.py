@@ -84,12 +84,12 @@ class FieldLayout:
         ]
         return ", ".join(differing)
 
-    def require(self, other: FieldLayout) -> None:
+    def require(self, other: FieldLayout, name: str = "a field") -> None:
         """Raise `ValueError` unless an array of the other layout can take this one's place."""
         # An axis of one element, or none, may have any stride, and so may an array of none.
         if not self.is_like(other):
             raise ValueError(
-                "a field has another layout than the plan was made for: " + self.difference(other)
+                f"{name} has another layout than the plan was made for: {self.difference(other)}"
             )
 
 
@@ -112,7 +112,7 @@ class Layout:
     Notes
     -----
     ``Layout(shape, None)`` makes one plan for all fields of a block: `shape` is that of a field
-    with no axes but those that the plan cuts, and each call may give as many fields as it likes, of
+    with the axes alone that the plan cuts, and each call may give as many fields as it likes, of
     any dtypes, with any other axes (the last ones, where no ``axes=`` or ``axis=`` says which are
     cut), in any order in memory. What all of this is the ranks agree on when a combination is seen
     first: that call is host-blocking, allocates, and cannot be captured into a graph. The
@@ -224,7 +224,8 @@ def refuse_gradient(field: Any, name: str) -> None:
 
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
-    if isinstance(field, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it at first use, in 15 ms
+    if masked is not None and isinstance(field, masked.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask cannot travel: give its .data")
     refuse_jax(field, name)
     if isinstance(field, np.ndarray):

@@ -14,12 +14,11 @@ import numpy as np
 from mpishare.coordination.mpi_agreement import UNSEEN_DEATH, never_free
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
-from mpishare.errors import PeerTimeout
+from mpishare.errors import MpiShareError, PeerTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.errors import MpiShareError
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.layout import FieldLayout
     from mpishare.halo.message import Message
@@ -72,13 +71,20 @@ class MpiMessages:
         self._requests = [*self._recvs, *self._sends]
         self._is_receiving = False
         # Before the others are looked at, which takes longer than a message.
-        self._spins = 4 * comm.context.spins_per_yield
+        self._spins = 16 * comm.context.spins_per_yield
+        # One by one: most messages need several looks of MPI, and Testall takes thrice as long.
+        self._tests = [request.Test for request in self._requests]
         self._testall = MPI.Request.Testall
         self._peers = [message.peer for message in (*recvs, *sends)]
         self._is_open = False
 
     def receive(self) -> None:
-        """Start the receives; if possible before the senders send."""
+        """Start the receives, if possible before the senders send.
+
+        An exchange that was interrupted before it sent has started them already.
+        """
+        if self._is_receiving:
+            return
         self._startall(self._recvs)
         self._is_receiving = self._is_open = True
 
@@ -89,12 +95,22 @@ class MpiMessages:
         self._is_receiving = False
 
     def wait(self) -> None:
-        """Wait on the host until all messages are sent and received, with the deadline."""
-        for _ in range(self._spins):
-            if self._testall(self._requests):
-                break
-        else:
-            self._poll()
+        """Wait on the host until all messages are sent and received, with the deadline.
+
+        After an interrupt this rank leaves the node: they are under way, and cannot be taken back.
+        """
+        try:
+            spins = self._spins
+            for test in self._tests:
+                while not test():
+                    spins -= 1
+                    if spins < 0:
+                        self._poll()  # for all of them
+                        break
+        except BaseException as error:
+            if not isinstance(error, MpiShareError):
+                self._comm.context.agreement.leave(self._call, error)
+            raise
         self._is_open = False
 
     def _poll(self) -> None:
@@ -133,6 +149,7 @@ class MpiMessages:
         else:
             never_free(self._requests, [*self._buffers, *memory])
         self._requests, self._sends, self._recvs, self._buffers = [], [], [], []
+        self._tests = []
         return is_over
 
     def _pending(self) -> list[int]:
@@ -181,6 +198,8 @@ class HostMpiRoute:
         What takes this route.
     store : callable
         Stores received cells: ``store(array, key, cells)``.
+    call : str
+        For errors.
     """
 
     def __init__(
@@ -189,13 +208,14 @@ class HostMpiRoute:
         sends: Sequence[Message],
         recvs: Sequence[Message],
         store: Callable[[Array, Any, Array], None],
+        call: str,
     ) -> None:
         self._store = store
         outgoing = [np.empty(message.nbytes, np.uint8) for message in sends]
         incoming = [np.empty(message.nbytes, np.uint8) for message in recvs]
         self._outgoing = _packed_parts(setup.mine, sends, outgoing)
         self._incoming = _packed_parts(setup.mine, recvs, incoming)
-        self._messages = MpiMessages(setup.comm, setup.name, sends, recvs, outgoing, incoming)
+        self._messages = MpiMessages(setup.comm, setup.name, sends, recvs, outgoing, incoming, call)
         self.staging_nbytes = sum(data.nbytes for data in (*outgoing, *incoming))
 
     def start(self, arrays: Sequence[Array]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo.message import Message, Part
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
@@ -179,10 +180,7 @@ def _neighbor_setup(
     describe : callable
         Checks what names this rank's places, given the extent of the fields along the axis.
     """
-    from mpi4py import MPI
-
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise TypeError(f"{_CALL} failed: comm must be an Intracomm, not {comm!r}")
+    require_intracomm(_CALL, comm)
 
     def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
         same, extent = _axes_of(layouts, 0 if setup.takes_any else axis)

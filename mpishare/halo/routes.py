@@ -35,6 +35,16 @@ def forced() -> str | None:
     return name
 
 
+def require_allowed(name: str | None, *, on_gpu: bool) -> None:
+    """Raise `UnsupportedError` if fields there cannot take a forced route."""
+    allowed = ON_GPU if on_gpu else ON_HOST
+    if name not in (None, "mpi-host", *allowed):
+        where = "GPU" if on_gpu else "host"
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
+        )
+
+
 def required(require: Any) -> list[str] | None:
     """Return the routes that the user allows; None for all."""
     if require is None:
@@ -70,13 +80,8 @@ def choose(
     on_gpu : bool
         Where the fields are.
     """
-    allowed = ON_GPU if on_gpu else ON_HOST
+    require_allowed(name, on_gpu=on_gpu)
     name = "mpi" if name == "mpi-host" else name
-    if name is not None and name not in allowed:
-        where = "GPU" if on_gpu else "host"
-        raise UnsupportedError(
-            f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
-        )
     pairs = {(pair.origin, pair.target): pair for pair in report.pairs}
     found = {}
     for peer in sorted(set(peers)):
@@ -128,7 +133,10 @@ def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
         return None
     why = next(filter(None, known), "")
     if why and name == "mpi-gpu":
-        raise UnsupportedError(f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}")
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}. Use an MPI that "
+            "takes such pointers, or leave MPISHARE_ROUTE out."
+        )
     return why
 
 

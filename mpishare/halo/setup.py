@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import json
 from contextlib import contextmanager
-from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from mpishare import ranges
 from mpishare.context import Location
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.rank_group import RankGroup
 from mpishare.errors import name_ranks
-from mpishare.halo import layout, routes
+from mpishare.halo import gpu_memory, layout, routes
 from mpishare.halo.cuda.direct import locations
+from mpishare.halo.disjoint import Disjoint
 from mpishare.halo.engine import PlanSetup, Said
 from mpishare.halo.layout import FieldLayout, Layout, as_numpy
 from mpishare.halo.message import pack_messages, unpack_messages
@@ -32,11 +30,11 @@ from mpishare.halo.node_cache import (
 )
 from mpishare.halo.plan_comm import PlanComm
 from mpishare.halo.plan_ranks import ranks_of_plan
-from mpishare.setup.gpu_messages import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
     from mpi4py import MPI
 
     from mpishare.context import NodeContext
@@ -52,7 +50,6 @@ _MEMORY = {
     "host": "host memory",
     "auto": "no memory yet, but that of the node",
 }
-_MAX_WORK = 100_000  # some milliseconds; real programs need a few steps
 
 
 @contextmanager
@@ -147,7 +144,7 @@ def agree_on_fields(
         return [choice, here, news, is_plain, text]
 
     with setup_deadline(given, setup.given_comm, call, setup.look) as (timeout_s, monitor):
-        replies = group.agree(call, look, timeout_s, monitor)
+        replies = group.agree(call, setup.noting(look), timeout_s, monitor)
     choices = [NodeChoice(*choice) for choice, *_ in replies]
     texts = tuple(each[-1] for each in replies)
     said = group.said_before.get(texts)
@@ -205,14 +202,14 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
 
     def choose() -> dict[str, Any]:
         require_device(setup.mine, setup.node)
-        _engine_class(setup)  # imported where a failure becomes one of all ranks
+        _engine_class(setup, is_reverse=False)  # imported where a failure becomes one of all ranks
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
             "sends": pack_messages(sends, found),
             "recvs": pack_messages(recvs, found),
             "locations": _locations(setup.context, setup.fields, setup.mine),
-            "gpu memory": _ask_for_gpu_memory(setup),
+            "gpu memory": gpu_memory.ask(setup),
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -228,25 +225,9 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
     routes.refuse(setup.call, setup.routes, setup.same["require"])
 
 
-def _ask_for_gpu_memory(setup: PlanSetup) -> str | None:
-    """Return why messages cannot go out of GPU memory, or ``""``; None if others find out."""
-    if not setup.on_gpu or not routes.asks_for_gpu_memory(setup.comm, setup.same["MPISHARE_ROUTE"]):
-        return None
-    if setup.context.gpu_messages is None:
-        device: Any = setup.node.device
-        return why_not(device.ordinal) or ""
-    return setup.context.gpu_messages
-
-
 def _settle_messages(setup: PlanSetup, answers: Sequence[str | None]) -> None:
     """Let messages go out of GPU memory where all nodes can. The same on all ranks."""
-    answer = routes.answer_of(answers, setup.same["MPISHARE_ROUTE"])
-    if answer is None:
-        return
-    if setup.context.gpu_messages is None:
-        routes.tell(setup.name, setup.comm, answer)
-    setup.context.gpu_messages = answer
-    if not answer:
+    if gpu_memory.settle(setup, answers) == "":
         setup.routes = [
             {peer: routes.out_of_gpu_memory(route) for peer, route in each.items()}
             for each in setup.routes
@@ -270,17 +251,17 @@ def make_engine(
     is_reverse : bool
         Whether cells that arrive are added, and the cells that were sent are set to zero.
     """
-    return _engine_class(setup)(setup, sends, recvs, is_reverse=is_reverse)
+    return _engine_class(setup, is_reverse=is_reverse)(setup, sends, recvs, is_reverse=is_reverse)
 
 
-def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
+def _engine_class(setup: PlanSetup, *, is_reverse: bool) -> Callable[..., Engine]:
     if setup.on_gpu:
         from mpishare.halo.cuda.engine import CudaEngine
 
         return CudaEngine
-    from mpishare.halo.host.engine import HostEngine
+    from mpishare.halo.host import engine_class
 
-    return HostEngine
+    return engine_class(setup, is_reverse=is_reverse)
 
 
 def _locations(
@@ -343,33 +324,11 @@ def _layout_of(field: Any, name: str, backend: str) -> FieldLayout:
 
 
 def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> None:
-    """Raise `ValueError` if two fields share an element: MPI may not receive into both.
-
-    Interleaved components of one array are disjoint: ``q[..., 0]`` and ``q[..., 1]``.
-    """
+    """Raise `ValueError` if two fields share an element: MPI may not receive into both."""
     numbers = [n for n, field in enumerate(fields) if not isinstance(field, Layout)]
-    if len(numbers) < 2:
-        return
-    kept = [layouts[n] for n in numbers]
-    addresses = _addresses([fields[n] for n in numbers], kept)
-    spans = sorted((a, a + each.span_nbytes) for a, each in zip(addresses, kept, strict=True))
-    if all(end <= begin for (_, end), (begin, _) in pairwise(spans)):
-        return
-    views = [
-        (n, _View(address, layout).array())
-        for n, address, layout in zip(numbers, addresses, kept, strict=True)
-    ]
-    for (first, a), (second, b) in combinations(views, 2):
-        try:
-            # Any bound is taken; the stubs know of two.
-            share = np.shares_memory(a, b, max_work=_MAX_WORK)  # type: ignore[arg-type]
-        except np.exceptions.TooHardError:
-            continue  # only what is known to overlap is refused
-        if share:
-            raise ValueError(
-                f"fields {first} and {second} share memory: the ghosts of both would be written. "
-                "Name each array once."
-            )
+    if len(numbers) > 1:
+        kept = [layouts[n] for n in numbers]
+        Disjoint(kept).require(_addresses([fields[n] for n in numbers], kept), numbers)
 
 
 def _addresses(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> Sequence[int]:
@@ -379,20 +338,3 @@ def _addresses(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> Sequenc
     from mpishare.halo.cuda.fields import addresses_of
 
     return addresses_of(fields, layouts)
-
-
-class _View:
-    """The place of a field as NumPy sees an array; in GPU memory none of it may be read."""
-
-    def __init__(self, address: int, layout: FieldLayout) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, False),
-            "shape": layout.shape,
-            "strides": layout.strides,
-            "typestr": f"|V{layout.dtype.itemsize}",
-        }
-
-    def array(self) -> np.ndarray[Any, Any]:
-        """Return an array that may be asked for its place alone."""
-        return np.asarray(self)

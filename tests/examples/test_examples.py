@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.launch import ROOT, launcher, run_ranks
 
 EXAMPLES = ROOT / "scripts" / "examples"
 FILES = sorted(EXAMPLES.glob("[0-9]*.py"))
@@ -34,6 +34,21 @@ def check(name: str, backend: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_on_the_host(name: str) -> None:
     check(name, "host")
+
+
+def test_on_pretended_nodes() -> None:
+    """The example of several nodes on two: shared memory inside of each, messages between."""
+    if launcher()[1] != "mpich":
+        pytest.skip("only the launcher of MPICH pretends to be on several nodes")
+    command = [sys.executable, "-m", "mpi4py", EXAMPLES / "22_several_nodes.py"]
+    options = ("-launcher", "fork", "-hosts", "nodea:2,nodeb:2")
+    env = {"MPISHARE_BACKEND": "host"}
+    result = run_ranks(4, command, timeout_s=50, env=env, extra_mpirun=options)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "rank 0: rank 1 by host, rank 3 by mpi", result.describe()
+    assert lines[3] == "rank 3: rank 0 by mpi, rank 2 by host", result.describe()
+    assert lines[-1].endswith("right"), result.describe()
+    assert result.returncode == 0, result.describe()
 
 
 @pytest.mark.gpu
@@ -65,7 +80,8 @@ def test_the_readme_has_a_line_for_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["02_halo_1d", "03_wave_2d", "04_heat_graph", "05_mesh", "16_residual"]
+    "name",
+    ["02_halo_1d", "03_wave_2d", "04_heat_graph", "05_mesh", "16_residual", "22_several_nodes"],
 )
 def test_a_wrong_exchange_is_seen(name: str, tmp_path) -> None:
     """The verdict depends on the exchange: without it the program fails."""

@@ -4,10 +4,12 @@ import sys
 
 import pytest
 
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import Result, run_ranks
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
+pytestmark = pytest.mark.limit(150)
+RANKS = 2
 NAMES = (
     "is_padded",
     "steps_in_a_loop",
@@ -19,19 +21,29 @@ NAMES = (
 )
 
 
-def check(name: str, backend: str, ranks: int) -> None:
-    command = [sys.executable, "-m", "tests.helpers.jax_program", name]
-    result = run_ranks(ranks, command, timeout_s=100, env={"MPISHARE_BACKEND": backend})
-    assert result.returncode == 0, result.describe()
-    assert result.stdout.count(f"{name}: right") == ranks, result.describe()
+def run(backend: str, *names: str) -> Result:
+    command = [sys.executable, "-m", "tests.helpers.jax_program", *names]
+    return run_ranks(RANKS, command, timeout_s=120, env={"MPISHARE_BACKEND": backend})
+
+
+@pytest.fixture(scope="module")
+def on_the_host() -> Result:
+    """All checks in one job: JAX takes each process seconds before it computes."""
+    return run("host", *NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_on_the_host(name: str) -> None:
-    check(name, "host", 2)
+def test_on_the_host(on_the_host: Result, name: str) -> None:
+    assert on_the_host.stdout.count(f"{name}: right") == RANKS, on_the_host.describe()
+
+
+def test_all_ended_well(on_the_host: Result) -> None:
+    assert on_the_host.returncode == 0, on_the_host.describe()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_on_gpus(name: str) -> None:
-    check(name, "cuda", 2)
+    result = run("cuda", name)
+    assert result.returncode == 0, result.describe()
+    assert result.stdout.count(f"{name}: right") == RANKS, result.describe()

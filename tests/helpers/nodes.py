@@ -60,6 +60,14 @@ def host_node() -> Generator[Node]:
     _take_back(lent)
 
 
+@pytest.fixture
+def python_node(monkeypatch: pytest.MonkeyPatch) -> Generator[Node]:
+    """A node on the host backend that is the test's own and has no compiled part."""
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "python")
+    with Node(backend="host", timeout_s=40) as own:
+        yield own
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
@@ -67,7 +75,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except pytest.skip.Exception:
         raise
     except BaseException as error:
-        for name in ("node", "host_node"):
+        for name in ("node", "host_node", "python_node", "mixed_node"):
             lent = getattr(item, "funcargs", {}).get(name)
             if lent is not None:
                 lent.__exit__(type(error), error, error.__traceback__)

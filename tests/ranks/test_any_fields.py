@@ -341,7 +341,9 @@ def test_many_are_said(node, monkeypatch, caplog):
     assert [text for text in texts if "has seen 3 combinations" in text] == [
         text for text in texts if "combinations" in text
     ]
-    assert len([text for text in texts if "combinations" in text]) == (node.rank == 0)
+    texts = [text for text in texts if "combinations" in text]
+    assert len(texts) == (node.rank == 0)
+    assert all(("a stream" in text) == (node.backend == "cuda") for text in texts)
     assert any("float64(6, 2) first" in r.getMessage() for r in caplog.records)
 
 
@@ -354,6 +356,14 @@ def test_tensors(host_node):
         halo.exchange(u)
         assert u[:, 0].tolist() == [left, *[host_node.rank] * 4, right]
     assert seen(halo) == 2
+
+
+def test_the_name_of_a_combination():
+    """The same on all ranks, and short however many fields there are."""
+    same = {"dtypes": ["float64", "int32"], "other axes": [[], [4, 2]]}
+    assert any_fields._name(same) == "float64, int32[4, 2]"
+    many = {"dtypes": ["float64"] * 6, "other axes": [[]] * 6}
+    assert any_fields._name(many) == "float64, float64, float64, float64, 2 more fields"
 
 
 def test_layouts_without_dtype_that_are_refused(node):

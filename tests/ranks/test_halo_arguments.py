@@ -304,3 +304,31 @@ def test_a_node_that_was_made_without_ranks_of_this_machine(node):
     make(node, cart).close()
     cart.Free()
     half.Free()
+
+
+def test_calls_with_fields_that_share_memory(node, line):
+    """As at the plan's making: ghosts of both would be written; components of one array are apart.
+
+    Also where each has been given before, beside another.
+    """
+    xp = node.xp
+    one, other, long = xp.ones(6), xp.ones(6), xp.zeros(9)
+    pair = xp.zeros((6, 2))
+    with mpishare.HaloExchange(line, (one, other), 1, node=node) as halo:
+        for _ in range(3):
+            halo.exchange(one, other)
+            halo.exchange(other, one)
+            halo.exchange(long[:6], one)
+        for call in (halo.exchange, halo.start, halo.accumulate):
+            for fields in ((one, one), (long[:6], long[3:])) * 2:
+                with pytest.raises(ValueError, match="fields 0 and 1 share memory"):
+                    call(*fields)
+        halo.exchange(one, other)
+    with mpishare.HaloExchange(line, (pair[:, 0], pair[:, 1]), 1, node=node) as halo:
+        for step in range(3):
+            pair[1:-1] = step + 10 * node.rank
+            halo.exchange(pair[:, 0], pair[:, 1])
+            left = step + 10 * ((node.rank - 1) % node.size)
+            assert (pair[0] == left).all()
+        with pytest.raises(ValueError, match="share memory"):
+            halo.exchange(pair[:, 0], pair[:, 0])

@@ -16,7 +16,7 @@ def message(peer, tag):
     return Message(peer, tag, (Part.of_indices(0, LAYOUT, 0, np.array([tag])),))
 
 
-def direction(rank, routes, uuids, *, is_reverse=False):
+def direction(rank, routes, uuids, *, is_reverse=False, elsewhere=()):
     """Ranks 0 and 1 send to each other, to themselves, and to rank 2, which sends nothing."""
     size = len(routes)
     sends = [[message(peer, 10 * me + peer) for peer in routes[me] if me < 2] for me in range(size)]
@@ -30,8 +30,11 @@ def direction(rank, routes, uuids, *, is_reverse=False):
     }
     setup = SimpleNamespace(
         comm=SimpleNamespace(rank=rank, ranks_here={r: size - 1 - r for r in range(size)}),
-        context=SimpleNamespace(uuids=uuids[::-1], rank=size - 1 - rank),
+        context=SimpleNamespace(
+            uuids=uuids[::-1], all_uuids=[*uuids[::-1], *elsewhere], rank=size - 1 - rank
+        ),
         mine=[LAYOUT],
+        layouts=[[LAYOUT]] * size,
         routes=routes,
         recvs=told["recvs"],
         locations=[[None]] * size,
@@ -97,3 +100,10 @@ def test_ranks_that_share_a_gpu():
     assert not found[0].shares_gpu(0)
     assert found[0].shares_gpu(1)
     assert found[1].shares_gpu(0)
+
+
+def test_ranks_of_another_node_share_a_gpu_too():
+    """Those of containers of one machine: kernels that wait must leave room for theirs."""
+    found = direction(0, ALL_FUSED, APART, elsewhere=["GPU-a", "GPU-d"])
+    assert (found.ranks_per_gpu, found.sharing) == (2, {0})
+    assert direction(1, ALL_FUSED, APART, elsewhere=["GPU-a"]).ranks_per_gpu == 1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpishare.halo.cuda.pieces import MAX_STAGES, split
+from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
 from mpishare.halo.geometry import Box
 from mpishare.halo.layout import FieldLayout
 from mpishare.halo.message import Message, Part
@@ -16,7 +16,7 @@ def layout_of(shape, dtype="f8"):
 
 
 def stages(parts, layouts, most=MAX_STAGES, *, on_gpu=False):
-    return [*split([Message(1, 5, tuple(parts))], layouts, most, on_gpu=on_gpu)]
+    return [*split([Message(1, 5, tuple(parts))], [layouts] * 2, 0, most, on_gpu=on_gpu)]
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,31 @@ def test_small_ones_stay_whole_and_memory_of_gpus_takes_larger_pieces():
     layout = layout_of((2, 1 << 20))
     small, large = (Part.of_box(0, layout, Box((0, 0), (1, n))) for n in (1 << 17, 1 << 20))
     whole = Message(1, 5, (small,))
-    assert [*split([whole], [layout], MAX_STAGES, on_gpu=False)] == [[whole]]
+    assert [*split([whole], [[layout]] * 2, 0, MAX_STAGES, on_gpu=False)] == [[whole]]
     assert len(stages([large], [layout])) == 8
-    assert len(stages([large], [layout], on_gpu=True)) == 1
     assert len(stages([large], [layout], 1)) == 1
-    assert [*split([], [layout], MAX_STAGES, on_gpu=True)] == []
+    assert [*split([], [[layout]] * 2, 0, MAX_STAGES, on_gpu=True)] == []
+    strided = Part.of_box(0, layout_of((1 << 21, 2)), Box((0, 1), (1 << 21, 2)))
+    assert len(stages([strided], [layout_of((1 << 21, 2))], on_gpu=True)) == 2
+
+
+def test_what_neither_end_must_pack_stays_whole_in_gpu_memory():
+    """Rows at both ends; not if one of them has columns, or for a pair of fields."""
+    rows = FieldLayout((4, 1 << 21), (8 << 21, 8), np.dtype("f8"), 0)
+    columns = FieldLayout((4, 1 << 21), (8, 32), np.dtype("f8"), 0)
+    two = Message(1, 5, (Part.of_box(0, rows, Box((1, 0), (3, 1 << 21))),))
+    one = Message(1, 5, (Part.of_box(0, rows, Box((1, 7), (2, 1 << 20))),))
+    inner = Message(1, 5, (Part.of_box(0, rows, Box((1, 1), (3, 1 << 20))),))
+    assert is_in_one_piece(two, [rows])
+    assert is_in_one_piece(one, [rows])
+    assert not is_in_one_piece(two, [rows], [columns])
+    assert not is_in_one_piece(inner, [rows])
+    assert not is_in_one_piece(Message(1, 5, two.parts * 2), [rows, rows])
+    whole = [*split([two], [[rows], [rows]], 0, MAX_STAGES, on_gpu=True)]
+    assert whole == [[two]]
+    for layouts in ([[rows], [columns]], [[columns], [rows]]):
+        assert len([*split([two], layouts, 0, MAX_STAGES, on_gpu=True)]) == 4
+    assert len([*split([two], [[rows], [rows]], 0, MAX_STAGES, on_gpu=False)]) == MAX_STAGES
 
 
 def test_a_stage_has_pieces_of_all_messages_that_reach_it():
@@ -75,7 +95,7 @@ def test_a_stage_has_pieces_of_all_messages_that_reach_it():
         Message(peer, 0, (Part.of_box(0, layout, Box((peer, 0), (peer + 1, n))),))
         for peer, n in enumerate((1 << 19, 1 << 18, 8))
     ]
-    found = [*split(messages, [layout], MAX_STAGES, on_gpu=False)]
+    found = [*split(messages, [[layout]] * 3, 0, MAX_STAGES, on_gpu=False)]
     assert [[m.peer for m in stage] for stage in found] == [[0, 1, 2], [0, 1], [0], [0]]
 
 

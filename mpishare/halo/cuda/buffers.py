@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.flags import PinnedFlags
 from mpishare.halo.cuda.fused_items import Place
+from mpishare.halo.cuda.mpi_in_place import MIN_IN_PLACE_NBYTES, InPlaceMessages
 from mpishare.halo.cuda.mpi_stages import MpiStage
-from mpishare.halo.cuda.pieces import MAX_STAGES, split
+from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
 from mpishare.halo.cuda.regions import REGION_NBYTES, Regions
 from mpishare.halo.cuda.staging import DeviceStaging, silent_key
 from mpishare.halo.cuda.work_items import Ghosts, Slot
@@ -47,6 +48,8 @@ class Buffers:
         The messages by MPI, once `make_mpi` has made them.
     unpacked : event
         Recorded when all that they have received is unpacked; None where there are none.
+    in_place : InPlaceMessages or None
+        What stands for the only stage, if none of its messages must be packed.
     """
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
@@ -59,6 +62,7 @@ class Buffers:
         self.flags = PinnedFlags(comm, name, pinned_nbytes, direction.peers("copy", "pinned"))
         self.stages: list[MpiStage] = []
         self.unpacked: Any = None
+        self.in_place: InPlaceMessages | None = None
         self._handles: list[str] = []
 
     def create(self, setup: PlanSetup, *, is_reverse: bool) -> None:
@@ -110,11 +114,18 @@ class Buffers:
         )
         # Sums are made message by message, so that their order is not that of the pieces.
         count = 1 if each.is_reverse else MAX_STAGES
-        cut = (split(part, each.layouts, count, on_gpu=on_gpu) for part in (sends, recvs))
+        layouts, rank = each.layouts_by_rank, self._comm.rank
+        cut = (split(part, layouts, rank, count, on_gpu=on_gpu) for part in (sends, recvs))
         for pieces in zip_longest(*cut, fillvalue=[]):
             self.stages.append(MpiStage(self._comm, self._name, *pieces, on_gpu=on_gpu))
         if self.stages:
             self.unpacked = self._comm.context.backend.local_event()
+        if not on_gpu or each.is_reverse or len(self.stages) != 1:
+            return
+        messages = [*sends, *recvs]
+        are_large = max(message.nbytes for message in messages) >= MIN_IN_PLACE_NBYTES
+        if are_large and all(is_in_one_piece(message, each.layouts) for message in messages):
+            self.in_place = InPlaceMessages(self._comm, self._name, sends, recvs, each.layouts)
 
     @property
     def nbytes(self) -> int:
@@ -188,6 +199,9 @@ class Buffers:
         self.close()
 
     def _close_mpi(self) -> None:
+        if self.in_place is not None:
+            self.in_place.close()
+            self.in_place = None
         while self.stages:
             self.stages.pop().close()
         if self.unpacked is not None:

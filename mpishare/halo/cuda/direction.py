@@ -37,11 +37,11 @@ class Direction:
     messages : list of list of MessageInfo
         For each rank, what it sends, with these routes.
     sharing : set of int
-        The plan's ranks on this node that share their GPU with another rank of the node.
+        The plan's ranks on this node that share their GPU with another rank.
     direct : DirectParts
         The parts that may go straight into ghosts on the same GPU.
     ranks_per_gpu : int
-        How many ranks of the node use this rank's GPU.
+        How many ranks use this rank's GPU, those of other nodes on this machine too.
     fused_items : dict of tuple of int to MovableItems
         For each alignment of the fields, the work items of an earlier plan.
     """
@@ -56,9 +56,9 @@ class Direction:
     ) -> None:
         comm, context = setup.comm, setup.context
         self.rank, self.ranks_here = comm.rank, list(comm.ranks_here)
-        self.layouts = setup.mine
+        self.layouts, self.layouts_by_rank = setup.mine, setup.layouts
         self.sends, self.recvs, self.is_reverse = sends, recvs, is_reverse
-        uuids = context.uuids
+        uuids = context.all_uuids
         self.ranks_per_gpu = uuids.count(uuids[context.rank])
         self.sharing = {r for r, place in comm.ranks_here.items() if uuids.count(uuids[place]) > 1}
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination import recording
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fast_path import FastPath, Paired, bind_wait
+from mpishare.halo.cuda.fast_path import BesideFused, ByMessages, FastPath, bind_wait
 from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
@@ -20,6 +21,7 @@ from mpishare.halo.cuda.launch_order import LaunchOrder
 from mpishare.halo.cuda.plan_engine import CudaPlanEngine
 from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
+from mpishare.halo.disjoint import Disjoint
 from mpishare.halo.layout import require_number
 from mpishare.halo.message import ALIGN
 from mpishare.halo.routes import BY_MPI
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.graphs import GraphCache
     from mpishare.halo.engine import PlanSetup
     from mpishare.halo.message import Message
+    from mpishare.halo.mpi_route import MpiMessages
 
 
 class Launches(NamedTuple):
@@ -45,8 +48,8 @@ call makes one."""
 
 
 Handles = tuple[dict[Any, int], dict[Any, int]]
-"""Graphs by the addresses of fields: of `exchange`, and of `start`. If there are only messages:
-packing graphs, and unpacking ones."""
+"""Graphs by the addresses of fields: of `exchange` and of `start` by the fused kernel; or of the
+packing and the unpacking of messages."""
 
 
 def _never(*_: Any) -> bool:
@@ -84,6 +87,7 @@ class CudaEngine(CudaPlanEngine):
         backend.make_current()
         self._device = backend.device.ordinal
         self._layouts = setup.mine
+        self._disjoint = Disjoint(setup.mine)
         self._alignments = [alignment_of(layout) for layout in self._layouts]
         direction = setup.once(
             f"direction, {is_reverse}",
@@ -96,11 +100,12 @@ class CudaEngine(CudaPlanEngine):
         self._launches: list[Launches] = []
         self._events: list[Any] = []
         self._stream = 0
-        self._replays: list[Callable[..., None]] = []
+        self._replays: list[StreamedRoutes] = []
         handles: Handles = {}, {}
+        packing: Handles = {}, {}
         try:
             self._buffers.create(setup, is_reverse=is_reverse)
-            comm.step(name, lambda: self._build(direction, handles))
+            comm.step(name, lambda: self._build(direction, handles, packing))
         except BaseException:
             self._buffers.undo()
             self._close_launches()
@@ -134,12 +139,19 @@ class CudaEngine(CudaPlanEngine):
             self.try_start = started.bind(self.agreement, self._flags)
             self.try_wait = bind_wait(chain, self.agreement, self._join)
         elif self._replays:
-            replay = self._replays[0]  # that of any alignment: the graphs are of the addresses
-            paired = Paired(*handles)
-            replayed = FastPath(self._layouts, paired, self._chain, None, _never, replay)
+            routes = self._replays[0]  # those of any alignment: the graphs are of the addresses
+            found = ByMessages(*packing, routes.replayed_in_place)
+            if self._order is None:
+                replayed = FastPath(self._layouts, found, self._chain, None, _never, routes.replay)
+            else:
+                beside = BesideFused(handles[1], found)
+                replayed = FastPath(
+                    self._layouts, beside, self._chain, self._order, _never,
+                    self._replay_beside, self._stream,
+                )  # fmt: skip
             self.try_fast = replayed.bind(self.agreement, self._flags)
 
-    def _build(self, direction: Direction, handles: Handles) -> None:
+    def _build(self, direction: Direction, handles: Handles, packing: Handles) -> None:
         """Map the others' buffers, make a stream, events and launches. Local."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         self._stream = int(backend.new_stream())
@@ -154,9 +166,8 @@ class CudaEngine(CudaPlanEngine):
             arguments = direction, buffers, launcher, alignments
             streamed = StreamedRoutes(self._context, *arguments) if direction.is_streamed else None
             fused = Fused(*arguments, self._stream, handles) if direction.has_fused else None
-            if streamed is not None and fused is None:  # else it is a part of the exchange
-                is_all = streamed.cache_graphs(launcher, self._stream, handles)
-                self._replays += [streamed.replay] if is_all else []
+            if streamed is not None and streamed.cache_graphs(launcher, self._stream, packing):
+                self._replays.append(streamed)
             self._launches.append(Launches(streamed, fused))
         launcher.load(self._stream)
         # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
@@ -171,6 +182,7 @@ class CudaEngine(CudaPlanEngine):
         """Check the fields of a call, and choose its launches."""
         require_number(fields, len(self._layouts))
         addresses = addresses_of(fields, self._layouts)
+        self._disjoint.require(addresses)
         aligned, unaligned = self._launches
         if not functools.reduce(operator.or_, addresses) % ALIGN:
             return fields, addresses, aligned
@@ -205,9 +217,10 @@ class CudaEngine(CudaPlanEngine):
                 streamed.start(entered[0], addresses)
             if fused is not None:
                 self._launch_fused(fused.alone, entered, addresses)
-            self._flags.calls[0] += 1
             if streamed is not None:
-                streamed.wait(entered[0], addresses)
+                streamed.receive(addresses)
+            self._flags.calls[0] += 1
+            self._wait_streamed(call, entered[0])
         self._leave(entered)
 
     def _start(self, call: Call, entered: StreamInfo) -> None:
@@ -222,15 +235,25 @@ class CudaEngine(CudaPlanEngine):
             # On the user's stream the kernel would hold up the work on the interior. The plan's own
             # stream lives as long as the plan, which waits for it before it closes.
             self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
+        if streamed is not None:
+            streamed.receive(addresses)  # which takes the host longer than the launch
         self._flags.calls[0] += 1
 
     def _wait(self, call: Call, entered: StreamInfo) -> None:
         handle, *_ = entered
-        _, addresses, (streamed, fused) = call
-        if streamed is not None:
-            streamed.wait(handle, addresses)
-        if fused is not None:
+        self._wait_streamed(call, handle)
+        if call[2].fused is not None:
             self._join(handle)
+
+    def _wait_streamed(self, call: Call, handle: int) -> None:
+        fields, addresses, (streamed, _) = call
+        if streamed is None:
+            return
+        try:
+            streamed.wait(handle, addresses)
+        except BaseException:
+            never_free(fields)  # a message may still come in
+            raise
 
     def _leave(self, entered: StreamInfo) -> None:
         _, _, stays_alive, is_captured = entered
@@ -271,30 +294,40 @@ class CudaEngine(CudaPlanEngine):
         self._follow_user(handle)
         launch_graph(graph, self._stream, where)
 
-    def _launch_first(self, fields: Sequence[Any], addresses: tuple[int, ...], handle: int) -> bool:
+    def _replay_beside(
+        self, found: tuple[int, MpiMessages | tuple[int, int]], handle: int, where: str
+    ) -> None:
+        """Exchange by the graph of the fused kernel, and by messages while it runs."""
+        graph, messages = found
+        routes = self._replays[0]
+        self._follow_user(handle)
+        routes.replay_pack(messages, handle, where)
+        launch_graph(graph, self._stream, where)
+        routes.replay_messages(messages, handle, where)
+        self._join(handle)
+
+    def _launch_first(self, addresses: tuple[int, ...], handle: int) -> bool:
         """Launch the fused kernel for arrays of CuPy that have no graph, if it can serve them."""
-        fused = self._fused_for(fields, addresses)
+        fused = self._fused_for(addresses)
         if fused is None:
             return False
         fused.alone.enqueue(handle, addresses, is_captured=False)
         return True
 
-    def _start_first(self, fields: Sequence[Any], addresses: tuple[int, ...], handle: int) -> bool:
+    def _start_first(self, addresses: tuple[int, ...], handle: int) -> bool:
         """Do the same on the plan's own stream."""
-        fused = self._fused_for(fields, addresses)
+        fused = self._fused_for(addresses)
         if fused is None:
             return False
         self._follow_user(handle)
         fused.beside.enqueue(self._stream, addresses, is_captured=False)
         return True
 
-    def _fused_for(self, fields: Sequence[Any], addresses: tuple[int, ...]) -> Fused | None:
-        """Return the launches for arrays of CuPy on this GPU that are well aligned."""
+    def _fused_for(self, addresses: tuple[int, ...]) -> Fused | None:
+        """Return the launches for well aligned arrays apart; `SeenArrays` knows their GPU."""
         is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
-        device = self._device
-        if is_aligned and all(field.data.device_id == device for field in fields):
-            return self._launches[0].fused
-        return None
+        is_served = is_aligned and self._disjoint.are_apart(addresses)
+        return self._launches[0].fused if is_served else None
 
     def _join(self, handle: int) -> None:
         """Let the user's stream go on after the plan's own."""

@@ -9,6 +9,7 @@ import cupy
 
 from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.recording import UNDER_WAY
 from mpishare.halo.cuda.seen import SeenArrays
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.flags import PinnedFlags
     from mpishare.halo.cuda.launch_order import LaunchOrder
     from mpishare.halo.layout import FieldLayout
+    from mpishare.halo.mpi_route import MpiMessages
     from mpishare.ordering.stream_chain import StreamChain
 
 
@@ -27,22 +29,52 @@ CURRENT_STREAM, CURRENT_DEVICE = cupy.cuda.get_current_stream, cupy.cuda.runtime
 IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 
 
-class Paired:
-    """The packing and the unpacking graphs of fields that have both.
+class ByMessages:
+    """What replays exchanges that are nothing but messages.
 
     Parameters
     ----------
     packs, unpacks : mapping of key to int
-        By `graphs.key_of` the fields' addresses.
+        Graphs by `graphs.key_of` the fields' addresses.
+    in_place : mapping of key to MpiMessages
+        The messages of fields for which there is nothing to pack.
     """
 
-    def __init__(self, packs: Mapping[Any, int], unpacks: Mapping[Any, int]) -> None:
-        self._packs, self._unpacks = packs, unpacks
+    def __init__(
+        self,
+        packs: Mapping[Any, int],
+        unpacks: Mapping[Any, int],
+        in_place: Mapping[Any, MpiMessages | None],
+    ) -> None:
+        self._packs, self._unpacks, self._in_place = packs, unpacks, in_place
 
-    def get(self, key: Any) -> tuple[int, int] | None:
-        """Return both, or None."""
+    def get(self, key: Any) -> MpiMessages | tuple[int, int] | None:
+        """Return the messages in place, or else both graphs, if there are such."""
+        messages = self._in_place.get(key)
+        if messages is not None:
+            return messages
         pack, unpack = self._packs.get(key), self._unpacks.get(key)
         return None if pack is None or unpack is None else (pack, unpack)
+
+
+class BesideFused:
+    """What replays exchanges with neighbors by the fused kernel and others by messages.
+
+    Parameters
+    ----------
+    graphs : mapping of key to int
+        Those of the kernel on the plan's own stream, by `graphs.key_of` the fields' addresses.
+    messages : ByMessages
+        The rest of the exchange.
+    """
+
+    def __init__(self, graphs: Mapping[Any, int], messages: ByMessages) -> None:
+        self._graphs, self._messages = graphs, messages
+
+    def get(self, key: Any) -> tuple[int, MpiMessages | tuple[int, int]] | None:
+        """Return the kernel's graph and what replays the messages, if there are both."""
+        graph, messages = self._graphs.get(key), self._messages.get(key)
+        return None if graph is None or messages is None else (graph, messages)
 
 
 class _Alone:
@@ -64,15 +96,15 @@ class FastPath:
     layouts : sequence of FieldLayout
         This rank's fields.
     handles : mapping of key to int
-        The graphs, by `graphs.key_of` the fields' addresses.
+        The graphs, by `graphs.key_of` the fields' addresses, or what stands for them.
     chain : StreamChain
         The plan's; a call on another stream takes the slow path.
     order : LaunchOrder or None
         The GPU's; so does a call after another plan's launch on another stream. None if no kernel
         waits for another rank.
     first : callable
-        Launches the kernel, given the fields, their addresses and the stream of the call, and
-        returns True; or returns False, for what only the slow path can do.
+        Launches the kernel, given the fields' addresses and the stream of the call, and returns
+        True; or returns False, for what only the slow path can do.
     enqueue : callable
         Launches a graph, given it, the stream of the call, and the plan's name.
     own : int
@@ -82,10 +114,10 @@ class FastPath:
     def __init__(
         self,
         layouts: Sequence[FieldLayout],
-        handles: Mapping[Any, int] | Paired,
+        handles: Mapping[Any, int] | ByMessages | BesideFused,
         chain: StreamChain,
         order: LaunchOrder | None,
-        first: Callable[[Sequence[Any], tuple[int, ...], int], bool],
+        first: Callable[[tuple[int, ...], int], bool],
         enqueue: Callable[[Any, int, str], None] = launch_graph,
         own: int = 0,
     ) -> None:
@@ -151,9 +183,13 @@ class FastPath:
                 return False
             if graph is not None:
                 flags.calls[0] += 1  # first, since messages are waited for
-                enqueue(graph, handle, where)
+                try:
+                    enqueue(graph, handle, where)
+                except BaseException:
+                    never_free(fields)  # a message may still come in
+                    raise
                 return True
-            if not launch_first(fields, key if others else (key,), handle):
+            if not launch_first(key if others else (key,), handle):
                 return False
             flags.calls[0] += 1
             return True

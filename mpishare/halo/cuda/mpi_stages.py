@@ -78,7 +78,9 @@ class MpiStage:
             for message in messages:
                 address = self._allocate(max(message.nbytes, 1))
                 addresses[message.peer, message.tag] = address
-                found.append(MPI.buffer.fromaddress(address, message.nbytes))
+                # Without the padding behind the last part: the other end may have none.
+                nbytes = message.offsets()[-1] + message.parts[-1].nbytes
+                found.append(MPI.buffer.fromaddress(address, nbytes))
             return found
 
         outgoing, incoming = buffers(self._outgoing, sends), buffers(self._incoming, recvs)

@@ -1,4 +1,4 @@
-"""Large messages by MPI in pieces, so that copies overlap with messages."""
+"""Messages by MPI whole or in pieces: pieces let copies overlap with messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message
+    from mpishare.halo.message import Message, Part
+
+    Layouts = Sequence[Sequence[FieldLayout]]
 
 # Long enough that what a stage costs the host is little next to its copies. GPU memory is packed
 # and sent faster.
@@ -17,29 +19,65 @@ MAX_STAGES = 16
 
 
 def split(
-    messages: Sequence[Message], layouts: Sequence[FieldLayout], most: int, *, on_gpu: bool
+    messages: Sequence[Message], layouts: Layouts, rank: int, most: int, *, on_gpu: bool
 ) -> Iterator[list[Message]]:
     """Yield the messages of each stage. Both ends cut alike.
+
+    What neither end must pack is not cut, if the MPI takes GPU memory.
 
     Parameters
     ----------
     messages : sequence of Message
         Those of one direction.
-    layouts : sequence of FieldLayout
-        This rank's fields.
+    layouts : sequence of sequence of FieldLayout
+        For each rank of the plan, its fields.
+    rank : int
+        This one.
     most : int
         Into how many pieces a message may be cut.
     on_gpu : bool
         Where their buffers are.
     """
     nbytes = _GPU_PIECE_NBYTES if on_gpu else _HOST_PIECE_NBYTES
-    counts = [max(1, min(message.nbytes // nbytes, most)) for message in messages]
+    mine = layouts[rank]
+
+    def count_of(message: Message) -> int:
+        is_whole = on_gpu and is_in_one_piece(message, mine, layouts[message.peer])
+        return 1 if is_whole else max(1, min(message.nbytes // nbytes, most))
+
+    counts = [count_of(message) for message in messages]
     for number in range(max(counts, default=0)):
         pieces = [
-            message.piece(layouts, number, count) if count > 1 else message
+            message.piece(mine, number, count) if count > 1 else message
             for message, count in zip(messages, counts, strict=True)
             if number < count
         ]
         stage = [piece for piece in pieces if piece.parts]
         if stage:
             yield stage
+
+
+def is_in_one_piece(message: Message, *sides: Sequence[FieldLayout]) -> bool:
+    """Whether the cells of a message lie one behind the other, in the order in which they travel.
+
+    Parameters
+    ----------
+    message : Message
+        As either end knows it: both know the same shapes.
+    *sides : sequence of FieldLayout
+        The fields of this rank, or of both ends.
+    """
+    if len(message.parts) != 1:
+        return False
+    (part,) = message.parts
+    return part.box is not None and all(_is_row(part, side[part.field]) for side in sides)
+
+
+def _is_row(part: Part, layout: FieldLayout) -> bool:
+    step = layout.dtype.itemsize
+    for extent, stride in zip(reversed(part.shape), reversed(layout.strides), strict=True):
+        if extent != 1:
+            if stride != step:
+                return False
+            step *= extent
+    return True

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.backends import driver
 from mpishare.backends.driver import launch_graph
 from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.halo.cuda.work_items import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from mpishare.backends import Backend, driver
+    from mpishare.backends import Backend
     from mpishare.context import NodeContext
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.mpi_stages import MpiStage
     from mpishare.halo.cuda.work_items import WorkList
     from mpishare.halo.message import Message, Part
+    from mpishare.halo.mpi_route import MpiMessages
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
     _Received = tuple[Message, list[tuple[Part, Slot]]]  # where each part arrives
@@ -65,6 +67,8 @@ class StreamedRoutes:
         self._unpacked = buffers.unpacked
         self._graphs: tuple[GraphCache, GraphCache] | None = None
         self._packs = list(_packs(direction, buffers, launcher, alignments))
+        self._in_place = buffers.in_place
+        self._beside_in_place: driver.Launch | None = None
         make = _adds if direction.is_reverse else _unpacks
         self._unpacks = list(make(_by_stream(direction, buffers), launcher, alignments))
         self._unpacks_of_stages = [
@@ -73,6 +77,8 @@ class StreamedRoutes:
         flags, rank = buffers.flags, direction.rank
         peers = direction.peers("copy", "pinned")
         self._has_signals = bool(peers)
+        if self._in_place is not None and (self._has_signals or _has_local(direction)):
+            self._beside_in_place = _first_pack(direction, buffers, launcher, alignments, ())
         targets = [p for p in peers if any(message.peer == p for message in direction.sends)]
         sources = [p for p in peers if any(message.peer == p for message in direction.recvs)]
         self._set_ready = _Signals(
@@ -116,17 +122,41 @@ class StreamedRoutes:
         )
         return True
 
-    def replay(self, graphs: tuple[int, int], stream: int, where: str) -> None:
-        """Exchange by two graphs of `cache_graphs`."""
-        pack, unpack = graphs
-        launch_graph(pack, stream, where)
-        # Nothing is on the stream behind the pack, and what is before it has read the buffers.
-        is_done = self._backend.is_done
-        self._context.wait_until(lambda: is_done(stream), where)
+    @property
+    def replayed_in_place(self) -> Mapping[Any, MpiMessages | None]:
+        """The messages that are an exchange by themselves, by `key_of` the fields' addresses."""
+        if self._in_place is None or self._beside_in_place is not None:
+            return {}
+        return self._in_place.bound
+
+    def replay(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
+        """Exchange by messages in place, or by two graphs of `cache_graphs`."""
+        self.replay_pack(found, stream, where)
+        self.replay_messages(found, stream, where)
+
+    def replay_pack(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
+        """Do what of it goes ahead of other routes."""
+        if isinstance(found, tuple):
+            launch_graph(found[0], stream, where)
+
+    def replay_messages(
+        self, found: MpiMessages | tuple[int, int], stream: int, where: str
+    ) -> None:
+        """Do the rest: wait for the stream, send, receive and unpack."""
+        if not isinstance(found, tuple):
+            self._wait_for_stream(stream, where)
+            found.send()
+            found.wait()
+            return
+        # The last unpack is before it on the stream. What takes the MPI longest is done while it
+        # packs.
+        self._wait_on_host(self._unpacked)
         messages = self.stages[0].messages
+        messages.receive()
+        self._wait_for_stream(stream, where)
         messages.send()
         messages.wait()
-        launch_graph(unpack, stream, where)
+        launch_graph(found[1], stream, where)
         self._backend.record(self._unpacked, stream)
 
     def close(self) -> None:
@@ -137,6 +167,13 @@ class StreamedRoutes:
     def start(self, stream: int, addresses: tuple[int, ...]) -> None:
         """Pack the fields at these addresses and signal that they are ready."""
         self._pointers[:] = [*addresses]
+        if self._in_place is not None and self._in_place.of(addresses) is not None:
+            if self._beside_in_place is not None:
+                self._beside_in_place.enqueue(stream)
+            self._set_ready.enqueue(stream)
+            # The owned cells are written by then, and nothing reads the ghosts any more.
+            self._backend.record(self.stages[0].packed, stream)
+            return
         first, *rest = self._packs
         if self._graphs is None:
             first.enqueue(stream)
@@ -149,8 +186,15 @@ class StreamedRoutes:
         for launch, stage in zip(rest, self.stages[1:], strict=True):
             launch.enqueue(stream)
             self._backend.record(stage.packed, stream)
-        # Else the last exchange's unpacks still read the receive buffers. They are before these
-        # packs on their stream, so that `wait` need not look again.
+
+    def receive(self, addresses: tuple[int, ...]) -> None:
+        """Start the receives of packed messages, if their buffers are free."""
+        if not self.stages or (
+            self._in_place is not None and self._in_place.of(addresses) is not None
+        ):
+            return
+        # Else the last exchange's unpacks still read them. They are before these packs on their
+        # stream, so that `wait` need not look again.
         if self._backend.is_event_done(self._unpacked):
             for stage in self.stages:
                 stage.messages.receive()
@@ -162,6 +206,12 @@ class StreamedRoutes:
         for launch in self._unpacks:
             launch.enqueue(stream)
         self._exchange_consumed.enqueue(stream)
+        in_place = None if self._in_place is None else self._in_place.of(addresses)
+        if in_place is not None:
+            self._wait_on_host(self.stages[0].packed)
+            in_place.send()
+            in_place.wait()
+            return
         for stage in self.stages:
             self._wait_on_host(stage.packed)
             stage.messages.send()
@@ -175,10 +225,20 @@ class StreamedRoutes:
         if self.stages:
             self._backend.record(self._unpacked, stream)
 
+    def _wait_for_stream(self, stream: int, where: str) -> None:
+        """Wait on the host for all that is on a stream, with the node's deadline."""
+        if driver.is_done(stream, where):
+            self._context.check_released()
+        else:
+            self._context.wait_until(lambda: driver.is_done(stream, where), where)
+
     def _wait_on_host(self, event: Any) -> None:
         """Wait on the host for an event, with the node's deadline."""
-        is_done = self._backend.is_event_done
-        self._context.wait_until(lambda: is_done(event), self._where)
+        if driver.is_event_done(event, self._where):
+            self._context.check_released()
+        else:
+            is_done = driver.is_event_done
+            self._context.wait_until(lambda: is_done(event, self._where), self._where)
 
 
 def _by_stream(direction: Direction, buffers: Buffers) -> Iterator[_Received]:
@@ -196,6 +256,22 @@ def _packs(
     direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
     """Yield a launch per stage, one at least: the first packs what goes by streams, too."""
+    yield _first_pack(direction, buffers, launcher, alignments, buffers.stages[:1])
+    kind = PACK_AND_ZERO if direction.is_reverse else PACK
+    for stage in buffers.stages[1:]:
+        work = launcher.work_list(alignments)
+        _add_stage(work, kind, stage)
+        yield launcher.prepare("streamed", work.load(), 0, 0)
+
+
+def _first_pack(
+    direction: Direction,
+    buffers: Buffers,
+    launcher: Launcher,
+    alignments: Sequence[int],
+    stages: Iterable[MpiStage],
+) -> driver.Launch:
+    """Return the launch that packs what goes by streams, and by some of the stages."""
     kind = PACK_AND_ZERO if direction.is_reverse else PACK
     work = launcher.work_list(alignments)
     for message, part in direction.outgoing(*_BY_STREAM):
@@ -203,15 +279,16 @@ def _packs(
     if not direction.has_fused:
         for part, target in direction.local():
             work.add_local(part, target)
-    for stage in buffers.stages[:1]:
+    for stage in stages:
         _add_stage(work, kind, stage)
     # Launched with no items, too: it counts the exchanges that have begun.
     pointers = launcher.state("streamed"), buffers.flags.started
-    yield launcher.prepare("streamed", work.load(), *pointers)
-    for stage in buffers.stages[1:]:
-        work = launcher.work_list(alignments)
-        _add_stage(work, kind, stage)
-        yield launcher.prepare("streamed", work.load(), 0, 0)
+    return launcher.prepare("streamed", work.load(), *pointers)
+
+
+def _has_local(direction: Direction) -> bool:
+    """Whether cells go from this rank to itself, and no fused kernel carries them."""
+    return not direction.has_fused and any(True for _ in direction.local())
 
 
 def _add_stage(work: WorkList, kind: int, stage: MpiStage) -> None:

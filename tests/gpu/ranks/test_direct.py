@@ -104,7 +104,8 @@ def test_parts_that_are_made_to_go_straight_to_another_gpu(node, monkeypatch):
         pytest.skip("routes other than fused")
     device = dataclasses.replace(node.device, mps=True)
     monkeypatch.setattr(context.backend, "device", device)
-    monkeypatch.setattr(context, "uuids", [device.uuid] * node.size)
+    for name in ("uuids", "all_uuids"):
+        monkeypatch.setattr(context, name, [device.uuid] * node.size)
     monkeypatch.setattr(direct, "MIN_NBYTES", 256 * KIB)
     check_calls(node, 256 * KIB, "f8", is_direct=True)
 

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare.setup import create
+from mpishare.setup import places
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -19,6 +19,7 @@ from tests.helpers.halos import (
     put,
     random_plan,
 )
+from tests.helpers.reductions import folded, laid_out, on_host, values
 
 WORLD = MPI.COMM_WORLD
 HALF = -(-WORLD.size // 2)
@@ -28,10 +29,14 @@ TWO = pytest.mark.ranks(min=2)
 @pytest.fixture(scope="module")
 def half():
     """The node of one half of the ranks, which take the other half for another machine."""
-    place = create.place
+    import cupy
+
+    place, ngpus = places.place, cupy.cuda.runtime.getDeviceCount()
+    # Ranks do not know that those of another machine use their GPU: each half has its own.
+    device = WORLD.rank if ngpus >= WORLD.size else WORLD.rank // HALF % ngpus
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(create, "place", lambda: [*place(), WORLD.rank // HALF])
-        node = mpishare.Node(WORLD, timeout_s=30)
+        patch.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
+        node = mpishare.Node(WORLD, device=device, timeout_s=30)
     assert node.backend == "cuda"
     with node:
         yield node
@@ -70,16 +75,181 @@ def test_the_memory_of_messages_can_be_required(half):
         assert any("mpi-gpu" in routes for routes in seen)
 
 
-@pytest.mark.ranks(min=4, max=4)
-def test_messages_do_not_hold_up_fused_neighbors(half):
-    """Ghosts of my node are there while the other node has not even called."""
+def with_slabs(kind, node, width=1):
+    """A ring of slabs, and one of them."""
+    case = even_case((WORLD.size,), True, 5, ((width, width),))
+    return case, make_fields(node, case, WORLD.rank, [kind])
+
+
+def small_in_place(monkeypatch):
+    """Small faces go the way of large ones."""
+    from mpishare.halo.cuda import buffers
+
+    monkeypatch.setattr(buffers, "MIN_IN_PLACE_NBYTES", 1)
+
+
+def in_place_of(halo):
+    """What sends faces in place: None where messages go through host memory."""
+    found = halo._forward._buffers.in_place
+    sends_here = "mpi-gpu" in halo.routes.values()
+    assert (found is not None) == sends_here
+    return found
+
+
+@TWO
+@pytest.mark.parametrize("kind", [Kind("u1", "C", (5,)), Kind("c16"), Kind("f4", "C", (70, 3))])
+def test_slabs_are_sent_in_place(half, monkeypatch, kind):
+    """Also of an odd number of bytes; by arrays that are kept, and by one new at each call."""
+    small_in_place(monkeypatch)
+    case, fields = with_slabs(kind, half, width=2)
+    with plan(WORLD, case, arrays(fields), axes=(0,), node=half) as halo:
+        in_place = in_place_of(halo)
+        for step in range(1, 9):
+            if step > 4:
+                fields = make_fields(half, case, WORLD.rank, [kind])
+            put(fields, step)
+            if step % 2:
+                halo.exchange(*arrays(fields))
+            else:
+                halo.start(*arrays(fields))
+                halo.wait()
+            check(fields, step)
+        assert in_place is None or None not in in_place.bound.values()
+
+
+@TWO
+def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch):
+    """Of a pool without handles: beside slabs of plain memory, on one rank alone."""
+    small_in_place(monkeypatch)
     import cupy
 
-    case = even_case((2, 2), True, 6)
+    kind = Kind("i8", "C", (3,))
+    case, fields = with_slabs(kind, half)
+    with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
+        of_pool = make_fields(half, case, WORLD.rank, [kind])
+    with plan(WORLD, case, arrays(fields), axes=(0,), node=half) as halo:
+        in_place = in_place_of(halo)
+        for step in range(1, 9):
+            chosen = of_pool if (step + WORLD.rank) % 3 == 0 else fields
+            put(chosen, step)
+            halo.exchange(*arrays(chosen))
+            check(chosen, step)
+        if in_place is not None:
+            assert {found is None for found in in_place.bound.values()} == {True, False}
+
+
+@TWO
+def test_slabs_meet_columns(half, monkeypatch):
+    """A rank whose faces lie in pieces cuts and packs them; its neighbors know."""
+    from mpishare.halo.cuda import pieces
+
+    small_in_place(monkeypatch)
+    monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 64)
+    monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 64)
+    case, fields = with_slabs(Kind("i2", "F" if WORLD.rank % 2 else "C", (70,)), half, width=2)
+    with plan(WORLD, case, arrays(fields), axes=(0,), node=half) as halo:
+        for step in range(1, 5):
+            put(fields, step)
+            halo.exchange()
+            check(fields, step)
+
+
+@TWO
+def test_the_host_waits_for_the_stream_before_it_sends_in_place(half):
+    """Cells arrive as they are written last, and ghosts are read before that."""
+    import cupy
+
+    idle = cupy.RawKernel(
+        'extern "C" __global__ void idle(long long ns) {'
+        "unsigned long long a, b;"
+        'asm volatile("mov.u64 %0, %globaltimer;" : "=l"(a));'
+        'do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(b)); while (b - a < ns); }',
+        "idle",
+    )
+    idle((1,), (1,), (1,))
+    case, [field] = with_slabs(Kind("i8", "C", (1000,)), half)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with plan(WORLD, case, field.array, axes=(0,), node=half) as halo, stream:
+        numbers = cupy.asarray(field.numbers)
+        owned, seen = field.owned, []
+        for step in range(1, 30):
+            if (step + WORLD.rank) % 3:
+                idle((1,), (1,), (300_000,))
+            field.array[owned] = numbers[owned] + step
+            if step % 2:
+                halo.exchange(field.array, stream=stream if step % 4 == 1 else None)
+            else:
+                halo.start(field.array)
+                halo.wait()
+            if step % 3:
+                idle((1,), (1,), (300_000,))
+            seen.append(cupy.count_nonzero(field.array - numbers - step))
+        half.synchronize()
+    assert [int(each) for each in seen] == [0] * len(seen)
+
+
+@pytest.mark.ranks(min=4, max=4)
+def test_nodes_that_share_gpus_leave_each_other_room(monkeypatch):
+    """Kernels that wait would fill a GPU that those of another node need, and these theirs."""
+    place = places.place
+    monkeypatch.setattr(places, "place", lambda: [*place(), WORLD.rank // HALF])
+    case = even_case((2, 2), True, 2)
+    with mpishare.Node(WORLD, timeout_s=20) as node:  # each node on all GPUs
+        if not node.device.mps:
+            pytest.skip("these ranks take turns on their GPUs, or have one each")
+        kind = Kind("f8", "C", (1 << 19,))
+        fields = make_fields(node, case, WORLD.rank, [kind])
+        widths = ((0, 0), (1, 1))
+        halo = mpishare.HaloExchange(
+            WORLD.Create_cart([2, 2], [True, True]), arrays(fields), widths, axes=(0, 1), node=node
+        )
+        for _ in range(200):
+            halo.exchange()
+        node.synchronize()
+        halo.close()
+
+
+@TWO
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_reductions_over_both_nodes(half, monkeypatch, op):
+    """To the bit, packed on the GPUs where the MPI takes that, and on the host."""
+    from mpishare.reduction.cuda import transfer
+
+    groups = [range(HALF), range(HALF, WORLD.size)]
+    for at, (dtype, shape, least) in enumerate(
+        [("f8", (40_001,), 1), ("f2", (3, 7), 1), ("i4", (300, 999), 1), ("f8", (40_001,), 1 << 60)]
+    ):
+        monkeypatch.setattr(transfer, "MIN_ON_GPU_NBYTES", least)
+        parts = [[values(dtype, shape, rank, at) for rank in group] for group in groups]
+        right = folded(op, [folded(op, part) for part in parts])
+        mine = values(dtype, shape, WORLD.rank, at)
+        for form in ("C", "strided", "F"):
+            field = laid_out(half.xp, mine, form)
+            with mpishare.Allreduce(WORLD, field, op, node=half) as total:
+                kind = type(total._across["reduce"]._transfer).__name__
+                takes = half.report().gpu_messages == "" and least == 1
+                assert kind == ("GpuTransfer" if takes else "CudaTransfer")
+                for _ in range(3):
+                    field[...] = half.xp.asarray(mine)
+                    total.reduce(field)
+                    assert on_host(field).tobytes() == right.tobytes()
+
+
+@pytest.mark.ranks(min=2, max=4)
+def test_messages_do_not_hold_up_fused_neighbors(half):
+    """Ghosts of my node are there while the other node has not even called.
+
+    With a rank per node they are of its own cells.
+    """
+    import cupy
+
+    if WORLD.size == 3:
+        pytest.skip("the nodes must be alike")
+    case = even_case((2, HALF), True, 6)
     fields = make_fields(half, case, WORLD.rank, [Kind("i8")])
     with plan(WORLD, case, arrays(fields), node=half) as halo:
-        (mate,) = set(half.ranks) - {WORLD.rank}
-        if halo.routes[mate] != "fused":
+        mate = half.ranks[(half.rank + 1) % half.size]
+        if halo.routes[mate] != ("copy" if mate == WORLD.rank else "fused"):
             pytest.skip(f"the ranks of a node reach each other by {halo.routes[mate]}")
         for step in (1, 2):
             put(fields, step)
@@ -98,4 +268,25 @@ def test_messages_do_not_hold_up_fused_neighbors(half):
             if WORLD.rank >= HALF:
                 halo.start()
             halo.wait()
+            check(fields, step)
+
+
+@pytest.mark.ranks(min=4, max=4)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_plans_of_both_routes_replay_both(half, monkeypatch, in_place):
+    """A field that was seen: the fused kernel and the messages, with no check of the call anew."""
+    if in_place:
+        small_in_place(monkeypatch)
+    case = even_case((2, HALF), True, 6)
+    fields = make_fields(half, case, WORLD.rank, [Kind("i8")])
+    with plan(WORLD, case, arrays(fields), node=half) as halo:
+        if sorted(halo.routes.values())[0] != "fused":
+            pytest.skip(f"the routes are {halo.routes}")
+        for step in range(1, 4):
+            put(fields, step)
+            halo.exchange(*arrays(fields))
+            check(fields, step)
+        for step in range(4, 30):
+            put(fields, step)
+            assert halo._forward.try_fast(arrays(fields), None)
             check(fields, step)

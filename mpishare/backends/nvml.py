@@ -1,0 +1,348 @@
+"""What NVML tells of the GPUs of a machine: their links, P2P and why not, MIG, compute modes.
+
+Asked by `python -m mpishare.info` and for errors alone, since it takes a tenth of a second. It sees
+the GPUs that `CUDA_VISIBLE_DEVICES` hides, and like CUDA none that a device cgroup hides. Numbers
+are those of nvml.h (NVML API Reference), as versions of cuda-bindings name them differently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpishare.errors import UnsupportedError, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_KERNEL_GPUS = Path("/proc/driver/nvidia/gpus")
+_READ, _WRITE, _NVLINK = 0, 1, 2  # nvmlGpuP2PCapsIndex_t
+_UNKNOWN = 6  # nvmlGpuP2PStatus_t
+_MOST_LINKS = 64
+_GPU, _SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
+
+#: nvmlGpuP2PStatus_t, with the letters of `nvidia-smi topo -p2p`.
+P2P_STATUS = {
+    0: "OK",
+    1: "chipset not supported (CNS)",
+    2: "GPU not supported (GNS)",
+    3: "topology not supported (TNS)",
+    4: "disabled by a registry key of the driver (DR)",
+    5: "not supported (NS)",
+    6: "unknown (U)",
+}
+#: nvmlComputeMode_t.
+COMPUTE_MODES = {
+    0: "default",
+    1: "exclusive thread",
+    2: "prohibited",
+    3: "exclusive process",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVML describes it; None stands for what it does not tell.
+
+    Attributes
+    ----------
+    uuid, name, pci_id : str
+        As in `mpishare.backends.Device`.
+    mig : bool or None
+        Whether it is in MIG mode.
+    compute_mode : str or None
+        Of `COMPUTE_MODES`.
+    pcie_generation, pcie_width : int or None
+        The highest generation that this GPU reaches in this machine, since an idle one goes slower;
+        and the lanes in use.
+    nvlinks : int
+        Its NVLinks that are up.
+    """
+
+    uuid: str
+    name: str
+    pci_id: str
+    mig: bool | None
+    compute_mode: str | None
+    pcie_generation: int | None
+    pcie_width: int | None
+    nvlinks: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """How two GPUs are connected.
+
+    Attributes
+    ----------
+    first, second : str
+        Their PCI addresses, the smaller one first.
+    level : int or None
+        nvmlGpuTopologyLevel_t: 0, 10, ... 50, from one board to across sockets.
+    nvlinks : int
+        NVLinks between them, directly or through switches.
+    nvlink_version : int or None
+        nvmlNvlinkVersion_t.
+    read, write : int or None
+        nvmlGpuP2PStatus_t.
+    """
+
+    first: str
+    second: str
+    level: int | None
+    nvlinks: int
+    nvlink_version: int | None
+    read: int | None
+    write: int | None
+
+
+class NvLink(NamedTuple):
+    """What is at the other end of an NVLink that is up; the address, if that is a GPU."""
+
+    remote_type: int | None
+    remote_pci: str | None = None
+
+
+def look() -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
+    """Return the GPUs that NVML shows this process, and the link of each pair. Local.
+
+    Raises
+    ------
+    UnsupportedError
+        If NVML cannot be asked; the message says why.
+    """
+    with _asked() as nvml:
+        handles = [
+            nvml.device_get_handle_by_index_v2(index) for index in range(nvml.device_get_count_v2())
+        ]
+        ends = [_nvlinks(nvml, handle) for handle in handles]
+        gpus = [
+            _describe(nvml, handle, len(links)) for handle, links in zip(handles, ends, strict=True)
+        ]
+        order = sorted(range(len(gpus)), key=lambda index: gpus[index].pci_id)
+        pairs = []
+        for at, first in enumerate(order):
+            for second in order[at + 1 :]:
+                status = [
+                    _ask(nvml.device_get_p2p_status, handles[first], handles[second], kind)
+                    for kind in (_READ, _WRITE, _NVLINK)
+                ]
+                count = 0
+                if status[2] == 0:
+                    count = count_nvlinks(ends[first], ends[second], gpus[second].pci_id)
+                pairs.append(
+                    Link(
+                        first=gpus[first].pci_id,
+                        second=gpus[second].pci_id,
+                        level=_ask(
+                            nvml.device_get_topology_common_ancestor,
+                            handles[first],
+                            handles[second],
+                        ),
+                        nvlinks=count,
+                        nvlink_version=_nvlink_version(nvml, handles[first]) if count else None,
+                        read=status[0],
+                        write=status[1],
+                    )
+                )
+        return tuple(gpus[index] for index in order), tuple(pairs)
+
+
+def count_nvlinks(mine: Sequence[NvLink], theirs: Sequence[NvLink], their_pci: str) -> int:
+    """Return how many NVLinks connect two GPUs that reach each other by NVLink. Local.
+
+    Counted are links that end at the other GPU; without any, links of both into switches. A virtual
+    machine may not be told what is at the other end: it is taken for a switch.
+    """
+    direct = sum(link.remote_pci == their_pci for link in mine)
+    if direct:
+        return direct
+    return min(sum(link.remote_type in (_SWITCH, None) for link in ends) for ends in (mine, theirs))
+
+
+def why_unmapped(own_uuid: str, uuid: str) -> str:
+    """Say what NVML knows of two GPUs where one cannot map the other's memory. Local.
+
+    For the error: it asks NVML, which takes milliseconds.
+    """
+    try:
+        gpus, links = look()
+    except UnsupportedError as error:
+        return f"NVML cannot say why ({error})"
+    return why_apart(own_uuid, uuid, gpus, links)
+
+
+def why_apart(own_uuid: str, uuid: str, gpus: Sequence[Gpu], links: Sequence[Link]) -> str:
+    """Say why one GPU may not reach the memory of another, given what `look` returned. Local."""
+    found = {gpu.uuid: gpu for gpu in gpus}
+    if uuid not in found:
+        return f"NVML shows no {uuid[:12]} here: a device cgroup or the container hides it"
+    both = {found[name].pci_id for name in (own_uuid, uuid) if name in found}
+    in_mig = [gpu.uuid[:12] for gpu in gpus if gpu.pci_id in both and gpu.mig]
+    if in_mig:
+        return f"NVML shows {', '.join(in_mig)} in MIG mode: GPU instances share no memory"
+    told = [describe_p2p(link) for link in links if {link.first, link.second} == both]
+    names = f"{own_uuid[:12]} and {uuid[:12]}"
+    return f"NVML says of {names}: {told[0]}" if told else f"NVML tells nothing of {names}"
+
+
+def why_no_context(uuid: str) -> str:
+    """Say what NVML knows of a GPU on which no context can be made; empty for nothing. Local."""
+    try:
+        gpus, _ = look()
+    except UnsupportedError as error:
+        return f"NVML cannot say why ({error})"
+    return next((mode_cure([gpu], uuid[:12]) or "" for gpu in gpus if gpu.uuid == uuid), "")
+
+
+def mode_cure(gpus: Sequence[Gpu], names: str) -> str | None:
+    """Say what the compute mode of GPUs forbids and what to do; None for the default. Local.
+
+    Parameters
+    ----------
+    gpus : sequence of Gpu
+        One or more of the same mode.
+    names : str
+        Their names.
+    """
+    mode = gpus[0].compute_mode
+    said = f"{names} in compute mode {mode}"
+    back = f"`nvidia-smi -i {gpus[0].pci_id} -c DEFAULT` as root"
+    if mode == COMPUTE_MODES[2]:
+        return f"{said}, which lets no process in: {back}"
+    if mode in (COMPUTE_MODES[1], COMPUTE_MODES[3]):
+        return (
+            f"{said}, for one process alone: several ranks there need the Multi-Process Service, "
+            f"`scripts/with-mps mpirun ...`, or {back}"
+        )
+    return None
+
+
+def describe_p2p(link: Link) -> str:
+    """Say whether two GPUs read and write each other's memory, and if not, NVML's reason."""
+    read, write = (
+        P2P_STATUS.get(_UNKNOWN if code is None else code, P2P_STATUS[_UNKNOWN])
+        for code in (link.read, link.write)
+    )
+    if read == write:
+        return "P2P reads and writes" if read == "OK" else f"no P2P: {read}"
+    return f"P2P reads: {read}, writes: {write}"
+
+
+def visible_to_cuda() -> tuple[str, ...] | None:
+    """Return the PCI addresses of the GPUs that CUDA shows this process. Local.
+
+    By the driver's library itself, so that neither CuPy nor a context is needed. None where there
+    is no driver.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_int(0)
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    found = []
+    for ordinal in range(count.value):
+        text, device = ctypes.create_string_buffer(32), ctypes.c_int()
+        library.cuDeviceGet(ctypes.byref(device), ordinal)
+        library.cuDeviceGetPCIBusId(text, len(text), device)
+        found.append(pci_id(text.value.decode()))
+    return tuple(dict.fromkeys(found))  # MIG shows a GPU once per instance
+
+
+def of_the_kernel(folder: Path = _KERNEL_GPUS) -> dict[str, tuple[str, str]]:
+    """Return UUID and model of the GPUs that the kernel's driver lists, by PCI address. Local.
+
+    A device cgroup hides none of them; a container often shows its own alone.
+    """
+    found = {}
+    for path in sorted(folder.glob("*/information")):
+        lines = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        found[pci_id(path.parent.name)] = (
+            lines.get("GPU UUID", "").strip(),
+            lines.get("Model", "").strip(),
+        )
+    return found
+
+
+def pci_id(text: str) -> str:
+    """Return a PCI address as CUDA writes it; NVML's has a domain of eight digits."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[Any]:
+    """Load NVML for the calls inside."""
+    try:
+        from cuda.bindings import nvml
+    except ImportError:
+        raise UnsupportedError(
+            "there is no cuda.bindings.nvml: it came with cuda-bindings 12.9.6 and 13.2"
+        ) from None
+    try:
+        nvml.init_v2()
+    except (nvml.NvmlError, RuntimeError) as error:  # the latter if there is no library
+        raise UnsupportedError(f"NVML does not start: {describe(error)}") from error
+    try:
+        yield nvml
+    except (nvml.NvmlError, RuntimeError) as error:  # the latter if the library is too old
+        raise UnsupportedError(f"NVML failed: {describe(error)}") from error
+    finally:
+        nvml.shutdown()
+
+
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what NVML answers, as a plain number or text; None for what it does not tell."""
+    from cuda.bindings.nvml import NvmlError
+
+    try:
+        value = function(*arguments)
+    except NvmlError:  # not on this GPU, in this virtual machine, by this driver
+        return None
+    return int(value) if isinstance(value, int) else value
+
+
+def _describe(nvml: Any, handle: int, nvlinks: int) -> Gpu:
+    mig = _ask(nvml.device_get_mig_mode, handle)
+    mode = _ask(nvml.device_get_compute_mode, handle)
+    return Gpu(
+        uuid=nvml.device_get_uuid(handle),
+        name=nvml.device_get_name(handle),
+        pci_id=pci_id(nvml.device_get_pci_info_v3(handle).bus_id),
+        mig=None if mig is None else bool(mig[0]),
+        compute_mode=None if mode is None else COMPUTE_MODES.get(mode, f"mode {mode}"),
+        pcie_generation=_ask(nvml.device_get_max_pcie_link_generation, handle),
+        pcie_width=_ask(nvml.device_get_curr_pcie_link_width, handle),
+        nvlinks=nvlinks,
+    )
+
+
+def _nvlink_version(nvml: Any, handle: int) -> int | None:
+    """Return the version of the first NVLink: all of a GPU are alike."""
+    version: int | None = _ask(nvml.device_get_nvlink_version, handle, 0)
+    return version
+
+
+def _nvlinks(nvml: Any, handle: int) -> list[NvLink]:
+    """Return the NVLinks of a GPU that are up."""
+    found = []
+    for number in range(_MOST_LINKS):
+        try:
+            is_up = nvml.device_get_nvlink_state(handle, number)
+        except nvml.InvalidArgumentError:
+            break  # beyond the last one
+        except nvml.NvmlError:
+            is_up = False  # of a model without NVLink, or without this one
+        if is_up:
+            kind = _ask(nvml.device_get_nvlink_remote_device_type, handle, number)
+            # In a virtual machine a switch has no address.
+            remote = None
+            if kind == _GPU:
+                remote = _ask(nvml.device_get_nvlink_remote_pci_info_v2, handle, number)
+            found.append(NvLink(kind, None if remote is None else pci_id(remote.bus_id)))
+    return found

@@ -1,0 +1,110 @@
+"""Messages by MPI straight out of fields and into their ghosts, where nothing must be packed.
+
+Faces of slabs lie in one piece: an MPI that takes pointers to GPU memory needs no kernels for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends.driver import pointer_attributes
+from mpishare.halo.cuda.graphs import key_of
+from mpishare.halo.mpi_route import MpiMessages
+from mpishare.memory.kinds import MemoryType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.halo.layout import FieldLayout
+    from mpishare.halo.message import Message, Part
+    from mpishare.halo.plan_comm import PlanComm
+
+MIN_IN_PLACE_NBYTES = 4 << 10
+"""Smaller messages are sooner packed in pinned memory than an MPI fetches them from a GPU."""
+_MAX_BOUND = 64
+
+
+class InPlaceMessages:
+    """Messages of a plan that all lie in one piece at this rank: see `is_in_one_piece`. Local.
+
+    Parameters
+    ----------
+    comm, name
+        As for `MpiMessages`.
+    sends, recvs : sequence of Message
+        What goes by MPI.
+    layouts : sequence of FieldLayout
+        This rank's fields.
+
+    Attributes
+    ----------
+    bound : dict
+        The persistent requests by `key_of` the fields' addresses; None where the messages of these
+        fields must be packed.
+    """
+
+    def __init__(
+        self,
+        comm: PlanComm,
+        name: str,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        layouts: Sequence[FieldLayout],
+    ) -> None:
+        self._comm, self._name, self._layouts = comm, name, layouts
+        self._sends, self._recvs = sends, recvs
+        self.bound: dict[Any, MpiMessages | None] = {}
+
+    def of(self, addresses: tuple[int, ...]) -> MpiMessages | None:
+        """Return the messages of fields at these addresses, None if they must be packed."""
+        key = key_of(addresses)
+        if key in self.bound:
+            return self.bound[key]
+        if len(self.bound) == _MAX_BOUND:
+            self._forget(next(iter(self.bound)))
+        found = self._bind(addresses) if all(map(_is_plain, addresses)) else None
+        self.bound[key] = found
+        return found
+
+    def close(self) -> None:
+        """Free the requests."""
+        for key in [*self.bound]:
+            self._forget(key)
+
+    def _forget(self, key: Any) -> None:
+        messages = self.bound.pop(key)
+        if messages is not None:
+            messages.close()
+
+    def _bind(self, addresses: tuple[int, ...]) -> MpiMessages:
+        from mpi4py import MPI
+
+        def buffers(messages: Sequence[Message]) -> list[Any]:
+            found = []
+            for message in messages:
+                (part,) = message.parts
+                address = addresses[part.field] + _offset(part, self._layouts[part.field])
+                found.append(MPI.buffer.fromaddress(address, part.nbytes))
+            return found
+
+        outgoing, incoming = buffers(self._sends), buffers(self._recvs)
+        return MpiMessages(self._comm, self._name, self._sends, self._recvs, outgoing, incoming)
+
+
+def _offset(part: Part, layout: FieldLayout) -> int:
+    start = part.box.start if part.box is not None else ()
+    return sum(at * stride for at, stride in zip(start, layout.strides, strict=True))
+
+
+def _is_plain(address: int) -> bool:
+    """Whether memory is of the kind that the trial of the MPI has sent: of ``cuMemAlloc``.
+
+    MPIs are known to fail, or to go through the host, with that of other allocators.
+    """
+    found = pointer_attributes(address)
+    return (
+        found is not None
+        and found.memory_type == MemoryType.DEVICE
+        and found.has_legacy_handle
+        and not found.is_managed
+    )
