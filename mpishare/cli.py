@@ -119,7 +119,7 @@ def fail_usage(prog: str, message: str) -> int:
     Collective, host-blocking: a launcher ends the job at the first nonzero exit status, so no rank
     may exit before rank 0 has printed.
     """
-    comm = _mpi().COMM_WORLD
+    comm = start_mpi().COMM_WORLD
     if comm.rank == 0:
         sys.stderr.write(f"{prog}: {message} (--help says more)\n")
         sys.stderr.flush()
@@ -144,11 +144,11 @@ def mpi_library() -> str:
     import mpi4py
 
     mpi4py.rc.initialize = False
-    return str(_mpi().Get_library_version())
+    return str(start_mpi().Get_library_version())
 
 
-def _mpi() -> Any:
-    """Import MPI, which starts it; or end the process where there is no MPI."""
+def start_mpi() -> Any:
+    """Import MPI, which starts it; end the process where there is no MPI."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -208,7 +208,7 @@ def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:
     Collective. An exception that `body` does not handle prints its traceback and ends the whole job
     with status 1: the other ranks would otherwise wait for this one forever.
     """
-    comm = _mpi().COMM_WORLD
+    comm = start_mpi().COMM_WORLD
     try:
         return body(comm)
     except SystemExit:

@@ -5,29 +5,35 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpishare.cli import (
     Parser,
     UsageError,
     fail_run,
     fail_usage,
+    is_first_process,
     mpi_library,
     run_on_ranks,
     seconds,
+    start_mpi,
 )
+from mpishare.setup.hardware import Hardware, look
+from mpishare.setup.mpi_start import limited_start
 from mpishare.viewers.survey import as_text, attachable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpishare import Node
+    from mpishare.setup.report import Report
 
 PROG = "python -m mpishare.info"
+#: In an error: then what NVML knows of the GPUs may say why.
+_OF_GPUS = ("CudaError", "CUDA_ERROR", "cudaError", "backend='cuda'")
 
 _EPILOG = """\
-Exit status: 0; 1 where a node has several ranks and no two of them share memory, or where a node
-cannot be made; 2 for a wrong command line.
+Exit status: 0; 1 where a node has several ranks and no two of them share memory, where a node
+cannot be made, or where MPISHARE_ROUTE is wrong; 2 for a wrong command line.
 """
 
 
@@ -59,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         type=seconds,
         default=300.0,
         metavar="S",
-        help="deadline of the host's waits (%(default)g s)",
+        help="deadline of MPI's start and of the host's waits (%(default)g s)",
     )
     try:
         options = parser.parse_args(argv)
@@ -69,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         return _list_attachable(is_json=options.json)
     if options.srun_option:
         return _print_srun_option()
+    with limited_start(PROG, options.timeout_s, is_first=is_first_process()):
+        start_mpi()
     return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
 
 
@@ -95,38 +103,60 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
 
     try:
         with Node(comm, timeout_s=timeout_s) as node:
-            reports = comm.gather(_of_node(node), 0)
-    except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND
-        return fail_run(PROG, comm, exc)
+            route = _forced_route(comm, timeout_s, on_gpu=node.backend == "cuda")
+            report = node.report()
+            reports = comm.gather(report if node.rank == 0 else None, 0)
+            views = comm.gather(look(), 0)
+    except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
+        status = fail_run(PROG, comm, exc)
+        if comm.rank == 0 and any(words in str(exc) for words in _OF_GPUS):
+            # As this rank sees them, since others may be gone.
+            sys.stderr.write(str(Hardware([look()])))
+        return status
     status = 0
-    if reports is not None:
-        nodes = [report for report in reports if report is not None]
-        sys.stdout.write(_as_json(nodes) if is_json else _as_text(nodes))
+    if reports is not None and views is not None:
+        nodes = []
+        for each in filter(None, reports):
+            there = [views[member.given_rank] for member in each.members]
+            nodes.append((each, Hardware(there, each)))
+        sys.stdout.write(_as_json(nodes, route) if is_json else _as_text(nodes, route))
         sys.stdout.flush()
-        status = int(not all(report["can_share"] for report in nodes))
+        status = int(not all(each.can_share for each, _ in nodes))
     return int(comm.bcast(status, 0))
 
 
-def _of_node(node: Node) -> dict[str, Any] | None:
-    """Return the report of a node, on its rank 0 alone."""
-    report = node.report()
-    if node.rank != 0:
-        return None
-    data = {**report.as_dict(), "mps_gain": report.mps_gain}
-    return {"text": str(report), "data": data, "can_share": report.can_share}
+def _forced_route(comm: MPI.Intracomm, timeout_s: float, *, on_gpu: bool) -> str | None:
+    """Return the route that plans inside a node take, as the environment of all ranks says."""
+    from mpishare.coordination.agreement import require_same
+    from mpishare.coordination.mpi_agreement import agree
+    from mpishare.halo import routes
+
+    found: list[str | None] = agree(comm, "info", routes.forced, timeout_s)
+    require_same("info", [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
+    routes.require_allowed(found[0], on_gpu=on_gpu)
+    return found[0]
 
 
-def _as_text(nodes: list[dict[str, Any]]) -> str:
+def _as_text(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:
     texts = []
-    for node in nodes:
-        verdict = "" if node["can_share"] else "No two ranks of this node share memory.\n"
-        gain = f"  {node['data']['mps_gain']}\n" if node["data"]["mps_gain"] else ""
-        texts.append(node["text"].rstrip("\n") + "\n" + gain + verdict)
+    for report, hardware in nodes:
+        verdict = "" if report.can_share else "No two ranks of this node share memory.\n"
+        gain = f"  {report.mps_gain}\n" if report.mps_gain else ""
+        texts.append(f"{report}\n{hardware}{gain}{verdict}")
+    if route is not None:
+        how = "send MPI messages" if route.startswith("mpi") else f"take route {route}"
+        texts.append(f"MPISHARE_ROUTE={route}: halo exchanges inside a node {how}\n")
+    if sum(len(report.members) for report, _ in nodes) == 1:
+        texts.append("one rank: start it by mpirun to see which ranks share memory\n")
     return "\n".join(texts)
 
 
-def _as_json(nodes: list[dict[str, Any]]) -> str:
-    return json.dumps({"nodes": [node["data"] for node in nodes]}, indent=1) + "\n"
+def _as_json(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:
+    data = [
+        {**report.as_dict(), "mps_gain": report.mps_gain, "hardware": hardware.as_dict()}
+        for report, hardware in nodes
+    ]
+    return json.dumps({"nodes": data, "MPISHARE_ROUTE": route}, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -116,16 +116,20 @@ class Node(Factory, NotPicklable):
         return self._is_closed
 
     def report(self) -> Report:
-        """Return who shares with whom, by which route, and why not where not.
+        """Return which ranks share memory, by which route, and why others do not.
 
         Local: the probe ran when the node was made; the first call on a GPU takes 0.4 ms more, for
-        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data.
+        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data. Each call looks
+        up the room in /dev/shm and the limits on memory: 1 ms.
         """
         backend = self._context.backend
         if backend.has_streams and self._report.exports_pools is None:
             self._report = replace(self._report, exports_pools=backend.exports_pools())
         if self._report.gpu_messages != self._context.gpu_messages:
             self._report = replace(self._report, gpu_messages=self._context.gpu_messages)
+        around = self._report.surroundings
+        if around is not None:
+            self._report = replace(self._report, surroundings=around.with_room())
         return self._report
 
     def barrier(self) -> None:
@@ -140,7 +144,8 @@ class Node(Factory, NotPicklable):
         """
         context = self._context
         news = context.news(context.dropped)
-        context.dropped.close(context.agreement.step("Node.barrier", lambda: news), self.rank)
+        if context.agreement.meet("Node.barrier", has_news=bool(news)):
+            context.dropped.close(context.agreement.step("Node.barrier", lambda: news), self.rank)
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait on the host until all that was put on a stream is over, with the deadline.

@@ -7,26 +7,37 @@ import os
 import secrets
 import socket
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mpishare import compiled
 from mpishare.backends import Backend, Device
 from mpishare.context import NodeContext
 from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.mpi_agreement import agree, allgather
-from mpishare.coordination.rank_group import duplicate, making_communicators
+from mpishare.coordination.rank_group import (
+    duplicate,
+    making_communicators,
+    require_intracomm,
+)
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
 from mpishare.errors import PeerTimeout, describe
 from mpishare.memory.allocation import map_on_all_ranks
-from mpishare.memory.shared import place, remove_abandoned
+from mpishare.memory.shared import remove_abandoned
+from mpishare.setup import places
 from mpishare.setup.launch import check_singleton, one_gpu_note
+from mpishare.setup.places import Place
 from mpishare.setup.preflight import check_fork, choose_backend, is_duration, is_wsl2
 from mpishare.setup.probe import probe_cuda, probe_host
 from mpishare.setup.report import Member, Report
+from mpishare.setup.surroundings import Surroundings, Survey, warn_of_equal_pids
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi4py import MPI
 
 log = logging.getLogger("mpishare")
@@ -51,11 +62,11 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     from mpi4py import MPI
 
     check_fork()
-    comm = MPI.COMM_WORLD if comm is None else comm
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise TypeError(f"comm must be an intracommunicator of mpi4py, not {comm!r}")
+    comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
     install()
-    check_singleton(MPI.COMM_WORLD.size, os.environ, MPI.Get_library_version())
+    library = MPI.Get_library_version()
+    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
+    warn_of_equal_pids(library, os.environ)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
     all_comm = duplicate(comm, CALL, deadline_s, None)
     try:
@@ -70,11 +81,13 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
         raise
     made: list[NodeParts] = []
 
-    def build() -> None:
+    def build() -> list[Any]:
         made.append(_build(all_comm, node_comm, chosen, device, deadline_s, why_host, notes))
+        context = made[0].context
+        return [color, context.uuids[context.rank]]
 
     try:
-        agree(all_comm, CALL, build, deadline_s)
+        replies = agree(all_comm, CALL, build, deadline_s)
     except PeerTimeout:
         raise
     except Exception:
@@ -84,6 +97,8 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
         all_comm.Free()
         raise
     parts = made[0]
+    elsewhere = [uuid for node, uuid in replies if node != color]
+    parts.context.all_uuids = [*parts.context.uuids, *elsewhere]
     parts.comms = node_comm, all_comm
     node_log.info(
         "node made: rank %d of %d on %s, backend %s, leader %d, %s",
@@ -120,36 +135,20 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 
 
 def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
-    """Return the lowest rank that shares memory with this one, and notes on what looks odd.
-
-    MPI's word alone is not enough: launchers were seen to call ranks shared that are not, and the
-    other way round.
-    """
+    """Return the lowest rank that shares memory with this one, and notes on what looks odd."""
     from mpi4py import MPI
 
     with making_communicators(CALL):
         shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
     first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
     shared_comm.Free()
-    # A rank without shared memory is alone; where it is made, an error says that there is none.
-    mine = place() or ["", all_comm.rank]
-    replies = allgather(all_comm, CALL, [first, mine], deadline_s)
-    mates = [rank for rank, each in enumerate(replies) if each == [first, mine]]
-    notes = []
-    apart = [r for r, (group, where) in enumerate(replies) if group == first and where != mine]
-    if apart:
-        notes.append(
-            f"MPI says that ranks {apart} of the given communicator share memory with rank "
-            f"{mates[0]}, but their /dev/shm is another: start the containers with --ipc=host"
-        )
-    beside = [r for r, (group, where) in enumerate(replies) if group != first and where == mine]
-    if beside:
-        notes.append(
-            f"ranks {beside} of the given communicator have the same /dev/shm as rank {mates[0]}, "
-            "but MPI says that they are on another node, and MPI is believed: with SLURM and "
-            "PMIx, NodeName must be the host's name"
-        )
-    return mates[0], notes
+    replies = allgather(all_comm, CALL, places.here(first, all_comm.rank), deadline_s)
+    known = [Place(group, boot, tuple(folder)) for group, boot, folder in replies]
+    notes = places.oddities(all_comm.rank, known)
+    is_split = any(each.group == 0 and each != known[0] for each in known)
+    if notes and is_split and all_comm.rank == 0:
+        log.warning("%s", notes[0])
+    return places.mates_of(all_comm.rank, known)[0], notes
 
 
 def _build(
@@ -170,10 +169,17 @@ def _build(
     made: list[Backend] = []
     try:
         block.lock()
-        agreement.step(CALL, lambda: None)  # from here on a rank without its lock is dead
+        survey = Survey(agreement.rank)
+        told = agreement.step(CALL, survey.tell)  # from here on a rank without its lock is dead
         watchdog.start()
-        context, members = _make_context(all_comm, agreement, watchdog, chosen, device, made)
-        report = _report(context, members, why_host, notes)
+
+        def look_around() -> dict[str, Any]:
+            return survey.read(told)
+
+        context, members, seen = _make_context(
+            all_comm, agreement, watchdog, chosen, device, made, look_around
+        )
+        report = _report(context, members, why_host, notes, survey.result(told, seen))
     except BaseException as error:
         # Before the lock goes: a rank that still reads the agreement must not see a death.
         block.depart(State.LEFT, describe(error))
@@ -196,7 +202,8 @@ def _make_context(
     chosen: str,
     device: Any,
     made: list[Backend],
-) -> tuple[NodeContext, tuple[Member, ...]]:
+    look_around: Callable[[], dict[str, Any]],
+) -> tuple[NodeContext, tuple[Member, ...], list[dict[str, Any]]]:
     block = agreement.block
     where = f"rank {agreement.rank} of {agreement.size} on {socket.gethostname()}"
 
@@ -211,6 +218,8 @@ def _make_context(
             "pid": os.getpid(),
             "device": None if backend.device is None else asdict(backend.device),
             "nonce": secrets.token_hex(8),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "seen": look_around(),
         }
 
     replies = agreement.step(CALL, begin)
@@ -226,11 +235,25 @@ def _make_context(
     )
     uuids = [member.device.uuid if member.device else "" for member in members]
     nonces = [each["nonce"] for each in replies]
-    return NodeContext(agreement, made[0], watchdog, nonces, uuids), members
+    # All together: launchers leave a rank that they bind to a core with one CPU, which is its own.
+    cpus = {cpu for each in replies for cpu in each["cpus"]}
+    context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
+    if not made[0].has_streams:
+        step = partial(agreement.step, CALL)
+        timeout_s = agreement.timeout_s
+        found = compiled.find(step, is_builder=agreement.rank == 0, timeout_s=timeout_s)
+        context.compiled, context.why_python = found
+        if context.compiled is not None:
+            agreement.compile(context.compiled, context.looks_per_yield)
+    return context, members, [each["seen"] for each in replies]
 
 
 def _report(
-    context: NodeContext, members: tuple[Member, ...], why_host: str | None, notes: list[str]
+    context: NodeContext,
+    members: tuple[Member, ...],
+    why_host: str | None,
+    notes: list[str],
+    surroundings: Surroundings,
 ) -> Report:
     is_time_sliced = sorted(
         uuid
@@ -271,7 +294,17 @@ def _report(
             blocked[0].reason,
         )
     name = context.backend.name
-    return Report(name, why_host, 0, members, pairs, tuple(notes), is_wsl2())
+    return Report(
+        name,
+        why_host,
+        0,
+        members,
+        pairs,
+        tuple(notes),
+        is_wsl2(),
+        why_python=context.why_python,
+        surroundings=surroundings,
+    )
 
 
 def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:

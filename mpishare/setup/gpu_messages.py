@@ -8,25 +8,39 @@ segmentation fault, so a child process tries it.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
-from mpishare.setup.in_child import run_in_child
+from mpishare.setup.in_child import TRIAL_S, run_in_child
 
 MPI_TRIAL = Path(__file__).with_name("mpi_trial.py")
 
 
-@functools.cache
-def why_not(ordinal: int) -> str | None:
+_answers: dict[int, str | None] = {}
+
+
+def why_not(ordinal: int, timeout_s: float = TRIAL_S) -> str | None:
     """Return why messages cannot begin and end in the memory of a GPU; None where they can.
 
     Local, host-blocking: some seconds for the first call of a process, unless the MPI tells.
+
+    Parameters
+    ----------
+    ordinal : int
+        The GPU.
+    timeout_s : float, seconds
+        How long others can wait for the answer.
     """
+    if ordinal not in _answers:
+        _answers[ordinal] = _find_out(ordinal, min(timeout_s, TRIAL_S))
+    return _answers[ordinal]
+
+
+def _find_out(ordinal: int, timeout_s: float) -> str | None:
     from mpi4py import MPI
 
     if tells_cuda(MPI.COMM_WORLD.Get_info().get("mpi_memory_alloc_kinds")):
         return None
-    failure = run_in_child(MPI_TRIAL, "device", ordinal)
+    failure = run_in_child(MPI_TRIAL, "device", ordinal, timeout_s=timeout_s)
     return failure and f"a trial with pointers to GPU memory failed: {failure}"
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 #: Where launchers describe the job to a rank. A child without these variables is a job of its own,
 #: of one rank, with the same library and the same settings.
 _OF_THE_JOB = ("HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI", "PRTE_", "SLURM_")
-#: A child starts MPI, CuPy and a GPU in some seconds.
-_TRIAL_S = 60.0
+TRIAL_S = 60.0
+"""A child starts MPI and a GPU in some seconds."""
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -24,10 +24,10 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in environment.items() if not name.startswith(_OF_THE_JOB)}
 
 
-def run_in_child(program: Path, *arguments: object) -> str | None:
+def run_in_child(program: Path, *arguments: object, timeout_s: float = TRIAL_S) -> str | None:
     """Return why a Python program failed in a child, None where it did not.
 
-    Local, host-blocking: some seconds. The arguments are those of the program.
+    Local, host-blocking: some seconds, and `timeout_s` at most. The arguments are the program's.
     """
     # -P: modules beside the program have names of other packages.
     command = [sys.executable, "-P", str(program), *map(str, arguments)]
@@ -38,11 +38,11 @@ def run_in_child(program: Path, *arguments: object) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_TRIAL_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"no answer within {_TRIAL_S:g} s"
+        return f"no answer within {timeout_s:g} s"
     if done.returncode == 0:
         return None
     if done.returncode < 0:

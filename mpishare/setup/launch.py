@@ -28,7 +28,7 @@ class Launcher:
     count, rank : int
         The number of processes, and which of them this one is.
     given : str or None
-        The protocol that `srun` was told to speak; None where it is not known.
+        What ``srun --mpi=`` was given; None if unknown.
     """
 
     name: str

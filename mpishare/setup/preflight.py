@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import logging
 import math
 import os
@@ -119,6 +118,8 @@ def missing() -> str | None:
 
 
 def _package_versions() -> tuple[str | None, int | None]:
+    import importlib.metadata  # it brings much that nobody needs without a GPU
+
     bindings: str | None
     runtime: int | None
     try:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mpishare.backends import Device
+    from mpishare.setup.surroundings import Surroundings
 
 _MPS_GAIN = (
     "Under the Multi-Process Service a halo exchange would take about 18 us instead of about 900 "
@@ -101,6 +102,11 @@ class Report:
     gpu_messages : str or None
         Why messages to other nodes cannot go out of GPU memory; empty if they can, None before
         the first plan on GPUs that has any.
+    why_python : str or None
+        Why halo exchanges and fences on the host are made in Python, by which ranks if not by all;
+        empty if they are made in C, None on CUDA.
+    surroundings : Surroundings or None
+        What the ranks are separated by: containers, namespaces, and who may read whose memory.
     """
 
     backend: str
@@ -112,12 +118,22 @@ class Report:
     is_wsl2: bool = False
     exports_pools: bool | None = None
     gpu_messages: str | None = None
+    why_python: str | None = None
+    surroundings: Surroundings | None = None
 
     @property
     def can_share(self) -> bool:
         """Whether any two ranks of the node share memory; True for a node of one rank."""
         others = [pair for pair in self.pairs if pair.origin != pair.target]
         return not others or any(pair.memory for pair in others)
+
+    @property
+    def host_code(self) -> str | None:
+        """Which code makes what `why_python` speaks of: ``"compiled"``, if it does on all ranks.
+
+        Else ``"python"``; None on CUDA.
+        """
+        return None if self.why_python is None else "python" if self.why_python else "compiled"
 
     @property
     def time_sliced_gpus(self) -> tuple[str, ...]:
@@ -172,7 +188,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        return {**asdict(self), "can_share": self.can_share}
+        return {**asdict(self), "can_share": self.can_share, "host_code": self.host_code}
 
     def __str__(self) -> str:
         """Write the report for people."""
@@ -190,8 +206,9 @@ class Report:
                 device = member.device
                 gpu = f", GPU {device.ordinal} {device.uuid[:12]} {device.name} at {device.pci_id}"
                 gpu += ", MPS" if device.mps else ""
-            who = f"rank {member.rank} (given rank {member.given_rank}), pid {member.pid}"
-            lines.append(f"  {who}{gpu}{role}")
+            is_same = member.given_rank == member.rank
+            given = "" if is_same else f" (rank {member.given_rank} of all nodes)"
+            lines.append(f"  rank {member.rank}{given}, pid {member.pid}{gpu}{role}")
         lines += self._describe_devices()
         if self.exports_pools is not None:
             lines.append(f"  memory pools {'can' if self.exports_pools else 'cannot'} be exported")
@@ -210,6 +227,12 @@ class Report:
             if pair.reason
         }
         lines += sorted(reasons)
+        if self.why_python is not None:
+            why = self.why_python
+            how = f"Python, which is slower: {why}" if why else "compiled C"
+            lines.append(f"  halo exchanges and fences on the host are made by {how}")
+        if self.surroundings is not None:
+            lines += [f"  {line}" for line in self.surroundings.describe()]
         losing = [member.rank for member in self.members if not member.keeps_values]
         if losing:
             lines.append(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.backends.streams import handle_of
 from mpishare.coordination.poll import poll
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory.allocation import map_on_all_ranks
@@ -119,6 +120,8 @@ class Publication:
             if not chain.stays_alive:
                 chain.leave()
         elif self._snapshots is not None:
+            if stream is not None:
+                handle_of(stream)
             self._snapshots.take(self._number, array)
 
     def let_go(self, call: str) -> list[int]:

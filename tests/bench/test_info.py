@@ -44,6 +44,21 @@ Node.report = shared
 sys.exit(main(sys.argv[1:]))
 """
 
+SEEING_TWO_GPUS = """
+import sys
+from mpishare import info
+from mpishare.backends.nvml import Gpu, Link
+from mpishare.setup.hardware import RankView
+
+GPUS = tuple(
+    Gpu(f"GPU-{number:08x}-aaaa", "H200", f"0000:0{number}:00.0", False, "default", 5, 16, 18)
+    for number in range(2)
+)
+LINK = Link(GPUS[0].pci_id, GPUS[1].pci_id, 50, 0, None, 1, 1)
+info.look = lambda: RankView("n7", None, GPUS, (LINK,), (GPUS[0].pci_id,), {}, "0")
+sys.exit(info.main(sys.argv[1:]))
+"""
+
 
 def test_text_names_every_rank() -> None:
     result = run_ranks(3, INFO, env=HOST)
@@ -61,10 +76,42 @@ def test_json_has_every_pair() -> None:
     assert len(node["pairs"]) == 4
     assert all(pair["memory"] for pair in node["pairs"])
     assert node["is_wsl2"] is is_wsl2()
+    assert node["host_code"] == ("python" if node["why_python"] else "compiled")
+    assert "one rank" not in result.stdout
 
 
-def test_one_rank_alone_is_no_failure() -> None:
-    assert run_ranks(1, INFO, env=HOST).returncode == 0
+def test_one_rank_alone_is_no_failure_and_names_mpirun() -> None:
+    result = run_ranks(1, INFO, env=HOST)
+    assert result.returncode == 0, result.describe()
+    told = "\none rank: start it by mpirun to see which ranks share memory\n"
+    assert result.stdout.endswith(told), result.describe()
+
+
+def test_a_forced_route_is_told() -> None:
+    result = run_ranks(2, INFO, env={**HOST, "MPISHARE_ROUTE": "mpi"})
+    assert result.returncode == 0, result.describe()
+    told = "\nMPISHARE_ROUTE=mpi: halo exchanges inside a node send MPI messages\n"
+    assert result.stdout.endswith(told), result.describe()
+
+
+@pytest.mark.parametrize(
+    ("route", "told"),
+    [("nonsense", "not 'nonsense'"), ("fused", "MPISHARE_ROUTE=fused: fields in host memory ")],
+)
+def test_a_route_that_plans_would_refuse_is_refused(route: str, told: str) -> None:
+    result = run_ranks(1, INFO, env={**HOST, "MPISHARE_ROUTE": route})
+    assert result.returncode == 1, result.describe()
+    assert told in result.stderr, result.describe()
+
+
+def test_a_route_that_differs_between_ranks_is_refused() -> None:
+    program = (
+        "import os, sys\nfrom mpi4py import MPI\nfrom mpishare.info import main\n"
+        "if MPI.COMM_WORLD.rank:\n    os.environ['MPISHARE_ROUTE'] = 'mpi'\nsys.exit(main([]))\n"
+    )
+    result = run_ranks(2, program, env=HOST)
+    assert result.returncode == 1, result.describe()
+    assert "rank 0: MPISHARE_ROUTE=None; rank 1: MPISHARE_ROUTE='mpi'" in result.stderr
 
 
 def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
@@ -77,6 +124,31 @@ def test_what_mps_would_gain_and_nothing_where_it_runs() -> None:
     assert node["mps_gain"] is None
     assert node["members"][0]["device"]["compute_capability"] == "9.0"
     assert "compute capability 9.0" in without.stdout
+
+
+def test_gpus_of_the_node_as_text_and_as_data() -> None:
+    shown = run_ranks(2, SEEING_TWO_GPUS, env=HOST)
+    assert shown.returncode == 0, shown.describe()
+    assert "  #0-#1: across sockets (SYS); no P2P: chipset not supported (CNS)\n" in shown.stdout
+    assert shown.stdout.endswith("no rank sees #1, hidden by CUDA_VISIBLE_DEVICES=0\n")
+    data = run_ranks(2, SEEING_TWO_GPUS, args=["--json"], env=HOST)
+    (node,) = json.loads(data.stdout)["nodes"]
+    assert [each["uuid"] for each in node["hardware"]["gpus"]] == [
+        "GPU-00000000-aaaa",
+        "GPU-00000001-aaaa",
+    ]
+
+
+def test_where_no_node_can_be_made_on_gpus_rank_0_shows_them() -> None:
+    hidden = {"MPISHARE_BACKEND": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    result = run_ranks(2, SEEING_TWO_GPUS, env=hidden)
+    assert result.returncode == 1, result.describe()
+    assert result.stderr.count("GPUs of the node, by NVML") == 1, result.describe()
+    assert "rank 0 does not see #1, hidden by" in result.stderr, result.describe()
+    # Not where something else is wrong.
+    other = run_ranks(2, SEEING_TWO_GPUS, env={"MPISHARE_BACKEND": "nosuch"})
+    assert other.returncode == 1, other.describe()
+    assert "GPUs of the node" not in other.stderr, other.describe()
 
 
 def test_status_1_when_nothing_can_be_shared() -> None:

@@ -352,6 +352,9 @@ def test_out_of_communicators(node):
     """The error says how many plans are open; MPICH has about 2,000 communicators."""
     if "MPICH" not in MPI.Get_library_version():
         pytest.skip("only MPICH has so few")
+    # Plans of nodes that other tests have left stay in their groups.
+    left = sum(group.plans for group in RankGroup._all)
+    text = rf"(?s)has ({left + 3}|{left + 4}) plans open .*cart.Free\(\)"
     plans = [ring(node, np.zeros((4, 3))) for _ in range(3)]
     comm, taken = MPI.COMM_SELF.Dup(), []
     reverse = MPI.COMM_WORLD.Split(0, -node.rank)
@@ -363,13 +366,9 @@ def test_out_of_communicators(node):
             pass
         assert len(taken) > 1000
         if node.size > 1:
-            with pytest.raises(
-                mpishare.MpiShareError, match=r"(?s)has [34] plans open .*cart.Free\(\)"
-            ):
+            with pytest.raises(mpishare.MpiShareError, match=text):
                 ring(node, np.zeros((4, 3)), reverse)
-        with pytest.raises(
-            mpishare.MpiShareError, match=r"(?s)has [34] plans open .*cart.Free\(\)"
-        ):
+        with pytest.raises(mpishare.MpiShareError, match=text):
             mpishare.Node()
         another = ring(node, np.zeros((4, 3)))  # the same ranks need no other
         another.close()

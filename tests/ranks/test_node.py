@@ -5,12 +5,14 @@ import os
 import pickle
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpishare import (
+    Allreduce,
     ClosedError,
     MismatchError,
     Node,
@@ -220,10 +222,19 @@ def no_environment(monkeypatch):
     monkeypatch.delenv("MPISHARE_BACKEND", raising=False)
 
 
-@pytest.mark.parametrize("comm", ["world", 3, MPI.COMM_NULL], ids=["str", "int", "null"])
-def test_comm_must_be_a_communicator(comm):
-    with pytest.raises(TypeError, match="intracommunicator"):
-        Node(comm)
+@pytest.mark.parametrize("call", [Node, partial(Allreduce, like=np.zeros(1))])
+@pytest.mark.parametrize(
+    ("comm", "kind"),
+    [
+        ("world", "str"),
+        (3, "int"),
+        (np.zeros(2), "ndarray"),
+        (MPI.COMM_NULL, "COMM_NULL: this rank is not in it"),
+    ],
+)
+def test_comm_must_be_a_communicator(call, comm, kind):
+    with pytest.raises(TypeError, match=f" failed: comm must be an Intracomm, not {kind}$"):
+        call(comm)
 
 
 @pytest.mark.parametrize(

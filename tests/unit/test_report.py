@@ -53,7 +53,7 @@ def test_text():
     text = str(report(*WHOLE, notes=("start MPS",)))
     lines = text.splitlines()
     assert lines[0] == "node n7: 2 ranks, backend cuda"
-    assert "rank 0 (given rank 4), pid 100" in lines[1]
+    assert lines[1].startswith("  rank 0 (rank 4 of all nodes), pid 100, GPU ")
     assert "GPU-00000000" in lines[1]
     assert "H200 at 0000:00:00.0" in lines[1]
     assert lines[1].endswith(", leader")
@@ -121,6 +121,19 @@ def test_text_says_where_memory_is_emptied_by_taking_its_handle():
 def test_text_of_the_host_backend_says_why():
     host = Report("host", "no NVIDIA driver", 0, (member(0),), probe_host(1), ())
     assert str(host).splitlines()[0] == "node n7: 1 rank, backend host (no NVIDIA driver)"
+
+
+def test_a_rank_that_is_the_same_in_the_node_and_in_all_is_named_once():
+    alone = replace(member(0), given_rank=0)
+    host = Report("host", None, 0, (alone,), probe_host(1), ())
+    assert str(host).splitlines()[1] == "  rank 0, pid 100, leader"
+
+
+@pytest.mark.parametrize(
+    ("why_python", "code"), [(None, None), ("", "compiled"), ("no compiler", "python")]
+)
+def test_which_code_is_used_on_the_host(why_python, code):
+    assert replace(report(*WHOLE), why_python=why_python).as_dict()["host_code"] == code
 
 
 def test_mps_is_said():

@@ -1,0 +1,301 @@
+"""What ranks are separated by: containers, namespaces, and who may read whose memory.
+
+A container is a set of namespaces, and each takes something else away: a PID namespace the
+reads from process to process, an IPC namespace of Docker the common /dev/shm. See namespaces(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import re
+import secrets
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import format_nbytes, name_ranks
+from mpishare.memory import limits, shared
+from mpishare.memory.process_memory import ProcessRead
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+log = logging.getLogger("mpishare")
+
+KINDS = ("ipc", "net", "pid", "user", "uts")
+"""The namespaces that matter here, as the links in /proc/self/ns are called."""
+
+_TOKEN_NBYTES = 16
+# The namespaces that a machine starts with (proc_ns.h of the kernel).
+_FIRST = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
+# What the environment says in a container of each kind, then what lies in its root folder.
+_VARIABLES = {
+    "APPTAINER_CONTAINER": "Apptainer",
+    "SINGULARITY_CONTAINER": "Singularity",
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+}
+_FILES = {"run/.containerenv": "Podman", ".dockerenv": "Docker"}
+_LAUNCHERS = re.compile(r"mpi(run|exec|rexec)|prte|prted|prterun|orted|orterun|hydra|slurmstepd")
+_SAY_OF_BTL = ("OMPI_MCA_btl", "PRTE_MCA_btl")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the ranks of a node are separated by. ``describe()`` is a text for people.
+
+    Attributes
+    ----------
+    containers : tuple of (str or None)
+        For each rank, what keeps the container that it runs in; None outside of containers.
+    separate : tuple of str
+        The kinds of namespaces that are not the same for all ranks: `KINDS`.
+    unreadable : tuple of (int, int, str)
+        A rank, one whose memory it cannot read (CMA), and why.
+    remedy : str
+        What to do against the first of these; empty without.
+    shm_nbytes, shm_left : int, bytes
+        The size of /dev/shm, and what was left of it when the report was asked for.
+    memory_nbytes, memory_left : int or None, bytes
+        The limit on the memory of the rank that asked for the report, shared memory included, and
+        what was left of it; None without a limit.
+    """
+
+    containers: tuple[str | None, ...]
+    separate: tuple[str, ...]
+    unreadable: tuple[tuple[int, int, str], ...]
+    remedy: str
+    shm_nbytes: int = 0
+    shm_left: int = 0
+    memory_nbytes: int | None = None
+    memory_left: int | None = None
+
+    def with_room(self) -> Surroundings:
+        """Return the same with the room that there is now. Local: about 1 ms."""
+        room, limit = os.statvfs(shared.FOLDER), limits.tightest()
+        return replace(
+            self,
+            shm_nbytes=room.f_blocks * room.f_frsize,
+            shm_left=room.f_bavail * room.f_frsize,
+            memory_nbytes=limit and limit.nbytes,
+            memory_left=limit and limit.left,
+        )
+
+    def describe(self) -> list[str]:
+        """Return lines for the report."""
+        left, size = format_nbytes(self.shm_left), format_nbytes(self.shm_nbytes)
+        line = f"{self._containers()}; /dev/shm of {size}, {left} left"
+        if self.memory_nbytes is not None and self.memory_left is not None:
+            limit, left = format_nbytes(self.memory_nbytes), format_nbytes(self.memory_left)
+            line += f"; memory limited to {limit}, {left} left"
+        if self.separate:
+            line += f"; ranks have their own namespaces: {', '.join(self.separate)}"
+        lines = [line]
+        if self.unreadable:
+            reader, owner, why = self.unreadable[0]
+            count = len(self.unreadable)
+            more = f" and {count - 1} more pair{'s' if count > 2 else ''}" if count > 1 else ""
+            lines.append(f"no CMA: rank {reader} cannot read memory of rank {owner}{more}: {why}")
+            lines.append(f"so large faces of arrays in no window are copied twice. {self.remedy}")
+        elif len(self.containers) > 1:
+            lines.append("CMA works: ranks read large faces out of each other's arrays")
+        return lines
+
+    def _containers(self) -> str:
+        found = Counter(self.containers)
+        if list(found) == [None]:
+            return "in no container"
+        if len(found) == 1:
+            return f"in {self.containers[0]}"
+        ranks_in = {
+            name: [rank for rank, each in enumerate(self.containers) if each == name]
+            for name in found
+        }
+        return "; ".join(f"{name_ranks(who)} in {name or 'none'}" for name, who in ranks_in.items())
+
+
+def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:
+    """Say what keeps the container of this process; None outside of containers. Local."""
+    for variable, name in _VARIABLES.items():
+        if environment.get(variable):
+            return name
+    for file, name in _FILES.items():
+        if (root / file).exists():
+            return name
+    if environment.get("container"):  # as systemd has it
+        return environment["container"]
+    own = namespaces(root)
+    apart = [kind for kind in ("ipc", "pid", "user") if own.get(kind, _FIRST[kind]) != _FIRST[kind]]
+    return f"{', '.join(apart)} namespaces" if apart else None
+
+
+def namespaces(root: Path = Path("/")) -> dict[str, int]:
+    """Return what names the namespaces of this process, as far as /proc shows them. Local."""
+    found = {}
+    for kind in KINDS:
+        try:
+            link = str((root / "proc/self/ns" / kind).readlink())
+        except OSError:
+            continue
+        found[kind] = int(link.strip(f"{kind}:[]"))
+    return found
+
+
+class Survey:
+    """Asks all ranks of a new node to try to read each other's memory.
+
+    It adds to steps that the ranks take anyway: `tell` in one, `read` in a later one. All methods
+    are local.
+
+    Parameters
+    ----------
+    rank : int
+        In the node.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._token = secrets.token_bytes(_TOKEN_NBYTES)
+        # Until all have read it.
+        self._offered = ctypes.create_string_buffer(self._token, _TOKEN_NBYTES)
+
+    def tell(self) -> dict[str, Any]:
+        """Return what the others are to know of this rank."""
+        return {
+            "pid": os.getpid(),
+            "address": ctypes.addressof(self._offered),
+            "token": self._token.hex(),
+            "container": find_container(os.environ),
+            "namespaces": namespaces(),
+            "ptrace_scope": _ptrace_scope(),
+        }
+
+    def read(self, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Try to read the memory of the others, given what `tell` returned on each rank."""
+        others = [rank for rank in range(len(told)) if rank != self._rank]
+        errors = {rank: error for rank in others if (error := _try_read(told[rank]))}
+        # Whether it is this process that may read nobody: not even itself.
+        return {"errors": list(errors.items()), "own": errors and _try_read(told[self._rank])}
+
+    def result(
+        self, told: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]
+    ) -> Surroundings:
+        """Return what was found, given what `tell` and `read` returned on each rank."""
+        unreadable = tuple(
+            (reader, owner, _why(error, told[reader], told[owner]))
+            for reader, each in enumerate(tried)
+            for owner, error in each["errors"]
+        )
+        remedy = ""
+        if unreadable:
+            reader, owner, _ = unreadable[0]
+            remedy = remedy_for(told[reader], told[owner], own_error=tried[reader]["own"] or 0)
+        return Surroundings(
+            containers=tuple(each["container"] for each in told),
+            separate=tuple(
+                kind for kind in KINDS if len({each["namespaces"].get(kind) for each in told}) > 1
+            ),
+            unreadable=unreadable,
+            remedy=remedy,
+        )
+
+
+def remedy_for(reader: Mapping[str, Any], owner: Mapping[str, Any], *, own_error: int) -> str:
+    """Say how one rank could read the memory of another one. Local.
+
+    Parameters
+    ----------
+    reader, owner : mapping
+        What they told of themselves.
+    own_error : int
+        The error number when the reader reads its own memory; 0 if it can.
+    """
+    if own_error == errno.ENOSYS:
+        return "This kernel, or the sandbox around it, has no process_vm_readv"
+    if own_error:
+        return (
+            "A seccomp filter forbids process_vm_readv: start the containers with "
+            "--cap-add=SYS_PTRACE"
+        )
+    for kind in ("pid", "user"):
+        if reader["namespaces"].get(kind) != owner["namespaces"].get(kind):
+            option = {"pid": "--pid=host", "user": "--userns=host, Apptainer with --sharens"}[kind]
+            return f"To avoid that start the containers with {option}"
+    scope = max(reader["ptrace_scope"], owner["ptrace_scope"])
+    if scope:
+        return (
+            f"kernel.yama.ptrace_scope is {scope}: 0 allows it, or --cap-add=SYS_PTRACE for "
+            "containers"
+        )
+    return "Run all ranks as one user; start containers with --cap-add=SYS_PTRACE"
+
+
+def warn_of_equal_pids(library: str, environment: Mapping[str, str]) -> None:
+    """Warn where Open MPI may crash at its first message. Local.
+
+    Its transport in shared memory was seen to end in a segmentation fault where two ranks of a
+    machine have the same process id, each in a PID namespace of its own (5.0.11).
+    """
+    if "open mpi" not in library.lower() or not _uses_sm(environment):
+        return
+    count = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    own = namespaces().get("pid", _FIRST["pid"])
+    if count == "1" or own == _FIRST["pid"] or _launcher_is_inside():
+        return
+    log.warning(
+        "process %d has a PID namespace of its own, and Open MPI crashes where two ranks of a "
+        "machine have the same process id: start the containers with --pid=host, or keep Open MPI "
+        "off shared memory with OMPI_MCA_btl=self,tcp",
+        os.getpid(),
+    )
+
+
+def _uses_sm(environment: Mapping[str, str]) -> bool:
+    """Whether Open MPI may send through shared memory, as its lists of transports say."""
+    for name in _SAY_OF_BTL:
+        given = environment.get(name, "^")
+        names = given.removeprefix("^").split(",")
+        if given.startswith("^") == bool({"sm", "vader"} & {*names}):
+            return False
+    return True
+
+
+def _launcher_is_inside() -> bool:
+    """Whether what started the ranks is in the PID namespace of this process."""
+    pid = os.getppid()
+    while pid > 0:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        if _LAUNCHERS.match(name):
+            return True
+        pid = int(rest.split()[1])
+    return False
+
+
+def _ptrace_scope() -> int:
+    """Return what Yama, a security module, asks of a process that reads another one's memory."""
+    try:
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    except OSError:
+        return 0
+
+
+def _try_read(offer: Mapping[str, Any]) -> int:
+    """Read the token of a rank; return 0, or the error number."""
+    found = ctypes.create_string_buffer(_TOKEN_NBYTES)
+    error = ProcessRead(offer["pid"], _TOKEN_NBYTES)(offer["address"], ctypes.addressof(found))
+    # Another process may have that number here.
+    return error or (0 if found.raw.hex() == offer["token"] else errno.ESRCH)
+
+
+def _why(error: int, reader: Mapping[str, Any], owner: Mapping[str, Any]) -> str:
+    for kind in ("pid", "user"):
+        if reader["namespaces"].get(kind) != owner["namespaces"].get(kind):
+            return f"another {kind.replace('pid', 'PID')} namespace"
+    return os.strerror(error)

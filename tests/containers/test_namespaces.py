@@ -1,0 +1,211 @@
+"""A rank per container, pretended by unshare: what each shares with the others, one row per test.
+
+The rows are those of docs/containers.md. Root alone can pretend containers.
+"""
+
+import sys
+
+import pytest
+
+from tests.faults.scenes import play
+from tests.faults.stage import Stage
+from tests.helpers.isolation import separate_ranks, why_no_namespaces
+from tests.helpers.launch import launcher, run_ranks
+
+REASON = why_no_namespaces()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+PROGRAM = """
+import logging, os
+import numpy as np
+from mpi4py import MPI
+import mpishare
+from tests.helpers.reporting import report
+
+world = MPI.COMM_WORLD
+with mpishare.Node(backend="host", timeout_s=20) as node:
+    window = node.allocate(node.size, "i8", fill=-1)
+    window.array[node.rank] = 10 * node.rank
+    window.fence()
+    faces = np.full((4, 32768), float(world.rank))  # large: read from the process
+    with mpishare.HaloExchange(
+        world, faces, width=1, axes=(0,), dims=(world.size,), periods=(True,), node=node
+    ) as halo:
+        halo.exchange(faces)
+        routes = sorted(set(halo.routes.values()))
+    try:
+        pool = node.pool()
+        array = pool.allocate(8, "i8") if node.rank == 0 else None
+        if node.rank == 0:
+            array[...] = 7
+        handle = node.comm.bcast(pool.handle(array) if node.rank == 0 else None)
+        seen = int(array[0]) if node.rank == 0 else int(pool.open(handle)[0])
+    except mpishare.MpiShareError as error:
+        seen = str(error)
+    found = node.report()
+    report({
+        "size": node.size, "window": window.array.tolist(), "pool": seen, "routes": routes,
+        "ghosts": [faces[0, 0], faces[-1, 0]], "text": str(found), "notes": list(found.notes),
+        "separate": list(found.surroundings.separate), "host": found.members[0].host,
+        "unreadable": [list(pair) for pair in found.surroundings.unreadable],
+    })
+    node.barrier()
+"""
+
+
+def played(own, monkeypatch, folder, **options):
+    """The reports of two ranks, each with its own of something; their ghosts are right."""
+    separate_ranks(monkeypatch, folder, own)
+    result = run_ranks(2, PROGRAM, **options)
+    assert result.returncode == 0, result.describe()
+    for rank in range(2):
+        assert result.reports[rank]["ghosts"] == [1 - rank] * 2, result.describe()
+    return result
+
+
+def is_one_node(result):
+    """Whether they share windows and pools."""
+    told = result.reports.values()
+    seen = [(each["size"], each["window"], each["routes"]) for each in told]
+    return seen == [(2, [0, 10], ["host"])] * 2
+
+
+@pytest.mark.parametrize("own", [["mount"], ["ipc", "uts"]], ids=" ".join)
+def test_one_node_with_everything(own, monkeypatch, tmp_path):
+    """Apptainer's default is the first; host names that differ make no second node."""
+    result = played(own, monkeypatch, tmp_path)
+    assert is_one_node(result), result.describe()
+    for rank, told in result.reports.items():
+        assert told["separate"] == [kind for kind in own if kind != "mount"]
+        assert told["unreadable"] == []
+        assert told["pool"] == 7
+        assert "CMA works" in told["text"]
+        assert told["notes"] == []
+        assert "uts" not in own or told["host"] == "container-0", (rank, told)
+
+
+@pytest.mark.parametrize("kind", ["pid", "user"])
+def test_no_reads_from_process_to_process(kind, monkeypatch, tmp_path):
+    """Large faces are packed instead, and the report says which option mends it."""
+    # Open MPI crashes where process ids are equal: see the next test.
+    tcp = {"OMPI_MCA_btl": "self,tcp"} if kind == "pid" else {}
+    result = played([kind], monkeypatch, tmp_path, env=tcp)
+    assert is_one_node(result), result.describe()
+    name = {"pid": "PID"}.get(kind, kind)
+    for told in result.reports.values():
+        assert told["separate"] == [kind]
+        assert told["unreadable"] == [
+            [rank, 1 - rank, f"another {name} namespace"] for rank in (0, 1)
+        ]
+        assert f"--{kind}ns=host" in told["text"] or f"--{kind}=host" in told["text"]
+
+
+def test_equal_process_ids_under_open_mpi(monkeypatch, tmp_path):
+    """It ends in a segmentation fault of Open MPI's; the last words before that are the remedy."""
+    if launcher()[1] != "openmpi":
+        pytest.skip("MPICH does not mind")
+    separate_ranks(monkeypatch, tmp_path, ["pid"])
+    result = run_ranks(2, PROGRAM)
+    assert not result.timed_out, result.describe()
+    assert result.stderr.count("start the containers with --pid=host") == 2, result.describe()
+
+
+def test_other_process_ids_under_mpich(monkeypatch, tmp_path):
+    """Its UCX looks for the other one in /proc, and fails at its start; it need not use that."""
+    if launcher()[1] != "mpich":
+        pytest.skip("Open MPI does not mind")
+    separate_ranks(monkeypatch, tmp_path, ["pid", "other ids"], is_init=False)
+    refused = run_ranks(2, PROGRAM)
+    assert "Fatal error in internal_Init_thread" in refused.stderr, refused.describe()
+    result = run_ranks(2, PROGRAM, env={"UCX_TLS": "tcp,self"})
+    assert result.returncode == 0, result.describe()
+    assert is_one_node(result)
+
+
+@pytest.mark.parametrize("own", ["shm", "folder"])
+def test_another_dev_shm_is_another_node(own, monkeypatch, tmp_path):
+    """The same kernel and host name, and with "folder" the same device too."""
+    monkeypatch.setenv("SHM_FOLDER", "/dev/shm")
+    result = played([own], monkeypatch, tmp_path, env={"MPIR_CVAR_NOLOCAL": "1"})
+    for rank, told in result.reports.items():
+        assert (told["size"], told["window"], told["routes"]) == (1, [0], ["mpi"])
+        (note,) = told["notes"]
+        assert note.startswith(f"the machine of rank {rank} also runs rank {1 - rank} ")
+        assert "--ipc=host" in note
+        assert told["separate"] == []
+    is_told_shared = launcher()[1] == "openmpi"  # which then says so without being asked
+    assert result.stderr.count("--ipc=host") == is_told_shared, result.describe()
+
+
+def test_info_where_mpi_never_starts(monkeypatch, tmp_path):
+    """MPICH waits for ever in MPI_Init; the report tool says why, and ends."""
+    if launcher()[1] != "mpich":
+        pytest.skip("Open MPI does not wait")
+    separate_ranks(monkeypatch, tmp_path, ["shm", "pid"])
+    result = run_ranks(2, [sys.executable, "-m", "mpishare.info", "--timeout-s", "1"], timeout_s=20)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if "MPI has not started" in line]
+    assert len(lines) == 2, result.describe()
+    assert all("/dev/shm of 64 MiB" in line for line in lines)
+    assert sum("--ipc=host" in line for line in lines) == 1
+
+
+def test_another_network(monkeypatch, tmp_path):
+    """Windows and halos are shared all the same; pools, which need a socket, are refused."""
+    if launcher()[1] != "mpich":
+        separate_ranks(monkeypatch, tmp_path, ["net"])
+        result = run_ranks(2, PROGRAM)  # which cannot reach its launcher
+        assert not result.timed_out, result.describe()
+        assert result.returncode != 0
+        return
+    result = played(["net"], monkeypatch, tmp_path)
+    assert is_one_node(result), result.describe()
+    assert all("another network namespace" in told["pool"] for told in result.reports.values())
+    assert result.reports[0]["separate"] == ["net"]
+
+
+def dies(stage: Stage) -> None:
+    """Rank 1 is killed while the other one waits for it."""
+    node = stage.node()
+    node.barrier()
+    if stage.rank == 1:
+        stage.die()
+    stage.attempt("barrier", node.barrier)
+
+
+def test_a_death_in_another_pid_namespace(monkeypatch, tmp_path):
+    """The kernel ends the lock of the process, whatever its number is here."""
+    if launcher()[1] != "mpich":
+        pytest.skip("without shared memory Open MPI itself ends the job")
+    separate_ranks(monkeypatch, tmp_path, ["pid"], is_init=False)
+    played = play(2, dies, survivable=True)
+    assert played.raised(0, "barrier", "PeerTimeout").ranks == [1]
+
+
+ANOTHER_USER = """
+import os
+from mpi4py import MPI
+import mpishare
+from tests.helpers.reporting import report
+
+world = MPI.COMM_WORLD
+mpishare.Node(backend="host", timeout_s=20).close()  # imports what that user cannot read
+if world.rank == 1:
+    os.seteuid(65534)
+try:
+    mpishare.Node(backend="host", timeout_s=20)
+except mpishare.MpiShareError as error:
+    os.seteuid(0)
+    report({"error": type(error).__name__, "text": str(error)})
+"""
+
+
+def test_another_user():
+    """As root of another user namespace would be, who cannot open the files of the first."""
+    result = run_ranks(2, ANOTHER_USER)
+    assert result.reports[1]["error"] == "UnsupportedError", result.describe()
+    assert result.reports[0]["error"] == "PeerError"
+    for told in result.reports.values():
+        assert "All ranks of a machine must run as one user" in told["text"]
+        assert "--userns" in told["text"]

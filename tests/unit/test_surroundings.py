@@ -1,0 +1,178 @@
+"""What separates ranks, as text: who shares memory, containers, who may read whose memory."""
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from mpishare.setup import surroundings
+from mpishare.setup.places import Place, here, mates_of, oddities
+from mpishare.setup.surroundings import Surroundings, find_container, namespaces, remedy_for
+from tests.helpers.launch import ROOT
+
+FIRST = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
+ALONE = Surroundings((None, None), (), (), "", 8 << 30, 4 << 30)
+
+
+def test_here_is_one_place():
+    assert here(0, 0) == here(0, 1)
+    assert here(0, 0).boot
+
+
+def test_ranks_that_share_memory():
+    places = [Place(0, "a", (7, 1))] * 3
+    assert mates_of(1, places) == [0, 1, 2]
+    assert oddities(1, places) == []
+
+
+@pytest.mark.parametrize("folder", [(8, 1), (7, 2)], ids=["another device", "a folder inside"])
+def test_one_machine_with_several_dev_shm(folder):
+    """The same, whether MPI calls them shared or not."""
+    for group in (0, 2):
+        places = [Place(0, "a", (7, 1)), Place(0, "a", (7, 1)), Place(group, "a", folder)]
+        assert mates_of(0, places) == [0, 1]
+        (note,) = oddities(1, places)
+        assert note.startswith("the machine of rank 0 also runs rank 2 of the given communicator")
+        assert "--ipc=host" in note
+
+
+def test_two_machines_of_one_name():
+    """Equal numbers of devices mean nothing on another kernel, and no option would help."""
+    places = [Place(0, "a", (7, 1)), Place(0, "b", (7, 1))]
+    assert mates_of(1, places) == [1]
+    (note,) = oddities(1, places)
+    assert "another kernel" in note
+    assert "--ipc=host" not in note
+
+
+def test_machines_of_several_nodes_are_nothing_odd():
+    assert oddities(0, [Place(0, "a", (7, 1)), Place(1, "b", (7, 1))]) == []
+
+
+def test_mpi_is_believed_where_it_parts_ranks():
+    (note,) = oddities(1, [Place(0, "a", (7, 1)), Place(1, "a", (7, 1))])
+    assert "rank 0 of the given communicator have the same /dev/shm as rank 1" in note
+
+
+def test_ranks_without_dev_shm():
+    places = [Place(0, "", (0,)), Place(0, "", (1,))]
+    assert mates_of(1, places) == [1]
+    assert oddities(1, places) == []
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A root folder in which the namespaces are the machine's own."""
+    links = tmp_path / "proc/self/ns"
+    links.mkdir(parents=True)
+    for kind, number in FIRST.items():
+        (links / kind).symlink_to(f"{kind}:[{number}]")
+    return tmp_path
+
+
+def test_namespaces_of_this_process():
+    found = namespaces()
+    assert set(found) == {"ipc", "net", "pid", "user", "uts"}
+    assert str(found["pid"]) in os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+
+
+def test_containers_by_their_marks(machine):
+    assert find_container({}, machine) is None
+    assert find_container({"APPTAINER_CONTAINER": "job.sif"}, machine) == "Apptainer"
+    assert find_container({"container": "lxc"}, machine) == "lxc"
+    (machine / ".dockerenv").touch()
+    assert find_container({}, machine) == "Docker"
+    (machine / "run").mkdir()
+    (machine / "run/.containerenv").touch()
+    assert find_container({"container": "podman"}, machine) == "Podman"
+    assert find_container({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, machine) == "Kubernetes"
+
+
+def test_containers_without_marks(machine):
+    link = machine / "proc/self/ns/pid"
+    link.unlink()
+    link.symlink_to("pid:[4026532180]")
+    assert find_container({}, machine) == "pid namespaces"
+
+
+def told(**changes):
+    return {"namespaces": FIRST | changes, "ptrace_scope": 0}
+
+
+def test_remedies():
+    """The nearest cause is named alone."""
+    seccomp = remedy_for(told(), told(pid=1), own_error=errno.EPERM)
+    assert "--cap-add=SYS_PTRACE" in seccomp
+    assert "--pid=host" not in seccomp
+    assert "process_vm_readv" in remedy_for(told(), told(), own_error=errno.ENOSYS)
+    assert "--pid=host" in remedy_for(told(), told(pid=1, user=2), own_error=0)
+    assert "--userns=host" in remedy_for(told(), told(user=2), own_error=0)
+    yama = remedy_for(told(), told() | {"ptrace_scope": 1}, own_error=0)
+    assert "kernel.yama.ptrace_scope is 1" in yama
+    assert "one user" in remedy_for(told(), told(), own_error=0)
+
+
+def test_lines():
+    assert ALONE.describe() == [
+        "in no container; /dev/shm of 8 GiB, 4 GiB left",
+        "CMA works: ranks read large faces out of each other's arrays",
+    ]
+    assert len(replace(ALONE, containers=("Docker",)).describe()) == 1
+    mixed = replace(
+        ALONE,
+        containers=("Podman", None),
+        separate=("pid", "uts"),
+        memory_nbytes=2 << 30,
+        memory_left=1 << 30,
+        unreadable=((0, 1, "No such process"), (1, 0, "No such process")),
+        remedy="Do that",
+    )
+    assert mixed.describe() == [
+        "rank 0 in Podman; rank 1 in none; /dev/shm of 8 GiB, 4 GiB left; memory limited to 2 GiB, "
+        "1 GiB left; ranks have their own namespaces: pid, uts",
+        "no CMA: rank 0 cannot read memory of rank 1 and 1 more pair: No such process",
+        "so large faces of arrays in no window are copied twice. Do that",
+    ]
+
+
+STARTS = """
+import ctypes, sys
+from mpishare.setup.mpi_start import limited_start
+
+with limited_start("prog", float(sys.argv[1]), is_first=True):
+    if len(sys.argv) > 2:  # as MPI does: without Python, whose lock it holds
+        ctypes.PyDLL(None).pause()
+print("started")
+"""
+
+
+def start(*arguments):
+    command = [sys.executable, "-c", STARTS, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=30, cwd=ROOT
+    )
+
+
+def test_an_mpi_that_never_starts():
+    ended = start("0.5", "never")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("prog: MPI has not started after 0.5 s in process ")
+    assert "--ipc=host" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_an_mpi_that_starts():
+    ended = start("0.5")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "started\n", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "uses"),
+    [(None, True), ("^ofi", True), ("self,sm,tcp", True), ("self,tcp", False), ("^sm,ofi", False)],
+)
+def test_transports_of_open_mpi(given, uses):
+    assert surroundings._uses_sm({} if given is None else {"OMPI_MCA_btl": given}) is uses
