@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from contextlib import closing
 from functools import partial
 from importlib import import_module
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import CASES
+from mpishare.bench.cases import BASELINE_NOTES, CASES
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import compare
 from mpishare.bench.report.render import FILE_FORMATS, WIDTH, heading, of_case, render
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
+
+_INDENT = " " * 11  # under the names of cases
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,21 +59,27 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def case_list() -> str:
-    """Return what ``list`` prints: each case with its variants, and its baselines by backend."""
+    """Return what ``list`` prints: each case with its variants, and its baselines by backend.
+
+    Then what baselines do whose names do not tell it.
+    """
     lines = []
     for case in CASES.values():
         lines.append(f"{case.name:<10} {case.summary}")
-        lines.append(f"{'':<10} {'; '.join(case.variants)}")
+        lines.append(f"{_INDENT}{'; '.join(case.variants)}")
+        lines += textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
         for backend, names in case.baselines.items():
             unasked = [name for name in names if name not in case.on_request]
             named = [name for name in names if name in case.on_request]
             texts = [", ".join(unasked), "when named " + ", ".join(named) if named else ""]
             if names:
-                lines.append(f"{'':<10} {backend}: against {'; '.join(filter(None, texts))}")
+                lines.append(f"{_INDENT}{backend}: against {'; '.join(filter(None, texts))}")
         options = "takes --width, --fields, --corners" if case.takes_halo else ""
         absent = "" if case.is_default else "runs by its name or by 'all'"
         if options or absent:
-            lines.append(f"{'':<10} {'; '.join(filter(None, (options, absent)))}")
+            lines.append(f"{_INDENT}{'; '.join(filter(None, (options, absent)))}")
+    lines += ["", "baselines whose names do not tell what they do:"]
+    lines += [f"{name:<10} {text}" for name, text in BASELINE_NOTES.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -139,6 +148,7 @@ def measure_all(
     turns = [sizes[name] if CASES[name].is_sized else 1 for name in options.cases]
     with session.node, closing(session.progress) as progress:
         progress.expect(options.repeat * sum(turns))
+        session.budget.expect(sum(turns))
         for name in options.cases:
             module = import_module(f"mpishare.bench.cases.{CASES[name].module or name}")
             if session.comm.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,6 +94,9 @@ class Variant:
         else:
             samples_s = time_batches(self.step, session.synchronize, size.batches, size.batch)
         return [each / self.steps for each in samples_s]
+
+    def leave(self) -> None:
+        """Put back what the next variant finds, after steps of this one."""
 
     def close(self) -> None:
         """Free what the variant made."""
@@ -196,7 +200,7 @@ class Comparison:
         """
         timed = self._timed
         try:
-            self._time(max(self._session.options.repeat, least_turns))
+            self._time(max(self._session.options.repeat, least_turns), least_turns)
         except StoppedError:
             self._close()
             raise
@@ -208,8 +212,9 @@ class Comparison:
         self._session.rows += rows
         return rows
 
-    def _time(self, turns: int) -> None:
-        session, timed = self._session, self._timed
+    def _time(self, turns: int, least_turns: int) -> None:
+        session, timed, done = self._session, self._timed, 0
+        session.budget.begin()
         for each in timed:
             session.signals.check()
             each.start()
@@ -217,16 +222,22 @@ class Comparison:
             session.signals.check()
             each.check(_OUTER_STEPS, "before the timed blocks")
             each.calibrate()
-        for turn in range(turns):
+        while done < turns:
+            began = monotonic()
             # Each is first as often as the others, so that drift of the machine affects all alike.
-            first = turn % len(timed)
+            first = done % len(timed)
             for each in (*timed[first:], *timed[:first]):
                 session.signals.check()
                 session.progress.show(each.row.case, each.row.nbytes, each.row.arm)
                 each.time()
-                steps = _INNER_STEPS if turn + 1 < turns else _OUTER_STEPS
-                each.check(steps, "between timed blocks")
+                each.check(_INNER_STEPS, "between timed blocks")
+            done += 1
             session.progress.advance()
+            if done >= least_turns and not session.budget.allows(monotonic() - began):
+                break
+        session.progress.advance(turns - done)
+        for each in timed:
+            each.check(_OUTER_STEPS - _INNER_STEPS, "after the timed blocks")
 
     def _close(self) -> None:
         for each in reversed(self._timed):
@@ -267,6 +278,7 @@ class _Timed:
         for _ in range(steps):
             self.token += 1
             self.running.checked_step(self.token)
+        self.running.leave()
         self._agree(self.running, when)
 
     def _agree(self, variant: Variant, when: str) -> None:
@@ -287,7 +299,9 @@ class _Timed:
     def _trial(self, variant: Variant, count: int) -> NDArray[np.float64]:
         session = self.session
         session.line_up()
-        return max_over_ranks(session.comm, time_each(variant.step, session.synchronize, count))
+        samples_s = time_each(variant.step, session.synchronize, count)
+        variant.leave()
+        return max_over_ranks(session.comm, samples_s)
 
     def time(self) -> None:
         """Run one timed block on each clock and check what it moved."""
@@ -310,6 +324,7 @@ class _Timed:
             return
         # After this, what a neighbor wrote without waiting for this rank has arrived.
         session.line_up()
+        variant.leave()
         if checked:
             variant.verify(self.token)
             variant.poison()

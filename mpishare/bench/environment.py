@@ -54,7 +54,11 @@ def gather(session: Session) -> dict[str, Any]:
     node, comm = session.node, session.comm
     ranks = comm.allgather(_describe_rank(session))
     hosts = [
-        {"hostname": seen["hostname"], "cores": seen["cores"], "ranks": seen["node_ranks"]}
+        {
+            "hostname": seen["hostname"],
+            "cores": len(_cores_of(ranks, seen["hostname"])),
+            "ranks": seen["node_ranks"],
+        }
         for seen in ranks
         if seen["node_rank"] == 0
     ]
@@ -65,7 +69,11 @@ def gather(session: Session) -> dict[str, Any]:
         "backend": node.backend,
         "ranks": comm.size,
         "nodes": len(hosts),
-        "cores": ranks[0]["cores"],
+        "cpu": _cpu(),
+        # Of the host of rank 0: those of its ranks, which may be bound; of rank 0; of the machine.
+        "cores": hosts[0]["cores"],
+        "cores_per_rank": len(ranks[0]["affinity"]),
+        "cores_of_machine": os.cpu_count(),
         "hosts": hosts,
         "gpus": _gpus(ranks),
         "links": [link for seen in ranks for link in seen["links"]],
@@ -110,7 +118,6 @@ def _describe_rank(session: Session) -> dict[str, Any]:
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
-        "cores": len(os.sched_getaffinity(0)),
         "affinity": sorted(os.sched_getaffinity(0)),
         "node_rank": node.rank,
         "node_ranks": list(node.ranks),
@@ -129,6 +136,11 @@ def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def _cores_of(ranks: Sequence[dict[str, Any]], hostname: str) -> set[int]:
+    """Return the cores of a host: its ranks may be bound, each to cores of its own."""
+    return set().union(*(seen["affinity"] for seen in ranks if seen["hostname"] == hostname))
+
+
 def crowded(ranks: Sequence[dict[str, Any]]) -> list[str]:
     """Return a note for each host with more ranks than cores; `ranks`: the description of each."""
     hosts: dict[str, list[dict[str, Any]]] = {}
@@ -136,8 +148,7 @@ def crowded(ranks: Sequence[dict[str, Any]]) -> list[str]:
         hosts.setdefault(seen["hostname"], []).append(seen)
     found = []
     for hostname, there in hosts.items():
-        # Ranks may be bound, each to cores of its own.
-        ncores = len(set().union(*(seen["affinity"] for seen in there)))
+        ncores = len(_cores_of(there, hostname))
         if len(there) > ncores:
             cores = f"{ncores} core" if ncores == 1 else f"{ncores} cores"
             found.append(
@@ -180,6 +191,16 @@ def _imported_version(module: str) -> str | None:
     # A package that is not imported has no part in the numbers.
     version = getattr(sys.modules.get(module), "__version__", None)
     return None if version is None else str(version)
+
+
+def _cpu() -> str | None:
+    """Return the model of the CPU, None where the system does not say."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else None
 
 
 def _driver_version() -> str | None:

@@ -32,8 +32,9 @@ _MAX_FIELDS = 16
 _HALO_CASES = ", ".join(name for name, case in CASES.items() if case.takes_halo)
 
 _EPILOG = f"""\
-cases: 'list' prints them, 'all' runs every case at every size. Without a case these run, at the
-sizes that end soon: {", ".join(DEFAULT_CASES)}.
+cases: 'list' says what each of them times, and what the baselines are; 'all' runs every case at
+every size. Without a case these run, at the sizes that end soon:
+{", ".join(DEFAULT_CASES)}.
 'compare a.json b.json' shows two runs side by side.
 Sizes are in bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case it is the
 size of a face: n, the cells per rank along each axis, is chosen to come near it, and the row has
@@ -100,6 +101,13 @@ class Options:
     iters: int | None = _number("--iters", None, "iterations of a timed block", _integer(1))
     warmup: int = _number("--warmup", 3, "untimed iterations before each block", _integer(0))
     repeat: int = _number("--repeat", 5, "timed blocks of each variant", _integer(1))
+    limit_s: float | None = _option(
+        "--seconds",
+        None,
+        "end after about S: fewer timed blocks than --repeat, then fewer sizes",
+        "S",
+        type=seconds,
+    )
     against: tuple[str, ...] | None = _option(
         "--against",
         None,
@@ -143,10 +151,13 @@ class Options:
         ladder = DEFAULT_SIZES[backend]
         if own is not None:
             ladder = own.sizes.get(backend, ladder)
+        low = self.min_nbytes or 0
         if self.full or named:
             most = None if own is None else own.max_nbytes
             ladder = tuple(n for n in SIZES if most is None or n <= most)
-        low = self.min_nbytes or 0
+            if most is not None and backend == "host" and low <= most:
+                # As one --max may be of several cases: there --min alone names what takes minutes.
+                named = {n for n in named if n <= most}
         high = self.max_nbytes or max(*ladder, low)
         return tuple(sorted({n for n in ladder if low <= n <= high} | named))
 
@@ -166,7 +177,7 @@ class Options:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog=PROG,
+        prog=f"mpirun -n 4 {PROG}",
         description="Measure mpishare against baselines, with every result checked.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -184,9 +195,13 @@ def _parser() -> Parser:
 
 
 def _require_known(problem: str, names: list[str], known: tuple[str, ...]) -> None:
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(f"{problem} {unknown[0]!r}: choose from {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            hint = f"choose from {', '.join(known)}"
+            for each in known:
+                if name.startswith(f"{each} "):  # one of its rows in a table
+                    hint = f"{each!r} runs all its forms"
+            raise UsageError(f"{problem} {name!r}: {hint}")
 
 
 def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:

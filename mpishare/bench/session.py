@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
+from mpishare.bench.measure import Budget
 from mpishare.bench.progress import Progress
 from mpishare.cli import Signals
 from mpishare.errors import format_nbytes
@@ -46,6 +47,7 @@ class Session:
         self.comm = comm
         self.options = options
         self.progress = Progress(is_shown=comm.rank == 0)
+        self.budget = Budget(comm, options.limit_s)
         self.node = Node(comm, timeout_s=options.timeout_s)
         #: All variants work on this one stream; None on the host backend.
         self.stream: Any = None
@@ -118,7 +120,7 @@ class Session:
             )
 
     def fits(self, case: Case, nbytes: int, needed_nbytes: int) -> bool:
-        """Return whether there is memory for a size of a case; if not, note that it is left out.
+        """Return whether a size of a case has memory and time; if not, note that it is left out.
 
         Collective, host-blocking: the same on every rank. `needed_nbytes` is for each rank.
         """
@@ -126,11 +128,18 @@ class Session:
             # What ranks keep of the sizes before is not free for others.
             self.node.xp.get_default_memory_pool().free_all_blocks()
             self.line_up()
-        _, reason = self.attempt(lambda: self.require_memory(needed_nbytes))
+        reason = self.budget.left_out()
+        if reason is None:
+            _, reason = self.attempt(lambda: self.require_memory(needed_nbytes))
         if reason is not None:
             self.left_out[case.name].append(f"{format_nbytes(nbytes)} left out: {reason}")
-            self.progress.advance(self.options.repeat)
+            self.skip()
         return reason is None
+
+    def skip(self) -> None:
+        """Count a size that does not run."""
+        self.budget.skip()
+        self.progress.advance(self.options.repeat)
 
     def attempt(self, make: Callable[[], Made]) -> tuple[Made | None, str | None]:
         """Return what `make` makes, or why some rank could not make it.

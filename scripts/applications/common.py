@@ -82,7 +82,9 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
         help="exchange through the host by MPI messages instead of by mpishare",
     )
     made.add_argument(
-        "--compare", action="store_true", help="time all three exchanges, in turns, in this job"
+        "--compare",
+        action="store_true",
+        help="time all forms of the exchange, in turns",
     )
     return made
 

@@ -53,10 +53,8 @@ class Heat(orders.Steps):
     def make_halo(self, form: str | None) -> Any:
         """Make the exchange: by mpishare, or staged. Collective."""
         cart, u, node, xp = self.cart, self.u, self.node, self.xp
-        if form == "naive":
-            return staged.Naive(cart, u, xp)
-        if form == "pinned":
-            return staged.Pinned(cart, u, xp)
+        if form:
+            return staged.make(form, cart, u, xp)
         if self.wrapped:
             planes = cart.Sub([True, True, False])
             return mpishare.HaloExchange(planes, u, width=1, axes=(0, 1), node=node)
@@ -110,11 +108,13 @@ class Heat(orders.Steps):
             self.halo, self.order = halo, order
             self.step()
 
-        return {
+        found = {
             "exchange": lambda: halo.exchange(self.u),
             "step": functools.partial(step, self.order),
-            "step_without_overlap": functools.partial(step, "plain"),
         }
+        if self.args.order != "plain":
+            found["step_without_overlap"] = functools.partial(step, "plain")
+        return found
 
     def update(self, cells: boxes.Boxes) -> None:
         """Set the cells of `v` in these boxes of cells."""

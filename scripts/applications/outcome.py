@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mpi4py import MPI
 
 if TYPE_CHECKING:
     import argparse
-
-    from mpi4py import MPI
 
     import mpishare
 
@@ -95,6 +94,7 @@ class Outcome:
                 "wrap": getattr(args, "wrap", False),
                 "dims": cart.dims,
                 "cells": args.shape,  # of a rank
+                "mpi": MPI.get_vendor()[0],
                 **self.facts,
             }
             print(json.dumps(row), flush=True)

@@ -50,10 +50,8 @@ class ShallowWater:
     def make_halo(self, form: str | None) -> Any:
         """Make the exchange: by mpishare, or staged. Collective."""
         cart, now, node, xp = self.cart, self.now, self.node, self.xp
-        if form == "naive":
-            return staged.Naive(cart, now, xp, corners=True)
-        if form == "pinned":
-            return staged.Pinned(cart, now, xp, corners=True)
+        if form:
+            return staged.make(form, cart, now, xp, corners=True)
         return mpishare.HaloExchange(cart, now, width=1, corners=True, node=node)
 
     def begin(self) -> None:

@@ -1,11 +1,12 @@
 """Halo exchanges as they are written without mpishare: through the host, by MPI messages.
 
-Both have the methods and the boxes of `mpishare.HaloExchange`, for one ghost cell on each side of
+All have the methods and the boxes of `mpishare.HaloExchange`, for one ghost cell on each side of
 every axis and fields of one shape and dtype, NumPy's or CuPy's.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     Box = tuple[slice, ...]
     Array = Any  # numpy.ndarray or cupy.ndarray
@@ -56,7 +57,7 @@ def faces(cart: MPI.Cartcomm, ndim: int, *, corners: bool) -> list[list[Face]]:
 
 
 class Staged:
-    """What both have: their fields, their faces, and the boxes of owned cells."""
+    """What all have: their fields, their faces, and the boxes of owned cells."""
 
     def __init__(
         self, cart: MPI.Cartcomm, fields: Array | Sequence[Array], xp: Any, *, corners: bool = False
@@ -147,12 +148,16 @@ class Pinned(Staged):
             self._finish(phase)
 
     def _begin(self, phase: int) -> None:
-        out, into = self._buffers[phase]
+        out = self._buffers[phase][0]
         for face, parts, _ in out:
             for u, part in zip(self._started, parts, strict=True):
                 part[...] = u[face.sent]
         # The stream is idle after this: what arrived last has been copied from `into` as well.
         out.to_host()
+        self._send(phase)
+
+    def _send(self, phase: int) -> None:
+        out, into = self._buffers[phase]
         self._requests = [self.cart.Irecv(data, face.source, face.tag) for face, _, data in into]
         self._requests += [self.cart.Isend(data, face.dest, face.tag) for face, _, data in out]
 
@@ -163,6 +168,76 @@ class Pinned(Staged):
         for face, parts, _ in into:
             for u, part in zip(self._started, parts, strict=True):
                 u[face.ghosts] = part
+
+
+class Persistent(Pinned):
+    """The same with requests that are made once."""
+
+    def __init__(
+        self, cart: MPI.Cartcomm, fields: Array | Sequence[Array], xp: Any, *, corners: bool = False
+    ) -> None:
+        super().__init__(cart, fields, xp, corners=corners)
+        self._made = [
+            [cart.Recv_init(data, face.source, face.tag) for face, _, data in into]
+            + [cart.Send_init(data, face.dest, face.tag) for face, _, data in out]
+            for out, into in self._buffers
+        ]
+
+    def _send(self, phase: int) -> None:
+        self._requests = self._made[phase]
+        MPI.Prequest.Startall(self._requests)
+
+
+class Neighborhood(Pinned):
+    """The same by a neighborhood collective for each phase, persistent where MPI has that."""
+
+    def __init__(
+        self, cart: MPI.Cartcomm, fields: Array | Sequence[Array], xp: Any, *, corners: bool = False
+    ) -> None:
+        super().__init__(cart, fields, xp, corners=corners)
+        # Of the cart's ranks, and no cart: Open MPI takes a graph made from one for a cart still.
+        ranks = MPI.COMM_WORLD.Create_group(cart.Get_group())
+        self._begun = [self._collective(ranks, out, into) for out, into in self._buffers]
+
+    def _collective(
+        self, ranks: MPI.Intracomm, out: Buffer, into: Buffer
+    ) -> Callable[[], MPI.Request]:
+        # A graph, since the libraries differ in the order of a cart's neighbors that are one rank.
+        graph = ranks.Create_dist_graph_adjacent(
+            [face.source for face, _, _ in into], [face.dest for face, _, _ in out], reorder=False
+        )
+        buffers = [(each.host, [data.size for _, _, data in each]) for each in (out, into)]
+        try:
+            request = graph.Neighbor_alltoallv_init(*buffers)
+        except NotImplementedError:  # before MPI 4
+            return functools.partial(graph.Ineighbor_alltoallv, *buffers)
+
+        def begin() -> MPI.Request:
+            request.Start()
+            return request
+
+        return begin
+
+    def _send(self, phase: int) -> None:
+        self._requests = [self._begun[phase]()]
+
+
+def make(
+    form: str,
+    cart: MPI.Cartcomm,
+    fields: Array | Sequence[Array],
+    xp: Any,
+    *,
+    corners: bool = False,
+) -> Staged:
+    """Make the exchange of this name. Collective."""
+    kinds: dict[str, type[Staged]] = {
+        "naive": Naive,
+        "pinned": Pinned,
+        "persistent": Persistent,
+        "neighborhood": Neighborhood,
+    }
+    return kinds[form](cart, fields, xp, corners=corners)
 
 
 class Buffer:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 REPEATS = 7
 SHOWN = 20  # moves of the bar while steps are made
-FORMS = ("mpishare", "naive", "pinned")
+FORMS = ("mpishare", "naive", "pinned", "persistent", "neighborhood")
 
 
 def slowest(cart: MPI.Cartcomm, times: list[float]) -> list[float]:
@@ -100,9 +100,10 @@ def compare_forms(
     calls: int,
     progress: Progress,
 ) -> dict[str, float]:
-    """Time what `actions_with` returns for each of the three exchanges, in turns.
+    """Time what `actions_with` returns for each form of the exchange, in turns.
 
-    Collective. Returns the times, and how much longer both staged forms take.
+    Collective. Returns the times, how much longer each staged form takes, and the time with
+    mpishare over that of the fastest of them.
     """
     actions: dict[str, Callable[[], None]] = {}
     names: list[str] = []
@@ -119,4 +120,7 @@ def compare_forms(
         for name in names
         for form in FORMS[1:]
     }
+    for name in names:
+        fastest = min(times[f"{form}_{name}_us"] for form in FORMS[1:])
+        ratios[f"{name}_to_fastest_mpi"] = times[f"mpishare_{name}_us"] / fastest
     return times | ratios

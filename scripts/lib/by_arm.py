@@ -56,6 +56,60 @@ def fresh(rows: list[dict]) -> list[str]:
     )
 
 
+def messages(rows: list[dict], case: str) -> list[str]:
+    """Messages out of GPU memory, beside those by hand and those through the host; both clocks."""
+    found = medians(rows, case)
+    others = {f"by hand, {'in place' if case == 'messages1d' else 'packed'}": "mpi"}
+    if all((nbytes, "mpi packed", CLOCKS[0]) in found for nbytes in sizes(found)):
+        others["by hand, packed"] = "mpi packed"
+    others["through the host"] = "through the host"
+
+    def pair(nbytes: int, arm: str) -> str:
+        return " / ".join(us(found[nbytes, arm, clock]) for clock in CLOCKS)
+
+    def over(nbytes: int, beside: str) -> str:
+        mine, theirs = ([found[nbytes, arm, c] for c in CLOCKS] for arm in ("messages", beside))
+        return " / ".join(f"{a / b:.2f}" for a, b in zip(mine, theirs, strict=True))
+
+    arms = "messages", *others.values()
+    cells = [
+        [size(n), *(pair(n, arm) for arm in arms), *(over(n, arm) for arm in others.values())]
+        for n in sizes(found)
+    ]
+    heads = ["out of GPU memory, µs", *(f"{name}, µs" for name in others)]
+    return _lines(["faces", *heads, *(f"of {name}" for name in others)], cells)
+
+
+def mixed(found: list[dict]) -> list[str]:
+    """Plans that mix messages with kernels, and sums over two nodes: lines of mixed_nodes.py."""
+    pairs = {
+        "fused alone, µs": "fused",
+        "messages alone, µs": "messages",
+        "both in one plan, µs": "mixed",
+    }
+    single = {
+        "its kernel, µs": "fused part of mixed",
+        "the kernel alone": "fused part alone",
+        "interior, µs": "interior",
+        "beside the exchange": "interior beside mixed",
+    }
+    cells = [
+        [
+            size(each["face_nbytes"]),
+            *(" / ".join(map(us, each[name])) for name in pairs.values()),
+            *(us(each[name]) for name in single.values()),
+        ]
+        for each in found
+        if "face_nbytes" in each
+    ]
+    lines = _lines(["faces", *pairs, *single], cells)
+    arms = ("on GPUs", "through the host", "staged by hand")
+    sums = [each for each in found if "sum_nbytes" in each]
+    cells = [[size(each["sum_nbytes"]), *(us(each[arm]) for arm in arms)] for each in sums]
+    heads = ["sum", "packed on GPUs, µs", "packed on the host, µs", "staged `MPI_Allreduce`, µs"]
+    return [*lines, *_lines(heads, cells)]
+
+
 def jax(rows: list[dict]) -> list[str]:
     """A step with an exchange, the same without it, and with that of mpi4jax where it ran."""
     found = {key[:2]: time for key, time in medians(rows, "jax").items()}

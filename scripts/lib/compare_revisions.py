@@ -94,8 +94,15 @@ def looped(call: Callable[[], None]) -> Callable[[int], float]:
     return seconds
 
 
-def exchange(nbytes: int, *, fields: int = 1, window: bool = False, split: bool = False) -> Make:
-    """The two faces of a field, in a ring."""
+def exchange(
+    nbytes: int,
+    *,
+    fields: int = 1,
+    window: bool = False,
+    split: bool = False,
+    is_new: bool = False,
+) -> Make:
+    """The two faces of a field, in a ring; `is_new`: of a copy that each call makes."""
 
     def make(side: Side) -> Case:
         node, shape = side.node, (6, nbytes // 8)
@@ -105,6 +112,8 @@ def exchange(nbytes: int, *, fields: int = 1, window: bool = False, split: bool 
         plan = side.package.HaloExchange(cart, arrays, 1, axes=(0,), node=node)
 
         def call() -> None:
+            if is_new:
+                arrays[:] = [array.copy() for array in arrays]
             plan.exchange(*arrays)
 
         def call_split() -> None:
@@ -239,8 +248,13 @@ ORDERED: dict[str, Make] = {
     "exchange, 8 B": exchange(8),
     "exchange, 4 KiB": exchange(4096),
     "exchange, 64 KiB": exchange(65536),
+    "exchange, 1 MiB": exchange(1 << 20),
     "exchange, 8 B, in windows": exchange(8, window=True),
     "exchange, 64 KiB, in windows": exchange(65536, window=True),
+    "exchange, 1 MiB, in windows": exchange(1 << 20, window=True),
+    "copy and exchange it, 512 B": exchange(512, is_new=True),
+    "copy and exchange it, 8 KiB": exchange(8 << 10, is_new=True),
+    "copy and exchange it, 72 KiB": exchange(72 << 10, is_new=True),
     "exchange, 3 fields of 4 KiB": exchange(4096, fields=3),
     "start and wait, 4 KiB": exchange(4096, split=True),
     "fence": window_call("fence"),

@@ -17,6 +17,7 @@ OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_osc": "^ucx",  # its component prints a warning for each window
+    "OMPI_MCA_btl": "^ofi",  # libfabric looks for networks for a second in MPI_Init
 }
 # More ranks than cores is normal on one machine; in a batch job the scheduler says what fits.
 if not {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"} & set(os.environ):

@@ -152,11 +152,35 @@ def solves(rows: list[dict]) -> list[str]:
     return table(heads, cells) if cells else []
 
 
+def library(arm: str) -> str:
+    """The column of an arm."""
+    columns = [*COLUMNS.items(), *SUMS.items()]
+    return next((name for name, arms in columns if arm in arms), arm)
+
+
+def absent(rows: list[dict]) -> list[str]:
+    """What was not timed, and why: a line per library and reason, with the sizes of wrong sums."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        if row["kind"] == "rival" and not row["ok"]:
+            # A reason begins with the name that the bench has for the library.
+            why = "" if row["wrong"] else row["reason"].partition(": ")[2] or row["reason"]
+            found.setdefault((library(row["arm"]), why), []).append(row)
+    lines = []
+    for (name, why), failed in found.items():
+        sizes = ", ".join(size(n) for n in sorted({row["nbytes"] for row in failed}))
+        what = "sums" if {row["case"] for row in failed} == {"allreduce"} else "results"
+        where = " in sums" if what == "sums" else ""
+        lines.append(
+            f"- {name} was not timed{where}: {why}"
+            if why
+            else f"- {name} gave wrong {what} of {sizes}, and was not timed there"
+        )
+    return lines
+
+
 def newest(rows: list[dict]) -> list[str]:
     """The lines of all tables of a run, and why a baseline has no times."""
     lines = [line for case in EXCHANGES for line in exchanges(rows, case)]
-    lines += [*sums(rows), *dots(rows), *setups(rows)]
-    absent = [row for row in rows if row["kind"] == "rival" and not row["ok"]]
-    reasons = dict.fromkeys(row["reason"] for row in absent)
-    missing = [f"- no time: {reason}" for reason in reasons]
-    return [*lines, *missing, *[""] * bool(missing)]
+    missing = absent(rows)
+    return [*lines, *sums(rows), *dots(rows), *setups(rows), *missing, *[""] * bool(missing)]

@@ -1,9 +1,10 @@
 """Make the tables of figures from the runs in docs/results. Standard library only.
 
 docs/performance.md has the first case of each run, docs/results/README.md all, docs/solvers.md the
-solves; the figure of the README is made of one. A ratio is that of two
-medians of one file: arms that were measured in turn, in one process and one run. A file that is not
-there is left out; one of another name is an error, since nobody would see that it is not used.
+solves, the README a machine with a core per rank; the figure of the README is made of one. A ratio
+is that of two medians of one file: arms that were measured in turn, in one process and one run. A
+file that is not there is left out; one of another name is an error, since nobody would see that it
+is not used.
 `--check` changes nothing, and fails where the tables are not what the files give.
 """
 
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 import by_arm
+import many_cores
 from figure import svg
 from newest import newest, size, solves
 
@@ -21,22 +23,32 @@ ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 #: What each file is of, in the order of the tables.
 RUNS = {
-    "gpus4": "Four GPUs, one rank each",
-    "gpus2": "Two GPUs, one rank each",
-    "onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service",
-    "onegpu-ranks4": "One GPU, four ranks, without it",
+    "gpus4": "Four GPUs, one rank per GPU",
+    "gpus2": "Two GPUs, one rank per GPU",
+    "onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service (MPS)",
+    "onegpu-ranks4": "One GPU, four ranks, without MPS",
     "cpu-mpich": "No GPU, MPICH",
     "cpu-openmpi": "No GPU, Open MPI",
 }
+#: Runs with a core per rank, one for each MPI and number of ranks.
+CORES = {
+    f"cpu32-{mpi}-ranks{ranks}": f"No GPU, 32 cores, {ranks} ranks, {name}"
+    for mpi, name in (("mpich", "MPICH"), ("openmpi", "Open MPI"))
+    for ranks in (8, 28, 32)
+}
 #: Runs beside the newest version of each library, which have a table of their own.
 NEWEST = {
-    "newest-gpus2": "Two GPUs, one rank each",
-    "newest-onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service",
-    "newest-onegpu-ranks4": "One GPU, four ranks, without it",
+    "newest-gpus2": "Two GPUs, one rank per GPU",
+    "newest-onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service (MPS)",
+    "newest-onegpu-ranks4": "One GPU, four ranks, without MPS",
 }
 #: Runs of the cases jax and fresh, each of the page that has it.
-JAX = {"jax-gpus2": "Two GPUs, one rank each", "jax-host": "No GPU"}
-FRESH = {"fresh-gpus2": "Two GPUs, one rank each", "fresh-host": "No GPU"}
+JAX = {"jax-gpus2": "Two GPUs, one rank per GPU", "jax-host": "No GPU"}
+FRESH = {"fresh-gpus2": "Two GPUs, one rank per GPU", "fresh-host": "No GPU"}
+#: A run of the cases messages1d and messages3d, and what they are of.
+MESSAGES = "messages-gpus2"
+MIXED = "mixed-gpus2.jsonl"
+MESSAGES_CASES = {"messages1d": "Slabs, two faces", "messages3d": "Blocks, six faces"}
 #: The cases that are shown; the files have all.
 CASES = {
     "halo1d": "1-D halo",
@@ -44,7 +56,8 @@ CASES = {
     "ring": "two faces, in a ring",
     "faces": "faces across the last axis",
 }
-PRIVATE = "private fields"
+#: Rows of their own: fields in windows are the other arms of mpishare.
+FIELDS = {"private fields": "private", "fresh fields": "fresh"}
 #: Beside the runs: what applications printed with --json, a line each.
 APPLICATIONS = "applications.jsonl"
 ORDERS = ("plain", "last", "first", "beside")
@@ -73,7 +86,7 @@ def read(path: Path, *, is_whole: bool) -> dict:
 
 def runs(folder: Path, names: dict[str, str] = RUNS, *, is_whole: bool = True) -> dict[str, dict]:
     """The runs of these names that are there; none that was ended early, if they must be whole."""
-    known = [*RUNS, *NEWEST, *JAX, *FRESH]
+    known = [*RUNS, *CORES, *NEWEST, *JAX, *FRESH, MESSAGES]
     strange = sorted({path.stem for path in folder.glob("*.json")} - set(known))
     if strange:
         raise RefusedError(f"{strange[0]}.json: known are {', '.join(known)}")
@@ -86,6 +99,11 @@ def origin(header: dict) -> tuple[str, str]:
     models = [gpu["name"] for gpu in header["gpus"]]
     cores = header["cores"]
     machine = f"{len(models)} x {models[0]}" if models else f"{cores} CPU cores"
+    if not models and header.get("cpu"):
+        bound = ", each bound to one" if header["cores_per_rank"] == 1 else ""
+        some = "" if cores == header["cores_of_machine"] else f"{cores} of "
+        machine = f"{some}{header['cores_of_machine']} CPU cores"
+        machine += f" ({header['cpu'].replace('(R)', '')}){bound}"
     driver = f", driver {header['driver']}" if models else ""
     versions = [f"{name} {text}" for name, text in header["versions"].items() if text]
     libraries = f"{' '.join(header['mpi_library'].split())}; {', '.join(versions)}"
@@ -106,7 +124,7 @@ def span(times: list[float | None]) -> str:
 def table(case: str, rows: list[dict]) -> list[str]:
     """A line a size: the time of mpishare, and its ratio to each baseline.
 
-    Fields in windows and private ones have a line each; of other arms the fastest counts.
+    Fields in windows, private and fresh ones have a line each; of other arms the fastest counts.
     """
     rows = [row for row in rows if row["case"] == case]
     medians = {(row["nbytes"], row["arm"], row["clock"]): row["median_us"] for row in rows}
@@ -117,9 +135,10 @@ def table(case: str, rows: list[dict]) -> list[str]:
     if not (sizes and rivals):
         return []
     kinds = {"": mine}
-    if PRIVATE in mine:
-        kinds = {"private": [PRIVATE], "in windows": [arm for arm in mine if arm != PRIVATE]}
-    heads = [CASES[case], *["fields"] * (len(kinds) > 1), "mpishare, us"]
+    of_fields = {kind: [arm] for arm, kind in FIELDS.items() if arm in mine}
+    if of_fields:
+        kinds = of_fields | {"in windows": [arm for arm in mine if arm not in FIELDS]}
+    heads = [CASES[case], *["fields"] * (len(kinds) > 1), "mpishare, µs"]
     heads += [f"of {arm}" for arm in rivals]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for nbytes in sizes:
@@ -162,8 +181,9 @@ def brief(name: str, run: dict) -> list[str]:
 def section(name: str, run: dict) -> list[str]:
     """All of a run."""
     header, rows = run["header"], run["rows"]
-    links = f"[The run]({name}.json), [a plot]({name}.svg)."
-    lines = [f"## {RUNS[name]}", "", *origin(header), links, ""]
+    plot = "" if name in CORES else f", [a plot]({name}.svg)"
+    links = f"[The run]({name}.json){plot}."
+    lines = [f"## {(RUNS | CORES)[name]}", "", *origin(header), links, ""]
     lines += ["```console", f"$ {header['command']}", "```", ""]
     for case in CASES:
         lines += table(case, rows)
@@ -183,16 +203,18 @@ def applications(path: Path) -> list[str]:
         "## Applications",
         "",
         "The programs of `scripts/applications`, as they print with `--json` (`--compare`,",
-        "`--bench`, `--graph`), one rank a GPU. The step is that of the fastest order where",
+        "`--bench`, `--graph`), one rank per GPU. The step is that of the fastest order where",
         "several were timed: *plain* exchanges, then updates; *last* updates the shell last,",
         "*first* first, and *beside* on another stream. Efficiency is one rank alone, on as many",
         "cells, over all.",
-        "In the last two columns above 1 mpishare is faster.",
+        "In the last two columns above 1 mpishare is faster. In the one before them it is below 1:",
+        "the step over that with the fastest of `Sendrecv`, `Isend` and `Irecv` of packed faces,",
+        "persistent requests and neighborhood collectives, timed in turns (`--compare`).",
         "",
-        "| application | cells in all | ranks | step, us | step over max(interior, exchange) + "
-        "shell | efficiency | exchange, us | with pinned, times as long | "
-        "with naive, times as long |",
-        "|---" * 9 + "|",
+        "| application | cells in all | ranks | step, µs | step over max(interior, exchange) + "
+        "shell | efficiency | exchange, µs | step over that with the fastest MPI | "
+        "with pinned, times as long | with naive, times as long |",
+        "|---" * 10 + "|",
     ]
 
     def words(value: float | None, form: str) -> str:
@@ -204,14 +226,16 @@ def applications(path: Path) -> list[str]:
         best = min(steps, key=steps.__getitem__, default=None)
         step = f"{steps[best]:.4g} ({best})" if best else f"{each['step_us_median']:.4g}"
         name = each["program"] + " --wrap" * bool(each.get("wrap")) + " --graph" * each["graph"]
+        with_mpi = f" ({each['mpi']})" if "mpi" in each and not each["gpu"] else ""
         row = [
             name,
             cells,
-            f"{each['ranks']} on {each['gpu'] or 'CPU cores'}, {each['date'][:10]}",
+            f"{each['ranks']} on {each['gpu'] or 'CPU cores'}{with_mpi}, {each['date'][:10]}",
             step,
             words(each.get("step_with_overlap_to_best"), ".2f"),
             words(each.get(f"{best}_efficiency"), ".2f"),
             words(each["exchange_us_median"], ".3g"),
+            words(each.get("step_to_fastest_mpi"), ".2f"),
             words(each.get("pinned_exchange_to_mpishare"), ".1f"),
             words(each.get("naive_exchange_to_mpishare"), ".1f"),
         ]
@@ -223,23 +247,66 @@ def in_brief(folder: Path) -> list[str]:
     """What stands between the marks of docs/performance.md; nothing where there are no runs."""
     found = runs(folder)
     if not found:
-        return of_newest(folder)
+        return of_cores(folder) + of_newest(folder) + of_messages(folder)
     lines = [
         "## Figures",
         "",
         "Made from the runs in [results](results/README.md), which has more cases, the versions",
-        "and commands, why a baseline did not run, the applications and the plots. Times are",
-        "medians of the maximum over the ranks, with a synchronize after each exchange / back to",
-        "back. *Private* fields are any arrays; fields *in windows* are those of",
-        "`node.allocate_each`. A ratio is time over time of a baseline of the same run, timed in",
-        "turns: below 1 mpishare is faster. Every result was checked. *staged* is pinned buffers",
-        "and non-blocking messages, *naive* `asnumpy`, `Sendrecv`, `asarray`; the others are the",
-        "calls of MPI or the libraries.",
+        "and commands, why a baseline did not run, the applications and the plots. Each table is",
+        "one run, named above it; tables of different runs have other revisions and libraries, so",
+        "compare within one. Times are medians of the maximum over the ranks, with a synchronize",
+        "after each exchange / back to back. *Private* fields are any arrays; fields *in windows*",
+        "are those of `node.allocate_each`. A ratio is the time of mpishare over that of a",
+        "baseline, timed in turns: below 1 mpishare is faster. Every result was checked. *staged*",
+        "is pinned buffers and non-blocking messages, *naive* `asnumpy`, `Sendrecv`, `asarray`;",
+        "the others are the calls of MPI or the libraries.",
         "",
     ]
     for name, run in found.items():
         lines += brief(name, run)
-    return lines + of_newest(folder)
+    return lines + of_cores(folder) + of_newest(folder) + of_messages(folder)
+
+
+def of_cores(folder: Path) -> list[str]:
+    """What docs/performance.md says of runs with a core per rank."""
+    found = list(runs(folder, CORES).values())
+    if not found:
+        return []
+    return [
+        "## A core per rank",
+        "",
+        on_machine(found),
+        "Microseconds back to back, and in brackets the ratio to the fastest form of MPI:",
+        "`Sendrecv`, `Isend` and `Irecv`, persistent requests, neighborhood collectives (also",
+        "persistent, where the MPI has these) and datatypes. *Fresh* fields are new at each call,",
+        "more than a plan remembers, and are compared with `Sendrecv` of new arrays.",
+        "",
+        *many_cores.in_full(found),
+    ]
+
+
+def on_machine(found: list[dict]) -> str:
+    """On what runs with a core per rank are; all on one machine."""
+    header = found[0]["header"]
+    cpu = header["cpu"].replace("(R)", "")
+    when = f"{header['date'][:10]}, revision {header['git_revision'][:12]}"
+    bound = ", each rank bound to one" if header["cores_per_rank"] == 1 else ""
+    return f"Without a GPU, {header['cores_of_machine']} cores ({cpu}){bound}; {when}."
+
+
+def in_readme(folder: Path) -> list[str]:
+    """What stands between the marks of the README."""
+    found = list(runs(folder, CORES).values())
+    if not found:
+        return []
+    return [
+        on_machine(found),
+        "Back to back; the time of mpishare over that of the fastest form of MPI, for fields in",
+        "windows / private / new at each call (over `Sendrecv`): above 1 MPI is faster.",
+        "[All sizes](docs/performance.md#a-core-per-rank).",
+        "",
+        *many_cores.in_brief(found),
+    ]
 
 
 def of_newest(folder: Path) -> list[str]:
@@ -248,22 +315,18 @@ def of_newest(folder: Path) -> list[str]:
     lines = []
     if found:
         lines = [
-            "## Beside the newest libraries",
+            "## Compared with the newest libraries",
             "",
             "Microseconds, with a synchronize after each exchange / back to back; of each library",
             "the fastest of its forms: called or captured in a CUDA graph, faces packed into its",
             "memory, or fields that live there. Sums: back to back, called / in a graph / a",
-            "twentieth of a graph of twenty. Above 1 in the column of ratios somebody is faster.",
+            "twentieth of a graph of twenty. A ratio above 1 says that another library is faster.",
             "",
         ]
     for name, run in found.items():
         machine, libraries = origin(run["header"])
         case = run["header"].get("interrupted")
-        end = (
-            f" Its time was over in `{case}`: here are the sizes that it had finished."
-            if case
-            else ""
-        )
+        end = f" The run ended in `{case}`; these are the sizes that were finished." if case else ""
         lines += [f"**{NEWEST[name]}**: {machine} {libraries}{end}", "", *newest(run["rows"])]
     return lines
 
@@ -279,7 +342,8 @@ def of_solves(folder: Path) -> list[str]:
 
 def in_full(folder: Path) -> list[str]:
     """What stands between the marks of docs/results/README.md."""
-    lines = [line for name, run in runs(folder).items() for line in section(name, run)]
+    found = runs(folder) | runs(folder, CORES)
+    lines = [line for name, run in found.items() for line in section(name, run)]
     return lines + of_fresh(folder) + applications(folder / APPLICATIONS)
 
 
@@ -300,6 +364,36 @@ def of_fresh(folder: Path) -> list[str]:
     return [*words, *lines] if lines else []
 
 
+def of_messages(folder: Path) -> list[str]:
+    """The tables of messages to other nodes."""
+    lines = []
+    for run in runs(folder, {MESSAGES: ""}).values():
+        lines = [
+            "## Messages to other nodes",
+            "",
+            "On one machine, with every face sent by the MPI (`MPISHARE_ROUTE`), which takes",
+            "pointers to GPU memory. *By hand*: persistent requests on device buffers; slabs are",
+            "sent in place, the faces of blocks packed by one kernel and unpacked by another.",
+            "",
+            *origin(run["header"]),
+            "",
+        ]
+        for case, text in MESSAGES_CASES.items():
+            lines += [f"{text} per rank:", "", *by_arm.messages(run["rows"], case)]
+    path = folder / MIXED
+    if path.exists():
+        lines += [
+            "Two nodes of two ranks, pretended on two GPUs under MPS, one GPU per node",
+            "(`scripts/lib/mixed_nodes.py`). Each rank has a neighbor on its node and one on the",
+            "other: alone, and in one plan. *Its kernel* is the fused part of that plan, timed on",
+            "the GPU from `start` on; *beside the exchange* is an interior that takes 1.5 times",
+            "as long as the exchange, from `start` to `wait`.",
+            "",
+            *by_arm.mixed([json.loads(line) for line in path.read_text().splitlines()]),
+        ]
+    return lines
+
+
 def of_jax(folder: Path) -> list[str]:
     """What stands between the marks of docs/jax.md."""
     lines = []
@@ -311,6 +405,7 @@ def of_jax(folder: Path) -> list[str]:
 
 #: The files, and what stands between their marks.
 PAGES = {
+    "README.md": in_readme,
     "docs/performance.md": in_brief,
     "docs/results/README.md": in_full,
     "docs/jax.md": of_jax,

@@ -19,6 +19,7 @@ from tests.helpers.launch import ROOT, Result, run_ranks
 APPLICATIONS = ROOT / "scripts" / "applications"
 PROGRAMS = ("jacobi2d", "heat3d", "shallow_water")
 FORMS = ("mpishare", "naive", "pinned")
+FORMS_OF_MPI = ("persistent", "neighborhood")
 ORDERS = ("plain", "last", "first", "beside")
 HOST = {"MPISHARE_BACKEND": "host"}
 KEYS = (
@@ -52,6 +53,12 @@ def run_all(*words):
 EVERY = f"""{PREAMBLE}
 for form in {FORMS!r}:
     report({{form: run_all(*(["--staged", form] if form != "mpishare" else []))}})
+"""
+
+# Few steps, on as many ranks as have a neighbor twice, or more than one.
+EVERY_OF_MPI = f"""{PREAMBLE}
+for form in {FORMS_OF_MPI!r}:
+    report({{form: run_all("--staged", form, "--steps", "3")}})
 """
 
 # A step in every order, on blocks that have an interior of whole lines of memory.
@@ -152,6 +159,15 @@ def test_every_example_is_right_with_every_exchange(ranks: int) -> None:
     check_every(ranks, "host", run_ranks(ranks, EVERY, timeout_s=50, env=HOST))
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_example_is_right_with_other_forms_of_mpi(ranks: int) -> None:
+    result = run_ranks(ranks, EVERY_OF_MPI, timeout_s=50, env=HOST)
+    assert result.returncode == 0, result.describe()
+    for told in result.reports.values():
+        assert told == {form: dict.fromkeys(PROGRAMS, 0) for form in FORMS_OF_MPI}
+    assert all(row["checked"] for row in rows_of(result))
+
+
 def check_orders(result: Result, *, refused: str | None = None) -> None:
     """All are right; or all are refused, where one is for this reason."""
     statuses = {0, 2} if refused and refused in result.stderr else {0}
@@ -180,8 +196,8 @@ def test_every_example_is_right_on_gpus(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        (4, ["", "--cells 144 --dims 4 1", "--cells 48 --dims 1 4 1"]),
-        (2, ["--staged pinned", "", ""]),
+        (4, ["--steps 8", "--cells 144 --dims 4 1", "--cells 48 --dims 1 4 1"]),
+        (2, ["--steps 8 --staged pinned", "", ""]),
     ],
 )
 def test_every_order_is_right(ranks: int, words: list[str]) -> None:
@@ -271,12 +287,15 @@ def test_the_forms_are_compared_in_one_job() -> None:
     assert result.returncode == 0, result.describe()
     (row,) = rows_of(result)
     assert row["checked"] is None
-    timed = ("exchange", "step", "step_without_overlap")
-    for key in (f"{form}_{name}_us" for form in FORMS for name in timed):
+    timed = ("exchange", "step")  # on the host nothing overlaps
+    others = (*FORMS[1:], *FORMS_OF_MPI)
+    for key in (f"{form}_{name}_us" for form in ("mpishare", *others) for name in timed):
         assert row[key] > 0, key
-    for form in FORMS[1:]:
+    for form in others:
         ratio = row[f"{form}_exchange_us"] / row["mpishare_exchange_us"]
         assert row[f"{form}_exchange_to_mpishare"] == pytest.approx(ratio)
+    fastest = min(row[f"{form}_step_us"] for form in others)
+    assert row["step_to_fastest_mpi"] == pytest.approx(row["mpishare_step_us"] / fastest)
 
 
 @pytest.mark.parametrize(

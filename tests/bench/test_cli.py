@@ -88,7 +88,7 @@ Put.__enter__ = enter_late
 sys.exit(main(sys.argv[1:]))
 """
 
-# One rank has memory for 512 bytes, and none for 4 KiB.
+# One rank has memory for 4 KiB, and none for 64 KiB.
 LITTLE_MEMORY = """
 import os, sys
 from mpi4py import MPI
@@ -96,7 +96,7 @@ from mpishare.bench import session
 from mpishare.bench.cli import main
 
 available = session._available_nbytes
-session._available_nbytes = lambda: 100 << 10 if MPI.COMM_WORLD.rank == 1 else available()
+session._available_nbytes = lambda: 1 << 20 if MPI.COMM_WORLD.rank == 1 else available()
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -175,7 +175,7 @@ def check_rows(rows: list[dict], ranks: int) -> None:
     ("module", "words", "once"),
     [
         ("mpishare.bench.cli", "list", "bandwidth "),
-        ("mpishare.bench.cli", "--help", "usage:"),
+        ("mpishare.bench.cli", "--help", "usage: mpirun -n 4 python -m mpishare.bench "),
         ("mpishare.info", "--help", "usage:"),
     ],
 )
@@ -248,11 +248,34 @@ def test_csv_and_output_and_rivals(tmp_path: Path) -> None:
         ("ring", "window fence"),
         ("ring", "isend"),
         ("fence", "fence"),
+        ("fence", "node.barrier"),
         ("fence", "counters"),
     }
     # Asked for and not here: a row that says so.
     (reason,) = {row["reason"] for row in found if row["arm"] == "counters"}
     assert "host" in reason
+
+
+def test_a_run_ends_in_its_time() -> None:
+    words = ["fence", "ring", "--max", "4KiB", "--against", "isend", "--repeat", "100000"]
+    result = bench(2, *words, "--seconds", "3", "--format", "json")
+    assert result.returncode == 0, result.describe()
+    assert result.seconds < 20, result.describe()
+    found = json.loads(result.stdout)
+    assert not found["header"]["left_out"]
+    assert is_all_ok(found["rows"], 2)
+    # More than one timed block, of five samples each, wherever the machine is not crowded.
+    assert any(row["count"] > 5 for row in found["rows"] if row["clock"] == "throughput")
+
+
+def test_sizes_that_have_no_time_are_left_out() -> None:
+    words = ["ring", "--max", "512", "--against", "isend", "--seconds", "1e-9", "--format", "json"]
+    result = bench(2, *words)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)
+    assert found["rows"] == []
+    left_out = [f"{size} left out: the 1e-09 s of --seconds were over" for size in ("8 B", "512 B")]
+    assert found["header"]["left_out"] == {"ring": left_out}
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -356,14 +379,14 @@ def test_sizes_without_memory_are_left_out_with_a_word() -> None:
 
 
 def test_all_ranks_leave_out_what_one_of_them_lacks_memory_for() -> None:
-    words = ["ring", "halo1d", "--min", "512", "--max", "4KiB", "--format", "json"]
+    words = ["ring", "halo1d", "--min", "4KiB", "--max", "64KiB", "--format", "json"]
     result = run_ranks(3, LITTLE_MEMORY, args=[*words, *QUICK], env=HOST)
     assert result.returncode == 0, result.describe()
     found = json.loads(result.stdout)
     for case in ("ring", "halo1d"):
-        assert {row["nbytes"] for row in found["rows"] if row["case"] == case} == {512}
+        assert {row["nbytes"] for row in found["rows"] if row["case"] == case} == {4096}
         (text,) = found["header"]["left_out"][case]
-        assert text.startswith("4 KiB left out: ")
+        assert text.startswith("64 KiB left out: ")
 
 
 def test_a_sum_that_misses_a_rank_is_seen() -> None:
@@ -434,7 +457,7 @@ def test_a_rank_that_raises_ends_all() -> None:
     assert not result.timed_out, result.describe()
     assert result.returncode != 0, result.describe()
     assert "ZeroDivisionError: on purpose" in result.stderr, result.describe()
-    assert "median" not in result.stdout, result.describe()  # no table
+    assert "latency, us" not in result.stdout, result.describe()  # no table
     assert result.seconds < 20, result.describe()
 
 

@@ -8,9 +8,10 @@ from tests.bench.test_cli import BENCH, HOST, QUICK, SPINNING, check_rows, is_al
 from tests.helpers.launch import run_ranks
 
 CASES = ("halo1d", "halo2d", "halo3d")
-OWN = {"window fields", "private fields"}
+OWN = {"window fields", "private fields", "fresh fields"}
 RIVALS = {
     "sendrecv",
+    "sendrecv fresh",
     "isend",
     "persistent",
     "persistent waitany",

@@ -3,17 +3,20 @@
 import csv
 import io
 import json
+import re
 from time import perf_counter
 
 import numpy as np
 import pytest
 
-from mpishare.bench.cases import CASES, DEFAULT_CASES
+from mpishare.bench.cases import BASELINES, CASES, DEFAULT_CASES
+from mpishare.bench.cli import case_list
 from mpishare.bench.comparison import Variant, Wrapper
 from mpishare.bench.environment import command, crowded, notes
 from mpishare.bench.measure import BLOCK_S, block_size, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
 from mpishare.bench.problems.check import POISON, Pattern, word
+from mpishare.bench.report import compare
 from mpishare.bench.report.render import of_case, render
 from mpishare.bench.report.rows import COLUMNS, Row, set_ratios
 from mpishare.cli import UsageError
@@ -152,6 +155,11 @@ def test_wrong_words_are_refused(words: list[str]) -> None:
         parse(words)
 
 
+def test_a_row_of_a_table_leads_to_its_baseline() -> None:
+    with pytest.raises(UsageError, match=r"'persistent waitany': 'persistent' runs all its forms"):
+        parse(["--against", "isend,persistent waitany"])
+
+
 def test_words_are_understood() -> None:
     assert parse([]).cases == DEFAULT_CASES
     assert parse(["all"]).cases == tuple(CASES)
@@ -191,6 +199,11 @@ def test_sizes_of_a_case() -> None:
     assert Options(full=True).sizes("cuda", "halo3d")[-1] == 1 << 20
     assert Options(max_nbytes=16 << 20).sizes("cuda", "halo3d")[-2:] == (1 << 20, 16 << 20)
     assert Options(min_nbytes=64 << 10).sizes("host", "halo2d") == (64 << 10,)
+    # Of several cases in one run each has its own limit, on the host.
+    four = Options(max_nbytes=4 << 20)
+    assert four.sizes("host", "halo1d")[-2:] == (1 << 20, 4 << 20)
+    assert four.sizes("host", "halo3d")[-2:] == (64 << 10, 1 << 20)
+    assert Options(min_nbytes=4 << 20).sizes("host", "halo3d") == (4 << 20,)
 
 
 def test_the_header_says_by_which_command() -> None:
@@ -273,6 +286,37 @@ def test_table_says_what_a_halo_case_was_of() -> None:
     title = "halo3d: width 1, 2 fields, with corners; cells: of a rank, along an axis"
     assert title in text.splitlines()
     assert text.split().count("91") == 1
+
+
+def test_one_rank_is_counted_as_one() -> None:
+    gpu = {"name": "H200", "uuid": "GPU-1f3c", "pci_id": "0000:06:00.0", "mps": False, "ranks": [0]}
+    alone = {**HEADER, "ranks": 1, "cores": 1, "gpus": [gpu]}
+    text = render("table", alone, a_run())
+    assert "\nOne rank is its own neighbor" in text
+    assert "mpirun -n 4" in text
+    assert "One rank" not in render("table", HEADER, a_run())
+    assert "1 rank on 1 node, backend host, 1 core, n7" in text
+    assert "GPU-1f3c at 0000:06:00.0: rank 0" in text
+    assert ", 1 rank," in compare._origin(alone)
+
+
+def test_a_case_whose_names_do_not_tell_explains_them() -> None:
+    found = row("new arrays")
+    found.fill([1e-6], 8)
+    found.case = "fresh"
+    note = " ".join(CASES["fresh"].note.split())
+    assert note in " ".join(render("table", HEADER, [found]).split())
+    assert note in " ".join(case_list().split())
+    case = CASES["fresh"]
+    assert {f"'{name}'" for name in case.variants} == set(re.findall(r"'.*?'", note))
+    assert not any(name in note for names in case.baselines.values() for name in names)
+
+
+@pytest.mark.parametrize("baseline", ["alone", "called", "ceilings", "first axis", "packed"])
+def test_the_list_says_what_a_baseline_is(baseline: str) -> None:
+    _, _, told = case_list().partition("baselines whose names")
+    assert f"\n{baseline} " in told
+    assert baseline in BASELINES
 
 
 def test_the_heading_tells_of_more_ranks_than_cores() -> None:
@@ -406,3 +450,20 @@ def test_the_speed_is_said_where_mpishare_wins_and_where_it_loses() -> None:
         "ring 8 B: 0.5 times as fast as the best baseline (slow)"
     ]
     assert lines([("ring", 2.0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("noisy", "is_told"), [("ring", True), ("isend", True), ("sendrecv", False), ("", False)]
+)
+def test_a_speed_out_of_noise_is_marked(noisy: str, is_told: bool) -> None:
+    """Where it is that of the variant itself, or of the baseline that it is compared with."""
+    rows = [
+        row(arm, "throughput", median_us=us, p95_us=us * (3.5 if arm == noisy else 3.0), min_us=us)
+        for arm, us in (("ring", 2.0), ("isend", 3.0), ("sendrecv", 9.0))
+    ]
+    for each in rows[1:]:
+        each.kind = "rival"
+    set_ratios(rows, {"ring": ("isend", "sendrecv")})
+    shown = "1.5 (noisy)" if is_told else "1.5"
+    told = f"\nring 8 B: {shown} times as fast as the best MPI form\n"
+    assert told in of_case("ring", HEADER, rows)

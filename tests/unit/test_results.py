@@ -111,7 +111,30 @@ def test_the_newest_libraries_stand_in_their_fastest_form(folder):
     (heads,) = (line for line in lines if line.startswith("| 1-D halo"))
     assert "| mpishare | NCCL send and receive | PyTorch symmetric memory |" in heads
     assert "| 8 B | 4 / 2 | 8 / 4 | 2 / 1 | 2.00 / 2.00 |" in lines
-    assert "- no time: NCCL put: too old" in lines
+    assert "- NCCL put and signal was not timed: too old" in lines
+
+
+def test_what_was_not_timed_is_a_line_per_library_and_reason(folder):
+    run = a_run()
+    why = "torch symmetric memory: not for float64"
+    more = {"case": "allreduce", "ok": False}
+    run["rows"] = [
+        row(arm, "rival", clock, None, nbytes=nbytes, **found)
+        for nbytes in (1 << 16, 1 << 20)
+        for clock in results.CLOCKS
+        for arm, found in (
+            ("nvshmem", {"wrong": True, "reason": f"words not right: {nbytes} on rank 0"}),
+            ("nvshmem graph", {"wrong": True, "reason": f"words not right: {nbytes} on rank 1"}),
+            ("torch", {"reason": why}),
+            ("torch graph", {"reason": why}),
+        )
+        for found in [{**more, **found}]
+    ]
+    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    assert [line for line in results.in_brief(folder) if line.startswith("- ")] == [
+        "- NVSHMEM gave wrong sums of 64 KiB, 1 MiB, and was not timed there",
+        "- PyTorch symmetric memory was not timed in sums: not for float64",
+    ]
 
 
 def test_sums_stand_by_the_way_they_are_called(folder):
@@ -228,8 +251,85 @@ def test_what_examples_print_is_a_line_each(folder):
     (folder / results.APPLICATIONS).write_text("".join(json.dumps(each) + "\n" for each in lines))
     text = results.in_full(folder)
     begin = "| heat3d --graph | 128 x 128 x 64 | 4 on NVIDIA H200, 2026-01-02 |"
-    assert f"{begin} 50 |  |  | 10 |  |  |" in text
-    assert f"{begin} 30 (last) |  | 0.75 | 10 | 15.7 |  |" in text
+    assert f"{begin} 50 |  |  | 10 |  |  |  |" in text
+    assert f"{begin} 30 (last) |  | 0.75 | 10 |  | 15.7 |  |" in text
+
+
+def test_a_step_on_cpus_stands_beside_the_fastest_of_mpi(folder):
+    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
+    found = APPLICATION | {
+        "gpu": None,
+        "graph": False,
+        "mpi": "MPICH",
+        "step_to_fastest_mpi": 0.954,
+    }
+    (folder / results.APPLICATIONS).write_text(json.dumps(found) + "\n")
+    begin = "| heat3d | 128 x 128 x 64 | 4 on CPU cores (MPICH), 2026-01-02 |"
+    assert f"{begin} 50 |  |  | 10 | 0.95 |  |  |" in results.in_full(folder)
+
+
+def cores_run(mpi: str, ranks: int, factor: float) -> dict:
+    """A run with a core per rank: faces of 8 bytes along one axis, of 66248 bytes along three."""
+    run = a_run()
+    run["header"] |= {"ranks": ranks, "cores": ranks, "cores_per_rank": 1}
+    run["header"] |= {"cores_of_machine": 32, "cpu": "Xeon(R)"}
+    run["header"]["mpi_library"] = mpi
+    times = {"window fields": 5.0, "private fields": 6.0, "fresh fields": 8.0}
+    rivals = {"sendrecv": 16.0, "isend": 10.0, "sendrecv fresh": 20.0}
+    rows = [
+        row(arm, kind, clock, us * (factor if kind == "own" else 1.0), nbytes=nbytes, case=case)
+        for case, nbytes in (("halo1d", 8), ("halo3d", 66248))
+        for clock in ("latency", "throughput")
+        for kind, found in (("own", times), ("rival", rivals))
+        for arm, us in found.items()
+    ]
+    rows += [
+        row(arm, kind, "throughput", us, nbytes=0, case="fence")
+        for arm, kind, us in (
+            ("fence", "own", 3.0),
+            ("node.barrier", "own", 5.0),
+            ("barrier", "rival", 4.0),
+        )
+    ]
+    run["rows"] = rows
+    return run
+
+
+def test_runs_with_a_core_per_rank_stand_side_by_side(folder):
+    for name, mpi, ranks, factor in (
+        ("cpu32-mpich-ranks8", "MPICH Version: 5", 8, 1.0),
+        ("cpu32-mpich-ranks28", "MPICH Version: 5", 28, 4.0),
+        ("cpu32-openmpi-ranks32", "Open MPI v5", 32, 2.0),
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(cores_run(mpi, ranks, factor)))
+    root = folder.parents[1]
+    assert results.main([], root) == 0
+    lines = (root / "README.md").read_text().splitlines()
+    assert "| faces | MPICH, 8 ranks | Open MPI, 32 ranks |" in lines
+    # In windows and private over the fastest, fresh over Sendrecv of fresh ones.
+    assert "| 8 B, 1-D | 0.50 / 0.60 / 0.40 | 1.00 / 1.20 / 0.80 |" in lines
+    assert "| 64 KiB, 3-D | 0.50 / 0.60 / 0.40 | 1.00 / 1.20 / 0.80 |" in lines
+    assert any("32 cores (Xeon), each rank bound to one; 2026-01-02" in line for line in lines)
+    lines = (root / "docs/performance.md").read_text().splitlines()
+    assert "| 8 B | private | 6 (0.60) | 24 (2.40) | 12 (1.20) |" in lines
+    assert "| 64.7 KiB | fresh | 8 (0.40) | 32 (1.60) | 16 (0.80) |" in lines
+    assert "| `Window.fence` | 3 (0.75) | 3 (0.75) | 3 (0.75) |" in lines
+    assert "| `Node.barrier` | 5 (1.25) | 5 (1.25) | 5 (1.25) |" in lines
+    text = (root / "docs/results/README.md").read_text()
+    assert "## No GPU, 32 cores, 28 ranks, MPICH" in text
+    assert "| 8 B | fresh | 32 / 32 |" in text
+    assert "28 ranks on 28 of 32 CPU cores (Xeon), each bound to one; 2026-01-02" in text
+    assert "a plot" not in text
+
+
+def test_a_size_that_one_of_several_runs_lacks_is_a_dash(folder):
+    whole, part = cores_run("MPICH", 8, 1.0), cores_run("Open MPI", 8, 1.0)
+    part["rows"] = [each for each in part["rows"] if each["case"] != "halo3d"]
+    (folder / "cpu32-mpich-ranks8.json").write_text(json.dumps(whole))
+    (folder / "cpu32-openmpi-ranks8.json").write_text(json.dumps(part))
+    assert results.main([], folder.parents[1]) == 0
+    text = (folder.parents[1] / "README.md").read_text()
+    assert "| 64 KiB, 3-D | 0.50 / 0.60 / 0.40 | - / - / - |" in text
 
 
 def test_an_example_that_was_wrong_is_refused(folder, capsys):
@@ -289,3 +389,28 @@ def test_new_arrays_stand_beside_kept_ones_and_messages(folder):
     (folder / "fresh-gpus2.json").write_text(json.dumps(run))
     expected = "| 8 B | 20 / 10 | 1.25 / 1.25 | 0.25 / 0.25 | 12 / 6 | 1.20 / 1.20 |"
     assert expected in results.in_full(folder)
+
+
+def test_messages_stand_beside_those_by_hand_and_through_the_host(folder):
+    run = a_run()
+    times = {"messages": 20.0, "mpi": 16.0, "mpi packed": 40.0, "through the host": 200.0}
+    run["rows"] = [
+        row(arm, "own", clock, us * factor, case=case)
+        for case in results.MESSAGES_CASES
+        for arm, us in times.items()
+        if (case, arm) != ("messages3d", "mpi packed")
+        for clock, factor in (("latency", 1.0), ("throughput", 0.5))
+    ]
+    (folder / "messages-gpus2.json").write_text(json.dumps(run))
+    mixed = {"face_nbytes": 8, "fused": [4, 2], "messages": [9, 8], "mixed": [10, 9]}
+    mixed |= {"fused part alone": 3, "fused part of mixed": 5, "interior": 15}
+    mixed |= {"interior beside mixed": 16}
+    sums = {"sum_nbytes": 1024, "on GPUs": 100, "through the host": 50, "staged by hand": 30}
+    (folder / "mixed-gpus2.jsonl").write_text(f"{json.dumps(mixed)}\n{json.dumps(sums)}\n")
+    lines = results.of_messages(folder)
+    times = "| 8 B | 20 / 10 | 16 / 8 | 40 / 20 | 200 / 100 "
+    assert f"{times}| 1.25 / 1.25 | 0.50 / 0.50 | 0.10 / 0.10 |" in lines
+    assert "| 8 B | 20 / 10 | 16 / 8 | 200 / 100 | 1.25 / 1.25 | 0.10 / 0.10 |" in lines
+    assert "| 8 B | 4 / 2 | 9 / 8 | 10 / 9 | 5 | 3 | 15 | 16 |" in lines
+    assert "| 1 KiB | 100 | 50 | 30 |" in lines
+    assert results.in_brief(folder)[-len(lines) :] == lines

@@ -1,4 +1,4 @@
-"""CUDA-aware MPI: Irecv and Isend with pointers to memory of the GPU."""
+"""CUDA-aware MPI: persistent requests with pointers to memory of the GPU."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class CudaMpi(Library):
     halves = 2
     is_direct = True
 
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._requests: list[MPI.Prequest] = []
+
     @classmethod
     def require(cls, session: Session) -> None:
         """Raise where the MPI of this rank failed the trial.
@@ -38,20 +42,28 @@ class CudaMpi(Library):
             raise UnsupportedError(f"MPI: not CUDA-aware: {failure}")
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
-        """Return Irecv, Isend and Waitall. Host-blocking: MPI is not ordered on streams."""
+        """Return Startall and Waitall. Host-blocking: MPI is not ordered on streams."""
         comm, synchronize = self.session.comm, self.session.synchronize
-        waitall = MPI.Request.Waitall
+        startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
         synchronize()  # what `empty` wrote is there before any message
-        sends = [(_buffer(each.out), each.to, tag) for tag, each in enumerate(transfers)]
-        receives = [(_buffer(each.into), each.source, tag) for tag, each in enumerate(transfers)]
+        receives = [
+            comm.Recv_init(_buffer(each.into), each.source, tag)
+            for tag, each in enumerate(transfers)
+        ]
+        sends = [
+            comm.Send_init(_buffer(each.out), each.to, tag) for tag, each in enumerate(transfers)
+        ]
+        requests = [*receives, *sends]
+        self._requests += requests
 
         def move() -> None:
-            if not early:
-                synchronize()
-            requests = [comm.Irecv(*each) for each in receives]
             if early:
+                startall(receives)
                 synchronize()
-            requests += [comm.Isend(*each) for each in sends]
+                startall(sends)
+            else:
+                synchronize()
+                startall(requests)
             waitall(requests)
 
         return move
@@ -67,6 +79,11 @@ class CudaMpi(Library):
             comm.Allreduce(MPI.IN_PLACE, buffer)
 
         return sum_
+
+    def close(self) -> None:
+        """Free the requests."""
+        for request in self._requests:
+            request.Free()
 
 
 def _buffer(array: Any) -> list[Any]:

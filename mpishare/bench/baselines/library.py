@@ -30,11 +30,13 @@ class _Way:
     kind: str
     is_captured: bool = False  # into a graph
     in_place: bool = False  # the fields are memory of the library, and nothing is packed
+    is_packed: bool = False  # packed, also where the library could send the faces as they lie
 
 
 #: For each name of ``--against`` the module of the library, and its variants in the report.
 _LIBRARIES = {
     "mpi": ("cuda_mpi", {"mpi": _Way("CudaMpi")}),
+    "packed": ("cuda_mpi", {"mpi packed": _Way("CudaMpi", is_packed=True)}),
     "nccl": ("nccl", {"nccl": _Way("Nccl"), "nccl graph": _Way("Nccl", is_captured=True)}),
     "nccl4py": (
         "nccl_windows",
@@ -284,7 +286,10 @@ class LibraryExchange(Exchange[Problem]):
             pairs = zip(self._owned, fields, strict=True)
             fields = [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
         super().__init__(problem, fields)
-        if way.in_place or (library.is_direct and is_contiguous and not problem.has_buffers):
+        if way.is_packed and not is_contiguous:
+            raise UnsupportedError(f"{library.label}: it packs these faces anyway")
+        is_direct = library.is_direct and is_contiguous and not way.is_packed
+        if way.in_place or (is_direct and not problem.has_buffers):
             out, into = (
                 [view.view("u8").ravel() for side in sides for view in of_side(side, fields)]
                 for of_side in (problem.leaving, problem.arriving)

@@ -24,6 +24,7 @@ class Case:
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     max_nbytes: int | None = None  # a larger size runs only if the command line names it
     takes_halo: bool = False  # whether --width, --fields and --corners apply to it
+    note: str = ""  # what is timed under names that do not tell it
 
 
 #: Libraries that move data from GPU to GPU, see `mpishare.bench.baselines.library`.
@@ -32,7 +33,7 @@ LIBRARIES = ("mpi", "nccl", "nccl4py", "nvshmem", "torch")
 UPPER_BOUNDS = "ceilings"
 #: How the names of baselines begin that are no form of MPI.
 NOT_MPI = (
-    *("memcpy", "counters", "handles", "first axis", "window", "kept"),
+    *("memcpy", "counters", "handles", "first axis", "window"),
     *("loop", "recorded", "unrolled", "padded", "exchange", "mpi4jax", "nccl", "nvshmem", "torch"),
 )
 
@@ -42,7 +43,7 @@ def _messages(name: str, axes: str, max_nbytes: int | None) -> Case:
         name,
         f"the same by MPI messages, as to another node, in a cart of {axes}",
         ("messages", "through the host"),
-        {"host": ("persistent",), "cuda": ("mpi",)},
+        {"host": ("persistent",), "cuda": ("mpi", "packed")},
         module="halo",
         is_sized=True,
         is_default=False,
@@ -97,7 +98,7 @@ _ALL = (
     Case(
         "fence",
         "Window.fence: every rank's work before every rank's next",
-        ("fence",),
+        ("fence", "node.barrier"),
         {"host": ("barrier",), "cuda": ("barrier", "counters")},
         module="ordering",
     ),
@@ -205,8 +206,8 @@ _ALL = (
     Case(
         "fresh",
         "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
-        ("new arrays", "arrays in turn"),
-        {"host": ("kept", "sendrecv"), "cuda": ("kept", "staged")},
+        ("new arrays", "kept, copied", "arrays in turn", "kept array"),
+        {"host": ("sendrecv",), "cuda": ("staged",)},
         is_sized=True,
         is_default=False,
         sizes={
@@ -215,6 +216,10 @@ _ALL = (
         },
         max_nbytes=1 << 20,
         takes_halo=True,
+        note="'new arrays' copies the fields into new arrays and exchanges these, as the messages "
+        "below do; 'kept, copied' does the same work on arrays that are kept. 'arrays in turn' "
+        "exchanges arrays that were made before, more of them than a plan remembers; 'kept array' "
+        "one of them, again and again: without a copy, so that messages are no measure of it.",
     ),
     Case(
         "jax",
@@ -254,6 +259,23 @@ CASES = {case.name: case for case in _ALL}
 
 #: The cases of a run that names none.
 DEFAULT_CASES = tuple(case.name for case in _ALL if case.is_default)
+
+#: What baselines do whose names do not tell it.
+BASELINE_NOTES = {
+    "alone": "the same program without the exchange",
+    "called": "the exchange, called without JAX",
+    "ceilings": "upper bounds: what the machine can do with no order in it, or with no data",
+    "counters": "the order alone, by stream memory operations",
+    "first axis": "faces that are one piece of memory each",
+    "float": "MPI of a number that is read from the GPU, and written back",
+    "handles": "an allgather of memory handles, and opening those of the neighbors",
+    "memcpy": "a bare copy between the same places",
+    "mpi": "MPI that is given GPU memory",
+    "naive": "MPI through the host, each face copied by itself",
+    "packed": "MPI that is given GPU memory into which faces were packed",
+    "staged": "MPI through the host, all faces in one copy to pinned memory and one back",
+    "window": "windows in turn, in the order of start, complete, post and wait",
+}
 
 #: Every baseline that some case has on some backend.
 BASELINES = tuple(

@@ -1,21 +1,20 @@
 """``fresh``: exchanges of arrays that are new at each call, as programs make that keep none.
 
-*new arrays* copies its array into a new one and exchanges that, as does *sendrecv*, which is three
-lines of MPI (on CUDA *staged*, through pinned memory). *kept, copied* copies to and fro between two
-arrays: the same work without new addresses. *arrays in turn* makes its arrays before, more of them
-than a plan remembers, and stands beside *kept array*, the same call on one array.
+*new arrays* copies its array into a new one and exchanges that, as does the baseline *sendrecv*,
+which is three lines of MPI (on CUDA *staged*, through pinned memory). *kept, copied* copies to and
+fro between two arrays: the same work without new addresses. *arrays in turn* makes its arrays
+before, more of them than a plan remembers, as do the *fresh fields* of the halo cases, and stands
+beside *kept array*, the same call on one array; neither copies, so neither has a baseline here.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import cycle
-from math import prod
 from typing import TYPE_CHECKING
 
-from mpishare.bench.cases.halo import PrivateFields, compare_on_grid
+from mpishare.bench.cases.halo import FreshFields, PrivateFields, compare_on_grid
 from mpishare.bench.problems.exchange import Exchange
-from mpishare.bench.problems.grid import ITEM_NBYTES, Block, Grid
+from mpishare.bench.problems.grid import Block, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,31 +25,25 @@ if TYPE_CHECKING:
     from mpishare.bench.report.rows import Row
     from mpishare.bench.session import Session
 
-_IN_TURN = 80
-
 
 def run(session: Session, case: Case) -> list[Row]:
     """Run the case and return its rows. Collective, host-blocking."""
     rows: list[Row] = []
     for nbytes in session.options.sizes(session.node.backend, case.name):
         block = Block.of(session.options, naxes=1, nbytes=nbytes)
-        in_turn_nbytes = ITEM_NBYTES * prod(block.shape) * block.count * _IN_TURN
-        if not session.fits(case, block.face_nbytes, block.needed_nbytes + in_turn_nbytes):
+        if not session.fits(case, block.face_nbytes, block.needed_nbytes):
             continue
         rows += compare_on_grid(session, case, block, _enter)
     return rows
 
 
 def _enter(comparison: Comparison, grid: Grid) -> None:
-    on_cuda = grid.session.on_cuda
-    by_messages = "staged" if on_cuda else "sendrecv"
-    copying = ("kept, copied", by_messages)
-    comparison.add("new arrays", partial(_NewArrays, grid), against=copying)
-    comparison.add("arrays in turn", partial(_InTurn, grid), against=("kept array",))
-    kept = {"kept, copied": _KeptCopied, "kept array": PrivateFields}
-    comparison.add_baselines("kept", {name: partial(kind, grid) for name, kind in kept.items()})
-    kind = _StagedNew if on_cuda else _SendrecvNew
-    comparison.add_baselines(by_messages, {by_messages: partial(kind, grid)})
+    comparison.add("new arrays", partial(_NewArrays, grid))
+    comparison.add("kept, copied", partial(_KeptCopied, grid))
+    comparison.add("arrays in turn", partial(FreshFields, grid), against=())
+    comparison.add("kept array", partial(PrivateFields, grid), against=())
+    name, kind = ("staged", _StagedNew) if grid.session.on_cuda else ("sendrecv", _SendrecvNew)
+    comparison.add_baselines(name, {name: partial(kind, grid)})
 
 
 class _NewArrays(PrivateFields):
@@ -77,34 +70,6 @@ class _KeptCopied(PrivateFields):
 
     def close(self) -> None:
         del self._others
-        super().close()
-
-
-class _InTurn(PrivateFields):
-    """Exchange other arrays at each call."""
-
-    def __init__(self, grid: Grid) -> None:
-        xp = grid.session.node.xp
-        self._sets = [
-            tuple(xp.zeros(grid.shape) for _ in range(grid.count)) for _ in range(_IN_TURN)
-        ]
-        super().__init__(grid, self._sets[0])
-        self._next = cycle(self._sets)
-
-    def step(self) -> None:
-        self.fields = next(self._next)
-        self._exchange(*self.fields)
-
-    def fill(self, token: int) -> None:
-        for fields in self._sets:
-            self.problem.check.fill(fields, token)
-
-    def poison(self) -> None:
-        for fields in self._sets:
-            self.problem.check.poison(fields)
-
-    def close(self) -> None:
-        del self._sets, self._next
         super().close()
 
 

@@ -4,10 +4,12 @@
 private memory; on CUDA MPI is staged, with one copy of both faces to pinned memory and one of both
 ghosts back.
 
-The halo cases time `HaloExchange` on fields in windows and on private ones, in rows of their own.
-On the host the baselines are the exchanges that MPI has; on CUDA messages staged through the host,
-and libraries that move data from GPU to GPU. A baseline moves the same cells: with corners, axis by
-axis with ghosts included, or to up to 26 neighbors.
+The halo cases time `HaloExchange` on fields in windows, on private ones, and on the host on fresh
+ones, in rows of their own: fresh fields are others at each call, more of them than a plan
+remembers. On the host the baselines are the exchanges that MPI has, one of them of fresh fields
+too; on CUDA messages staged through the host, and libraries that move data from GPU to GPU. A
+baseline moves the same cells: with corners, axis by axis with ghosts included, or to up to 26
+neighbors.
 
 ``faces`` compares faces across the last axis of a cube with those across its first, in the same
 exchange of the same bytes in a ring of ranks. Across the first axis a face is one contiguous piece
@@ -39,6 +41,7 @@ from mpishare.bench.baselines.host_mpi import (
     NeighborTypes,
     Persistent,
     Sendrecv,
+    SendrecvFresh,
     Waitany,
 )
 from mpishare.bench.baselines.library import add_library
@@ -47,7 +50,7 @@ from mpishare.bench.cases import LIBRARIES, UPPER_BOUNDS
 from mpishare.bench.comparison import Comparison, Wrapper
 from mpishare.bench.measure import time_batches
 from mpishare.bench.problems.exchange import Exchange
-from mpishare.bench.problems.grid import Block, Grid
+from mpishare.bench.problems.grid import Block, Grid, InTurn
 from mpishare.bench.problems.ring import FenceRing, PairwiseRing, Ring
 from mpishare.bench.report.rows import BASELINE, UPPER_BOUND
 from mpishare.bench.session import do_nothing
@@ -70,7 +73,7 @@ _RING_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
     "staged": {"staged": Staged, "staged persistent": StagedPersistent},
 }
 _HALO_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
-    "sendrecv": {"sendrecv": Sendrecv},
+    "sendrecv": {"sendrecv": Sendrecv, "sendrecv fresh": SendrecvFresh},
     "isend": {"isend": Isend},
     "persistent": {"persistent": Persistent, "persistent waitany": Waitany},
     "neighborhood": {"neighborhood packed": NeighborPacked, "neighborhood types": NeighborTypes},
@@ -126,7 +129,7 @@ def _run_halo(session: Session, case: Case) -> list[Row]:
         block = _BLOCKS[case.name](options, nbytes=nbytes)
         # The smallest blocks are as large as the width: several sizes may come to the same one.
         if block in done:
-            session.progress.advance(options.repeat)
+            session.skip()
             continue
         done.add(block)
         if not session.fits(case, block.face_nbytes, block.needed_nbytes):
@@ -143,12 +146,15 @@ def _enter_halo(case: Case, comparison: Comparison, grid: Grid) -> None:
         for name, route in zip(case.variants, ("mpi", "mpi-host"), strict=True):
             comparison.add(name, partial(_Messages, grid, route))
         _add_baselines(comparison, grid, _MESSAGES_MPI, grid.face_nbytes * grid.count)
+        add_library(comparison, "packed", grid)
     elif case.name == "inplace":
         comparison.add("in place", partial(_InPlace, grid))
         comparison.add("window fields", partial(WindowFields, grid), kind=BASELINE)
     else:
         comparison.add("window fields", partial(WindowFields, grid))
         comparison.add("private fields", partial(PrivateFields, grid))
+        if not grid.session.on_cuda:
+            comparison.add("fresh fields", partial(FreshFields, grid))
         _add_baselines(comparison, grid, _HALO_MPI, grid.face_nbytes * grid.count)
 
 
@@ -244,6 +250,14 @@ class PrivateFields(Exchange[Grid]):
         self._halo.close()
         # Windows must have no views left, and the exchange may hold some.
         del self._halo, self._exchange, self.fields
+
+
+class FreshFields(InTurn, PrivateFields):
+    """The same on other private fields at each call."""
+
+    def exchange(self) -> None:
+        """Exchange the ghosts of these fields."""
+        self._exchange(*self.fields)
 
 
 class WindowFields(PrivateFields):

@@ -1,9 +1,10 @@
 """Cases ``fence`` and ``pairwise``: the order between ranks alone, with no data.
 
-``fence`` orders every rank's work before every rank's next, ``pairwise`` has post, start, complete
-and wait with both neighbors. The baselines are what one writes without windows: wait for the GPU,
-then `MPI_Barrier`, or a message of no bytes to both neighbors; and, on CUDA, the same order by bare
-stream memory operations, every rank to every other in one batch, or in the same four batches.
+``fence`` orders every rank's work before every rank's next, as does `Node.barrier` on the host;
+``pairwise`` has post, start, complete and wait with both neighbors. The baselines are what one
+writes without windows: wait for the GPU, then `MPI_Barrier`, or a message of no bytes to both
+neighbors; and, on CUDA, the same order by bare stream memory operations, every rank to every other
+in one batch, or in the same four batches.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def run(session: Session, case: Case) -> list[Row]:
     if case.name == "fence":
         pattern = Pattern(session.node.xp, 1)
         comparison.add("fence", partial(_OrderAll, session, pattern))
+        if not session.on_cuda:  # where it orders no work on streams
+            of_node = partial(_OrderAll, session, pattern, session.node.barrier)
+            comparison.add("node.barrier", of_node)
         after_gpu = partial(_OrderAll, session, pattern, session.synchronized(barrier))
         comparison.add_baselines("barrier", {"barrier": after_gpu})
         counters = partial(_CountersOfAll, session, pattern)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 from math import isqrt, prod
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from mpishare.bench.problems.check import HaloCheck
-from mpishare.bench.problems.exchange import Problem, Side
+from mpishare.bench.problems.exchange import Exchange, Problem, Side
 
 if TYPE_CHECKING:
     from mpishare.bench.options import Options
@@ -29,6 +29,9 @@ _ROWS = 4
 #: Sets of fields: in windows and private. Faces beside them, per side: the check's and the
 #: baselines'.
 _SETS, _FACES = 2, 20
+#: Fields in turn: more than a plan remembers, each as far from the one before as allocators may
+#: place arrays.
+_IN_TURN, _APART_NBYTES = 80, 512
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,14 @@ class Block:
     def needed_nbytes(self) -> int:
         """The memory of a rank for all variants of a case."""
         face = int((self.n + 2 * self.width) ** (self.naxes - 1)) * prod(self.uncut) * self.width
-        cells = _SETS * prod(self.shape) + _FACES * 2 * self.naxes * face
-        return ITEM_NBYTES * self.count * cells
+        faces_nbytes = ITEM_NBYTES * _FACES * 2 * self.naxes * face
+        return self.count * (_SETS * self.private_nbytes + faces_nbytes)
+
+    @property
+    def private_nbytes(self) -> int:
+        """The memory of one private field, and of those in turn, which lie over it."""
+        field_nbytes = -(-ITEM_NBYTES * prod(self.shape) // _APART_NBYTES) * _APART_NBYTES
+        return field_nbytes + _IN_TURN * _APART_NBYTES
 
 
 def _side(area: int) -> int:
@@ -94,6 +103,7 @@ class Grid(Problem):
         self.naxes, self.n, self.width = naxes, block.n, block.width
         self.count, self.corners = block.count, block.corners
         self.shape, self.face_nbytes = block.shape, block.face_nbytes
+        self._private_nbytes = block.private_nbytes
         #: The axes of a field that the cart cuts.
         self.axes = tuple(range(naxes))
         dims = MPI.Compute_dims(session.comm.size, naxes)
@@ -109,8 +119,15 @@ class Grid(Problem):
 
     def allocate(self) -> None:
         """Make the private fields and the check. Local."""
-        xp = self.session.node.xp
-        self.fields = [xp.zeros(self.shape) for _ in range(self.count)]
+        cells, apart = prod(self.shape), _APART_NBYTES // ITEM_NBYTES
+        rows = self.session.node.xp.zeros((self.count, self._private_nbytes // ITEM_NBYTES))
+        #: Fields at many addresses, which lie over each other where they are large; `fields` are
+        #: the first of them.
+        self.in_turn = [
+            tuple(row[start : start + cells].reshape(self.shape) for row in rows)
+            for start in range(0, _IN_TURN * apart, apart)
+        ]
+        self.fields = self.in_turn[0]
         self.check = HaloCheck(self)
 
     def close(self) -> None:
@@ -166,8 +183,46 @@ class Grid(Problem):
         )
 
 
+class InTurn(Exchange[Grid]):
+    """A variant that exchanges other fields at each step."""
+
+    # They lie over each other: what fills one is wrong in the next.
+    moves = False
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self._turns = cycle(grid.in_turn)
+
+    def exchange(self) -> None:
+        """Exchange the ghosts of these fields."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Exchange the ghosts of the next fields."""
+        self.fields = next(self._turns)
+        self.exchange()
+
+    def checked_step(self, token: int) -> None:
+        """Check the exchange of the next fields."""
+        self.fields = next(self._turns)
+        self.poison()
+        self.check_around(self.exchange, token)
+
+    def leave(self) -> None:
+        """Poison the fields of the others, in which ghosts that no exchange writes must stay so."""
+        self.fields = self.problem.in_turn[0]
+        self.poison()
+
+    def close(self) -> None:
+        """Let the fields go."""
+        del self._turns
+        super().close()
+
+
 def _oversubscribed(session: Session) -> str | None:
     """Return which node has more ranks than cores, None where none has. Collective."""
-    mine = session.node.size, len(os.sched_getaffinity(0))
+    # Ranks may be bound, each to cores of its own.
+    affinities = session.node.comm.allgather(os.sched_getaffinity(0))
+    mine = len(affinities), len(set().union(*affinities))
     found = [each for each in session.comm.allgather(mine) if each[0] > each[1]]
     return f"it spins, and {found[0][0]} ranks share {found[0][1]} cores" if found else None

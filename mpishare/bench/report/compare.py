@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.report.render import aligned, format_us
+from mpishare.bench.report.render import aligned, counted, format_us
 from mpishare.bench.report.rows import COLUMNS, Row
 from mpishare.cli import Parser, UsageError
 from mpishare.errors import format_nbytes
@@ -72,7 +72,7 @@ def _origin(environment: dict[str, Any]) -> str:
     parts = [
         environment.get("hostname"),
         *gpus,
-        f"{environment.get('ranks')} ranks",
+        counted(environment.get("ranks", 0), "rank"),
         environment.get("date"),
     ]
     return ", ".join(str(part) for part in [*parts, environment.get("git_revision")] if part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import CASES
+from mpishare.bench.report.render import counted
 from mpishare.bench.report.rows import BASELINE, OWN
 from mpishare.errors import format_nbytes
 
@@ -35,8 +36,8 @@ def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
             cases.setdefault(row.case, []).append(row)
     cases = {name: of for name, of in cases.items() if len({row.nbytes for row in of}) > 1}
     gpus = [str(gpu["name"]) for gpu in environment["gpus"]]
-    where = f"{len(gpus)} x {gpus[0]}" if gpus else f"{environment['cores']} cores"
-    on = f"{environment['ranks']} ranks on {where}"
+    where = f"{len(gpus)} x {gpus[0]}" if gpus else counted(environment["cores"], "core")
+    on = f"{counted(environment['ranks'], 'rank')} on {where}"
     with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8, "lines.markersize": 5}):
         height = _HEIGHT * max(len(cases), 1) + _TITLE
         figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import textwrap
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import NOT_MPI
+from mpishare.bench.cases import CASES, NOT_MPI
 from mpishare.bench.report.rows import BASELINE, CLOCKS, COLUMNS, OWN, UPPER_BOUND, Row
-from mpishare.errors import format_nbytes
+from mpishare.errors import format_nbytes, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +71,8 @@ def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
 def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
     """Return the lines above the tables: on what the run is, and what the columns are."""
     versions = ", ".join(f"{name} {text}" for name, text in environment["versions"].items() if text)
-    where = f"{_counted(environment['ranks'], 'rank')} on {_counted(environment['nodes'], 'node')}"
-    cores = _counted(environment["cores"], "core")
+    where = f"{counted(environment['ranks'], 'rank')} on {counted(environment['nodes'], 'node')}"
+    cores = counted(environment["cores"], "core")
     lines = [
         f"mpishare bench, {environment['date']}",
         f"{where}, backend {environment['backend']}, {cores}, {environment['hostname']}",
@@ -80,8 +81,8 @@ def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
     ]
     for gpu in environment["gpus"]:
         mps = ", under MPS" if gpu["mps"] else ""
-        ranks = ", ".join(str(rank) for rank in gpu["ranks"])
-        lines.append(f"{gpu['name']} {gpu['uuid']} at {gpu['pci_id']}{mps}: ranks {ranks}")
+        ranks = name_ranks(gpu["ranks"])
+        lines.append(f"{gpu['name']} {gpu['uuid']} at {gpu['pci_id']}{mps}: {ranks}")
     if environment["gpus"]:
         links = sorted({str(link["link"]) for link in environment["links"]})
         driver = f"driver {environment['driver']}, CUDA {environment['cuda']}"
@@ -95,8 +96,13 @@ def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
         f"synchronize after each, back to back with one after a batch; {checked}.",
         "ratio: time / time of the fastest baseline (of a baseline: time of the fastest variant of "
         "mpishare / its time); below 1 mpishare is faster. Lines below a table tell the opposite, "
-        "the speed back to back: '2.1 times as fast'.",
+        "the speed back to back: '2.1 times as fast'; (noisy): with a p95 of more than 3 medians.",
     ]
+    if environment["ranks"] == 1:
+        lines.append(
+            "One rank is its own neighbor, and nothing goes to another process. Start several: "
+            "mpirun -n 4 python -m mpishare.bench"
+        )
     return _filled([*lines, *environment["notes"]], width)
 
 
@@ -106,7 +112,8 @@ def _filled(lines: Sequence[str], width: int) -> str:
     return "".join(f"{wrap.fill(line)}\n" for line in lines)
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 rank``, ``2 ranks``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -127,7 +134,10 @@ def of_case(
     others = [row for row in found if row.kind != UPPER_BOUND]
     texts = [""]
     if others:
-        texts.append(_table(f"{case}{_halo_text(others[0])}", others, width, is_color=is_color))
+        title = f"{case}{_halo_text(others[0])}"
+        if case in CASES and CASES[case].note:
+            title += "\n" + _filled([CASES[case].note], width).rstrip()
+        texts.append(_table(title, others, width, is_color=is_color))
     if bounds:
         title = f"{case}: ceilings, which leave out order or data"
         texts.append(_table(title, bounds, width, is_color=is_color))
@@ -141,7 +151,7 @@ def _halo_text(row: Row) -> str:
     if row.width is None:
         return ""
     kind = "with corners" if row.corners else "faces alone"
-    fields = _counted(row.fields or 0, "field")
+    fields = counted(row.fields or 0, "field")
     return f": width {row.width}, {fields}, {kind}; cells: of a rank, along an axis"
 
 
@@ -205,8 +215,21 @@ def _speeds(case: str, rows: Sequence[Row]) -> list[str]:
         if row.kind == OWN and row.ratio and row.clock == rows[-1].clock:
             size = f" {format_nbytes(row.nbytes)}" if row.nbytes else ""
             shown = format(1 / row.ratio, ".1f" if row.ratio < 1.005 else ".2g")
+            if row.is_noisy or any(each.is_noisy for each in _baselines_of(row, rows)):
+                shown += " (noisy)"
             times.setdefault(row.arm, []).append(f"{size}: {shown}")
     return [
         f"{case}{','.join(found)} times as fast as {best}{'' if arm == case else f' ({arm})'}"
         for arm, found in times.items()
+    ]
+
+
+def _baselines_of(row: Row, rows: Sequence[Row]) -> list[Row]:
+    """Return the baseline that a variant's ratio is of; several where they are equally fast."""
+    fastest_us = (row.median_us or math.nan) / (row.ratio or math.nan)
+    of_size = [each for each in rows if (each.nbytes, each.clock) == (row.nbytes, row.clock)]
+    return [
+        each
+        for each in of_size
+        if each.kind == BASELINE and math.isclose(each.median_us or math.nan, fastest_us)
     ]

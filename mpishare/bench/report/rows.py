@@ -21,6 +21,8 @@ OWN: Kind = "own"
 BASELINE: Kind = "rival"
 UPPER_BOUND: Kind = "ceiling"
 
+_NOISY = 3.0  # medians
+
 
 @dataclass
 class Row:
@@ -52,6 +54,11 @@ class Row:
     width: int | None = None
     fields: int | None = None
     corners: bool | None = None
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the median says little, since other programs had the cores for a part of it."""
+        return bool(self.median_us and self.p95_us and self.p95_us > _NOISY * self.median_us)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as in JSON."""

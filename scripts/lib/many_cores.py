@@ -1,0 +1,98 @@
+"""The tables of runs with a core per rank: a column for each MPI and number of ranks."""
+
+from newest import size, us
+
+CLOCK = "throughput"
+HALOS = {"halo1d": "1-D", "halo3d": "3-D"}
+FRESH = "sendrecv fresh"
+#: What is compared with which forms of MPI: None is all that ran.
+KINDS = {
+    "in windows": ("window fields", None),
+    "private": ("private fields", None),
+    "fresh": ("fresh fields", FRESH),
+}
+ORDERS = {"`Window.fence`": "fence", "`Node.barrier`": "node.barrier"}
+#: The faces in the table of the README, and its columns.
+BRIEF_SIZES = (8, 4 << 10, 64 << 10, 1 << 20)
+BRIEF_RANKS = (8, 32)
+MPIS = ("MPICH", "Open MPI")
+
+Run = dict  # the JSON of one
+
+
+def name_of(run: Run) -> tuple[str, int]:
+    """The MPI and the number of ranks of a run."""
+    library = run["header"]["mpi_library"]
+    return next(name for name in MPIS if library.startswith(name)), run["header"]["ranks"]
+
+
+def best(run: Run, case: str, nbytes: int, arm: str, rival: str | None) -> tuple[float, float]:
+    """The time of an arm in microseconds, and its ratio to a baseline, None: the fastest."""
+    times = {"own": {}, "rival": {}}
+    for row in run["rows"]:
+        if (row["case"], row["nbytes"], row["clock"], row["ok"]) == (case, nbytes, CLOCK, True):
+            times[row["kind"]][row["arm"]] = row["median_us"]
+    mine, rivals = times["own"][arm], times["rival"]
+    return mine, mine / (min(rivals.values()) if rival is None else rivals[rival])
+
+
+def sizes_of(runs: list[Run], case: str) -> list[int]:
+    rows = [row for run in runs for row in run["rows"]]
+    return sorted({row["nbytes"] for row in rows if row["case"] == case and row["ok"]})
+
+
+def has(run: Run, case: str, nbytes: int) -> bool:
+    return nbytes in sizes_of([run], case)
+
+
+def table(lines: list[list[str]]) -> list[str]:
+    rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return [rows[0], "|---" * len(lines[0]) + "|", *rows[1:], ""]
+
+
+def in_full(runs: list[Run]) -> list[str]:
+    """Every size and kind of fields: microseconds, and the ratio to the fastest form of MPI."""
+    names = [name_of(run) for run in runs]
+    heads = [f"{mpi}, {ranks} ranks" for mpi, ranks in names]
+    lines = []
+    for case, axes in HALOS.items():
+        cells = [[f"{axes} halo", "fields", *heads]]
+        for nbytes in sizes_of(runs, case):
+            for kind, (arm, rival) in KINDS.items():
+                found = [
+                    best(run, case, nbytes, arm, rival) if has(run, case, nbytes) else None
+                    for run in runs
+                ]
+                words = [f"{us(each[0])} ({each[1]:.2f})" if each else "-" for each in found]
+                cells.append([size(nbytes), kind, *words])
+        lines += table(cells)
+    if all(has(run, "fence", 0) for run in runs):
+        cells = [["all ranks ordered, over `MPI_Barrier`", *heads]]
+        for name, arm in ORDERS.items():
+            found = [best(run, "fence", 0, arm, None) for run in runs]
+            cells.append([name, *(f"{us(time)} ({ratio:.2f})" for time, ratio in found)])
+        lines += table(cells)
+    return lines
+
+
+def in_brief(runs: list[Run]) -> list[str]:
+    """A line per case and size, with the ratios of the three kinds of fields."""
+    runs = [run for run in runs if name_of(run)[1] in BRIEF_RANKS]
+    if not runs:
+        return []
+    heads = [f"{mpi}, {ranks} ranks" for mpi, ranks in map(name_of, runs)]
+    cells = [["faces", *heads]]
+    for case, axes in HALOS.items():
+        for nbytes in BRIEF_SIZES:
+            near = [n for n in sizes_of(runs, case) if nbytes <= 1.25 * n and n <= 1.25 * nbytes]
+            if not near:
+                continue
+            line = [f"{size(nbytes)}, {axes}"]
+            for run in runs:
+                ratios = [
+                    best(run, case, near[0], arm, rival)[1] if has(run, case, near[0]) else None
+                    for arm, rival in KINDS.values()
+                ]
+                line.append(" / ".join("-" if each is None else f"{each:.2f}" for each in ratios))
+            cells.append(line)
+    return table(cells)
