@@ -17,7 +17,7 @@ MAX_ROOT_MODULES = 16
 # circle.
 LAYERS = (
     "errors",
-    "memory ranges",
+    "memory ranges compiled",
     "coordination",
     "backends",
     "context",
@@ -36,7 +36,7 @@ LAYERS = (
     "__init__ cli",
     "info bench",
 )
-DRIVER_FILES = ("driver", "cuda_pools", "cuda_chunks", "cuda_graphs")
+DRIVER_FILES = ("driver", "cuda_pools", "cuda_chunks", "cuda_graphs", "nvml")
 # The last is a program, which imports nothing of the package.
 DRIVERS = (*(f"backends.{name}" for name in DRIVER_FILES), "setup.mpi_trial")
 # The rooms of the halo: what all engines use, the two engines, and the plans on top.
