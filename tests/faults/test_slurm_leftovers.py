@@ -1,4 +1,4 @@
-"""scripts/test-slurm leaves nothing when it is ended by a signal: no process, group or file."""
+"""scripts/test-slurm leaves no process, group or file: at its end, and when a signal ends it."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
+def processes_with(variable: bytes) -> list[str]:
+    """Return every process whose environment begins a variable like this."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone
+            if b"\0" + variable in b"\0" + (entry / "environ").read_bytes():
+                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()!r}")
+    return found
+
+
 def groups() -> set[Path]:
     return {*Path("/sys/fs/cgroup").glob("*/mpishare-slurm-*")}
 
@@ -45,14 +56,14 @@ def usable() -> None:
     assert tried.returncode == 0, tried.stderr
 
 
-@pytest.mark.limit(150)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_after_a_signal(usable, number):
+@contextlib.contextmanager
+def started(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the script, and see that nothing of it is there in the end."""
     before = groups()
     kept = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [SCRIPT, "-s", "-k", HOLD],
+            [SCRIPT, *words],
             env=kept | {"TMPDIR": folder},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -60,24 +71,40 @@ def test_nothing_is_left_after_a_signal(usable, number):
             start_new_session=True,
         )
         try:
-            said = ""
-            for line in process.stdout:
-                said += line
-                if "holding" in line:
-                    break
-            assert "holding" in said, said
-            running = descendants(process.pid)
-            for daemon in ("slurmctld", "slurmd", "slurmstepd"):
-                assert any(daemon in words for words in running.values()), running
-            assert list(Path(folder).iterdir())
-            begin = time.monotonic()
-            os.killpg(process.pid, number)  # as a terminal does at Ctrl-C
-            process.communicate(timeout=PATIENCE_S)
+            yield process
         finally:
             if process.poll() is None:
                 process.kill()
+        assert processes_with(f"TMPDIR={folder}".encode()) == []
+        assert list(Path(folder).iterdir()) == []
+        assert groups() == before
+
+
+@pytest.mark.limit(150)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_after_a_signal(usable, number):
+    with started("-s", "-k", HOLD) as process:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "holding" in line:
+                break
+        assert "holding" in said, said
+        running = descendants(process.pid)
+        for daemon in ("slurmctld", "slurmd", "slurmstepd"):
+            assert any(daemon in words for words in running.values()), running
+        begin = time.monotonic()
+        os.killpg(process.pid, number)  # as a terminal does at Ctrl-C
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 128 + number
         assert time.monotonic() - begin < 10
         assert [pid for pid in running if Path(f"/proc/{pid}").exists()] == []
-        assert list(Path(folder).iterdir()) == []
-        assert groups() == before
+
+
+@pytest.mark.limit(150)
+def test_nothing_is_left_at_its_end(usable):
+    """Of a job with control groups and mounts of its own."""
+    with started("-k", "test_steps_of_a_job_share_its_own_shm and mpich") as process:
+        said, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, said
+        assert "1 passed" in said or "1 skipped" in said, said

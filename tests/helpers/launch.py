@@ -22,6 +22,7 @@ OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_btl": "^ofi",  # as scripts/lib/mpi.py, which says why
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
 # What a process under an mpirun knows of its job; a job that it starts must not inherit it.
@@ -91,9 +92,11 @@ def run_ranks(
         job = [*filter(None, [os.environ.get("RANK_WRAPPER")]), *map(str, program), *args]
         options = ["--bind-to", "none"] if kind == "openmpi" else []
         command = [*map(str, before), mpirun, *options, *extra_mpirun, "-n", str(n), *job]
-        variables = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
+        # Unbuffered, each argument of a `print` is a write, and the ranks' words mix in a line.
+        unwanted = (*OF_A_JOB, "PYTHONUNBUFFERED")
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         variables = {**(OPEN_MPI if kind == "openmpi" else {}), **variables}
-        variables |= {"REPORT_DIR": folder, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+        variables |= {"REPORT_DIR": folder, "PYTHONFAULTHANDLER": "1"}
         paths = [str(ROOT), *filter(None, [variables.get("PYTHONPATH")])]
         variables["PYTHONPATH"] = os.pathsep.join(paths)
         before = _segments()

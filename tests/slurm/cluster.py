@@ -46,7 +46,7 @@ MailProg=/bin/true
 MpiDefault=none
 FirstJobId={first}
 ReturnToService=2
-SchedulerParameters=sched_min_interval=0
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
 SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
@@ -91,6 +91,11 @@ class Job:
     state: str = ""
     number: int = 0
 
+    @property
+    def words(self) -> list[str]:
+        """What its programs printed, without what srun says: that it waits for a busy node."""
+        return " ".join(programs_lines(self.output)).split()
+
     def describe(self) -> str:
         """Everything, for the message of an assert."""
         return (
@@ -107,6 +112,8 @@ class Cluster:
         self.is_confined = is_confined
         self.conf = folder / "slurm.conf"
         unwanted = (*OF_A_JOB, "SLURM_", "PRTE_", "TMPDIR", "PYTEST_", "VIRTUAL_ENV", "CUDA_")
+        # Unbuffered, each argument of a `print` is a write, and the ranks' words mix in a line.
+        unwanted += ("PYTHONUNBUFFERED",)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         self.environment = kept | {"SLURM_CONF": str(self.conf)} | ROOT_MAY
 
@@ -320,6 +327,11 @@ def share_folders() -> None:
         private += f" && mkdir -p {ROOT} && mount --bind {kept} {ROOT}"
     for node in NODES:
         on_node(node, f"cd / && {private}", dict(os.environ))
+
+
+def programs_lines(output: str) -> list[str]:
+    """Return the lines of an output that are not srun's own."""
+    return [line for line in output.splitlines() if not line.startswith("srun: ")]
 
 
 def until(condition, timeout_s: float) -> bool:

@@ -50,10 +50,10 @@ def test_steps_of_a_job_share_its_own_shm(confined: Cluster, mpi: Mpi):
     text = f'set -e\ntouch /dev/shm/kept\n{srun} -c "{make}"\n{one} -c "{NAMES}"'
     done = confined.wait(confined.write(text, "-N1", "-n2"))
     assert done.status == 0, done.describe()
-    *sizes, last = done.output.split("\n")[:3]
+    *sizes, names, device = done.words
     assert sizes == ["2", "2"], done.describe()
     (node,) = {confined.field(done.number, "BatchHost")}
     # What the batch script left is there for its steps, and not outside the job.
-    assert int(last.split()[0]) >= 1
+    assert int(names) >= 1
     assert confined.on(node, "ls /dev/shm/kept 2>/dev/null || true") == ""
-    assert last.split()[1] != confined.on(node, "stat -c %d /dev/shm").strip()
+    assert device != confined.on(node, "stat -c %d /dev/shm").strip()

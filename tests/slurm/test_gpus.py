@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.launch import ROOT
-from tests.slurm.cluster import GPUS, Cluster
+from tests.slurm.cluster import GPUS, Cluster, programs_lines
 from tests.slurm.conftest import Mpi
 
 pytestmark = pytest.mark.limit(120)
@@ -28,6 +28,14 @@ def may_open(number):
 rank = os.environ.get("PMI_RANK") or os.environ["SLURM_PROCID"]
 opened = ",".join(str(number) for number in range(4) if may_open(number))
 print(rank, os.environ.get("CUDA_VISIBLE_DEVICES", "unset"), opened or "none", flush=True)
+"""
+
+
+# What a rank on the only GPU that it may open would say of this environment.
+SAY = """
+import os
+from mpishare.setup.launch import one_gpu_note
+print(os.environ["SLURM_LOCALID"], one_gpu_note(["GPU-pretended"] * 4, os.environ), flush=True)
 """
 
 
@@ -71,7 +79,8 @@ def test_the_page_has_the_rows_that_matter():
     assert {"--gpus-per-node=4", "--gpus-per-task=1", "--gpus-per-task=1 --gpu-bind=none"} <= {
         *ROWS
     }
-    assert len(ROWS) >= 7
+    lines = Path(ROOT, "docs/slurm.md").read_text().partition("| devices confined |")[2]
+    assert len(ROWS) == lines.partition("\n\n")[0].count("\n| `--") >= 7
 
 
 @pytest.mark.parametrize(
@@ -84,3 +93,20 @@ def test_to_slurm_mpirun_is_one_task(
     text = f"{mpich.environment}/bin/mpirun {mpich.python} -IS {look} {confined.folder}"
     done = confined.wait(confined.write(text, "-N1", "-n4", option))
     assert by_rank(done.output) == [("0,1,2,3", opened)] * 4, done.describe()
+
+
+@pytest.mark.parametrize("way", ["mpirun", "srun --gpu-bind=map_gpu:0"], ids=["mpirun", "srun"])
+def test_ranks_that_all_sit_on_one_gpu_are_warned(
+    confined: Cluster, mpich: Mpi, folder: Path, way: str
+):
+    """By what SLURM says to them; it names their number on the node wrongly under mpirun."""
+    program = folder / "say.py"
+    program.write_text(SAY)
+    option = "--gpus-per-task=1" if way == "mpirun" else "--gpus-per-node=4"
+    text = f"PATH={mpich.environment}/bin:$PATH\n{way} {mpich.python} {program}"
+    done = confined.wait(confined.write(text, "-N1", "-n4", option))
+    assert done.status == 0, done.describe()
+    said = [line.split(maxsplit=1) for line in sorted(programs_lines(done.output))]
+    of_node = ["0"] * 4 if way == "mpirun" else ["0", "1", "2", "3"]
+    assert [number for number, _ in said] == of_node, done.describe()
+    assert all("though this job has 4 GPUs here" in note for _, note in said), done.describe()
