@@ -2,6 +2,8 @@
 
 import ctypes
 import functools
+import shutil
+import tempfile
 
 import pytest
 
@@ -23,6 +25,14 @@ def why_no_gpu() -> str:
     except OSError:
         return "libcuda.so.1 does not load"
     return "the driver sees no GPU" if driver.cuInit(0) == CUDA_ERROR_NO_DEVICE else ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Of each process its own: those of ranks, and of parts that run beside each other, would clean
+    # up one folder at once, in which pytest meets races that `filterwarnings = error` makes errors.
+    if config.option.basetemp is None:
+        config.option.basetemp = folder = tempfile.mkdtemp(prefix="pytest-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -29,10 +30,10 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("mpishare/")}
-    kinds = ("*.py", "*.cu", "*.cuh", "py.typed")
+    kinds = ("*.py", "*.cu", "*.cuh", "*.c", "*.h", "py.typed")
     files = {p.relative_to(ROOT).as_posix() for kind in kinds for p in PACKAGE.rglob(kind)}
     assert names == files
-    assert any(name.endswith(".cu") for name in names)
+    assert {".cu", ".c"} <= {Path(name).suffix for name in names}
     assert "mpishare/py.typed" in names
 
 
