@@ -24,6 +24,7 @@ def split(stage: Stage, way: str) -> None:
         "dtype": node.xp.zeros(6, "f4"),
         "strides": node.xp.zeros(12)[::2],
         "shape": node.xp.zeros(7),
+        "no array": "u",
     }[way]
     for _ in range(3):
         halo.exchange(seen)
@@ -45,7 +46,6 @@ def split(stage: Stage, way: str) -> None:
     [
         ("dtype", "host"),
         ("strides", "host"),
-        ("shape", "host"),
         pytest.param("dtype", "cuda", marks=pytest.mark.gpu),
     ],
 )
@@ -62,6 +62,56 @@ def test_what_one_rank_has_seen_is_new_to_another(way, backend):
         assert told.seconds < LIMIT_S
         assert "float32" in told.text or way != "dtype"
         assert played.told(rank, "then").error is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("way", "error", "words"),
+    [("no array", "TypeError", "field 0 is"), ("shape", "ValueError", "field 0 owns (5,) cells")],
+)
+def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
+    """The rank that gave it gets its own error, and the others read that."""
+    played = play(3, split, way, backend=backend)
+    own = played.raised(1, "call", error)
+    assert words in own.text
+    assert "new to the plan" not in own.text
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert set(told.failures) == {1}
+        assert f"{error}: {words}" in told.text
+        assert told.seconds < LIMIT_S
+    for rank in range(3):
+        assert played.told(rank, "then").error is not None
+
+
+def other(stage: Stage) -> None:
+    """Each rank gives what all have seen, but not the same."""
+    node = stage.node(timeout_s=20)
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    fields = [node.xp.zeros(6), node.xp.zeros((6, 4), "f4")]
+    for u in fields:
+        halo.exchange(u)
+    node.synchronize()
+    stage.world.Barrier()
+
+    def go() -> None:
+        for _ in range(3):
+            halo.exchange(fields[stage.rank == 1])
+
+    stage.attempt("call", go)
+
+
+def test_ranks_that_give_other_fields_each_seen_before():
+    """They wait for each other: the error names what each of them has given."""
+    played = play(3, other)
+    told = [played.told(rank, "call") for rank in range(3)]
+    assert any(each.error == "MismatchError" for each in told), played.describe()
+    for each in told:
+        assert "HaloExchange 1 of float64" in each.text, played.describe()
+        assert "HaloExchange 1 of float32[4]" in each.text, played.describe()
+        assert each.seconds < LIMIT_S
 
 
 def late(stage: Stage) -> None:

@@ -3,10 +3,11 @@
 A row is a section `### what you did` with a program, what one rank sees of it, a line `Why:` and a
 line `Do:`. The words after `python` say how it runs: `ranks=2`, `rank=1` (which one sees the
 message; 0 if it is left out, or `any`), `gpu`, `no-gpu`, `shm=small` or `shm=read-only`, `alone`
-(no mpirun), and NAME=VALUE for the environment. In a message `...` stands for anything. To add a
-row is to write it.
+(no mpirun), `root` (skipped for other users), and NAME=VALUE for the environment. In a message
+`...` stands for anything. To add a row is to write it.
 """
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from mpishare.setup.gpu_messages import MPI_TRIAL
+from mpishare.setup.in_child import run_in_child
 from tests.conftest import why_no_gpu
 from tests.helpers import launch
 from tests.helpers.launch import ROOT, run_ranks
@@ -41,6 +44,7 @@ try:
     exec(compile({program!r}, "program.py", "exec"))
     report({{"seen": "nothing"}})
 except BaseException as error:
+    os.seteuid(os.getuid())  # a program may have become somebody else
     report({{"seen": f"{{type(error).__name__}}: {{error}}"}})
     raise
 """
@@ -118,8 +122,12 @@ def start_without_mpirun(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
     if "no-gpu" in row.flags and not why_no_gpu():
         pytest.skip("there is a GPU")
+    if "root" in row.flags and os.geteuid():
+        pytest.skip("it needs root")
     if "import torch\n" in row.program:
         pytest.importorskip("torch", reason="PyTorch is not installed")
+    if "such pointers" in row.message and run_in_child(MPI_TRIAL, "device", 0) is None:
+        pytest.skip("this MPI takes pointers to GPU memory")
     if row.shm:
         mount_before_jobs(monkeypatch, tmp_path, SMALL)
     has_backend = {"gpu", "no-gpu"} & {*row.flags} or "MPISHARE_BACKEND" in dict(row.environment)

@@ -149,7 +149,7 @@ def late(stage: Stage, place: str, route: str) -> None:
     if route:
         os.environ["MPISHARE_ROUTE"] = route
     logging.getLogger("mpishare").setLevel(logging.ERROR)
-    node = stage.node(timeout_s=1.0)
+    node = stage.node(timeout_s=2.0)  # a busy machine makes the plan within it
     cart = stage.world.Create_cart((stage.size,), (True,))
     halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
     halo.exchange()
@@ -159,7 +159,7 @@ def late(stage: Stage, place: str, route: str) -> None:
         "close": halo.close,
     }
     if stage.rank == 1:
-        time.sleep(2.5)
+        time.sleep(4)
     else:
         stage.attempt("call", calls[place])
     time.sleep(0.5)
@@ -174,9 +174,10 @@ def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     played = play(4, late, place, route)
     for rank in (0, 2, 3):
         told = played.raised(rank, "call", "PeerTimeout")
-        assert told.seconds < 2.5
+        assert told.seconds < 4
         assert told.ranks == [1], played.describe()
-    assert played.told(0, "call").seconds >= 1
+        assert place != "exchange" or "HaloExchange 1: exchange failed: " in told.text
+    assert played.told(0, "call").seconds >= 2
 
 
 def unpublished(stage: Stage) -> None:
@@ -194,7 +195,7 @@ def unpublished(stage: Stage) -> None:
 
 def test_control_a_signal_that_is_left_out():
     """Who waits for it names the rank within the deadline; the others do not wait."""
-    played = play(3, unpublished)
+    played = play(3, unpublished, env={"MPISHARE_HOST_CODE": "python"})
     told = played.raised(2, "call", "PeerTimeout")
     assert told.ranks == [1]
     assert 1 <= told.seconds < 2

@@ -416,7 +416,8 @@ def read_in_place(small: bool = True) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         limits = (
             (parts, "_MIN_IN_PLACE_NBYTES"),
-            (process_read, "_MIN_READ_NBYTES"),
+            (parts, "_MIN_RUN_NBYTES"),
+            (parts, "_MIN_READ_NBYTES"),
             (process_read, "_BLOCK_NBYTES"),
             (copies, "_MIN_BLOCKED_NBYTES"),
             (copies, "_CACHE_NBYTES"),

@@ -1,4 +1,4 @@
-"""Checks of `mpishare.jax` on every rank: `mpirun -n 2 python -m tests.helpers.jax_program NAME`.
+"""Checks of `mpishare.jax` on every rank: `mpirun -n 2 python -m tests.helpers.jax_program NAMES`.
 
 A process of its own, since JAX starts threads that forbid forks, and one per GPU.
 """
@@ -200,5 +200,6 @@ CHECKS = {
 
 if __name__ == "__main__":
     with local_node() as node:
-        CHECKS[sys.argv[1]](node)
-    print(f"{sys.argv[1]}: right", flush=True)
+        for name in sys.argv[1:]:
+            CHECKS[name](node)
+            print(f"{name}: right", flush=True)

@@ -82,6 +82,8 @@ class Lockstep:
                 text = f"\nrank {self.comm.rank}, while the others do not come:\n{bad_news}\n"
                 os.write(self.config.stash[guard.real_stderr], text.encode())
                 bad_news = ""
+                # A guard ends the whole job: those of the ranks that hang, which say where, first.
+                guard.arm(self.config, guard.DEFAULT_S)
             if waited < YIELD_S:
                 os.sched_yield()
             else:

@@ -12,7 +12,7 @@ pad = torch.nn.functional.pad
 
 
 Exchange, ExchangeInPlace, gradients_in_one_array = functions(torch)
-pytestmark = pytest.mark.ranks(max=2)  # to import PyTorch takes a rank seconds
+pytestmark = pytest.mark.ranks(max=2)  # conftest.py says why
 FORMS = pytest.mark.parametrize("form", [Exchange, ExchangeInPlace], ids=["copied", "in_place"])
 
 
