@@ -100,10 +100,11 @@ def _print_srun_option() -> int:
 
 def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
     from mpishare import MpiShareError, Node
+    from mpishare.halo import routes
 
     try:
         with Node(comm, timeout_s=timeout_s) as node:
-            route = _forced_route(comm, timeout_s, on_gpu=node.backend == "cuda")
+            route = routes.agree_on_forced(comm, "info", timeout_s, on_gpu=node.backend == "cuda")
             report = node.report()
             reports = comm.gather(report if node.rank == 0 else None, 0)
             views = comm.gather(look(), 0)
@@ -123,18 +124,6 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
         sys.stdout.flush()
         status = int(not all(each.can_share for each, _ in nodes))
     return int(comm.bcast(status, 0))
-
-
-def _forced_route(comm: MPI.Intracomm, timeout_s: float, *, on_gpu: bool) -> str | None:
-    """Return the route that plans inside a node take, as the environment of all ranks says."""
-    from mpishare.coordination.agreement import require_same
-    from mpishare.coordination.mpi_agreement import agree
-    from mpishare.halo import routes
-
-    found: list[str | None] = agree(comm, "info", routes.forced, timeout_s)
-    require_same("info", [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
-    routes.require_allowed(found[0], on_gpu=on_gpu)
-    return found[0]
 
 
 def _as_text(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:

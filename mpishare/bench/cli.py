@@ -94,7 +94,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
         return fail_usage(PROG, problem)
     try:
         session = Session(comm, options)
-    except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND
+    except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
         return fail_run(PROG, comm, exc)
     found = {**environment.gather(session), "left_out": session.left_out}
     is_shown = options.format == "table" and comm.rank == 0

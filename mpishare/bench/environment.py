@@ -34,6 +34,7 @@ _PACKAGES |= {
 #: Settings of mpishare and other libraries that a reader must know.
 _SETTINGS = (
     "MPISHARE_BACKEND",
+    "MPISHARE_HOST_CODE",
     "MPISHARE_ROUTE",
     "MPIR_CVAR_ENABLE_GPU",
     "NCCL_MAX_CTAS",
@@ -67,6 +68,7 @@ def gather(session: Session) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hostname": ranks[0]["hostname"],
         "backend": node.backend,
+        "host_code": node.report().host_code,
         "ranks": comm.size,
         "nodes": len(hosts),
         "cpu": _cpu(),

@@ -13,6 +13,7 @@ from mpishare.bench.measure import Budget
 from mpishare.bench.progress import Progress
 from mpishare.cli import Signals
 from mpishare.errors import format_nbytes
+from mpishare.halo.routes import agree_on_forced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,7 @@ class Session:
         self.progress = Progress(is_shown=comm.rank == 0)
         self.budget = Budget(comm, options.limit_s)
         self.node = Node(comm, timeout_s=options.timeout_s)
+        agree_on_forced(comm, "the benchmark", options.timeout_s, on_gpu=self.on_cuda)
         #: All variants work on this one stream; None on the host backend.
         self.stream: Any = None
         #: Waits for the stream; does nothing on the host backend, whose calls block.

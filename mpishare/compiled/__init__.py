@@ -84,7 +84,8 @@ def find(
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
         why = f"{name_ranks(without)}: {why}"
     if is_builder and why:
-        log.info("halo exchanges and fences on the host are made in Python: %s", why)
+        level = logging.INFO if why.endswith(_ASKED) else logging.WARNING
+        log.log(level, "halo exchanges and fences on the host are made in Python: %s", why)
     return module, why
 
 

@@ -6,10 +6,14 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from mpi4py import MPI
 
     from mpishare.halo.plan_comm import PlanComm
     from mpishare.setup.report import Pair, Report
@@ -43,6 +47,19 @@ def require_allowed(name: str | None, *, on_gpu: bool) -> None:
         raise UnsupportedError(
             f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
         )
+
+
+def agree_on_forced(
+    comm: MPI.Intracomm, call: str, timeout_s: float, *, on_gpu: bool
+) -> str | None:
+    """Return the route that all ranks are forced to. Collective, host-blocking.
+
+    Raises, on all ranks, where a plan would: for a wrong name, and for one that differs.
+    """
+    found: list[str | None] = agree(comm, call, forced, timeout_s)
+    require_same(call, [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
+    require_allowed(found[0], on_gpu=on_gpu)
+    return found[0]
 
 
 def required(require: Any) -> list[str] | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
+_VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
 def choose_backend(
@@ -29,6 +30,8 @@ def choose_backend(
 
     Collective over `all_comm`, host-blocking.
     """
+    if all_comm.rank == 0:
+        _warn_of_variables()
     mine: dict[str, Any] = {"error": None, "missing": None}
     error: BaseException | None = None
     try:
@@ -55,6 +58,14 @@ def choose_backend(
             why,
         )
     return "host", why
+
+
+def _warn_of_variables() -> None:
+    """Warn of variables that look like mpishare's and are not: of a typing error, likely."""
+    for name in sorted(os.environ):
+        if name.startswith("MPISHARE_") and name not in _VARIABLES:
+            known = ", ".join(_VARIABLES)
+            log.warning("the environment variable %s is ignored: mpishare knows %s", name, known)
 
 
 def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:

@@ -228,6 +228,7 @@ def test_json_on_any_number_of_ranks(ranks: int) -> None:
     header = found["header"]
     assert header["ranks"] == ranks
     assert header["backend"] == "host"
+    assert header["host_code"] == "compiled"
     assert header["gpus"] == []
     assert {"python", "numpy", "mpi4py", "mpishare"} <= set(header["versions"])
     for key in ("mpi_library", "hostname", "cores", "git_revision", "driver", "mps", "links"):
@@ -461,13 +462,13 @@ def test_a_rank_that_raises_ends_all() -> None:
     assert result.seconds < 20, result.describe()
 
 
+@pytest.mark.parametrize("name", ["MPISHARE_BACKEND", "MPISHARE_ROUTE"])
 @pytest.mark.parametrize("module", ["mpishare.bench", "mpishare.info"])
-def test_a_backend_that_is_none_is_one_line_and_status_1(module: str) -> None:
-    command = [sys.executable, "-m", module]
-    result = run_ranks(2, command, env={"MPISHARE_BACKEND": "foo"})
+def test_a_wrong_variable_is_one_line_and_status_1(module: str, name: str) -> None:
+    result = run_ranks(2, [sys.executable, "-m", module], env={**HOST, name: "foo"})
     assert result.returncode == 1, result.describe()
     assert len(result.stderr.strip().splitlines()) == 1, result.describe()
-    assert "MPISHARE_BACKEND" in result.stderr
+    assert name in result.stderr
 
 
 def test_a_report_that_cannot_be_written_is_shown_and_status_1() -> None:

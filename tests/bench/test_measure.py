@@ -25,6 +25,7 @@ HEADER = {
     "date": "2026-01-02T03:04:05+00:00",
     "hostname": "n7",
     "backend": "host",
+    "host_code": "python",
     "ranks": 4,
     "nodes": 1,
     "cores": 2,
@@ -269,7 +270,7 @@ def test_csv_has_the_same_columns() -> None:
 
 def test_table_says_why_there_is_no_number() -> None:
     text = render("table", HEADER, a_run())
-    assert "4 ranks on 1 node, backend host, 2 cores, n7" in text
+    assert "4 ranks on 1 node, backend host (Python), 2 cores, n7" in text
     assert "wrong [1]" in text
     assert "[1] wrong result: 3 on rank 1" in text
     assert "not run [2]" in text
@@ -295,7 +296,7 @@ def test_one_rank_is_counted_as_one() -> None:
     assert "\nOne rank is its own neighbor" in text
     assert "mpirun -n 4" in text
     assert "One rank" not in render("table", HEADER, a_run())
-    assert "1 rank on 1 node, backend host, 1 core, n7" in text
+    assert "1 rank on 1 node, backend host (Python), 1 core, n7" in text
     assert "GPU-1f3c at 0000:06:00.0: rank 0" in text
     assert ", 1 rank," in compare._origin(alone)
 

@@ -16,7 +16,7 @@ HOST = {"MPISHARE_BACKEND": "host"}
 #: Commands that no test of this folder starts, and why not.
 NOT_RUN = {
     "scripts/with-mps mpirun -n 4 python -m mpi4py program.py": "tests/unit/test_with_mps.py",
-    "mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 500 --compare --check": (
+    "mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 50 --compare --check": (
         "20 s; tests/applications runs it with fewer steps"
     ),
     "pip install .": "tests/packaging installs the wheel and the sdist",

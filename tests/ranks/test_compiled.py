@@ -61,6 +61,15 @@ def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
     assert (f"in Python: rank {last}: " in caplog.text) == (rank == 0)
 
 
+def test_without_a_compiler_rank_0_warns(monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with Node(backend="host") as node:
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        told = "exchanges and fences on the host are made in Python: "
+        assert [told in line and "no-compiler" in line for line in said] == [True] * (not node.rank)
+
+
 def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(monkeypatch, tmp_path):
     monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled")
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))

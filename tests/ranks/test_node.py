@@ -213,6 +213,15 @@ def test_a_device_on_the_host_backend_is_not_ignored_without_a_word(caplog):
         assert said == (expected if node.rank == 0 else [])
 
 
+def test_a_misspelled_variable_is_ignored_with_a_word(caplog, monkeypatch):
+    monkeypatch.setenv("MPISHARE_ROUTES", "mpi")
+    with Node(backend="host"):
+        said = [record.getMessage() for record in caplog.records if "variable" in record.msg]
+    is_first = MPI.COMM_WORLD.rank == 0
+    assert len(said) == is_first
+    assert "MPISHARE_ROUTES is ignored" in "".join(said) or not is_first
+
+
 # --- wrong arguments
 
 

@@ -64,7 +64,7 @@ def _halo(
     return Case(
         name,
         f"ghosts of blocks in a cart of {axes}, n cells a rank along each",
-        ("window fields", "private fields"),
+        ("window fields", "private fields", "on the host fresh fields, others at each call"),
         {
             "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
             "cuda": ("staged", "naive", *LIBRARIES, *upper_bounds),

@@ -73,9 +73,10 @@ def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
     versions = ", ".join(f"{name} {text}" for name, text in environment["versions"].items() if text)
     where = f"{counted(environment['ranks'], 'rank')} on {counted(environment['nodes'], 'node')}"
     cores = counted(environment["cores"], "core")
+    code = {"compiled": " (compiled C)", "python": " (Python)", None: ""}[environment["host_code"]]
     lines = [
         f"mpishare bench, {environment['date']}",
-        f"{where}, backend {environment['backend']}, {cores}, {environment['hostname']}",
+        f"{where}, backend {environment['backend']}{code}, {cores}, {environment['hostname']}",
         f"{environment['mpi_library']}",
         versions,
     ]
