@@ -6,12 +6,10 @@ reads from process to process, an IPC namespace of Docker the common /dev/shm. S
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
 import re
-import secrets
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import format_nbytes, name_ranks
 from mpishare.memory import limits, shared
-from mpishare.memory.process_memory import ProcessRead
+from mpishare.memory.process_memory import Token, try_read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +27,6 @@ log = logging.getLogger("mpishare")
 KINDS = ("ipc", "net", "pid", "user", "uts")
 """The namespaces that matter here, as the links in /proc/self/ns are called."""
 
-_TOKEN_NBYTES = 16
 # The namespaces that a machine starts with (proc_ns.h of the kernel).
 _FIRST = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
 # What the environment says in a container of each kind, then what lies in its root folder.
@@ -158,16 +155,12 @@ class Survey:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._token = secrets.token_bytes(_TOKEN_NBYTES)
-        # Until all have read it.
-        self._offered = ctypes.create_string_buffer(self._token, _TOKEN_NBYTES)
+        self._token = Token()  # held until all have read it
 
     def tell(self) -> dict[str, Any]:
         """Return what the others are to know of this rank."""
         return {
-            "pid": os.getpid(),
-            "address": ctypes.addressof(self._offered),
-            "token": self._token.hex(),
+            "offer": self._token.offer,
             "container": find_container(os.environ),
             "namespaces": namespaces(),
             "ptrace_scope": _ptrace_scope(),
@@ -286,12 +279,10 @@ def _ptrace_scope() -> int:
         return 0
 
 
-def _try_read(offer: Mapping[str, Any]) -> int:
-    """Read the token of a rank; return 0, or the error number."""
-    found = ctypes.create_string_buffer(_TOKEN_NBYTES)
-    error = ProcessRead(offer["pid"], _TOKEN_NBYTES)(offer["address"], ctypes.addressof(found))
-    # Another process may have that number here.
-    return error or (0 if found.raw.hex() == offer["token"] else errno.ESRCH)
+def _try_read(told: Mapping[str, Any]) -> int:
+    """Try to read the memory of a rank; return 0, or the error number."""
+    error = try_read(*told["offer"])
+    return errno.ESRCH if error is None else error
 
 
 def _why(error: int, reader: Mapping[str, Any], owner: Mapping[str, Any]) -> str:
