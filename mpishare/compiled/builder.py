@@ -76,13 +76,9 @@ def build(limit_s: float = 120.0) -> Path:
     return path
 
 
+@functools.cache
 def load(path: str) -> Any:
     """Return the module at a path; loads it once per process."""
-    return _load(path)
-
-
-@functools.cache
-def _load(path: str) -> Any:
     with _naming_files():  # this rank may have other files than the one that built it
         _require_own(Path(path).parent)
         _require_own(Path(path))
