@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import format_nbytes, name_ranks
+from mpishare.errors import counted, format_nbytes, name_ranks
 from mpishare.memory import limits, shared
 from mpishare.memory.process_memory import Token, try_read
 
@@ -93,8 +93,8 @@ class Surroundings:
         lines = [line]
         if self.unreadable:
             reader, owner, why = self.unreadable[0]
-            count = len(self.unreadable)
-            more = f" and {count - 1} more pair{'s' if count > 2 else ''}" if count > 1 else ""
+            others = len(self.unreadable) - 1
+            more = f" and {counted(others, 'more pair')}" if others else ""
             lines.append(f"no CMA: rank {reader} cannot read memory of rank {owner}{more}: {why}")
             lines.append(f"so large faces of arrays in no window are copied twice. {self.remedy}")
         elif len(self.containers) > 1:
