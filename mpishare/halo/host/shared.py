@@ -144,7 +144,7 @@ class HostRoute:
         """Find out where the cells come from and where they go. Local; the end of making it."""
         self._peer_reads.lay_out(recvs)
         self._parts = lay_out(setup, sends, recvs, self._staging, is_reverse=is_reverse)
-        self._reads_in_place = any(self._parts.in_place)
+        self._read_in_place = [n for n, is_read in enumerate(self._parts.in_place) if is_read]
         self._all_staged = [*IN_STAGING] * len(setup.mine)
         self._carriers = [None if each.is_plain else each.carrier for each in setup.mine]
 
@@ -184,18 +184,15 @@ class HostRoute:
         It is not enough where they lie in windows: other ranks read large faces in place there.
         """
         context, read = self._context, self._peer_reads.fields
-        table = self._all_staged
-        if self._reads_in_place:
-            table = table[:]
-            for field, array in enumerate(fields):
-                if self._parts.in_place[field]:
-                    address, layout = address_of(array), self._layouts[self._comm.rank][field]
-                    if context.locate(address, layout.span_nbytes) is not None:
-                        return None
-                    if field in read:
-                        if not self._peer_reads.is_readable(field, address):
-                            return None
-                        set_entry(table, field, FieldAddress(IN_PROCESS, 0, address))
+        table = self._all_staged[:] if read else self._all_staged
+        for field in self._read_in_place:
+            address, layout = address_of(fields[field]), self._layouts[self._comm.rank][field]
+            if context.locate(address, layout.span_nbytes) is not None:
+                return None
+            if field in read:
+                if not self._peer_reads.is_readable(field, address):
+                    return None
+                set_entry(table, field, FieldAddress(IN_PROCESS, 0, address))
         arrays = [
             array if carrier is None else array.view(carrier)
             for array, carrier in zip(fields, self._carriers, strict=True)
