@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import mpishare
 from mpishare.errors import counted
+from mpishare.setup.preflight import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +36,7 @@ _PACKAGES |= {
 }
 #: Settings of mpishare and other libraries that a reader must know.
 _SETTINGS = (
-    "MPISHARE_BACKEND",
-    "MPISHARE_HOST_CODE",
-    "MPISHARE_ROUTE",
+    *VARIABLES,
     "MPIR_CVAR_ENABLE_GPU",
     "NCCL_MAX_CTAS",
     "OMPI_MCA_mpi_yield_when_idle",
