@@ -106,7 +106,7 @@ def _naming_files() -> Iterator[None]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a module is there as it was built: of half a one the loader dies by a signal."""
+    """Whether a module is there as it was built: to load a truncated one kills the process."""
     try:
         found = path.read_bytes()
     except FileNotFoundError:

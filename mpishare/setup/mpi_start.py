@@ -1,4 +1,4 @@
-"""An end for MPI's own start, which waits for ever where ranks cannot reach each other.
+"""A deadline for MPI's own start, which waits for ever where ranks cannot reach each other.
 
 MPICH was seen to do so where the ranks of a machine have different /dev/shm (5.0.2). No Python runs
 in a process that is inside ``MPI_Init``: a forked child speaks for it, and the C thread of

@@ -129,9 +129,9 @@ class Report:
 
     @property
     def host_code(self) -> str | None:
-        """Which code makes what `why_python` speaks of: ``"compiled"``, if it does on all ranks.
+        """Which code makes halo exchanges and fences on the host; None on CUDA.
 
-        Else ``"python"``; None on CUDA.
+        ``"compiled"`` if all ranks have it, else ``"python"``.
         """
         return None if self.why_python is None else "python" if self.why_python else "compiled"
 

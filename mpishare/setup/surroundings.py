@@ -37,7 +37,7 @@ _VARIABLES = {
 }
 _FILES = {"run/.containerenv": "Podman", ".dockerenv": "Docker"}
 _LAUNCHERS = re.compile(r"mpi(run|exec|rexec)|prte|prted|prterun|orted|orterun|hydra|slurmstepd")
-_SAY_OF_BTL = ("OMPI_MCA_btl", "PRTE_MCA_btl")
+_BTL_VARIABLES = ("OMPI_MCA_btl", "PRTE_MCA_btl")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Surroundings:
     Attributes
     ----------
     containers : tuple of (str or None)
-        For each rank, what keeps the container that it runs in; None outside of containers.
+        For each rank, what made the container that it runs in; None outside of containers.
     separate : tuple of str
         The kinds of namespaces that are not the same for all ranks: `KINDS`.
     unreadable : tuple of (int, int, str)
@@ -115,7 +115,7 @@ class Surroundings:
 
 
 def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:
-    """Say what keeps the container of this process; None outside of containers. Local."""
+    """Return what made the container of this process; None outside of containers. Local."""
     for variable, name in _VARIABLES.items():
         if environment.get(variable):
             return name
@@ -158,7 +158,7 @@ class Survey:
         self._token = Token()  # held until all have read it
 
     def tell(self) -> dict[str, Any]:
-        """Return what the others are to know of this rank."""
+        """Return what the other ranks need to know of this one."""
         return {
             "offer": self._token.offer,
             "container": find_container(os.environ),
@@ -248,7 +248,7 @@ def warn_of_equal_pids(library: str, environment: Mapping[str, str]) -> None:
 
 def _uses_sm(environment: Mapping[str, str]) -> bool:
     """Whether Open MPI may send through shared memory, as its lists of transports say."""
-    for name in _SAY_OF_BTL:
+    for name in _BTL_VARIABLES:
         given = environment.get(name, "^")
         names = given.removeprefix("^").split(",")
         if given.startswith("^") == bool({"sm", "vader"} & {*names}):
