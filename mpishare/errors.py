@@ -132,6 +132,11 @@ def format_nbytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 rank``, ``2 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """Name ranks in a sentence."""
     listed = [str(rank) for rank in sorted(ranks)]

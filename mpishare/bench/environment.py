@@ -9,11 +9,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mpishare
+from mpishare.errors import counted
+from mpishare.setup.preflight import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,9 +36,7 @@ _PACKAGES |= {
 }
 #: Settings of mpishare and other libraries that a reader must know.
 _SETTINGS = (
-    "MPISHARE_BACKEND",
-    "MPISHARE_HOST_CODE",
-    "MPISHARE_ROUTE",
+    *VARIABLES,
     "MPIR_CVAR_ENABLE_GPU",
     "NCCL_MAX_CTAS",
     "OMPI_MCA_mpi_yield_when_idle",
@@ -145,18 +146,14 @@ def _cores_of(ranks: Sequence[dict[str, Any]], hostname: str) -> set[int]:
 
 def crowded(ranks: Sequence[dict[str, Any]]) -> list[str]:
     """Return a note for each host with more ranks than cores; `ranks`: the description of each."""
-    hosts: dict[str, list[dict[str, Any]]] = {}
-    for seen in ranks:
-        hosts.setdefault(seen["hostname"], []).append(seen)
     found = []
-    for hostname, there in hosts.items():
-        ncores = len(_cores_of(there, hostname))
-        if len(there) > ncores:
-            cores = f"{ncores} core" if ncores == 1 else f"{ncores} cores"
+    for hostname, nranks in Counter(seen["hostname"] for seen in ranks).items():
+        ncores = len(_cores_of(ranks, hostname))
+        if nranks > ncores:
             found.append(
-                f"{len(there)} ranks share {cores} of {hostname}: a wait, mpishare's or MPI's, "
-                "may take a turn of the scheduler, milliseconds, which hide what is measured. "
-                "Start no more ranks than cores (-n)."
+                f"{nranks} ranks share {counted(ncores, 'core')} of {hostname}: a wait, "
+                "mpishare's or MPI's, may take a turn of the scheduler, milliseconds, which hide "
+                "what is measured. Start no more ranks than cores (-n)."
             )
     return found
 

@@ -70,7 +70,12 @@ def find(
         choice = wanted()
         if choice == "python":
             return _ASKED
-        module, why = _load(path, reason)
+        why: str = reason
+        if path:
+            try:
+                module = load(path)
+            except BuildError as error:
+                why = str(error)
         if module is None and choice == "compiled":
             raise UnsupportedError(
                 "MPISHARE_HOST_CODE=compiled asks for the compiled part of the host backend, which "
@@ -87,13 +92,3 @@ def find(
         level = logging.INFO if why.endswith(_ASKED) else logging.WARNING
         log.log(level, "halo exchanges and fences on the host are made in Python: %s", why)
     return module, why
-
-
-def _load(path: str, reason: str) -> tuple[Any, str]:
-    """Return the module, and why there is none."""
-    if not path:
-        return None, reason
-    try:
-        return load(path), ""
-    except BuildError as error:
-        return None, str(error)

@@ -76,13 +76,9 @@ def build(limit_s: float = 120.0) -> Path:
     return path
 
 
+@functools.cache
 def load(path: str) -> Any:
     """Return the module at a path; loads it once per process."""
-    return _load(path)
-
-
-@functools.cache
-def _load(path: str) -> Any:
     with _naming_files():  # this rank may have other files than the one that built it
         _require_own(Path(path).parent)
         _require_own(Path(path))
@@ -110,7 +106,7 @@ def _naming_files() -> Iterator[None]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a module is there as it was built: of half a one the loader dies by a signal."""
+    """Whether a module is there as it was built: to load a truncated one kills the process."""
     try:
         found = path.read_bytes()
     except FileNotFoundError:

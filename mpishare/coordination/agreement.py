@@ -142,7 +142,7 @@ class Agreement(Waits):
         if self._compiled:
             meet = self._compiled[parity]
             while (at := meet(value | news)) >= 0:
-                if not self._come(call, value, at):
+                if not self._wait_for_word(call, value, at):
                     return None
             return at == -2
         words, looks = self.block.words, 0
@@ -153,7 +153,7 @@ class Agreement(Waits):
                 while (found := words[at]) < value:
                     looks += 1
                     if looks > SPINS:
-                        if not self._come(call, value, at):
+                        if not self._wait_for_word(call, value, at):
                             return None
                     elif not looks % self.spins_per_yield:
                         os.sched_yield()
@@ -161,7 +161,7 @@ class Agreement(Waits):
         self.block.sync()
         return bool(news)
 
-    def _come(self, call: str, value: int, at: int) -> bool:
+    def _wait_for_word(self, call: str, value: int, at: int) -> bool:
         """Wait for a word of a meeting; return whether it came, and not another call."""
         self.wait(call, functools.partial(self._absent, value, at))
         return self.block.words[at] >= value

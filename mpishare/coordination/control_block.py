@@ -205,7 +205,7 @@ class ControlBlock:
         return not any(self._states.tolist())
 
     def say_death(self) -> None:
-        """Publish that this rank has seen another one dead, so that all look which."""
+        """Publish that this rank has seen another one dead, so that all look for it."""
         self.words[self.rank * _RANK_WORDS + _SAW_DEATH] = 1
 
     def is_death_said(self) -> bool:

@@ -34,16 +34,16 @@ def settle(setup: PlanSetup, answers: Sequence[str | None]) -> str | None:
     return answer
 
 
-def serves_reductions(setup: PlanSetup, *, needs: bool) -> bool:
+def serves_reductions(setup: PlanSetup, *, can_map: bool) -> bool:
     """Whether messages of a reduction go out of GPU memory, the same on all ranks. Collective.
 
     Parameters
     ----------
-    needs : bool
-        What else it takes on this rank.
+    can_map : bool
+        Whether the ranks of this node can map memory of each other's GPUs, which it takes too.
     """
     call = setup.call
-    replies = setup.comm.step(call, lambda: [needs, ask(setup) if needs else None])
-    if not all(fits for fits, _ in replies):
+    replies = setup.comm.step(call, lambda: [can_map, ask(setup) if can_map else None])
+    if not all(can_map for can_map, _ in replies):
         return False
     return settle(setup, [answer for _, answer in replies]) == ""

@@ -259,9 +259,14 @@ def _engine_class(setup: PlanSetup, *, is_reverse: bool) -> Callable[..., Engine
         from mpishare.halo.cuda.engine import CudaEngine
 
         return CudaEngine
-    from mpishare.halo.host import engine_class
+    if setup.context.compiled is not None and not is_reverse:
+        from mpishare.halo.host.compiled_engine import CompiledEngine
 
-    return engine_class(setup, is_reverse=is_reverse)
+        return CompiledEngine
+    # Cells are added by NumPy, in its order.
+    from mpishare.halo.host.engine import HostEngine
+
+    return HostEngine
 
 
 def _locations(

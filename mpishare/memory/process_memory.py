@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
+import secrets
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_TOKEN_NBYTES = 16
 
 
 class IoVec(ctypes.Structure):
@@ -53,3 +57,22 @@ class ProcessRead:
             return ctypes.get_errno() or errno.EFAULT
         # One call reads at most 2 GiB, and stops before a page that cannot be read.
         return ProcessRead(self._pid, self.nbytes - count)(source + count, target + count)
+
+
+class Token:
+    """Random bytes of this process, for others to find out whether they can read its memory.
+
+    `offer` is its process id, their address, and what they are, as long as this object lives.
+    """
+
+    def __init__(self) -> None:
+        token = secrets.token_bytes(_TOKEN_NBYTES)
+        self._memory = ctypes.create_string_buffer(token, _TOKEN_NBYTES)
+        self.offer = os.getpid(), ctypes.addressof(self._memory), token.hex()
+
+
+def try_read(pid: int, address: int, token: str) -> int | None:
+    """Try to read a `Token`; return 0, the error number, or None: that process is another here."""
+    found = ctypes.create_string_buffer(_TOKEN_NBYTES)
+    error = ProcessRead(pid, _TOKEN_NBYTES)(address, ctypes.addressof(found))
+    return error if error or found.raw.hex() == token else None

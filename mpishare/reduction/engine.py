@@ -122,6 +122,6 @@ def make_transfer(
     from mpishare.reduction.cuda import transfer
 
     is_large = count * operation.dtype.itemsize >= transfer.MIN_ON_GPU_NBYTES
-    if is_large and gpu_memory.serves_reductions(setup, needs=engine.maps_gpu_memory):
+    if is_large and gpu_memory.serves_reductions(setup, can_map=engine.maps_gpu_memory):
         return transfer.GpuTransfer(setup, operation, order)
     return transfer.CudaTransfer(setup, operation, order)

@@ -138,7 +138,7 @@ class Slots:
         Parameters
         ----------
         operation : str
-            And the dtype: ``"sum float64"``.
+            With the dtype: ``"sum float64"``.
         count : int
             How many elements.
         """

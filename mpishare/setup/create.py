@@ -172,10 +172,7 @@ def _build(
         survey = Survey(agreement.rank)
         told = agreement.step(CALL, survey.tell)  # from here on a rank without its lock is dead
         watchdog.start()
-
-        def look_around() -> dict[str, Any]:
-            return survey.read(told)
-
+        look_around = partial(survey.read, told)
         context, members, seen = _make_context(
             all_comm, agreement, watchdog, chosen, device, made, look_around
         )

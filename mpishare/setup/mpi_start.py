@@ -1,4 +1,4 @@
-"""An end for MPI's own start, which waits for ever where ranks cannot reach each other.
+"""A deadline for MPI's own start, which waits for ever where ranks cannot reach each other.
 
 MPICH was seen to do so where the ranks of a machine have different /dev/shm (5.0.2). No Python runs
 in a process that is inside ``MPI_Init``: a forked child speaks for it, and the C thread of
@@ -22,7 +22,7 @@ from mpishare.setup.surroundings import find_container, namespaces
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 10.0
+WARN_AFTER_S = 10.0
 """After which it is said that MPI has not started, if the deadline is not sooner."""
 _LEAD_S = 2.0  # of the last words before the end, as the first end of a rank ends the job
 
@@ -70,12 +70,12 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
 
 def _speak(prog: str, over: int, deadline_s: float, *, is_first: bool) -> None:
     """Say in the child that its parent still waits, unless the pipe says that this is over."""
-    patience_s = min(PATIENCE_S, deadline_s)
-    if select.select([over], [], [], patience_s)[0]:
+    warn_s = min(WARN_AFTER_S, deadline_s)
+    if select.select([over], [], [], warn_s)[0]:
         return
-    text = f"{prog}: MPI has not started after {patience_s:g} s in {describe_process(os.getppid())}"
+    text = f"{prog}: MPI has not started after {warn_s:g} s in {describe_process(os.getppid())}"
     _say(f"{text}.{_ADVICE if is_first else ''}\n")
-    if deadline_s > patience_s and not select.select([over], [], [], deadline_s - patience_s)[0]:
+    if deadline_s > warn_s and not select.select([over], [], [], deadline_s - warn_s)[0]:
         _say(f"{prog}: MPI has not started after {deadline_s:g} s: process {os.getppid()} ends\n")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
-_VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
+VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
 def choose_backend(
@@ -63,8 +63,8 @@ def choose_backend(
 def _warn_of_variables() -> None:
     """Warn of variables that look like mpishare's and are not: of a typing error, likely."""
     for name in sorted(os.environ):
-        if name.startswith("MPISHARE_") and name not in _VARIABLES:
-            known = ", ".join(_VARIABLES)
+        if name.startswith("MPISHARE_") and name not in VARIABLES:
+            known = ", ".join(VARIABLES)
             log.warning("the environment variable %s is ignored: mpishare knows %s", name, known)
 
 

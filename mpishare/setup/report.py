@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import name_ranks
+from mpishare.errors import counted, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,9 +129,9 @@ class Report:
 
     @property
     def host_code(self) -> str | None:
-        """Which code makes what `why_python` speaks of: ``"compiled"``, if it does on all ranks.
+        """Which code makes halo exchanges and fences on the host; None on CUDA.
 
-        Else ``"python"``; None on CUDA.
+        ``"compiled"`` if all ranks have it, else ``"python"``.
         """
         return None if self.why_python is None else "python" if self.why_python else "compiled"
 
@@ -195,7 +195,7 @@ class Report:
         host = self.members[0].host
         count = len(self.members)
         lines = [
-            f"node {host}: {count} rank{'s' if count > 1 else ''}, backend {self.backend}"
+            f"node {host}: {counted(count, 'rank')}, backend {self.backend}"
             + (", WSL2" if self.is_wsl2 else "")
             + (f" ({self.why_host})" if self.why_host else "")
         ]

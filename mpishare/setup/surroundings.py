@@ -6,20 +6,18 @@ reads from process to process, an IPC namespace of Docker the common /dev/shm. S
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
 import re
-import secrets
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import format_nbytes, name_ranks
+from mpishare.errors import counted, format_nbytes, name_ranks
 from mpishare.memory import limits, shared
-from mpishare.memory.process_memory import ProcessRead
+from mpishare.memory.process_memory import Token, try_read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +27,6 @@ log = logging.getLogger("mpishare")
 KINDS = ("ipc", "net", "pid", "user", "uts")
 """The namespaces that matter here, as the links in /proc/self/ns are called."""
 
-_TOKEN_NBYTES = 16
 # The namespaces that a machine starts with (proc_ns.h of the kernel).
 _FIRST = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
 # What the environment says in a container of each kind, then what lies in its root folder.
@@ -40,7 +37,7 @@ _VARIABLES = {
 }
 _FILES = {"run/.containerenv": "Podman", ".dockerenv": "Docker"}
 _LAUNCHERS = re.compile(r"mpi(run|exec|rexec)|prte|prted|prterun|orted|orterun|hydra|slurmstepd")
-_SAY_OF_BTL = ("OMPI_MCA_btl", "PRTE_MCA_btl")
+_BTL_VARIABLES = ("OMPI_MCA_btl", "PRTE_MCA_btl")
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Surroundings:
     Attributes
     ----------
     containers : tuple of (str or None)
-        For each rank, what keeps the container that it runs in; None outside of containers.
+        For each rank, what made the container that it runs in; None outside of containers.
     separate : tuple of str
         The kinds of namespaces that are not the same for all ranks: `KINDS`.
     unreadable : tuple of (int, int, str)
@@ -96,8 +93,8 @@ class Surroundings:
         lines = [line]
         if self.unreadable:
             reader, owner, why = self.unreadable[0]
-            count = len(self.unreadable)
-            more = f" and {count - 1} more pair{'s' if count > 2 else ''}" if count > 1 else ""
+            others = len(self.unreadable) - 1
+            more = f" and {counted(others, 'more pair')}" if others else ""
             lines.append(f"no CMA: rank {reader} cannot read memory of rank {owner}{more}: {why}")
             lines.append(f"so large faces of arrays in no window are copied twice. {self.remedy}")
         elif len(self.containers) > 1:
@@ -118,7 +115,7 @@ class Surroundings:
 
 
 def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:
-    """Say what keeps the container of this process; None outside of containers. Local."""
+    """Return what made the container of this process; None outside of containers. Local."""
     for variable, name in _VARIABLES.items():
         if environment.get(variable):
             return name
@@ -158,16 +155,12 @@ class Survey:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._token = secrets.token_bytes(_TOKEN_NBYTES)
-        # Until all have read it.
-        self._offered = ctypes.create_string_buffer(self._token, _TOKEN_NBYTES)
+        self._token = Token()  # held until all have read it
 
     def tell(self) -> dict[str, Any]:
-        """Return what the others are to know of this rank."""
+        """Return what the other ranks need to know of this one."""
         return {
-            "pid": os.getpid(),
-            "address": ctypes.addressof(self._offered),
-            "token": self._token.hex(),
+            "offer": self._token.offer,
             "container": find_container(os.environ),
             "namespaces": namespaces(),
             "ptrace_scope": _ptrace_scope(),
@@ -255,7 +248,7 @@ def warn_of_equal_pids(library: str, environment: Mapping[str, str]) -> None:
 
 def _uses_sm(environment: Mapping[str, str]) -> bool:
     """Whether Open MPI may send through shared memory, as its lists of transports say."""
-    for name in _SAY_OF_BTL:
+    for name in _BTL_VARIABLES:
         given = environment.get(name, "^")
         names = given.removeprefix("^").split(",")
         if given.startswith("^") == bool({"sm", "vader"} & {*names}):
@@ -286,12 +279,10 @@ def _ptrace_scope() -> int:
         return 0
 
 
-def _try_read(offer: Mapping[str, Any]) -> int:
-    """Read the token of a rank; return 0, or the error number."""
-    found = ctypes.create_string_buffer(_TOKEN_NBYTES)
-    error = ProcessRead(offer["pid"], _TOKEN_NBYTES)(offer["address"], ctypes.addressof(found))
-    # Another process may have that number here.
-    return error or (0 if found.raw.hex() == offer["token"] else errno.ESRCH)
+def _try_read(told: Mapping[str, Any]) -> int:
+    """Try to read the memory of a rank; return 0, or the error number."""
+    error = try_read(*told["offer"])
+    return errno.ESRCH if error is None else error
 
 
 def _why(error: int, reader: Mapping[str, Any], owner: Mapping[str, Any]) -> str:

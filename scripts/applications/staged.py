@@ -6,7 +6,6 @@ every axis and fields of one shape and dtype, NumPy's or CuPy's.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +127,22 @@ class Pinned(Staged):
         self._buffers = [
             (self._buffer(phase, "dest"), self._buffer(phase, "source")) for phase in self.phases
         ]
+        self._senders = [self._sender(out, into) for out, into in self._buffers]
         self._started: tuple[Array, ...] = ()
-        self._requests: list[MPI.Request] = []
+        self._requests: Sequence[MPI.Request] = []
 
     def _buffer(self, phase: list[Face], end: str) -> Buffer:
         there = [face for face in phase if getattr(face, end) != MPI.PROC_NULL]
         return Buffer(self.xp, self.fields, there)
+
+    def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
+        """Return what starts the messages of a phase, and returns their requests."""
+
+        def send() -> list[MPI.Request]:
+            requests = [self.cart.Irecv(data, face.source, face.tag) for face, _, data in into]
+            return requests + [self.cart.Isend(data, face.dest, face.tag) for face, _, data in out]
+
+        return send
 
     def start(self, *fields: Array) -> None:
         """Send the faces of the first phase: with corners the later ones hang on what arrives."""
@@ -154,12 +163,7 @@ class Pinned(Staged):
                 part[...] = u[face.sent]
         # The stream is idle after this: what arrived last has been copied from `into` as well.
         out.to_host()
-        self._send(phase)
-
-    def _send(self, phase: int) -> None:
-        out, into = self._buffers[phase]
-        self._requests = [self.cart.Irecv(data, face.source, face.tag) for face, _, data in into]
-        self._requests += [self.cart.Isend(data, face.dest, face.tag) for face, _, data in out]
+        self._requests = self._senders[phase]()
 
     def _finish(self, phase: int) -> None:
         MPI.Request.Waitall(self._requests)
@@ -173,35 +177,23 @@ class Pinned(Staged):
 class Persistent(Pinned):
     """The same with requests that are made once."""
 
-    def __init__(
-        self, cart: MPI.Cartcomm, fields: Array | Sequence[Array], xp: Any, *, corners: bool = False
-    ) -> None:
-        super().__init__(cart, fields, xp, corners=corners)
-        self._made = [
-            [cart.Recv_init(data, face.source, face.tag) for face, _, data in into]
-            + [cart.Send_init(data, face.dest, face.tag) for face, _, data in out]
-            for out, into in self._buffers
-        ]
+    def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
+        requests = [self.cart.Recv_init(data, face.source, face.tag) for face, _, data in into]
+        requests += [self.cart.Send_init(data, face.dest, face.tag) for face, _, data in out]
 
-    def _send(self, phase: int) -> None:
-        self._requests = self._made[phase]
-        MPI.Prequest.Startall(self._requests)
+        def send() -> list[MPI.Prequest]:
+            MPI.Prequest.Startall(requests)
+            return requests
+
+        return send
 
 
 class Neighborhood(Pinned):
     """The same by a neighborhood collective for each phase, persistent where MPI has that."""
 
-    def __init__(
-        self, cart: MPI.Cartcomm, fields: Array | Sequence[Array], xp: Any, *, corners: bool = False
-    ) -> None:
-        super().__init__(cart, fields, xp, corners=corners)
+    def _sender(self, out: Buffer, into: Buffer) -> Callable[[], Sequence[MPI.Request]]:
         # Of the cart's ranks, and no cart: Open MPI takes a graph made from one for a cart still.
-        ranks = MPI.COMM_WORLD.Create_group(cart.Get_group())
-        self._begun = [self._collective(ranks, out, into) for out, into in self._buffers]
-
-    def _collective(
-        self, ranks: MPI.Intracomm, out: Buffer, into: Buffer
-    ) -> Callable[[], MPI.Request]:
+        ranks = MPI.COMM_WORLD.Create_group(self.cart.Get_group())
         # A graph, since the libraries differ in the order of a cart's neighbors that are one rank.
         graph = ranks.Create_dist_graph_adjacent(
             [face.source for face, _, _ in into], [face.dest for face, _, _ in out], reorder=False
@@ -210,16 +202,13 @@ class Neighborhood(Pinned):
         try:
             request = graph.Neighbor_alltoallv_init(*buffers)
         except NotImplementedError:  # before MPI 4
-            return functools.partial(graph.Ineighbor_alltoallv, *buffers)
+            return lambda: [graph.Ineighbor_alltoallv(*buffers)]
 
-        def begin() -> MPI.Request:
+        def send() -> list[MPI.Request]:
             request.Start()
-            return request
+            return [request]
 
-        return begin
-
-    def _send(self, phase: int) -> None:
-        self._requests = [self._begun[phase]()]
+        return send
 
 
 def make(

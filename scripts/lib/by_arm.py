@@ -1,29 +1,9 @@
 """Tables of cases that have a few arms and no rival at every size: a line per size and arm."""
 
-from newest import size, us
+from tables import CLOCKS, medians, size, sizes, table, us
 
-CLOCKS = ("latency", "throughput")
 #: The forms of the program of the case jax.
 FORMS = ("loop", "recorded", "unrolled", "padded")
-
-
-def medians(rows: list[dict], case: str) -> dict[tuple[int, str, str], float]:
-    """The times of a case, by size, arm and clock."""
-    return {
-        (row["nbytes"], row["arm"], row["clock"]): row["median_us"]
-        for row in rows
-        if row["case"] == case and row["ok"]
-    }
-
-
-def sizes(found: dict[tuple[int, str, str], float]) -> list[int]:
-    return sorted({key[0] for key in found})
-
-
-def _lines(heads: list[str], cells: list[list[str]]) -> list[str]:
-    rows = [heads, *cells]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|---" * len(heads) + "|", *lines[1:], ""]
 
 
 def fresh(rows: list[dict]) -> list[str]:
@@ -40,7 +20,7 @@ def fresh(rows: list[dict]) -> list[str]:
         others = [found[nbytes, beside, clock] for clock in CLOCKS]
         return " / ".join(f"{a / b:.2f}" for a, b in zip(times, others, strict=True))
 
-    return _lines(
+    return table(
         heads,
         [
             [
@@ -77,7 +57,7 @@ def messages(rows: list[dict], case: str) -> list[str]:
         for n in sizes(found)
     ]
     heads = ["out of GPU memory, µs", *(f"{name}, µs" for name in others)]
-    return _lines(["faces", *heads, *(f"of {name}" for name in others)], cells)
+    return table(["faces", *heads, *(f"of {name}" for name in others)], cells)
 
 
 def mixed(found: list[dict]) -> list[str]:
@@ -102,12 +82,12 @@ def mixed(found: list[dict]) -> list[str]:
         for each in found
         if "face_nbytes" in each
     ]
-    lines = _lines(["faces", *pairs, *single], cells)
+    lines = table(["faces", *pairs, *single], cells)
     arms = ("on GPUs", "through the host", "staged by hand")
     sums = [each for each in found if "sum_nbytes" in each]
     cells = [[size(each["sum_nbytes"]), *(us(each[arm]) for arm in arms)] for each in sums]
     heads = ["sum", "packed on GPUs, µs", "packed on the host, µs", "staged `MPI_Allreduce`, µs"]
-    return [*lines, *_lines(heads, cells)]
+    return [*lines, *table(heads, cells)]
 
 
 def jax(rows: list[dict]) -> list[str]:
@@ -118,7 +98,7 @@ def jax(rows: list[dict]) -> list[str]:
     heads += ["with mpi4jax, µs", "mpishare over mpi4jax"] * has_mpi4jax
     heads += ["exchange called, µs"]
     cells = []
-    for nbytes in sorted({nbytes for nbytes, _ in found}):
+    for nbytes in sizes(found):
         for form in FORMS:
             step, alone = found[nbytes, form], found[nbytes, f"{form} alone"]
             line = [size(nbytes), form, us(step), us(alone), us(step - alone)]
@@ -126,4 +106,4 @@ def jax(rows: list[dict]) -> list[str]:
                 theirs = found[nbytes, f"mpi4jax, {form}"]
                 line += [us(theirs), f"{step / theirs:.2f}"]
             cells.append([*line, us(found[nbytes, "exchange called"])])
-    return _lines(heads, cells)
+    return table(heads, cells)

@@ -152,7 +152,7 @@ def profile(node, case, misses, seconds):
     found = {"call": median(taken)}
     if before is not None:
         found["cache misses"] = (misses.read() - before) / count
-    if node.report().why_python == "":
+    if node.report().host_code == "compiled":
         return found
     wait = HostRoute._wait_until
     HostRoute._wait_until = clock.wrap("waiting", wait)
@@ -191,7 +191,7 @@ def main():
         if node.is_leader:
             if misses.why_not:
                 print(f"The counter of cache misses cannot be read: {misses.why_not}.")
-            how = "compiled C" if node.report().why_python == "" else "Python"
+            how = "compiled C" if node.report().host_code == "compiled" else "Python"
             print(f"Exchanges are made by {how}.\n")
             print(HEAD.format("ranks", "dims", "face, B", "fields", *COLUMNS))
             print("|" + "---|" * (4 + len(COLUMNS)))

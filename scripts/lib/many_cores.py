@@ -1,6 +1,6 @@
 """The tables of runs with a core per rank: a column for each MPI and number of ranks."""
 
-from newest import size, us
+from tables import size, table, us
 
 CLOCK = "throughput"
 HALOS = {"halo1d": "1-D", "halo3d": "3-D"}
@@ -45,18 +45,13 @@ def has(run: Run, case: str, nbytes: int) -> bool:
     return nbytes in sizes_of([run], case)
 
 
-def table(lines: list[list[str]]) -> list[str]:
-    rows = ["| " + " | ".join(line) + " |" for line in lines]
-    return [rows[0], "|---" * len(lines[0]) + "|", *rows[1:], ""]
-
-
 def in_full(runs: list[Run]) -> list[str]:
     """Every size and kind of fields: microseconds, and the ratio to the fastest form of MPI."""
     names = [name_of(run) for run in runs]
     heads = [f"{mpi}, {ranks} ranks" for mpi, ranks in names]
     lines = []
     for case, axes in HALOS.items():
-        cells = [[f"{axes} halo", "fields", *heads]]
+        cells = []
         for nbytes in sizes_of(runs, case):
             for kind, (arm, rival) in KINDS.items():
                 found = [
@@ -65,13 +60,13 @@ def in_full(runs: list[Run]) -> list[str]:
                 ]
                 words = [f"{us(each[0])} ({each[1]:.2f})" if each else "-" for each in found]
                 cells.append([size(nbytes), kind, *words])
-        lines += table(cells)
+        lines += table([f"{axes} halo", "fields", *heads], cells)
     if all(has(run, "fence", 0) for run in runs):
-        cells = [["all ranks ordered, over `MPI_Barrier`", *heads]]
+        cells = []
         for name, arm in ORDERS.items():
             found = [best(run, "fence", 0, arm, None) for run in runs]
             cells.append([name, *(f"{us(time)} ({ratio:.2f})" for time, ratio in found)])
-        lines += table(cells)
+        lines += table(["all ranks ordered, over `MPI_Barrier`", *heads], cells)
     return lines
 
 
@@ -81,7 +76,7 @@ def in_brief(runs: list[Run]) -> list[str]:
     if not runs:
         return []
     heads = [f"{mpi}, {ranks} ranks" for mpi, ranks in map(name_of, runs)]
-    cells = [["faces", *heads]]
+    cells = []
     for case, axes in HALOS.items():
         for nbytes in BRIEF_SIZES:
             near = [n for n in sizes_of(runs, case) if nbytes <= 1.25 * n and n <= 1.25 * nbytes]
@@ -95,4 +90,4 @@ def in_brief(runs: list[Run]) -> list[str]:
                 ]
                 line.append(" / ".join("-" if each is None else f"{each:.2f}" for each in ratios))
             cells.append(line)
-    return table(cells)
+    return table(["faces", *heads], cells)

@@ -1,6 +1,7 @@
 """The tables of runs beside the newest libraries: the time of each in its fastest form."""
 
-CLOCKS = ("latency", "throughput")
+from tables import CLOCKS, medians, size, sizes, table, us
+
 #: The arms of each column: called or in a graph, with faces packed or sent from where they are.
 COLUMNS = {
     "mpishare": ("window fields", "private fields", "window pairwise", "window fence"),
@@ -40,28 +41,11 @@ SOLVES = {
     "staged": "MPI through pinned memory",
 }
 CALLS_OF_NCCL = ("nccl", "nccl beside")
-UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
-
-
-def size(nbytes: int) -> str:
-    return next(f"{nbytes / unit:.4g} {name}" for name, unit in UNITS if nbytes >= unit)
-
-
-def us(time: float | None) -> str:
-    return "-" if time is None else f"{time:.3g}" if time < 100 else f"{time:.0f}"
 
 
 def over(time: float | None, others: list[float | None]) -> str:
     known = [other for other in others if other is not None]
     return "-" if time is None or not known else f"{time / min(known):.2f}"
-
-
-def medians(rows: list[dict], case: str) -> dict[tuple[int, str, str], float]:
-    return {
-        (row["nbytes"], row["arm"], row["clock"]): row["median_us"]
-        for row in rows
-        if row["case"] == case and row["ok"]
-    }
 
 
 def fastest(
@@ -71,18 +55,13 @@ def fastest(
     return min((time for time in times if time is not None), default=None)
 
 
-def table(heads: list[str], cells: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(words) + " |" for words in (heads, *cells)]
-    return [lines[0], "|---" * len(heads) + "|", *lines[1:], ""]
-
-
 def exchanges(rows: list[dict], case: str) -> list[str]:
     """A line per size: with a synchronize after each exchange / back to back."""
     found = medians(rows, case)
     arms = {arm for _, arm, _ in found}
     columns = {name: each for name, each in COLUMNS.items() if arms & {*each}}
     cells = []
-    for nbytes in sorted({nbytes for nbytes, *_ in found}):
+    for nbytes in sizes(found):
         times = {
             name: [fastest(found, nbytes, each, clock) for clock in CLOCKS]
             for name, each in columns.items()
@@ -101,7 +80,7 @@ def sums(rows: list[dict]) -> list[str]:
     arms = {arm for _, arm, _ in found}
     columns = {name: each for name, each in SUMS.items() if each[0] in arms}
     cells = []
-    for nbytes in sorted({nbytes for nbytes, *_ in found}):
+    for nbytes in sizes(found):
         times = {
             name: [found.get((nbytes, arm, "throughput")) for arm in each]
             for name, each in columns.items()
@@ -168,13 +147,13 @@ def absent(rows: list[dict]) -> list[str]:
             found.setdefault((library(row["arm"]), why), []).append(row)
     lines = []
     for (name, why), failed in found.items():
-        sizes = ", ".join(size(n) for n in sorted({row["nbytes"] for row in failed}))
+        failing = ", ".join(size(n) for n in sorted({row["nbytes"] for row in failed}))
         what = "sums" if {row["case"] for row in failed} == {"allreduce"} else "results"
         where = " in sums" if what == "sums" else ""
         lines.append(
             f"- {name} was not timed{where}: {why}"
             if why
-            else f"- {name} gave wrong {what} of {sizes}, and was not timed there"
+            else f"- {name} gave wrong {what} of {failing}, and was not timed there"
         )
     return lines
 

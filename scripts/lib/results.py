@@ -14,10 +14,12 @@ import json
 import sys
 from pathlib import Path
 
+import applications
 import by_arm
 import many_cores
 from figure import svg
-from newest import newest, size, solves
+from newest import newest, solves
+from tables import CLOCKS, RefusedError, medians, size, sizes, table, us
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -60,12 +62,6 @@ CASES = {
 FIELDS = {"private fields": "private", "fresh fields": "fresh"}
 #: Beside the runs: what applications printed with --json, a line each.
 APPLICATIONS = "applications.jsonl"
-ORDERS = ("plain", "last", "first", "beside")
-CLOCKS = ("latency", "throughput")
-
-
-class RefusedError(Exception):
-    """What is wrong, in one line."""
 
 
 def read(path: Path, *, is_whole: bool) -> dict:
@@ -103,36 +99,37 @@ def origin(header: dict) -> tuple[str, str]:
         bound = ", each bound to one" if header["cores_per_rank"] == 1 else ""
         some = "" if cores == header["cores_of_machine"] else f"{cores} of "
         machine = f"{some}{header['cores_of_machine']} CPU cores"
-        machine += f" ({header['cpu'].replace('(R)', '')}){bound}"
+        machine += f" ({cpu(header)}){bound}"
     driver = f", driver {header['driver']}" if models else ""
     versions = [f"{name} {text}" for name, text in header["versions"].items() if text]
     libraries = f"{' '.join(header['mpi_library'].split())}; {', '.join(versions)}"
-    when = f"{header['date'][:10]}, revision {header['git_revision'][:12]}"
-    return f"{header['ranks']} ranks on {machine}{driver}; {when}.", f"{libraries}."
+    return f"{header['ranks']} ranks on {machine}{driver}; {when(header)}.", f"{libraries}."
 
 
-def cell(ratios: list[float | None]) -> str:
-    words = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+def cpu(header: dict) -> str:
+    return header["cpu"].replace("(R)", "")
+
+
+def when(header: dict) -> str:
+    return f"{header['date'][:10]}, revision {header['git_revision'][:12]}"
+
+
+def ratio(found: list[float | None]) -> str:
+    words = ["-" if each is None else f"{each:.2f}" for each in found]
     return "" if set(words) == {"-"} else " / ".join(words)
 
 
-def span(times: list[float | None]) -> str:
-    words = ["-" if not us else f"{us:.3g}" if us < 100 else f"{us:.0f}" for us in times]
-    return " / ".join(words)
-
-
-def table(case: str, rows: list[dict]) -> list[str]:
-    """A line a size: the time of mpishare, and its ratio to each baseline.
+def of_case(case: str, rows: list[dict]) -> list[str]:
+    """A line per size: the time of mpishare, and its ratio to each baseline.
 
     Fields in windows, private and fresh ones have a line each; of other arms the fastest counts.
     """
     rows = [row for row in rows if row["case"] == case]
-    medians = {(row["nbytes"], row["arm"], row["clock"]): row["median_us"] for row in rows}
+    medians_us = medians(rows, case)
     mine = list(dict.fromkeys(row["arm"] for row in rows if row["kind"] == "own"))
     rivals = list(dict.fromkeys(row["arm"] for row in rows if row["kind"] == "rival" and row["ok"]))
     # One for which there was no memory has no arm that ran.
-    sizes = sorted({row["nbytes"] for row in rows if row["ok"]})
-    if not (sizes and rivals):
+    if not (medians_us and rivals):
         return []
     kinds = {"": mine}
     of_fields = {kind: [arm] for arm, kind in FIELDS.items() if arm in mine}
@@ -140,25 +137,25 @@ def table(case: str, rows: list[dict]) -> list[str]:
         kinds = of_fields | {"in windows": [arm for arm in mine if arm not in FIELDS]}
     heads = [CASES[case], *["fields"] * (len(kinds) > 1), "mpishare, µs"]
     heads += [f"of {arm}" for arm in rivals]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for nbytes in sizes:
+    lines: list[list[str]] = []
+    for nbytes in sizes(medians_us):
         written = len(lines)
         for kind, arms in kinds.items():
             times = []
             for clock in CLOCKS:
-                found = [medians.get((nbytes, arm, clock)) for arm in arms]
+                found = [medians_us.get((nbytes, arm, clock)) for arm in arms]
                 times.append(min((time for time in found if time), default=None))
             if None in times:
                 continue
-            cells = [kind] * bool(kind) + [span(times)]
+            line = [size(nbytes), *[kind] * bool(kind), " / ".join(map(us, times))]
             for arm in rivals:
-                theirs = [medians.get((nbytes, arm, clock)) for clock in CLOCKS]
+                theirs = [medians_us.get((nbytes, arm, clock)) for clock in CLOCKS]
                 pairs = zip(times, theirs, strict=True)
-                cells.append(cell([time / other if other else None for time, other in pairs]))
-            lines.append("| " + " | ".join([size(nbytes), *cells]) + " |")
+                line.append(ratio([time / other if other else None for time, other in pairs]))
+            lines.append(line)
         if len(lines) == written:
             raise RefusedError(f"{case} at {size(nbytes)}: mpishare has no time")
-    return [*lines, ""]
+    return table(heads, lines)
 
 
 def absent(header: dict, rows: list[dict]) -> list[str]:
@@ -175,7 +172,7 @@ def absent(header: dict, rows: list[dict]) -> list[str]:
 def brief(name: str, run: dict) -> list[str]:
     """What docs/performance.md says of a run."""
     machine, _ = origin(run["header"])
-    return [f"**{RUNS[name]}**: {machine}", "", *table(next(iter(CASES)), run["rows"])]
+    return [f"**{RUNS[name]}**: {machine}", "", *of_case(next(iter(CASES)), run["rows"])]
 
 
 def section(name: str, run: dict) -> list[str]:
@@ -186,61 +183,10 @@ def section(name: str, run: dict) -> list[str]:
     lines = [f"## {(RUNS | CORES)[name]}", "", *origin(header), links, ""]
     lines += ["```console", f"$ {header['command']}", "```", ""]
     for case in CASES:
-        lines += table(case, rows)
+        lines += of_case(case, rows)
     missing = absent(header, rows)
     lines += [*missing, ""] if missing else []
     return lines
-
-
-def applications(path: Path) -> list[str]:
-    """A line each that an application printed."""
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    if any(each["checked"] is False for each in found):
-        raise RefusedError(f"{path.name} has a wrong result in it")
-    if not found:
-        return []
-    lines = [
-        "## Applications",
-        "",
-        "The programs of `scripts/applications`, as they print with `--json` (`--compare`,",
-        "`--bench`, `--graph`), one rank per GPU. The step is that of the fastest order where",
-        "several were timed: *plain* exchanges, then updates; *last* updates the shell last,",
-        "*first* first, and *beside* on another stream. Efficiency is one rank alone, on as many",
-        "cells, over all.",
-        "In the last two columns above 1 mpishare is faster. In the one before them it is below 1:",
-        "the step over that with the fastest of `Sendrecv`, `Isend` and `Irecv` of packed faces,",
-        "persistent requests and neighborhood collectives, timed in turns (`--compare`).",
-        "",
-        "| application | cells in all | ranks | step, µs | step over max(interior, exchange) + "
-        "shell | efficiency | exchange, µs | step over that with the fastest MPI | "
-        "with pinned, times as long | with naive, times as long |",
-        "|---" * 10 + "|",
-    ]
-
-    def words(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    for each in found:
-        cells = " x ".join(str(n * d) for n, d in zip(each["cells"], each["dims"], strict=True))
-        steps = {name: each[f"{name}_us"] for name in ORDERS if f"{name}_us" in each}
-        best = min(steps, key=steps.__getitem__, default=None)
-        step = f"{steps[best]:.4g} ({best})" if best else f"{each['step_us_median']:.4g}"
-        name = each["program"] + " --wrap" * bool(each.get("wrap")) + " --graph" * each["graph"]
-        with_mpi = f" ({each['mpi']})" if "mpi" in each and not each["gpu"] else ""
-        row = [
-            name,
-            cells,
-            f"{each['ranks']} on {each['gpu'] or 'CPU cores'}{with_mpi}, {each['date'][:10]}",
-            step,
-            words(each.get("step_with_overlap_to_best"), ".2f"),
-            words(each.get(f"{best}_efficiency"), ".2f"),
-            words(each["exchange_us_median"], ".3g"),
-            words(each.get("step_to_fastest_mpi"), ".2f"),
-            words(each.get("pinned_exchange_to_mpishare"), ".1f"),
-            words(each.get("naive_exchange_to_mpishare"), ".1f"),
-        ]
-        lines.append("| " + " | ".join(row) + " |")
-    return [*lines, ""]
 
 
 def in_brief(folder: Path) -> list[str]:
@@ -288,10 +234,9 @@ def of_cores(folder: Path) -> list[str]:
 def on_machine(found: list[dict]) -> str:
     """On what runs with a core per rank are; all on one machine."""
     header = found[0]["header"]
-    cpu = header["cpu"].replace("(R)", "")
-    when = f"{header['date'][:10]}, revision {header['git_revision'][:12]}"
     bound = ", each rank bound to one" if header["cores_per_rank"] == 1 else ""
-    return f"Without a GPU, {header['cores_of_machine']} cores ({cpu}){bound}; {when}."
+    cores = f"{header['cores_of_machine']} cores ({cpu(header)}){bound}"
+    return f"Without a GPU, {cores}; {when(header)}."
 
 
 def in_readme(folder: Path) -> list[str]:
@@ -344,7 +289,7 @@ def in_full(folder: Path) -> list[str]:
     """What stands between the marks of docs/results/README.md."""
     found = runs(folder) | runs(folder, CORES)
     lines = [line for name, run in found.items() for line in section(name, run)]
-    return lines + of_fresh(folder) + applications(folder / APPLICATIONS)
+    return lines + of_fresh(folder) + applications.lines(folder / APPLICATIONS)
 
 
 def of_fresh(folder: Path) -> list[str]:

@@ -27,6 +27,8 @@ OPEN_MPI = {
 }
 # What a process under an mpirun knows of its job; a job that it starts must not inherit it.
 OF_A_JOB = ("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_MCA_ess", "PRTE_MCA_ess", "HYDRA_", "HYDI_")
+# Nor this: unbuffered, each argument of a `print` is a write, and the ranks' words mix in a line.
+NOT_INHERITED = (*OF_A_JOB, "PYTHONUNBUFFERED")
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,7 @@ def run_ranks(
         job = [*filter(None, [os.environ.get("RANK_WRAPPER")]), *map(str, program), *args]
         options = ["--bind-to", "none"] if kind == "openmpi" else []
         command = [*map(str, before), mpirun, *options, *extra_mpirun, "-n", str(n), *job]
-        # Unbuffered, each argument of a `print` is a write, and the ranks' words mix in a line.
-        unwanted = (*OF_A_JOB, "PYTHONUNBUFFERED")
-        variables = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(NOT_INHERITED)}
         variables = {**(OPEN_MPI if kind == "openmpi" else {}), **variables}
         variables |= {"REPORT_DIR": folder, "PYTHONFAULTHANDLER": "1"}
         paths = [str(ROOT), *filter(None, [variables.get("PYTHONPATH")])]

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT
+from tests.helpers.launch import NOT_INHERITED, OPEN_MPI, ROOT
 
 NODES = ("node1", "node2")
 COMMON = Path("/mnt")  # the folder that front and nodes share, outside /tmp
@@ -111,9 +111,7 @@ class Cluster:
         self.folder = folder
         self.is_confined = is_confined
         self.conf = folder / "slurm.conf"
-        unwanted = (*OF_A_JOB, "SLURM_", "PRTE_", "TMPDIR", "PYTEST_", "VIRTUAL_ENV", "CUDA_")
-        # Unbuffered, each argument of a `print` is a write, and the ranks' words mix in a line.
-        unwanted += ("PYTHONUNBUFFERED",)
+        unwanted = (*NOT_INHERITED, "SLURM_", "PRTE_", "TMPDIR", "PYTEST_", "VIRTUAL_ENV", "CUDA_")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
         self.environment = kept | {"SLURM_CONF": str(self.conf)} | ROOT_MAY
 

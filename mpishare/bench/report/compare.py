@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.report.render import aligned, counted, format_us
+from mpishare.bench.report.render import aligned, format_us
 from mpishare.bench.report.rows import COLUMNS, Row
 from mpishare.cli import Parser, UsageError
-from mpishare.errors import format_nbytes
+from mpishare.errors import counted, format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import CASES
-from mpishare.bench.report.render import counted
 from mpishare.bench.report.rows import BASELINE, OWN
-from mpishare.errors import format_nbytes
+from mpishare.errors import counted, format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

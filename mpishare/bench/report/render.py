@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import CASES, NOT_MPI
 from mpishare.bench.report.rows import BASELINE, CLOCKS, COLUMNS, OWN, UPPER_BOUND, Row
-from mpishare.errors import format_nbytes, name_ranks
+from mpishare.errors import counted, format_nbytes, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,11 +111,6 @@ def _filled(lines: Sequence[str], width: int) -> str:
     """Return lines of text, those that are too long broken."""
     wrap = textwrap.TextWrapper(width, subsequent_indent="  ", break_on_hyphens=False)
     return "".join(f"{wrap.fill(line)}\n" for line in lines)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: ``1 rank``, ``2 ranks``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def of_case(

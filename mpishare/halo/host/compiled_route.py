@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination import recording
-from mpishare.errors import ClosedError
 from mpishare.halo.host.copies import address_of, array_at
 from mpishare.halo.host.lowering import cells_in, cells_of, lower
 from mpishare.halo.host.shared import BoundCall, HostRoute
-from mpishare.halo.host.staging import CONSUMED, IN_PROCESS, IN_STAGING, READY, FieldAddress
+from mpishare.halo.host.staging import CONSUMED, READY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,27 +137,8 @@ class CompiledRoute(HostRoute):
 
     def locate(self, field: int, address: int) -> tuple[int, int, int, int]:
         """Return the words of a field's `FieldAddress`, and its shadow's address or 0."""
-        if self._parts.in_place[field]:
-            nbytes = self._layouts[self._comm.rank][field].span_nbytes
-            found = self._context.locate(address, nbytes)
-            if found is not None:
-                return *found, 0
-        if field not in self._peer_reads.fields:
-            return *IN_STAGING, 0
-        shadow = self._peer_reads.shadow(field, address)
-        if shadow is None:
-            return *FieldAddress(IN_PROCESS, 0, address), 0
-        return *FieldAddress(IN_PROCESS, 0, address_of(shadow)), address_of(shadow)
-
-    def segment_of(self, sender: int, window: int, segment: int) -> int:
-        """Return where a segment of a window is mapped here."""
-        address = self._context.segment_address(window, segment)
-        if address is None:
-            raise ClosedError(
-                f"{self._call} failed: window {window}, in which rank {sender} has its field, is "
-                "closed"
-            )
-        return address
+        entry, shadow = self._place_of(field, address)
+        return *entry, 0 if shadow is None else address_of(shadow)
 
     def wait_for_senders(self, _: int, epoch: int) -> None:
         """Wait until all senders have published an epoch, as all long waits do."""

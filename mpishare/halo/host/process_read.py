@@ -13,8 +13,7 @@ import errno
 import logging
 import mmap
 import os
-import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from mpishare.halo.geometry import Box
 from mpishare.halo.host.copies import address_of
 from mpishare.halo.host.parts import Extent, extent_of, is_read_from_process
 from mpishare.halo.message import PartKey, parts_sent
-from mpishare.memory.process_memory import IoVec, ProcessRead, process_vm_readv
+from mpishare.memory.process_memory import IoVec, ProcessRead, Token, process_vm_readv, try_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from mpishare.halo.message import Message, MessageInfo
 
 _BLOCK_NBYTES = 256 << 10  # read at once, then copied on while it is in the cache
-_TOKEN_NBYTES = 16
 _MAX_SEEN = 1024  # addresses of a field
 _IOV_MAX = 1024  # ranges in one system call
 
@@ -89,14 +87,6 @@ class _Read(NamedTuple):
     target: int  # in the receiver's field, where it is read into
     key: tuple[slice, ...]  # in the receiver's field, to copy on to
     cells: Array | None  # into which it is read first, or None
-
-
-class _Reply(NamedTuple):
-    """What a rank offers the others to read, to find out whether they can."""
-
-    pid: int
-    address: int
-    token: str
 
 
 class PeerReads:
@@ -224,19 +214,15 @@ class PeerReads:
         """Read a token from each sender; return the pairs (sender, receiver) where that works."""
         comm = self._comm
         senders = sorted({key.sender for key in self._boxes if key.receiver == comm.rank})
-        token = secrets.token_bytes(_TOKEN_NBYTES)
-        offered = ctypes.create_string_buffer(token, _TOKEN_NBYTES)  # until all have read it
-        reply = _Reply(os.getpid(), ctypes.addressof(offered), token.hex())
-        replies = [_Reply(*each) for each in comm.step(self._name, lambda: reply)]
-        self._pids = [each.pid for each in replies]
-        readable = comm.step(self._name, lambda: [s for s in senders if self._can_read(s, replies)])
+        token = Token()  # held until all have read it
+        offers = comm.step(self._name, lambda: token.offer)
+        self._pids = [pid for pid, *_ in offers]
+        readable = comm.step(self._name, lambda: [s for s in senders if self._can_read(s, offers)])
         return {(sender, receiver) for receiver, each in enumerate(readable) for sender in each}
 
-    def _can_read(self, sender: int, replies: Sequence[_Reply]) -> bool:
-        found = ctypes.create_string_buffer(_TOKEN_NBYTES)
-        pid, address, token = replies[sender]
-        error = ProcessRead(pid, _TOKEN_NBYTES)(address, ctypes.addressof(found))
-        if not error and found.raw.hex() == token:
+    def _can_read(self, sender: int, offers: Sequence[Any]) -> bool:
+        error = try_read(*offers[sender])
+        if error == 0:
             return True
         why = os.strerror(error) if error else "here its process id belongs to another process"
         log.info(

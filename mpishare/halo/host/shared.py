@@ -32,7 +32,6 @@ from mpishare.halo.host.staging import (
     IN_STAGING,
     ONCE,
     READY,
-    STAGED,
     DoubleBuffer,
     FieldAddress,
     read_entry,
@@ -145,7 +144,7 @@ class HostRoute:
         """Find out where the cells come from and where they go. Local; the end of making it."""
         self._peer_reads.lay_out(recvs)
         self._parts = lay_out(setup, sends, recvs, self._staging, is_reverse=is_reverse)
-        self._reads_in_place = any(self._parts.in_place)
+        self._read_in_place = [n for n, is_read in enumerate(self._parts.in_place) if is_read]
         self._all_staged = [*IN_STAGING] * len(setup.mine)
         self._carriers = [None if each.is_plain else each.carrier for each in setup.mine]
 
@@ -185,18 +184,15 @@ class HostRoute:
         It is not enough where they lie in windows: other ranks read large faces in place there.
         """
         context, read = self._context, self._peer_reads.fields
-        table = self._all_staged
-        if self._reads_in_place:
-            table = table[:]
-            for field, array in enumerate(fields):
-                if self._parts.in_place[field]:
-                    address, layout = address_of(array), self._layouts[self._comm.rank][field]
-                    if context.locate(address, layout.span_nbytes) is not None:
-                        return None
-                    if field in read:
-                        if not self._peer_reads.is_readable(field, address):
-                            return None
-                        set_entry(table, field, FieldAddress(IN_PROCESS, 0, address))
+        table = self._all_staged[:] if read else self._all_staged
+        for field in self._read_in_place:
+            address, layout = address_of(fields[field]), self._layouts[self._comm.rank][field]
+            if context.locate(address, layout.span_nbytes) is not None:
+                return None
+            if field in read:
+                if not self._peer_reads.is_readable(field, address):
+                    return None
+                set_entry(table, field, FieldAddress(IN_PROCESS, 0, address))
         arrays = [
             array if carrier is None else array.view(carrier)
             for array, carrier in zip(fields, self._carriers, strict=True)
@@ -221,21 +217,11 @@ class HostRoute:
         self, call: BoundCall, field: int, address: int, packs_of: tuple[list[Copy], list[Copy]]
     ) -> None:
         """Find out where other ranks read a field, and bind what is packed before that."""
-        layout, array = self._layouts[self._comm.rank][field], call.arrays[field]
-        found = None
-        if self._parts.in_place[field]:
-            found = self._context.locate(address, layout.span_nbytes)
-        shadow = None
-        if found is not None:
-            call.table += FieldAddress(*found)
-        elif field in self._peer_reads.fields:
-            shadow = self._peer_reads.shadow(field, address)
-            offset = address if shadow is None else address_of(shadow)
-            call.table += FieldAddress(IN_PROCESS, 0, offset)
-        else:
-            call.table += IN_STAGING
+        array = call.arrays[field]
+        entry, shadow = self._place_of(field, address)
+        call.table += entry
         for part in self._parts.outgoing:
-            if part.field != field or (part.in_place and found is not None):
+            if part.field != field or (part.in_place and entry.is_in_window):
                 continue
             for parity, packs in enumerate(packs_of):
                 if part.buffers is not None:
@@ -243,6 +229,29 @@ class HostRoute:
                     packs.append(bind_copy(put, buffer, WHOLE, array, part.key))
                 elif shadow is not None:
                     packs.append(bind_copy(put, shadow, part.key, array, part.key))
+
+    def _place_of(self, field: int, address: int) -> tuple[FieldAddress, Array | None]:
+        """Return where other ranks read a field, and its shadow, if they read that instead."""
+        if self._parts.in_place[field]:
+            nbytes = self._layouts[self._comm.rank][field].span_nbytes
+            found = self._context.locate(address, nbytes)
+            if found is not None:
+                return FieldAddress(*found), None
+        if field not in self._peer_reads.fields:
+            return IN_STAGING, None
+        shadow = self._peer_reads.shadow(field, address)
+        offset = address if shadow is None else address_of(shadow)
+        return FieldAddress(IN_PROCESS, 0, offset), shadow
+
+    def segment_of(self, sender: int, window: int, segment: int) -> int:
+        """Return where a segment of a window is mapped here."""
+        address = self._context.segment_address(window, segment)
+        if address is None:
+            raise ClosedError(
+                f"{self._call} failed: window {window}, in which rank {sender} has its field, is "
+                "closed"
+            )
+        return address
 
     def _bind_receives(self, call: BoundCall, sender: Sender, parity: int) -> list[Copy]:
         """Return the copies out of a sender's fields, at the addresses that it has published."""
@@ -263,20 +272,13 @@ class HostRoute:
         if sender.rank == self._comm.rank:
             return [bind_copy(self._store, target, key, target, part.source_key)]
         entry = read_entry(sender.control, self._tables[parity], field)
-        if entry.window == IN_PROCESS and part.buffers is None:
+        if part.in_place and entry.is_in_window:
+            address = self.segment_of(sender.rank, entry.window, entry.segment) + entry.offset
+            source = array_at(address, self._layouts[sender.rank][field])
+            return [bind_copy(self._store, target, key, source, part.source_key)]
+        if part.buffers is None:
             return [partial(self._peer_reads.read, part.name, entry.offset, target)]
-        is_read = part.in_place and entry.window not in (STAGED, IN_PROCESS)
-        if not is_read and part.buffers is not None:
-            return [bind_copy(self._store, target, key, part.buffers[parity], WHOLE)]
-        address = self._context.segment_address(entry.window, entry.segment)
-        if address is None:
-            raise ClosedError(
-                f"{self._call} failed: window {entry.window}, in which rank {sender.rank} has its "
-                "field, is closed"
-            )
-        address += entry.offset
-        source = array_at(address, self._layouts[sender.rank][field])
-        return [bind_copy(self._store, target, key, source, part.source_key)]
+        return [bind_copy(self._store, target, key, part.buffers[parity], WHOLE)]
 
     # --- an exchange
 

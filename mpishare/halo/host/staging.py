@@ -36,6 +36,11 @@ class FieldAddress(NamedTuple):
     segment: int  # of the window, by the rank in the node
     offset: int  # in the segment, in bytes; the address, if it is in the process of its owner
 
+    @property
+    def is_in_window(self) -> bool:
+        """Whether it is in a window."""
+        return self.window not in (STAGED, IN_PROCESS)
+
 
 STAGED, IN_PROCESS = 0, 1 << 63
 IN_STAGING = FieldAddress(STAGED, 0, 0)
