@@ -253,14 +253,27 @@ def _describe_fill(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
     """Return the value as text that differs where the value does; raises where it does not fit."""
     if fill is None:
         return None
-    if np.ndim(fill):
+    if np.ndim(fill) and dtype.names is None:
         raise ValueError(f"{call} failed: fill must be a scalar, not of shape {np.shape(fill)}")
+    value = np.empty((), dtype.base)
     try:
-        value = np.full((), fill, dtype=dtype)
-    except (OverflowError, ValueError) as error:
+        with np.errstate(over="raise", invalid="raise"):
+            value[...] = fill
+        is_kept = _is_kept(fill, value)
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}") from error
+    if not is_kept:
+        raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}: it would be {value}")
     # All NaNs have the same text; a NaN alone differs from itself.
     return str(value) if value == value else f"{value}, {value.tobytes().hex()}"
+
+
+def _is_kept(fill: Any, value: np.ndarray[Any, Any]) -> bool:
+    """Whether NumPy's cast to `value` changed no more than a float's last digits."""
+    if value.dtype.kind in "fcV":
+        return True
+    # NaT differs from itself.
+    return bool(value != value or value.astype(np.asarray(fill).dtype) == fill)
 
 
 def _filler(fill: Any) -> Callable[[Any], None] | None:

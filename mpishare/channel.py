@@ -15,6 +15,7 @@ from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
+from mpishare.event import receivers
 from mpishare.memory.segment import Segment
 from mpishare.ordering.slots import Block, Get, Put, channel_counters
 
@@ -304,10 +305,7 @@ def make_channel(
     def check() -> dict[str, Any]:
         extents, found = check_layout(context, call, shape, dtype)
         source = context.rank_of(call, producer)
-        named = [r for r in range(context.size) if r != source] if consumers is None else consumers
-        ranks = [context.rank_of(call, rank) for rank in named]
-        if source in ranks or len(set(ranks)) != len(ranks):
-            raise ValueError(f"{call} failed: consumers {ranks} name the producer, or a rank twice")
+        ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
         count = _slots(call, slots)
         check_layout(context, call, (count, *extents), found)  # all of them can be addressed
         return {
@@ -315,7 +313,7 @@ def make_channel(
             "dtype": str(found),
             "slots": count,
             "producer": source,
-            "consumers": sorted(ranks),
+            "consumers": ranks,
         }
 
     replies = context.begin(call, check)

@@ -210,6 +210,23 @@ class Event(NodeObject):
             raise ClosedError(f"{self.name}: {call} failed: the event is closed")
 
 
+def receivers(
+    context: NodeContext, call: str, source: int, given: Any, words: tuple[str, str]
+) -> list[int]:
+    """Return the ranks that wait for one rank, in order: those given, else all others."""
+    if given is None:
+        return [rank for rank in range(context.size) if rank != source]
+    sender, name = words
+    if not hasattr(given, "__iter__"):
+        raise TypeError(
+            f"{call} failed: {name} must be a list of ranks, not {given!r}. Give {name}=[{given!r}]"
+        )
+    ranks = sorted(context.rank_of(call, rank) for rank in given)
+    if source in ranks or len(set(ranks)) != len(ranks):
+        raise ValueError(f"{call} failed: {name} {ranks} name the {sender}, or a rank twice")
+    return ranks
+
+
 def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) -> Event:
     """Make an event. Collective; see `Node.event`."""
     call = "Node.event"
@@ -218,16 +235,7 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
 
     def check() -> list[Any]:
         own = context.rank_of(call, owner)
-        named = [r for r in range(size) if r != own] if waiters is None else waiters
-        if not hasattr(named, "__iter__"):
-            raise TypeError(
-                f"{call} failed: waiters must be a list of ranks, not {waiters!r}. Give "
-                f"waiters=[{waiters!r}]"
-            )
-        ranks = [context.rank_of(call, rank) for rank in named]
-        if own in ranks or len(set(ranks)) != len(ranks):
-            raise ValueError(f"{call} failed: waiters {ranks} name the owner, or a rank twice")
-        return [own, sorted(ranks)]
+        return [own, receivers(context, call, own, waiters, ("owner", "waiters"))]
 
     replies = context.begin(call, check)
     require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)

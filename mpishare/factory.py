@@ -69,7 +69,7 @@ class Factory(ABC):
         MismatchError
             If the arguments differ.
         ValueError
-            If another window of this job has the name.
+            If `fill` does not fit `dtype`, or another window of this job has the name.
         """
         return allocate.allocate(self._context, shape, dtype, fill, owner, name=name)
 

@@ -297,8 +297,9 @@ def _describe(
             )
     if expected is not None and blocks[0] != expected:
         raise ValueError(
-            f"field 0 owns {blocks[0].extents} cells along the axes of the grid, the plan was made "
-            f"for a block of {expected.extents}"
+            f"field 0 of shape {shapes[0]} has {blocks[0].shape} cells along its axes "
+            f"{found[shapes[0]]}, which the grid cuts (axes=); the plan was made for a block of "
+            f"{expected.shape}"
         )
     same = {
         "dims": grid.dims,

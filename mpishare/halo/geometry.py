@@ -321,7 +321,7 @@ def shifted(
     from_last = box[:1] == (Ellipsis,)
     ndims = {len(shape) for shape in shapes}
     if not all(-ndim <= axis < ndim for ndim in ndims):
-        raise ValueError(f"axis {axis} is not one of the axes of fields with {sorted(ndims)}")
+        raise ValueError(f"fields with {sorted(ndims)} axes have no axis {axis}")
     places = {axis % ndim - (ndim if from_last else 0) for ndim in ndims}
     extents = {shape[axis] for shape in shapes}
     if len(places) > 1 or len(extents) > 1:

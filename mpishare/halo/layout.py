@@ -76,13 +76,14 @@ class FieldLayout:
 
     def difference(self, other: FieldLayout) -> str:
         """Return how `other` differs from this layout, for an error."""
-        names = ("shape", "strides", "dtype", "device")
-        differing = [
+        names = ["shape", "dtype", "device"]
+        if (self.shape, self.dtype) == (other.shape, other.dtype):
+            names.append("strides")  # those of another shape or dtype differ anyhow
+        return ", ".join(
             f"{name} {getattr(other, name)} instead of {getattr(self, name)}"
             for name in names
             if getattr(other, name) != getattr(self, name)
-        ]
-        return ", ".join(differing)
+        )
 
     def require(self, other: FieldLayout, name: str = "a field") -> None:
         """Raise `ValueError` unless an array of the other layout can take this one's place."""

@@ -247,7 +247,7 @@ def in_readme(folder: Path) -> list[str]:
     return [
         on_machine(found),
         "Back to back; the time of mpishare over that of the fastest form of MPI, for fields in",
-        "windows / private / new at each call (over `Sendrecv`): above 1 MPI is faster.",
+        "windows / private / new at each call (beside `Sendrecv` alone). Above 1 MPI is faster.",
         "[All sizes](docs/performance.md#a-core-per-rank).",
         "",
         *many_cores.in_brief(found),

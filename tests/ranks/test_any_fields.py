@@ -174,8 +174,8 @@ def test_fields_that_do_not_fit(node):
     """The same error on all ranks, and the plan works on."""
     case, halo = row(node, axes=0)
     for wrong, words in [
-        (node.xp.zeros(7), "field 0 owns .* the plan was made for a block of"),
-        (node.xp.zeros((6, 6), "f4")[:5], "field 0 owns"),
+        (node.xp.zeros(7), r"field 0 of shape \(7,\) has \(7,\) cells along its axes \(0,\)"),
+        (node.xp.zeros((6, 6), "f4")[:5], r"has \(5,\) cells .* a block of \(6,\)"),
         (np.zeros(6, "O"), "Python objects" if node.backend == "host" else "not an array"),
         ([0.0] * 6, "list"),
     ]:
@@ -215,7 +215,7 @@ def test_another_new_combination_on_one_rank(node):
 @TWO
 def test_a_wrong_array_on_one_rank(node):
     case, halo = row(node)
-    with pytest.raises(PeerError if node.rank else ValueError, match="owns"):
+    with pytest.raises(PeerError if node.rank else ValueError, match="a block of"):
         halo.exchange(node.xp.zeros(6 if node.rank else 8))
     assert seen(halo) == 0
     try_exchange(halo, case, node, Kind("f8"))
@@ -251,7 +251,7 @@ def test_slices(node):
     with plan_of(node, case) as halo:
         assert halo.owned == cut
         assert halo.shifted(halo.owned, 1, -1) == (slice(1, 5), slice(0, 4))
-        with pytest.raises(ValueError, match="axis 2 is not one of the axes"):
+        with pytest.raises(ValueError, match="have no axis 2"):
             halo.shifted(halo.owned, 2, 1)
     with plan_of(node, case, axes=(-2, -1)) as halo:
         assert halo.owned == (..., *cut)

@@ -648,6 +648,13 @@ def test_wrong_arguments_on_all_ranks(node, arguments, error):
     node.channel(4).close()
 
 
+def test_consumers_that_are_no_list(node):
+    with pytest.raises(
+        TypeError, match=r"consumers must be a list of ranks, not 1. Give consumers=\[1\]"
+    ):
+        node.channel(4, consumers=1)
+
+
 @TWO
 def test_a_consumer_named_twice(node):
     with pytest.raises(ValueError, match="twice"):

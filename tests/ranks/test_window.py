@@ -203,6 +203,50 @@ def test_fill_that_does_not_fit_is_an_error_on_all_ranks(node, fill, dtype):
     assert node.allocate(1).shape == (1,)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("fill", "dtype"),
+    [
+        (1.5, "i4"),
+        (float("nan"), "i4"),
+        (np.int64(300), "u1"),
+        (2, "?"),
+        (1e300, "f4"),
+        (1j, "f8"),
+        (1j, "i4"),
+        ("abcd", "U3"),
+        (np.datetime64("2026-01-01T00:00:00.5"), "M8[s]"),
+        ((1.5, 2, 3), [("a", "f8"), ("b", "i4")]),
+    ],
+    ids=repr,
+)
+def test_fill_that_a_cast_would_change_is_an_error_on_all_ranks(host_node, fill, dtype):
+    for call in (host_node.allocate, host_node.allocate_each):
+        with pytest.raises(ValueError, match="does not fit"):
+            call(3, dtype, fill=fill)
+
+
+@pytest.mark.parametrize(
+    ("fill", "dtype"),
+    [
+        (0.1, "f4"),
+        (float("inf"), "f4"),
+        (3.0, "i4"),
+        ("abc", "S3"),
+        (1, "?"),
+        (np.datetime64("NaT"), "M8[s]"),
+        ((1.5, 2), [("a", "f8"), ("b", "i4")]),
+        (1.5, "(3,)f8"),
+    ],
+    ids=repr,
+)
+def test_fill_as_numpy_has_it(host_node, fill, dtype):
+    expected = np.zeros(2, dtype)
+    expected[...] = fill
+    for call in (host_node.allocate, host_node.allocate_each):
+        assert call(2, dtype, fill=fill).array.tobytes() == expected.tobytes()
+
+
 def test_owner(node):
     for owner in (node.size - 1, np.int64(0)):
         win = node.allocate(4, "i8", fill=owner + 5, owner=owner)

@@ -627,3 +627,8 @@ def test_fields_with_different_axes(box, axis, found):
 def test_boxes_that_are_none(box, axis, n, kind):
     with pytest.raises(kind):
         geometry.shifted(box, axis, n, [(5, 5)])
+
+
+def test_an_axis_that_no_field_has():
+    with pytest.raises(ValueError, match=r"fields with \[2\] axes have no axis 2"):
+        geometry.shifted((slice(1, 3),), 2, 1, [(5, 5)])

@@ -28,6 +28,20 @@ def test_an_array_with_elements_may_not():
         host_layout(np.zeros((2, 3)), "it").require(host_layout(np.zeros((3, 2)).T, "it"))
 
 
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros(6, "f4"), "dtype float32 instead of float64"),
+        (np.zeros(7), r"shape \(7,\) instead of \(6,\)"),
+        (np.zeros(12)[::2], r"strides \(16,\) instead of \(8,\)"),
+    ],
+)
+def test_the_difference_that_users_see(array, words):
+    """Strides that follow from another dtype or shape are not told."""
+    with pytest.raises(ValueError, match=rf"was made for: {words}$"):
+        host_layout(np.zeros(6), "it").require(host_layout(array, "it"))
+
+
 @given(
     st.lists(st.integers(0, 4), max_size=4).map(tuple),
     st.sampled_from([float, "f4", np.int16, np.dtype("c16"), "V3"]),

@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
         description="Show the medians of two runs side by side, by case, variant, size and clock.",
         allow_abbrev=False,
     )
-    parser.add_argument("a", help="the JSON of a run (--output a.json)")
-    parser.add_argument("b", help="the JSON of another one")
+    parser.add_argument("a", metavar="a.json", help="the JSON of a run (--output a.json)")
+    parser.add_argument("b", metavar="b.json", help="the JSON of another one")
     try:
         names = parser.parse_args(argv)
         sys.stdout.write(compared(names.a, names.b))
