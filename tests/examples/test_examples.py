@@ -12,6 +12,10 @@ from tests.helpers.launch import ROOT, launcher, run_ranks
 EXAMPLES = ROOT / "scripts" / "examples"
 FILES = sorted(EXAMPLES.glob("[0-9]*.py"))
 NAMES = [file.stem for file in FILES]
+# Some make a thousand plans, or import a large library on four ranks: long on a busy machine.
+TIMEOUT_S = 120
+
+pytestmark = pytest.mark.limit(150)
 
 
 def check(name: str, backend: str) -> None:
@@ -23,7 +27,7 @@ def check(name: str, backend: str) -> None:
     (ranks, words) = re.findall(r"^    mpirun -n (\d) python (.*)$", program, re.MULTILINE)[0]
     assert words == f"-m mpi4py scripts/examples/{name}.py"
     command = [sys.executable, "-m", "mpi4py", file]
-    result = run_ranks(int(ranks), command, timeout_s=50, env={"MPISHARE_BACKEND": backend})
+    result = run_ranks(int(ranks), command, timeout_s=TIMEOUT_S, env={"MPISHARE_BACKEND": backend})
     assert result.returncode == 0, result.describe()
     assert result.stdout.endswith("right\n"), result.describe()
     # Where ranks share a GPU without MPS, a loop on the GPU is made by the host, with a warning.
@@ -43,7 +47,7 @@ def test_on_pretended_nodes() -> None:
     command = [sys.executable, "-m", "mpi4py", EXAMPLES / "22_several_nodes.py"]
     options = ("-launcher", "fork", "-hosts", "nodea:2,nodeb:2")
     env = {"MPISHARE_BACKEND": "host"}
-    result = run_ranks(4, command, timeout_s=50, env=env, extra_mpirun=options)
+    result = run_ranks(4, command, timeout_s=TIMEOUT_S, env=env, extra_mpirun=options)
     lines = result.stdout.splitlines()
     assert lines[0] == "rank 0: rank 1 by host, rank 3 by mpi", result.describe()
     assert lines[3] == "rank 3: rank 0 by mpi, rank 2 by host", result.describe()
@@ -91,6 +95,6 @@ def test_a_wrong_exchange_is_seen(name: str, tmp_path) -> None:
     assert count
     (tmp_path / "broken.py").write_text(broken)
     command = [sys.executable, "-m", "mpi4py", tmp_path / "broken.py"]
-    result = run_ranks(2, command, timeout_s=50, env={"MPISHARE_BACKEND": "host"})
+    result = run_ranks(2, command, timeout_s=TIMEOUT_S, env={"MPISHARE_BACKEND": "host"})
     assert result.returncode != 0, result.describe()
     assert "WRONG" in result.stderr, result.describe()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers.launch import run_ranks
+from tests.helpers.launch import _remove_unused, run_ranks
 
 IMPORTS = "import os, subprocess, sys, time\nfrom tests.helpers.reporting import my_rank, report\n"
 
@@ -36,6 +36,15 @@ def test_a_process_that_outlives_its_job_is_found_and_killed():
         run_ranks(2, source)
     result = run_ranks(2, source, check_survivors=False)
     assert [line.split()[0] for line in result.survivors] == [str(result.reports[0]["child"])]
+
+
+def test_segments_that_a_job_beside_this_one_is_making_stay(tmp_path):
+    """Between making a file in /dev/shm and mapping it, a rank of that job has it open."""
+    left, opened = tmp_path / "left", tmp_path / "opened"
+    left.touch()
+    with opened.open("w"):
+        _remove_unused({left, opened})
+    assert (left.exists(), opened.exists()) == (False, True)
 
 
 @pytest.mark.recovery

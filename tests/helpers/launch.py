@@ -180,13 +180,19 @@ def _segments() -> set[Path]:
 
 
 def _remove_unused(files: set[Path]) -> None:
-    """Remove those that no process has mapped: others belong to a job beside this one."""
+    """Remove those that no process has open or mapped: others belong to a job beside this one."""
     if not files:
         return
-    mapped = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            mapped += maps.read_text(errors="replace")
+    used = "\n".join(text for each in Path("/proc").glob("[0-9]*") for text in _files_of(each))
     for file in files:
-        if str(file) not in mapped:
+        if str(file) not in used:
             file.unlink(missing_ok=True)
+
+
+def _files_of(process: Path) -> Iterator[str]:
+    """What it has open, then what it has mapped: a file is open from its making to its mapping."""
+    with contextlib.suppress(OSError):  # gone, or another user's
+        for file in (process / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield str(file.readlink())
+        yield (process / "maps").read_text(errors="replace")

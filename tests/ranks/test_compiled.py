@@ -62,6 +62,7 @@ def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
 
 
 def test_without_a_compiler_rank_0_warns(monkeypatch, caplog, tmp_path):
+    monkeypatch.delenv("MPISHARE_HOST_CODE", raising=False)  # where Python is asked for, none
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Node(backend="host") as node:

@@ -19,9 +19,15 @@ from tests.helpers.launch import ROOT
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
+OPTIMIZED = of_build._FLAGS
+QUICK = (*OPTIMIZED, "-O0")  # the last one counts: a third of the time
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """An empty cache, for builds that are quick: how they are kept is the same for all."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(of_build, "_FLAGS", QUICK)
     return tmp_path / "mpishare"
 
 
@@ -37,7 +43,7 @@ def fake_compiler(tmp_path, text):
 
 @needs_compiler
 def test_it_is_built_once_without_a_warning(cache, monkeypatch):
-    monkeypatch.setattr(of_build, "_FLAGS", (*of_build._FLAGS, "-Werror"))
+    monkeypatch.setattr(of_build, "_FLAGS", (*OPTIMIZED, "-Werror"))
     path = build()
     made = path.stat().st_mtime_ns
     assert build() == path
@@ -49,14 +55,18 @@ def test_it_is_built_once_without_a_warning(cache, monkeypatch):
 @needs_compiler
 def test_another_compiler_is_another_build(cache, monkeypatch):
     path = build()
-    monkeypatch.setattr(of_build, "_FLAGS", (*of_build._FLAGS, "-O1"))
+    monkeypatch.setattr(of_build, "_FLAGS", (*QUICK, "-DANOTHER"))
     assert build() != path
 
 
 @needs_compiler
 def test_processes_that_build_at_once(cache):
     """Leaders of several nodes share a home: each builds, and none finds half a module."""
-    program = "from mpishare.compiled.builder import build, load; load(str(build()))"
+    program = (
+        "from mpishare.compiled import builder\n"
+        f"builder._FLAGS = {QUICK}\n"
+        "builder.load(str(builder.build()))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
     running = [subprocess.Popen(command, env=environment) for _ in range(2)]
