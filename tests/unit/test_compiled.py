@@ -150,6 +150,13 @@ def test_a_cache_that_cannot_be_made(monkeypatch, tmp_path):
         build()
 
 
+def test_a_cache_in_the_working_directory(monkeypatch, tmp_path):
+    """The other ranks, which load what one of them has built, may be in other directories."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert of_build._cache_folder() == tmp_path / "cache" / "mpishare"
+
+
 def test_a_user_without_a_home(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
