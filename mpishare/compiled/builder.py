@@ -146,7 +146,7 @@ def _key(compiler: list[str]) -> str:
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        parent = Path(base) if base else Path("~").expanduser()
+        parent = Path(base).absolute() if base else Path("~").expanduser()
     except RuntimeError as error:
         raise BuildError(f"there is no place for a cache: {error}") from None
     if not (base or parent.is_dir()):

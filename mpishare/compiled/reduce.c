@@ -144,8 +144,11 @@ static PyObject *reduce_reduce(Reduce *self, PyObject *const *given, Py_ssize_t 
     if (PyErr_Occurred())
         return NULL;
     void *field = PyArray_DATA(array), **slots = self->slots[parity];
-    memcpy(slots[self->place], field, self->nbytes);
-    store_release(self->control[self->place] + (epoch & 1), value);
+    Word *mine = self->control[self->place] + (epoch & 1);
+    if (load_acquire(mine) != value) { /* else it is called again, and the others may read the slot */
+        memcpy(slots[self->place], field, self->nbytes);
+        store_release(mine, value);
+    }
     for (Py_ssize_t rank = 0; rank < self->nranks; rank++) {
         const Word *word = self->control[rank] + (epoch & 1);
         if (!wait_word(word, value & ~(uint64_t)1, self->looks_per_yield) ||

@@ -136,6 +136,7 @@ class ControlBlock:
         ranks = slice(0, self.pool_start, _RANK_WORDS)
         self._states, self._saw_death = self.words[ranks], self.words[_SAW_DEATH:][ranks]
         self._pid = os.getpid()
+        self._is_open = True
 
     @staticmethod
     def nbytes_for(size: int) -> int:
@@ -220,7 +221,7 @@ class ControlBlock:
         *,
         is_cause: bool = True,
     ) -> None:
-        """Publish how this rank leaves; the first reason stands.
+        """Publish how this rank leaves; the first reason stands. Nothing is said of a closed node.
 
         Parameters
         ----------
@@ -230,12 +231,13 @@ class ControlBlock:
             False where it leaves only because another rank failed.
         """
         at = self.rank * _RANK_WORDS
-        if self.is_mine and self.words[at] == State.PRESENT:
+        if self._is_open and self.is_mine and self.words[at] == State.PRESENT:
             max_nbytes = 8 * (_TEXT_WORDS - 1)
             packed = _departure(text, missing, is_cause=is_cause, max_nbytes=max_nbytes)
             self._write_text(at + 1, _TEXT_WORDS, packed)
             self.sync()
             self.words[at] = state
+            self.sync()  # before what the program overwrites next, which others may be reading
 
     def mark_broken(self) -> None:
         """Publish, before any counter is released, that this rank releases counters."""
@@ -345,6 +347,7 @@ class ControlBlock:
 
     def close(self) -> None:
         """Unmap the block and release this rank's lock. Local."""
+        self._is_open = False
         self.pool = CounterPool()
         """Counters, which a failure releases."""
         self.plan_memory = CounterPool()

@@ -129,8 +129,7 @@ class Waits:
 
     def _refuse(self) -> None:
         if self.failure is not None:
-            self.is_raised = True
-            raise self.failure()
+            raise self._raised(self.failure())
         why = (
             "an object of mpishare was used in another thread than the one that made it. Order "
             "between ranks is order between calls: make them all in one thread."
@@ -141,6 +140,15 @@ class Waits:
                 "torch.autograd.set_multithreading_enabled(False)."
             )
         raise UnsupportedError(why)
+
+    def _raised(self, failure: MpiShareError) -> MpiShareError:
+        """Return what the main thread raises, once the others can see that this rank leaves by it.
+
+        From then on the program may overwrite cells that a slow neighbor still reads in place.
+        """
+        self.is_raised = True
+        self.tell(failure)
+        return failure
 
     # --- the other ranks
 
@@ -239,8 +247,7 @@ class Waits:
         if gone := left_meanwhile(self.block, ranks):
             self.fail_departed(call, gone)
         if self.failure is not None:
-            self.is_raised = True
-            return self.failure()
+            return self._raised(self.failure())
         text = (
             f"{call} failed: {name_ranks(ranks)} did not arrive within {timeout_s:g} s "
             f"(rank {self.rank} of {self.size}). The node cannot be used any more."

@@ -19,7 +19,7 @@ from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
 from mpishare.reduction.order import is_packed, packing_order
 from mpishare.reduction.quiet import quiet_runner
-from mpishare.reduction.slots import DOT, REDUCE, Slots
+from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,10 +74,13 @@ class HostReduce(HostPlanEngine):
         name, scalars = f"{operation.name} {layout.dtype}", 1
         if name in _SUMS_OF_PAIRS:
             name, scalars = _SUMS_OF_PAIRS[name], 2
-        self._compiled_reduce = None if large else slots.compiled(name, scalars * count)
-        self._compiled_dot = slots.compiled(name, scalars)
+        # For each of `CALLS`.
+        self._compiled = [
+            None if large else slots.compiled(name, scalars * count),
+            slots.compiled(name, scalars),
+        ]
         self._reduce_packed = self._reduce_large if large else self._reduce_small
-        if self._compiled_reduce is not None:
+        if self._compiled[REDUCE] is not None:
             self._reduce_packed = self._reduce_compiled
         if is_packed(layout, order):
             self._reduce = self._reduce_packed
@@ -124,14 +127,15 @@ class HostReduce(HostPlanEngine):
             self._fold(fields, field)
 
     def _reduce_compiled(self, field: Array) -> None:
-        self._combine(self._compiled_reduce, field, REDUCE)
+        self._combine(field, REDUCE)
 
-    def _combine(self, compiled: Any, field: Array, kind: int) -> None:
-        slots = self._slots
+    def _combine(self, field: Array, kind: int) -> None:
+        slots, compiled = self._slots, self._compiled
         parity = slots.parity = slots.parity ^ 1
         epoch = slots.next_epoch()
         value = 2 * epoch + kind
-        while not compiled(field, parity, epoch, value):
+        # Looked up each time: a handler of a signal may have closed the plan, which frees memory.
+        while not compiled[kind](field, parity, epoch, value):
             slots.wait(value)
 
     def _reduce_large(self, field: Array) -> None:
@@ -181,8 +185,8 @@ class HostReduce(HostPlanEngine):
 
     def _dot(self, x: Array, y: Array) -> None:
         self._local_dot.into(self._sum, x, y)
-        if self._compiled_dot is not None:
-            self._combine(self._compiled_dot, self._sum, DOT)
+        if self._compiled[DOT] is not None:
+            self._combine(self._sum, DOT)
             return
         slots = self._slots
         parity = slots.parity = slots.parity ^ 1
@@ -231,6 +235,7 @@ class HostReduce(HostPlanEngine):
     def close(self) -> None:
         """Unmap the shared memory."""
         self._numbers, self._fields = ([], []), ([], [])
+        self._compiled[:] = [self._slots.refuse] * len(CALLS)
         # Else a closed engine would live until a collection of cycles.
         del self._reduce, self._reduce_packed, self._large
         self._slots.close()

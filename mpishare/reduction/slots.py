@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from itertools import accumulate
 from os import sched_yield
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from mpishare.context import Location
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import SPINS
-from mpishare.errors import MismatchError
+from mpishare.errors import ClosedError, MismatchError
 from mpishare.halo.host.copies import address_of
 
 if TYPE_CHECKING:
@@ -207,9 +207,15 @@ class Slots:
                 failures={rank: f"called {call}" for rank, call in made.items() if call != mine},
             )
 
+    def refuse(self, *_: Any) -> NoReturn:
+        """Raise since a handler of a signal has closed the plan in one of its calls."""
+        raise ClosedError(f"{self._name} was closed while it was in a call")
+
     def _call(self, value: int) -> str:
         return f"{self._name}: {CALLS[value & 1]}"
 
     def _behind(self, word: int, least: int) -> list[int]:
+        if not self._control:
+            self.refuse()
         pairs = zip(self._ranks, self._control, strict=True)
         return [rank for rank, theirs in pairs if theirs[word] < least]

@@ -572,3 +572,24 @@ def test_closed_with_its_node(node):
     with mpishare.Node(node.comm, backend=node.backend) as other:
         total = Allreduce(node.comm, x, node=other)
     assert total.is_closed
+
+
+@TWO
+@pytest.mark.parametrize("call", ["reduce", "dot"])
+def test_a_plan_that_is_closed_in_its_own_call(host_node, monkeypatch, call):
+    """As by a handler of a signal: another plan may have its memory by then, or nobody."""
+    node = host_node
+    if node.report().why_python:
+        pytest.skip(node.report().why_python)
+    x = np.ones(3)
+    total = Allreduce(node.comm, x, node=node)
+    slots = total._engine._slots
+    begin = slots.next_epoch
+
+    def interrupted():
+        total.close()
+        return begin()
+
+    monkeypatch.setattr(slots, "next_epoch", interrupted)
+    with pytest.raises(ClosedError, match=r"Allreduce \d+ was closed while it was in a call"):
+        total.reduce(x) if call == "reduce" else total.dot(x, x)

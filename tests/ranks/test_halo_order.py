@@ -5,14 +5,16 @@ after `wait`, which a neighbor that still reads them would see.
 """
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import mpishare
 from mpishare import EpochError
-from mpishare.halo.host import shared
+from mpishare.halo.host import parts, shared
 from tests.helpers.halos import (
     Field,
     Kind,
@@ -526,3 +528,42 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(host_node, monkeypa
                 mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node)
     mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node).close()
     cart.Free()
+
+
+@pytest.mark.ranks(min=3)
+@pytest.mark.parametrize("code", ["compiled", "python"])
+@pytest.mark.parametrize("call", ["exchange", "wait", "fence"])
+def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, code, call):
+    """Rank 0 leaves, rank 1 learns of it and uses its field anew, rank 2 reads it after that."""
+    monkeypatch.setenv("MPISHARE_HOST_CODE", code)
+    with ExitStack() as stack:
+        node = stack.enter_context(mpishare.Node(backend="host", timeout_s=20))
+        stack.enter_context(read_in_place())
+        # What is in no window is packed: of what rank 2 has it waits for no reader.
+        stack.enter_context(mock.patch.object(parts, "_MIN_READ_NBYTES", 1 << 30))
+        cart = node.comm.Create_cart((node.size,), (False,))
+        win = node.allocate_each((4, 64), "f8", fill=0)
+        field = win.array if node.rank == 1 else np.zeros((4, 64))
+        halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
+        halo.exchange(field)
+        field[1:3] = node.rank
+        node.comm.Barrier()
+        if node.rank == 0:
+            node._context.agreement.leave("a test", ValueError("no more"))
+        elif node.rank == 1:
+            if call != "exchange":
+                halo.start(field)
+            node.comm.recv(source=0)
+            with pytest.raises(mpishare.PeerError, match="no more"):
+                {"exchange": halo.exchange, "wait": halo.wait, "fence": win.fence}[call]()
+            field[...] = -1
+        if node.rank in (0, 1):
+            node.comm.send(None, node.rank + 1)
+        else:
+            if node.rank == 2:
+                node.comm.recv(source=1)
+            else:
+                halo.start(field)  # all that rank 2 waits for
+            with pytest.raises(mpishare.PeerError, match="no more"):
+                halo.exchange(field) if node.rank == 2 else node.barrier()
+        cart.Free()

@@ -160,6 +160,13 @@ def test_a_cache_that_cannot_be_made(monkeypatch, tmp_path):
         build()
 
 
+def test_a_cache_in_the_working_directory(monkeypatch, tmp_path):
+    """The other ranks, which load what one of them has built, may be in other directories."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert of_build._cache_folder() == tmp_path / "cache" / "mpishare"
+
+
 def test_a_user_without_a_home(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
@@ -406,3 +413,17 @@ def test_a_broken_node_another_thread_and_a_capture_are_left_to_python(module):
     recordings.clear()
     assert exchange.try_exchange((field,))
     assert words[0] == exchange.epoch == 2  # what was refused has published nothing
+
+
+def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
+    """The others may be reading it."""
+    words, slots = np.zeros((2, 16), "u8"), np.zeros((2, 2, 1))
+    control, even, odd = ([module.address_of(each) for each in part] for part in (words, *slots))
+    reduce = module.Reduce("sum float64", 1, 0, control, even, odd, 1).reduce
+    field = np.array([3.0])
+    assert not reduce(field, 0, 2, 4)  # the other one has not come
+    assert slots[0, 0] == 3
+    slots[0] = [[70.0], [5.0]]  # a value that only a second copy would overwrite
+    words[1, 0] = 4
+    assert reduce(field, 0, 2, 4)
+    assert field == 75

@@ -47,6 +47,14 @@ def test_departure_is_seen_by_all(blocks, state):
         assert block.state(0) is block.state(2) is State.PRESENT
 
 
+def test_a_departure_is_out_before_what_the_program_does_next(blocks, monkeypatch):
+    """It may overwrite cells that others read, which look at the state after that."""
+    seen = []
+    monkeypatch.setattr(blocks[1], "sync", lambda: seen.append(blocks[0].state(1)))
+    blocks[1].depart(State.LEFT)
+    assert seen == [State.PRESENT, State.LEFT]
+
+
 def test_first_departure_stands(blocks):
     blocks[1].depart(State.LEFT, "first")
     blocks[1].depart(State.CLOSED, "second")

@@ -11,7 +11,6 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
-from mpishare.errors import MpiShareError
 from mpishare.halo.disjoint import Disjoint
 from mpishare.halo.host.copies import add, address_of, put
 from mpishare.halo.host.plan_engine import HostPlanEngine
@@ -261,9 +260,8 @@ class HostEngine(HostPlanEngine):
         self.wait(call, stream)
 
     def _leave_node(self, error: BaseException) -> None:
-        """Leave the node after an interrupt: neighbors may read fields that the user overwrites."""
-        if not isinstance(error, MpiShareError):
-            self._agreement.leave(self._call, error)
+        """Leave the node after an error: neighbors may read fields that the user overwrites."""
+        self._agreement.leave(self._call, error)
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
