@@ -54,6 +54,10 @@ class Jacobi(orders.Steps):
     def make_halo(self, form: str | None) -> Any:
         """Make the exchange: by mpishare, or staged. Collective."""
         cart, u, node, xp = self.cart, self.u, self.node, self.xp
+        if form == "naive":
+            return staged.Naive(cart, u, xp)
+        if form == "pinned":
+            return staged.Pinned(cart, u, xp)
         if form:
             return staged.make(form, cart, u, xp)
         return mpishare.HaloExchange(cart, u, width=1, node=node)
