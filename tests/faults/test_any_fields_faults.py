@@ -67,7 +67,10 @@ def test_what_one_rank_has_seen_is_new_to_another(way, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("way", "error", "words"),
-    [("no array", "TypeError", "field 0 is"), ("shape", "ValueError", "field 0 owns (5,) cells")],
+    [
+        ("no array", "TypeError", "field 0 is"),
+        ("shape", "ValueError", "field 0 of shape (7,) has (7,) cells"),
+    ],
 )
 def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
     """The rank that gave it gets its own error, and the others read that."""
