@@ -180,7 +180,7 @@ def _segments() -> set[Path]:
 
 
 def _remove_unused(files: set[Path]) -> None:
-    """Remove those that no process has open or mapped: others belong to a job beside this one."""
+    """Remove files that no process has open or mapped: others belong to another job."""
     if not files:
         return
     used = "\n".join(text for each in Path("/proc").glob("[0-9]*") for text in _files_of(each))
