@@ -16,6 +16,7 @@ cell is the outcome and the seconds, rounded, where they are not 0; "-": the tes
 import argparse
 import collections
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import io
@@ -24,6 +25,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -223,6 +225,17 @@ def read_part(file: Path) -> tuple[dict[str, dict], str]:
     return tests, said
 
 
+@contextlib.contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """Keep other configurations from recording meanwhile: they may run beside this one."""
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def record(options: argparse.Namespace) -> bool:
     tests: dict[str, dict] = {}
     parts = {}
@@ -248,11 +261,12 @@ def record(options: argparse.Namespace) -> bool:
         "sources_sha256": sources_sha256(),
         "tests": tests,
     }
-    evidence = load(options.file)
-    add(evidence, run)
-    unfinished = options.file.with_suffix(".new")
-    unfinished.write_text(dumps(evidence))
-    unfinished.replace(options.file)
+    with alone(options.file):
+        evidence = load(options.file)
+        add(evidence, run)
+        unfinished = options.file.with_suffix(".new")
+        unfinished.write_text(dumps(evidence))
+        unfinished.replace(options.file)
     print(verdict(run))
     return run["ok"]
 
