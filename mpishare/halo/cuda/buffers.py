@@ -71,7 +71,7 @@ class Buffers:
         Collective, unless the ranks have regions with room, and one of them has told for an earlier
         plan like this how much is needed.
         """
-        comm, known, name = self._comm, setup.said.known, f"staging, {is_reverse}"
+        comm, known, name = self._comm, setup.agreed.known, f"staging, {is_reverse}"
         room, regions = known.get(name), comm.regions
         offset = None if room is None or regions is None else regions.take(room)
         if regions is not None and room is not None and offset is not None:
