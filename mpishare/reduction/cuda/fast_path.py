@@ -60,14 +60,14 @@ class FastPath:
     def reduce(self) -> Callable[[Any, Any], bool]:
         """Return the replay of ``(field, stream)``."""
         (seen,), handles, launch = self._seen, self._handles, self._launch
-        known, look = seen.known, seen.look
+        known, lookup = seen.known, seen.lookup
 
         def replay(field: Any, stream: Any) -> bool:
             if stream is not None:
                 return False
             found = known.get(id(field))
             if found is None or found[0]() is not field:
-                graph = handles.get(look(field))
+                graph = handles.get(lookup(field))
             else:
                 graph = handles.get(found[2])
             return graph is not None and launch(graph)
@@ -85,7 +85,7 @@ class FastPath:
             for array, each in zip((x, y, out), seen, strict=True):
                 found = each.known.get(id(array))
                 if found is None or found[0]() is not array:
-                    key.append(each.look(array))
+                    key.append(each.lookup(array))
                 else:
                     key.append(found[2])
             graph = handles.get(tuple(key))
