@@ -56,7 +56,7 @@ def import_chunks(
     call = partial(driver.call, where=where)
     total = sum(chunk.nbytes for chunk in chunks)
     address = int(call("cuMemAddressReserve", total, 0, 0, 0))
-    end = address  # of what is mapped
+    end = address  # of the mapped chunks
 
     def unmap() -> None:
         at = address

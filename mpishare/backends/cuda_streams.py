@@ -31,6 +31,6 @@ def on_stream(stream: Any) -> Iterator[None]:
 def borrowed(handle: int, device: int = -1) -> Any:
     """Return a CuPy stream of a handle that others own."""
     with warnings.catch_warnings():
-        # What CuPy 14 advises instead, `Stream.from_external`, destroys the stream in the end.
+        # CuPy 14's advice, `Stream.from_external`, destroys the stream in the end.
         warnings.simplefilter("ignore", DeprecationWarning)
         return cupy.cuda.ExternalStream(handle, device)

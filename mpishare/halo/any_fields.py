@@ -65,7 +65,7 @@ class AnyFields:
         key = _key_of(fields)
         pair = self._by_key.get(key)
         if pair is None:
-            pair = self._find(fields) or self._see(call, fields, stream)
+            pair = self._find(fields) or self._add_combination(call, fields, stream)
             if key is not None:
                 if len(self._by_key) >= _MAX_KEYS:
                     self._by_key.clear()
@@ -125,7 +125,7 @@ class AnyFields:
                 return pair
         return None
 
-    def _see(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
+    def _add_combination(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
         """Agree on a new combination, and make its engines. Collective, host-blocking."""
         outer, begin = self.setup, perf_counter()
         what, given = f"{outer.name}: {call}", _describe(fields)

@@ -133,11 +133,11 @@ class PlanEngine(Protocol):
         ...
 
     def release(self) -> None:
-        """Unmap what other ranks own: the first half of closing, before any rank frees."""
+        """Unmap memory of other ranks: the first half of closing, before any rank frees."""
         ...
 
     def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
+        """Free this rank's memory, once all ranks have released."""
         ...
 
 

@@ -29,7 +29,7 @@ def settle(setup: PlanSetup, answers: Sequence[str | None]) -> str | None:
     answer = routes.answer_of(answers, setup.same["MPISHARE_ROUTE"])
     if answer is not None:
         if setup.context.gpu_messages is None:
-            routes.tell(setup.name, setup.comm, answer)
+            routes.log_memory(setup.name, setup.comm, answer)
         setup.context.gpu_messages = answer
     return answer
 

@@ -180,7 +180,7 @@ def takes_any(fields: Sequence[Any]) -> bool:
 
 
 def is_on_gpu(field: Any) -> bool:
-    """Whether an array, of whatever library, is in GPU memory."""
+    """Whether an array of any library is in GPU memory."""
     if isinstance(field, np.ndarray):
         return False
     return bool(getattr(field, "is_cuda", None) or _has_interface(field))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MadeWith:
-    """Some arrays, held until `let_go`, weakly referenced from then on; none for a `Layout`."""
+    """Some arrays, held until `release`, weakly referenced from then on; none for a `Layout`."""
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         self._held: list[Any] = list(arrays)
@@ -39,7 +39,7 @@ class MadeWith:
         arrays = [find() for find in self._found]
         return [] if any(array is None for array in arrays) else arrays
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._held, self.are_held = [], False
 
 

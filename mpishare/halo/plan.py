@@ -133,7 +133,7 @@ class Plan(BasePlan):
         neighbors may still be reading its fields.
         """
         if fields and self._made_with.are_held:
-            self._made_with.let_go()
+            self._made_with.release()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_fast(fields or self._made_with.arrays(), stream):
             return
@@ -147,7 +147,7 @@ class Plan(BasePlan):
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
         """
         if fields and self._made_with.are_held:
-            self._made_with.let_go()
+            self._made_with.release()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_start(fields or self._made_with.arrays(), stream):
             self._open, self._is_open_fast = fields or self._made_with.arrays(), True
@@ -244,7 +244,7 @@ class Plan(BasePlan):
         self._made_with, self._open = MadeWith(()), None
 
     def _let_go(self) -> bool:
-        self._made_with.let_go()
+        self._made_with.release()
         return True
 
     def __repr__(self) -> str:
@@ -264,7 +264,7 @@ class Plan(BasePlan):
         if self._open is not None:
             raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
         if fields:
-            self._made_with.let_go()
+            self._made_with.release()
         fields = fields or self._made_with.arrays()
         if not fields:
             why = (

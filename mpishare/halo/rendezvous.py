@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_NAMED = 3
 """Wrong ids of each rank that an error names."""
 
-NOBODY = -1
+NO_OWNER = -1
 """The owner of an id that no rank owns."""
 
 
@@ -84,10 +84,10 @@ class Directory:
 
     def owners_of(self, ids: Array) -> Array:
         if not len(self._ids):
-            return np.full(len(ids), NOBODY)
+            return np.full(len(ids), NO_OWNER)
         at = np.searchsorted(self._ids, ids)
         at[at == len(self._ids)] = 0
-        return np.where(self._ids[at] == ids, self._owners[at], NOBODY)
+        return np.where(self._ids[at] == ids, self._owners[at], NO_OWNER)
 
 
 def homes_of(ids: Array, size: int) -> Array:
@@ -111,28 +111,30 @@ class Search:
         self.sends: Places = {}
         self.recvs: Places = {}
 
-    def tell(self) -> tuple[Array, Array]:
+    def owned(self) -> tuple[Array, Array]:
         """Return the ids that this rank owns, for their homes."""
         order, counts = _grouped(homes_of(self._ids.owned, self._size), self._size)
         return self._ids.owned[order], counts
 
-    def ask(self) -> tuple[Array, Array]:
+    def ghosts(self) -> tuple[Array, Array]:
         """Return the ids of this rank's ghosts, for their homes."""
         self._order, counts = _grouped(homes_of(self._ids.ghosts, self._size), self._size)
         return self._ids.ghosts[self._order], counts
 
-    def answer(self, told: tuple[Array, Array], asked: tuple[Array, Array]) -> tuple[Array, Array]:
+    def owners(
+        self, owned: tuple[Array, Array], ghosts: tuple[Array, Array]
+    ) -> tuple[Array, Array]:
         """Return the owners of the requested ids."""
-        self._directory = Directory(*told)
-        ids, counts = asked
+        self._directory = Directory(*owned)
+        ids, counts = ghosts
         return self._directory.owners_of(ids), counts
 
-    def look(self, answers: Array) -> list[Any]:
+    def conflicts(self, owners: Array) -> list[Any]:
         """Return ids with two owners and ghosts without owner: the number, and some of each."""
-        self._owners = np.empty_like(answers)
-        self._owners[self._order] = answers
+        self._owners = np.empty_like(owners)
+        self._owners[self._order] = owners
         twice = self._directory.owned_twice()
-        orphans = self._ids.ghosts[self._owners == NOBODY]
+        orphans = self._ids.ghosts[self._owners == NO_OWNER]
         return [len(twice), twice[:_MOST_NAMED], len(orphans), orphans[:_MOST_NAMED].tolist()]
 
     def request(self) -> tuple[Array, Array]:
@@ -155,10 +157,10 @@ def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
     an id, or none owns a ghost's.
     """
     search = Search(ids, comm.size)
-    told = comm.alltoallv(call, search.tell)
-    asked = comm.alltoallv(call, search.ask)
-    answers, _ = comm.alltoallv(call, lambda: search.answer(told, asked))
-    require_owners(call, comm.step(call, lambda: search.look(answers)))
+    owned = comm.alltoallv(call, search.owned)
+    ghosts = comm.alltoallv(call, search.ghosts)
+    owners, _ = comm.alltoallv(call, lambda: search.owners(owned, ghosts))
+    require_owners(call, comm.step(call, lambda: search.conflicts(owners)))
     requested = comm.alltoallv(call, search.request)
     comm.step(call, lambda: search.grant(*requested))
     return search.sends, search.recvs

@@ -141,7 +141,7 @@ def out_of_gpu_memory(route: str) -> str:
     return "mpi-gpu" if route == "mpi" else route
 
 
-def tell(name: str, comm: PlanComm, why: str) -> None:
+def log_memory(name: str, comm: PlanComm, why: str) -> None:
     """Log on one rank of the plan which memory messages of fields on GPUs use."""
     if comm.rank:
         return

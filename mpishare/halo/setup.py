@@ -54,7 +54,7 @@ _MEMORY = {
 
 @contextmanager
 def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup]:
-    """Yield the setup of a new plan; give back what it holds if the plan fails.
+    """Yield the setup of a new plan; close it if the plan fails.
 
     Collective, host-blocking.
     """

@@ -157,11 +157,11 @@ class Buffers:
         return [self._staging.address_of(key.receiver) + offset for offset in offsets]
 
     def release(self) -> None:
-        """Unmap what other ranks own."""
+        """Unmap memory of other ranks."""
         self._staging.release()
 
     def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
+        """Free this rank's memory, once all ranks have released."""
         self._direction.direct.close()
         self._staging.close()
         self.flags.close()

@@ -142,7 +142,7 @@ class Launcher:
             items.is_ll
             and len(parts) <= _MAX_LL_PARTS
             and len(self._layouts) <= _MAX_LL_FIELDS
-            and blocks <= self.max_blocks // 2  # what any launch may have: see `Fused.beside`
+            and blocks <= self.max_blocks // 2  # half of the most: see `Fused.beside`
         )
         if is_small:
             state = self.state("fused_ll", blocks + 1)

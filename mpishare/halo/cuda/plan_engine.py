@@ -60,7 +60,7 @@ class CudaPlanEngine:
         try:
             poll(is_done, deadline - time.monotonic())
         except CudaError:
-            return  # what is enqueued on a failed GPU never ends
+            return  # work on a failed GPU never ends
         if is_over:
             self._flags.mark_finished()
 
