@@ -48,8 +48,7 @@ def export_chunks(address: int, nbytes: int, where: str) -> tuple[int, list[Chun
 def import_chunks(
     chunks: Sequence[Chunk], ordinal: int, where: str
 ) -> tuple[int, Callable[[], Any]]:
-    """Map chunks of another process consecutively; return the address and a function that unmaps
-    them.
+    """Map chunks of another process consecutively; return the address and their unmapping.
 
     The caller closes the descriptors.
     """

@@ -295,7 +295,7 @@ class Launch:
 
 
 class Replay:
-    """A launch as a graph of one node, with the arguments of now, in a third of the time."""
+    """A launch with its present arguments as a graph of one node, in a third of the time."""
 
     def __init__(self, launch: Launch, stream: int, where: str) -> None:
         self._where = where

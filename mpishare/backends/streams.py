@@ -7,11 +7,10 @@ from typing import Any
 
 
 def handle_of(stream: Any) -> int:
-    """Return the handle of a stream: CuPy's, PyTorch's, any `__cuda_stream__`, or an int; or
-    `TypeError`.
+    """Return the handle of a stream: CuPy's, PyTorch's, any `__cuda_stream__`, or an int.
 
-    The host backend, without streams, checks its arguments all the same: so a wrong one does not
-    first fail on a GPU.
+    Else raise `TypeError`. The host backend, without streams, checks its arguments all the same: so
+    a wrong one does not first fail on a GPU.
     """
     if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
         return stream

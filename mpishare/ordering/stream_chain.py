@@ -44,7 +44,7 @@ class StreamChain:
         return handle
 
     def follow(self, handle: int, owner: Any, *, stays_alive: bool) -> None:
-        """Make a stream, kept alive by `owner`, the last one, after the one before."""
+        """Let a stream wait for the last one, and make it the last; `owner` keeps it alive."""
         if handle != self.handle or not self.stays_alive:
             self._follow(handle)
             self.handle = handle

@@ -216,7 +216,7 @@ class HostReduce(HostPlanEngine):
         """Leave the node if later calls would no longer match those of the others.
 
         After an interrupt other ranks may be storing into this rank's field. If ranks made
-        different calls, the other nodes have no error, and wait for this one.
+        different calls, the other nodes do not know of it, and wait for this one.
         """
         is_agreed = isinstance(error, MpiShareError)
         if not is_agreed or (isinstance(error, MismatchError) and not self._is_one_node):

@@ -313,7 +313,7 @@ class CudaEngine(CudaPlanEngine):
         return True
 
     def _fused_for(self, addresses: tuple[int, ...]) -> Fused | None:
-        """Return launches for addresses that `SeenArrays` has checked, by their alignment."""
+        """Return the launches for well aligned, disjoint arrays on this rank's GPU."""
         is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
         is_served = is_aligned and self._disjoint.are_apart(addresses)
         return self._launches[0].fused if is_served else None

@@ -24,11 +24,11 @@ _THREADS_BESIDE = 256
 
 
 class Fused:
-    """The launch between this rank and its fused neighbors: `alone`, or smaller `beside` other
-    work.
+    """The launch between this rank and its fused neighbors.
 
-    `alignments` are bytes, one for each field; graphs are captured on the stream `capturing`, and
-    their handles published in the two dicts.
+    `alone` fills the GPU, `beside` is smaller, for `start`, beside other work. `alignments` are
+    bytes, one for each field; graphs are captured on the stream `capturing`, and their handles
+    published in the two dicts.
     """
 
     def __init__(

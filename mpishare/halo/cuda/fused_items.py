@@ -79,5 +79,5 @@ def _buffers_of(packed: Records, staging: Sequence[tuple[int, int]]) -> Records:
 
 
 def _shifts(differences: Sequence[int]) -> Records:
-    """Return the differences as unsigned integers, modulo their range."""
+    """Return differences of addresses modulo their range."""
     return np.array([each % (1 << 64) for each in differences], np.uint64)

@@ -130,8 +130,7 @@ class Launcher:
         return self._launch(name, grid, threads, arguments)
 
     def for_fused(self, items: FusedItems, abort: int) -> Callable[..., driver.Launch]:
-        """Return a function of ``blocks=`` and ``threads=`` that prepares launches of route
-        ``fused``.
+        """Return a function of ``blocks=`` and ``threads=`` that prepares fused launches.
 
         All launches of a launcher count the same epochs: they must be for the same parts. Few small
         parts get a kernel with a block per chunk. The word at `abort` ends all waits.

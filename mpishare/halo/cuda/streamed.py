@@ -86,11 +86,10 @@ class StreamedRoutes:
         )
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> bool:
-        """Launch by graphs from now on; return False unless an exchange is only MPI messages of one
-        stage.
+        """Launch by graphs from now on, if an exchange is only MPI messages of one stage.
 
-        Packing and unpacking graphs are published in the two dicts, by `key_of` the fields'
-        addresses.
+        Return whether it is. Packing and unpacking graphs are published in the two dicts, by
+        `key_of` the fields' addresses.
         """
         launches = [launch for each in self._unpacks_of_stages for launch in each]
         if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
