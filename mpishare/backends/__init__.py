@@ -28,34 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU of a rank.
+    """The GPU of a rank."""
 
-    Attributes
-    ----------
-    ordinal : int
-        Its number in this process; another process may number the same GPU differently.
-    uuid : str
-        Its name in all processes, e.g. ``GPU-1f3c...``.
-    pci_id : str
-        Its PCI address, e.g. ``0000:18:00.0``.
-    name : str
-        Its model.
-    mps : bool
-        Whether processes share it through the Multi-Process Service.
-    compute_capability : str
-        E.g. ``9.0``.
-    driver : str
-        The driver's version and its CUDA version, e.g. ``580.159 (CUDA 13.0)``; ``CUDA 13.0`` where
-        the kernel does not tell.
-    """
-
-    ordinal: int
-    uuid: str
-    pci_id: str
-    name: str
-    mps: bool
-    compute_capability: str
-    driver: str
+    ordinal: int  # in this process; another one may number the same GPU differently
+    uuid: str  # in all processes: ``GPU-1f3c...``
+    pci_id: str  # ``0000:18:00.0``
+    name: str  # of the model
+    mps: bool  # shared by processes through the Multi-Process Service
+    compute_capability: str  # ``9.0``
+    driver: str  # ``580.159 (CUDA 13.0)``; ``CUDA 13.0`` where the kernel has no version of it
 
 
 class Memory(Protocol):
@@ -63,9 +44,9 @@ class Memory(Protocol):
 
     nbytes: int
     address: int
-    """Where it is mapped in this process."""
+    """In this process."""
     is_given: bool
-    """Whether it is the user's own, shared in place."""
+    """The user's own, shared in place."""
 
     @property
     def is_held(self) -> bool:
@@ -83,38 +64,26 @@ class Memory(Protocol):
         ...
 
     def close(self) -> bool:
-        """Unmap or free; return False, with nothing done, where live arrays forbid that."""
+        """Unmap or free; return False, with nothing done, if live arrays forbid that."""
         ...
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Memory that exists already, as its rank gives it to the others.
+    """Memory that exists already, in a form for other ranks."""
 
-    Attributes
-    ----------
-    memory : Memory
-        Of the array alone, not of the allocation that it lies in.
-    kind, token : Kind, str
-        What travels; see `Handle`.
-    offset, capacity : int, bytes
-        Where the memory is in the allocation that the token stands for, and the bytes of that.
-    retract : callable
-        To be called once every rank has opened it or failed to; may be repeated.
-    """
-
-    memory: Memory
+    memory: Memory  # of the array alone, not of its allocation
     kind: Kind
-    token: str
-    offset: int
-    capacity: int
-    retract: Callable[[], None] = lambda: None
+    token: str  # of the allocation
+    offset: int  # of the memory in the allocation, bytes
+    capacity: int  # of the allocation, bytes
+    retract: Callable[[], None] = lambda: None  # once every rank has tried to open; repeatable
 
 
 class InPlace:
-    """Memory that exists already: given to other ranks, and mapped where they gave it.
+    """Sharing of memory that exists already: exported to other ranks, and mapped there.
 
-    These are the defaults of a backend whose arrays are private to their process. Local.
+    These are the defaults of a backend whose arrays are private to their process.
     """
 
     def is_alive(self, address: int) -> bool:
@@ -124,42 +93,20 @@ class InPlace:
     def export(
         self, source: Any, address: int, nbytes: int, *, is_host: bool
     ) -> Exported | Refusal:
-        """Return memory as others can map it, or why that cannot be.
-
-        Parameters
-        ----------
-        source : array
-            Keeps the memory alive; held until the memory is closed.
-        address, nbytes : int, bytes
-            Where it is in this process.
-        is_host : bool
-            Whether it is a NumPy array.
-        """
+        """Return memory for others to map, or why not; `source` is held until it is closed."""
         return PRIVATE
 
     def open(self, handle: Handle, rank: int) -> Memory:
-        """Map memory that another rank gave."""
+        """Map memory that another rank exported."""
         raise HandleError(f"a handle of kind {handle.kind!r} was received, which is unknown here")
 
 
 class BlockLayout(NamedTuple):
-    """An array in a block of a pool.
+    """An array in a block of a pool."""
 
-    Attributes
-    ----------
-    offset : int, bytes
-        From the block's first byte to the array's first element.
-    shape : tuple of int
-        Of the array.
-    strides : tuple of int, bytes
-        Any that stay inside the block.
-    dtype : numpy.dtype
-        Of the elements.
-    """
-
-    offset: int
+    offset: int  # from the block's first byte to the array's first element
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes; any that stay inside the block
     dtype: Any
 
 
@@ -167,11 +114,11 @@ class PoolMemory(Protocol):
     """The memory of a pool as one rank holds it. Blocks are named by their address there."""
 
     def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
-        """Return an array in a block, and what is alive as long as it or a view of it is."""
+        """Return an array in a block, and an object that lives as long as it and its views."""
         ...
 
     def close(self) -> None:
-        """Free or unmap all of it, once nobody holds a block."""
+        """Free or unmap all of it, once no rank holds a block."""
         ...
 
 
@@ -191,11 +138,11 @@ class OwnMemory(PoolMemory, Protocol):
         ...
 
     def publish(self, address: int) -> bytes:
-        """Return the token with which the other ranks `open` a block."""
+        """Return the token with which other ranks `open` a block."""
         ...
 
     def find(self, array: Any) -> tuple[int, int] | None:
-        """Return the block that an array lies in, and the array's offset; None if in none."""
+        """Return the block of an array, and the array's offset in it; None if it is in none."""
         ...
 
 
@@ -203,7 +150,7 @@ class PeerMemory(PoolMemory, Protocol):
     """The memory of another rank's pool."""
 
     def open(self, token: bytes) -> int:
-        """Return a block, mapped."""
+        """Return the address of a mapped block."""
         ...
 
     def let_go(self, address: int) -> None:
@@ -212,7 +159,7 @@ class PeerMemory(PoolMemory, Protocol):
 
 
 StreamInfo = tuple[int, Any, bool, bool]
-"""The stream of a call: its handle; what keeps it alive; whether that is certain until the next
+"""The stream of a call: its handle; its owner; whether that certainly keeps it alive until the next
 call; whether it is being captured into a graph. A plain tuple, as calls make one each time."""
 
 
@@ -220,7 +167,7 @@ class Signals(Protocol):
     """Prepared counter operations, enqueued as one batch."""
 
     def enqueue(self, stream: int, values: Sequence[int]) -> None:
-        """Enqueue them with these values, in the order in which they were given."""
+        """Enqueue the operations with these values, in their order."""
         ...
 
 
@@ -228,17 +175,6 @@ class Backend(ABC):
     """Memory, streams and events on one kind of machine. All methods are local.
 
     The defaults are those of a backend without streams, whose calls block.
-
-    Attributes
-    ----------
-    name : str
-        As in ``Node.backend``.
-    has_streams : bool
-        Whether calls are ordered on streams.
-    xp : module
-        The array library.
-    device : Device or None
-        The GPU of this rank.
     """
 
     name: str
@@ -250,8 +186,7 @@ class Backend(ABC):
     def allocate(self, nbytes: int) -> Memory:
         """Allocate memory that can be shared.
 
-        What a platform does to memory when it is first shared is over by then: what is written
-        from now on is kept.
+        Some platforms change memory when it is first shared; this is over when `allocate` returns.
         """
 
     @abstractmethod
@@ -267,34 +202,26 @@ class Backend(ABC):
         """Take a token back, once every rank has opened it or failed to."""
 
     def in_place(self, descriptors: Descriptors, timeout_s: float) -> InPlace:
-        """Return how memory that exists already is shared.
-
-        Parameters
-        ----------
-        descriptors : Descriptors
-            The way of file descriptors from rank to rank.
-        timeout_s : float, s
-            For each of them.
-        """
+        """Return how memory that exists already is shared; the timeout is for each descriptor."""
         return InPlace()
 
     @abstractmethod
     def create_pool(self, max_nbytes: int) -> OwnMemory:
-        """Make the memory of a pool; a size of 0 is what the machine has."""
+        """Make the memory of a pool; size 0 is all that the machine has."""
 
     @abstractmethod
     def import_pool(self, fd: int) -> PeerMemory:
-        """Map the memory of another rank's pool, given its descriptor as it arrived here."""
+        """Map the memory of another rank's pool, given its descriptor as received."""
 
     def exports_pools(self) -> bool | None:
         """Whether memory pools can be exported as file descriptors; None without a GPU.
 
-        Tried at the first call, since the driver's word for it is not true everywhere.
+        Tried at the first call: some drivers claim support that they lack.
         """
         return None
 
     def descriptor(self, token: str) -> int | None:
-        """Return a descriptor, to be read alone, of published memory that is a file; else None."""
+        """Return a read-only descriptor of published memory that is a file, else None."""
         return None
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -312,13 +239,13 @@ class Backend(ABC):
         """Undo `register`."""
 
     def stream(self, stream: Any) -> tuple[int, Any]:
-        """Return the handle of a stream given in any accepted form, and what keeps it alive."""
+        """Return the handle of a stream in any accepted form, and an object that keeps it alive."""
         if stream is not None:
             handle_of(stream)
         return 0, None
 
     def enter(self, stream: Any) -> StreamInfo:
-        """Return the stream of a call, given in any accepted form; None: the current one."""
+        """Return the stream of a call, in any accepted form; None: the current one."""
         return *self.stream(stream), True, False
 
     def new_stream(self) -> Any:
@@ -337,7 +264,7 @@ class Backend(ABC):
         return False
 
     def is_in_capture(self) -> bool:
-        """Whether a stream that is current now is being captured: nothing can be closed then."""
+        """Whether a current stream is being captured: then nothing can be closed."""
         return False
 
     def is_done(self, stream: int) -> bool:

@@ -58,15 +58,7 @@ memory were unmapped, the kernel would put another mapping there, which could no
 
 
 class CudaBackend(Backend):
-    """Memory, streams and events on the GPU of this rank.
-
-    Parameters
-    ----------
-    ordinal : int
-        The GPU's number in this process; the GPU becomes the current one.
-    where : str
-        Names this rank in errors, e.g. ``rank 3 of 4``.
-    """
+    """Memory, streams and events on the GPU of this rank, which becomes the current one."""
 
     name = "cuda"
     has_streams = True
@@ -91,17 +83,17 @@ class CudaBackend(Backend):
         self._mappings = Mappings()
         self._wait_flags = driver.wait_flags(ordinal)
         self._primary = self.call("cuCtxGetCurrent")
-        self._all_work: Any = None  # an event, made when it is first needed
+        self._all_work: Any = None  # an event, made at its first use
 
     def call(self, name: str, *arguments: Any, remedy: str = "") -> Any:
-        """Call a driver function; return what it returns, or raise `CudaError`."""
+        """Call a driver function; return its results, or raise `CudaError`."""
         return driver.call(name, *arguments, where=self._where, remedy=remedy)
 
     def allocate(self, nbytes: int) -> CudaMemory:
         """Allocate plain device memory, outside of any pool, and take its IPC handle.
 
-        Before anything is written: some platforms empty the memory when its handle is taken, as
-        was seen on WSL2. The probe looks for it (`mpishare.setup.probe`).
+        Before any write: some platforms (WSL2) empty the memory when its handle is taken. The probe
+        checks this (`mpishare.setup.probe`).
         """
         memory = self.reserve(nbytes)
         try:
@@ -129,45 +121,40 @@ class CudaBackend(Backend):
         memory.token = legacy_handle(memory.address, self._where)
 
     def publish(self, memory: Memory) -> str:
-        """Return the legacy IPC handle, which was taken when the memory was allocated."""
+        """Return the legacy IPC handle, taken at the allocation."""
         if not isinstance(memory, CudaMemory):
             raise TypeError(f"{memory!r} is not memory of the CUDA backend")
         return memory.token
 
     def open(self, token: str, nbytes: int, uuid: str) -> CudaMemory:
-        """Map another rank's allocation."""
         address = open_legacy_handle(token, uuid, self._where)
         close = partial(self.call, "cuIpcCloseMemHandle", address)
         unmap = self._mappings.add(address, nbytes, close)
         return CudaMemory(self._ordinal, address, nbytes, unmap)
 
     def in_place(self, descriptors: Descriptors, timeout_s: float) -> CudaInPlace:
-        """Return how memory that exists already is shared: by what its kind has."""
         return CudaInPlace(self._ordinal, self._where, self._mappings, descriptors, timeout_s)
 
     def retract(self, token: str) -> None:
-        """Do nothing: a handle holds no resources."""
+        """A handle holds no resources."""
 
     def exports_pools(self) -> bool:
-        """Make a pool and export it at the first call; return whether that worked."""
         if self._exports_pools is None:
             self._exports_pools = cuda_pools.can_export(self._ordinal)
         return self._exports_pools
 
     def create_pool(self, max_nbytes: int) -> OwnCudaPool:
-        """Make a memory pool on this rank's GPU that can be exported."""
         return OwnCudaPool(self.device, self._where, max_nbytes)
 
     def import_pool(self, fd: int) -> PeerCudaPool:
-        """Import another rank's memory pool."""
         return PeerCudaPool(fd, self.device, self._where)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Enqueue a copy; unified addressing tells where either lies."""
+        """Enqueue a copy; unified addressing finds both memories."""
         self.call("cuMemcpyAsync", target, source, nbytes, stream)
 
     def upload(self, target: int, array: np.ndarray[Any, Any], stream: int) -> None:
-        """Enqueue a copy from host memory, which is to be held until it is done."""
+        """Enqueue a copy from host memory, which the caller holds until it is done."""
         self.call("cuMemcpyHtoDAsync", target, array.ctypes.data, array.nbytes, stream)
 
     def zero(self, target: int, nbytes: int, stream: int) -> None:
@@ -175,18 +162,15 @@ class CudaBackend(Backend):
         self.call("cuMemsetD8Async", target, 0, nbytes, stream)
 
     def make_current(self) -> None:
-        """Make this rank's GPU the current one of the calling thread."""
         self.xp.cuda.Device(self.device.ordinal).use()
 
     def register(self, memory: SharedMemory) -> int:
-        """Pin host memory and return its device address."""
         address = memory.address
         self.call("cuMemHostRegister", address, memory.nbytes, _HOST_REGISTER_FLAGS)
         _pinned[address] = memory
         return int(self.call("cuMemHostGetDevicePointer", address, 0))
 
     def unregister(self, memory: SharedMemory) -> None:
-        """Unpin it."""
         self.call("cuMemHostUnregister", memory.address)
         del _pinned[memory.address]
 
@@ -215,11 +199,10 @@ class CudaBackend(Backend):
             if _current_stream(ordinal).ptr != stream or _is_capturing(stream):
                 return False
         except _RuntimeError:
-            return False  # `enter` tells why
+            return False  # `enter` raises the reason
         return stream > LAST_DEFAULT or _current_device() == ordinal
 
     def new_stream(self) -> Any:
-        """Create a non-blocking stream of the highest priority."""
         return self.call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, self._highest_priority)
 
     @cached_property
@@ -228,11 +211,10 @@ class CudaBackend(Backend):
         return int(highest)
 
     def close_stream(self, stream: int) -> None:
-        """Destroy a stream of `new_stream`."""
         self.call("cuStreamDestroy", stream)
 
     def stream(self, stream: Any) -> tuple[int, Any]:
-        """Return a stream's handle, and what keeps it alive.
+        """Return a stream's handle, and an object that keeps it alive.
 
         Takes CuPy's and PyTorch's streams, any `__cuda_stream__`, an int, or None.
         """
@@ -242,15 +224,12 @@ class CudaBackend(Backend):
         return handle_of(stream), stream
 
     def local_event(self) -> Any:
-        """Create an event for this process alone."""
         return int(self.call("cuEventCreate", _LOCAL_EVENT_FLAGS))
 
     def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
-        """Prepare operations ``("write" | "wait", device address)``."""
         return driver.CudaSignals(operations, self._wait_flags, self._where)
 
     def events(self, count: int) -> tuple[list[Any], list[str]]:
-        """Create interprocess events."""
         with self._all_or_none() as events:
             for _ in range(count):
                 events.append(int(self.call("cuEventCreate", _EVENT_FLAGS)))
@@ -258,7 +237,6 @@ class CudaBackend(Backend):
         return events, [driver.handle_bytes(handle).hex() for handle in handles]
 
     def open_events(self, tokens: Sequence[str]) -> list[Any]:
-        """Open events of another rank."""
         remedy = "Interprocess events need one /dev/shm: start containers with --ipc=host"
         with self._all_or_none() as events:
             for token in tokens:
@@ -276,26 +254,22 @@ class CudaBackend(Backend):
             raise
 
     def close_events(self, events: Sequence[Any]) -> None:
-        """Destroy events."""
         for event in events:
             self.call("cuEventDestroy", event)
 
     def record(self, event: Any, stream: int) -> None:
-        """Record an event on a stream."""
         try:
             _event_record(event, stream)
         except _RuntimeError as failure:
             raise driver.error("cuEventRecord", failure.status, self._where) from None
 
     def wait_event(self, event: Any, stream: int) -> None:
-        """Let a stream wait for the latest record of an event."""
         try:
             _stream_wait_event(stream, event)
         except _RuntimeError as failure:
             raise driver.error("cuStreamWaitEvent", failure.status, self._where) from None
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether the stream is being captured into a graph."""
         return is_capturing(stream)
 
     def is_in_capture(self) -> bool:
@@ -307,15 +281,12 @@ class CudaBackend(Backend):
         return any(map(is_capturing, streams))
 
     def is_event_done(self, event: Any) -> bool:
-        """Whether the latest record of an event is done; True if it was never recorded."""
         return driver.is_event_done(event, self._where)
 
     def is_done(self, stream: int) -> bool:
-        """Whether everything enqueued on the stream is done."""
         return driver.is_done(stream, self._where)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for all streams of this process; return False on a timeout."""
         if not driver.has_context_events():
             return self._drain_in_thread(timeout_s)
         if self._all_work is None:

@@ -1,4 +1,4 @@
-"""Physical chunks of GPU memory, mapped one after the other: torch's expandable segments."""
+"""Physical chunks of GPU memory, mapped consecutively: torch's expandable segments."""
 
 from __future__ import annotations
 
@@ -17,20 +17,14 @@ _POSIX_FD = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIP
 
 
 class Chunk(NamedTuple):
-    """A descriptor that stands for one chunk, which the receiver closes, and its size in bytes."""
+    """A file descriptor of one chunk, which the receiver closes, and its size in bytes."""
 
     fd: int
     nbytes: int
 
 
 def export_chunks(address: int, nbytes: int, where: str) -> tuple[int, list[Chunk]]:
-    """Return where the first chunk around a range begins, and the chunks. Local.
-
-    Raises
-    ------
-    CudaError
-        If one of them has no descriptor.
-    """
+    """Return the begin of the first chunk around a range, and the chunks, or raise `CudaError`."""
     chunks: list[Chunk] = []
     start = at = driver.mapping(address)[0]
     call = partial(driver.call, where=where)
@@ -54,14 +48,14 @@ def export_chunks(address: int, nbytes: int, where: str) -> tuple[int, list[Chun
 def import_chunks(
     chunks: Sequence[Chunk], ordinal: int, where: str
 ) -> tuple[int, Callable[[], Any]]:
-    """Map chunks of another process one after the other; return where, and what unmaps them. Local.
+    """Map chunks of another process consecutively; return the address and their unmapping.
 
     The caller closes the descriptors.
     """
     call = partial(driver.call, where=where)
     total = sum(chunk.nbytes for chunk in chunks)
     address = int(call("cuMemAddressReserve", total, 0, 0, 0))
-    end = address  # of what is mapped
+    end = address  # of the mapped chunks
 
     def unmap() -> None:
         at = address

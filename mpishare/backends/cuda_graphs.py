@@ -1,4 +1,4 @@
-"""CUDA graphs of what a stream is given: captured, instantiated, launched; and loops of them.
+"""CUDA graphs of captured streams: instantiated, launched; and loops of them.
 
 Imported only where a GPU was found.
 """
@@ -19,8 +19,8 @@ from mpishare.errors import CudaError
 
 # Relaxed: memory pools may grow meanwhile, here and in other threads.
 _RELAXED = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-# Each node keeps the priority of its stream: by default what waits for other ranks would queue
-# behind what it is to run beside.
+# Each node keeps the priority of its stream: by default kernels that wait for other ranks would
+# queue behind those that they should run beside.
 _KEEP_PRIORITIES = 8
 _SET_AT_LAUNCH = 1  # CU_GRAPH_COND_ASSIGN_DEFAULT
 _LOOPS_SINCE = 12040
@@ -29,13 +29,13 @@ _REFUSED = 1, 801  # invalid value, not supported
 
 
 def is_capture_error(error: BaseException) -> bool:
-    """Whether a call failed since a stream is being captured, or was."""
+    """Whether a call failed because a stream is being captured, or was."""
     code = error.code if isinstance(error, CudaError) else getattr(error, "status", 0)
     return code in _CAPTURE_ERRORS
 
 
 def why_no_loops() -> str | None:
-    """Return why graphs have no loops here; None where they have."""
+    """Return why graphs have no loops on this machine; None where they have."""
     version = int(driver.call("cuDriverGetVersion"))
     if version < _LOOPS_SINCE:
         return f"the driver is of CUDA {version // 1000}.{version % 1000 // 10}, older than 12.4"
@@ -45,17 +45,7 @@ def why_no_loops() -> str | None:
 
 
 class Capture:
-    """A capture of what a stream is given, from its making to `end` or `abandon`. Local.
-
-    Parameters
-    ----------
-    stream : int
-        The stream, not a default one.
-    where : str
-        For errors.
-    is_loop : bool
-        Whether the graph repeats what is captured until `decide` says that it is over.
-    """
+    """A capture of a non-default stream until `end` or `abandon`; a loop until `decide` ends it."""
 
     def __init__(self, stream: int, where: str, *, is_loop: bool) -> None:
         self._stream = stream
@@ -93,18 +83,11 @@ class Capture:
         return node.conditional.phGraph_out[0]
 
     def decide(self, done: Any, iterations: Any, at_most: int, abort: int) -> None:
-        """Capture the end of a loop's body: whether it goes on.
+        """Capture the end of a loop's body: another iteration, unless `done` is not 0.
 
-        Parameters
-        ----------
-        done : cupy.ndarray
-            One element, of a boolean or an integer: not 0 where it is over.
-        iterations : cupy.ndarray
-            One int64, which is counted up.
-        at_most : int
-            It is over after so many.
-        abort : int
-            Device address of a word that is not 0 once no rank will come; 0 for none.
+        `done` is one boolean or integer element. `iterations`, one int64, is counted up, and
+        `at_most` ends the loop too, as does the word at device address `abort` (0 for none) when it
+        is not 0.
         """
         arguments = [
             ctypes.c_uint64(self._handle),
@@ -119,7 +102,7 @@ class Capture:
         )
 
     def end(self) -> CudaGraph:
-        """End the capture; return the graph, which can be launched."""
+        """End the capture; return the graph, ready for launches."""
         try:
             captured = self._call("cuStreamEndCapture", self._stream)
         except BaseException:
@@ -138,7 +121,7 @@ class Capture:
             self._call("cuGraphDestroy", graph)
 
     def abandon(self) -> None:
-        """End the capture and keep nothing of it: the stream can be used again."""
+        """End the capture and drop it: the stream can be used again."""
         _, graph = bindings.cuStreamEndCapture(self._stream)  # fails where the capture has
         graph = self._outer if self._outer is not None else graph
         if graph is not None and int(graph):
@@ -146,13 +129,7 @@ class Capture:
 
 
 class CudaGraph:
-    """A graph that can be launched. Local.
-
-    Attributes
-    ----------
-    handle : int
-        For `driver.launch_graph`.
-    """
+    """A graph for launches; `handle` is for `driver.launch_graph`."""
 
     def __init__(self, graph: Any, where: str) -> None:
         self._graph = graph
@@ -165,7 +142,7 @@ class CudaGraph:
 
 
 def set_word(address: int, value: int, stream: int, where: str) -> None:
-    """Enqueue that 32 bits of device memory are set."""
+    """Enqueue a store of 32 bits to device memory."""
     driver.call("cuMemsetD32Async", address, value, 1, stream, where=where)
 
 

@@ -1,7 +1,7 @@
-"""GPU memory that exists already: given to other ranks, and mapped where they gave it.
+"""GPU memory that exists already: exported to other ranks, and mapped there.
 
 A legacy handle opens a whole block; a pool travels as one descriptor, mapped chunks as one each:
-see `mpishare.memory.kinds`. What is opened once can be used by any number of windows.
+see `mpishare.memory.kinds`. Each is opened once, for any number of windows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Counted:
-    """Something opened once for several windows; the last to leave closes it."""
+    """A mapping opened once for several windows; the last to leave closes it."""
 
     close: Callable[[], Any]
     users: int = 0
@@ -57,21 +57,7 @@ class _OpenPool(_Counted):
 
 
 class CudaInPlace(InPlace):
-    """Memory that exists already on the GPU of this rank, and that which other ranks gave.
-
-    Parameters
-    ----------
-    ordinal : int
-        The GPU of this rank.
-    where : str
-        Names this rank in errors.
-    mappings : Mappings
-        What this process has mapped of others.
-    descriptors : Descriptors
-        The way of file descriptors from rank to rank.
-    timeout_s : float, s
-        For each of them.
-    """
+    """Memory that exists already on the GPU of this rank, and that of other ranks."""
 
     def __init__(
         self,
@@ -91,15 +77,14 @@ class CudaInPlace(InPlace):
         self._open_pools: dict[str, _OpenPool] = {}
 
     def is_alive(self, address: int) -> bool:
-        """Whether the driver knows of memory at an address."""
+        """Whether the driver has memory at an address."""
         return driver.pointer_attributes(address) is not None
 
-    # --- giving
+    # --- export
 
     def export(
         self, source: Any, address: int, nbytes: int, *, is_host: bool
     ) -> Exported | Refusal:
-        """Return memory as others can map it, or why that cannot be."""
         found = driver.pointer_attributes(address)
         if found is None:
             return HOST_ON_CUDA if is_host else FREED
@@ -164,10 +149,9 @@ class CudaInPlace(InPlace):
             self._descriptors.take_back(token)
             os.close(fd)
 
-    # --- taking
+    # --- import
 
     def open(self, handle: Handle, rank: int) -> Memory:
-        """Map memory that another rank gave."""
         if handle.kind == Kind.BLOCK:
             address, close = self._open_block(handle)
         elif handle.kind == Kind.POOL:

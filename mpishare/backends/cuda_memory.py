@@ -1,4 +1,4 @@
-"""Device memory as one rank holds it: its own, or where another rank's is mapped."""
+"""Device memory as one rank holds it: its own, or a mapping of another rank's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _IPC_LAZY_PEER_ACCESS = 1
-_INVALID_CONTEXT = 201  # what a process gets that opens a handle of its own
+_INVALID_CONTEXT = 201  # the error of a process that opens a handle of its own
 
 
 def legacy_handle(address: int, where: str) -> str:
-    """Return the legacy IPC handle of the block that begins at an address. Local."""
+    """Return the legacy IPC handle of the block that begins at an address."""
     return driver.handle_bytes(driver.call("cuIpcGetMemHandle", address, where=where)).hex()
 
 
 def open_legacy_handle(token: str, uuid: str, where: str) -> int:
-    """Map a block of another rank; return where. Local."""
+    """Map a block of another rank; return its address."""
     name, handle = "cuIpcOpenMemHandle", driver.memory_handle(bytes.fromhex(token))
     try:
         address = driver.call(name, handle, _IPC_LAZY_PEER_ACCESS, where=where)
@@ -33,7 +33,7 @@ def open_legacy_handle(token: str, uuid: str, where: str) -> int:
 
 
 def _remedy(uuid: str, code: int) -> str:
-    """Say why memory of a GPU may not be mapped here, and what to do. Asks NVML."""
+    """Return why memory of a GPU may not be mapped here, and a remedy, from NVML."""
     if code == _INVALID_CONTEXT:  # the driver knows the owner by its process id
         return (
             "The owner has the process id of this process, in a PID namespace of its own: start "
@@ -50,7 +50,7 @@ def _remedy(uuid: str, code: int) -> str:
 
 
 class Anchor:
-    """Alive as long as an array on one memory is; holds what the array needs."""
+    """Lives as long as an array on one memory; holds the objects that the array needs."""
 
     __slots__ = ("__weakref__", "source")
 
@@ -59,22 +59,7 @@ class Anchor:
 
 
 class CudaMemory:
-    """Device memory that this rank allocated or mapped.
-
-    Parameters
-    ----------
-    ordinal : int
-        The GPU of this rank, from which the memory is used, wherever it is.
-    address, nbytes : int, bytes
-        Where it is mapped here.
-    free : callable
-        Frees or unmaps it.
-
-    Attributes
-    ----------
-    token : str
-        The IPC handle of memory that this rank allocated, once it is taken.
-    """
+    """Device memory that this rank allocated or mapped, used from its GPU wherever it is."""
 
     is_given = False
     token = ""
@@ -89,7 +74,6 @@ class CudaMemory:
 
     @property
     def is_held(self) -> bool:
-        """Whether arrays on it are alive."""
         return self._anchor() is not None
 
     def array(
@@ -99,7 +83,6 @@ class CudaMemory:
         strides: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> Any:
-        """Return the bytes from `offset` on as a CuPy array on this rank's device."""
         anchor = self._anchor()
         if anchor is None:
             anchor = Anchor(self._source)
@@ -110,12 +93,11 @@ class CudaMemory:
         return cupy.ndarray(shape, dtype=dtype, memptr=pointer, strides=strides)
 
     def when_dropped(self, then: Callable[[], object]) -> None:
-        """Call `then` when the last array on it is gone; not at the end of the interpreter."""
+        """Call `then` when the last array on it is gone; not at exit of the interpreter."""
         if (anchor := self._anchor()) is not None:
             weakref.finalize(anchor, then).atexit = False
 
     def close(self) -> bool:
-        """Unmap or free; return False, with nothing done, while arrays on it are alive."""
         if self.is_held:
             return False
         self._free()
@@ -127,13 +109,7 @@ _given: set[GivenMemory] = set()
 
 
 class GivenMemory(CudaMemory):
-    """Memory of the user's that this rank shares in place, and keeps alive until it is closed.
-
-    Parameters
-    ----------
-    source : array
-        Keeps the memory alive.
-    """
+    """The user's own memory, shared in place, and kept alive by `source` until it is closed."""
 
     is_given = True
 
@@ -150,7 +126,7 @@ class GivenMemory(CudaMemory):
         return False
 
     def close(self) -> bool:
-        """Let the source go. May be repeated."""
+        """Drop the source. May be repeated."""
         if self in _given:
             _given.remove(self)
             self._free()
@@ -159,13 +135,13 @@ class GivenMemory(CudaMemory):
 
 
 class Mappings:
-    """Where memory of other processes is mapped in this one. Methods are local."""
+    """The address ranges in which this process maps memory of others."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
 
     def add(self, address: int, nbytes: int, close: Callable[[], Any]) -> Callable[[], None]:
-        """Note a mapping; return what undoes it."""
+        """Add a mapping; return a function that removes it."""
         mapped = address, nbytes
         self._ranges.append(mapped)
 

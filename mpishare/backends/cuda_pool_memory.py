@@ -1,6 +1,6 @@
-"""The memory of a pool on the CUDA backend: a driver's pool, small blocks being parts of chunks.
+"""The memory of a pool on the CUDA backend: a driver's pool, with small blocks cut from chunks.
 
-To export a pointer takes the driver 70 us and more, to import one 3. So small blocks are cut from
+Exporting a pointer takes the driver 70 us and more, importing one 3. So small blocks are cut from
 chunks, which are exported once, imported once, and stay until the pool is closed.
 
 Imported only where a GPU was found.
@@ -36,17 +36,7 @@ _WAIT_S = 1.0
 
 
 class _Chunks:
-    """Small blocks on their owner, reused when the streams that used them have done so.
-
-    Parameters
-    ----------
-    allocate : callable
-        Returns the address of so many bytes, or raises `CudaError`.
-    call : callable
-        Calls a driver function.
-    where : str
-        Names this rank in errors.
-    """
+    """Small blocks on their owner, reused when the streams that used them are past them."""
 
     def __init__(
         self, allocate: Callable[[int], int], call: Callable[..., Any], where: str
@@ -80,14 +70,14 @@ class _Chunks:
         self._pending.append((event, [(begin, _rounded(nbytes)) for begin, nbytes in blocks]))
 
     def find(self, address: int) -> int | None:
-        """Return where the chunk of a block begins; None if it is in none."""
+        """Return the begin of a block's chunk; None if it is in none."""
         index = bisect_right(self._begins, address) - 1
         if index >= 0 and address - self._begins[index] < CHUNK_NBYTES:
             return self._begins[index]
         return None
 
     def close(self) -> list[int]:
-        """Return where the chunks begin, which are to be freed: no stream uses them any more."""
+        """Return the begins of the chunks to be freed: no stream uses them any more."""
         for event in (*self._events, *(event for event, _ in self._pending)):
             self._call("cuEventDestroy", event)
         return self._begins
@@ -117,7 +107,7 @@ class _Chunks:
 
 
 class _CudaPool:
-    """What the owner and the importers of a pool have in common."""
+    """The base of the owner's and the importers' side of a pool."""
 
     def __init__(self, device: Device, where: str) -> None:
         self._device = device
@@ -125,7 +115,6 @@ class _CudaPool:
         self._call = partial(driver.call, where=where)
 
     def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
-        """Return an array in a block, and what is alive as long as it or a view of it is."""
         block = _Block()
         # This rank's device, even for memory of another GPU: kernels use it from here.
         memory = cupy.cuda.UnownedMemory(address, max(nbytes, 1), block, self._device.ordinal)
@@ -135,7 +124,7 @@ class _CudaPool:
 
 
 class _Block:
-    """Alive as long as an array on one opening of a block is."""
+    """Lives as long as an array on one opening of a block."""
 
     __slots__ = ("__weakref__",)
 
@@ -152,13 +141,11 @@ class OwnCudaPool(_CudaPool):
         self._pointers: dict[int, bytes] = {}  # of chunks
 
     def export(self) -> int:
-        """Return a file descriptor of the pool, which the caller closes."""
         fd = export_pool(self._pool, self._where)
         os.set_inheritable(fd, False)
         return fd
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Return a block, ordered on a stream."""
         if nbytes <= SMALL_NBYTES:
             address = self._chunks.allocate(nbytes)
             if address is not None:
@@ -166,7 +153,6 @@ class OwnCudaPool(_CudaPool):
         return self._allocate(nbytes, stream)
 
     def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
-        """Free blocks (address, nbytes, stream), each ordered on its stream."""
         small: dict[int, list[tuple[int, int]]] = {}
         for address, nbytes, stream in blocks:
             if self._chunks.find(address) is None:
@@ -177,7 +163,7 @@ class OwnCudaPool(_CudaPool):
             self._chunks.free(group, stream)
 
     def publish(self, address: int) -> bytes:
-        """Return what stands for the driver's allocation, and the block's offset in it."""
+        """Return the token of the driver's allocation, and the block's offset in it."""
         chunk = self._chunks.find(address)
         if chunk is None:
             return export_pointer(address, self._where) + bytes(8)
@@ -186,14 +172,13 @@ class OwnCudaPool(_CudaPool):
         return self._pointers[chunk] + (address - chunk).to_bytes(8, "little")
 
     def find(self, array: Any) -> tuple[int, int] | None:
-        """Return the block that an array lies in, and the array's offset; None if in none."""
         if not isinstance(array, cupy.ndarray):
             return None
         address = int(array.data.mem.ptr)
         return address, int(array.data.ptr) - address
 
     def close(self) -> None:
-        """Destroy the pool, once nobody holds a block."""
+        """Destroy the pool, once no rank holds a block."""
         for address in self._chunks.close():
             self._call("cuMemFreeAsync", address, self._stream)
         self._call("cuStreamSynchronize", self._stream)
@@ -224,7 +209,6 @@ class PeerCudaPool(_CudaPool):
         self._chunks: dict[bytes, int] = {}
 
     def open(self, token: bytes) -> int:
-        """Return another rank's block, mapped."""
         data, offset = token[:_POINTER_NBYTES], int.from_bytes(token[_POINTER_NBYTES:], "little")
         if not offset:
             return self._pool.open(data)
@@ -238,7 +222,7 @@ class PeerCudaPool(_CudaPool):
             self._pool.close(address)
 
     def close(self) -> None:
-        """Let the pool go, once this rank holds no block."""
+        """Drop the pool, once this rank holds no block."""
         while self._chunks:
             self._pool.close(self._chunks.popitem()[1])
         self._pool.destroy()

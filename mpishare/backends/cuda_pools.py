@@ -1,7 +1,7 @@
 """Memory pools of the CUDA driver that other processes import: one descriptor, many pointers.
 
-A pool travels once, as a file descriptor; after that 64 bytes stand for each pointer, and the
-second and every further one is opened in about a microsecond, where a legacy handle takes hundreds.
+A pool travels once, as a file descriptor; after that 64 bytes identify each pointer, and the second
+and every further one is opened in about a microsecond, where a legacy handle takes hundreds.
 
 Imported only where a GPU was found.
 """
@@ -27,22 +27,7 @@ _imported: dict[int, ImportedPool] = {}
 
 
 def create_pool(ordinal: int, where: str, *, max_nbytes: int = 0) -> Any:
-    """Create a pool on a GPU that can be exported as a file descriptor. Local.
-
-    Parameters
-    ----------
-    ordinal : int
-        The GPU.
-    where : str
-        Names this rank in errors.
-    max_nbytes : int, bytes
-        The most that it may hold; 0 is what the GPU has.
-
-    Returns
-    -------
-    CUmemoryPool
-        For `cuMemAllocFromPoolAsync`; destroyed by `cuMemPoolDestroy`.
-    """
+    """Create an exportable pool on a GPU, of `max_nbytes` at most; 0: all that the GPU has."""
     props = cuda.CUmemPoolProps()
     props.allocType = _PINNED
     props.handleTypes = _POSIX_FD
@@ -52,15 +37,15 @@ def create_pool(ordinal: int, where: str, *, max_nbytes: int = 0) -> Any:
 
 
 def export_pool(pool: Any, where: str) -> int:
-    """Return a file descriptor of a pool, for `import_pool` in other processes. Local.
+    """Return a file descriptor of a pool, for `import_pool` in other processes.
 
-    The caller closes it; what was imported by it stays.
+    The caller closes it; imported pools stay.
     """
     return int(driver.call("cuMemPoolExportToShareableHandle", pool, _POSIX_FD, 0, where=where))
 
 
 def can_export(ordinal: int) -> bool:
-    """Make a pool on a GPU, export it, and drop both; return whether that worked. Local."""
+    """Return whether a pool on a GPU can be made and exported, by trying."""
     try:
         pool = create_pool(ordinal, "")
     except CudaError:
@@ -75,27 +60,14 @@ def can_export(ordinal: int) -> bool:
 
 
 def export_pointer(address: int, where: str) -> bytes:
-    """Return the 64 bytes that stand for an allocation of an exportable pool. Local.
-
-    Parameters
-    ----------
-    address : int
-        Of its first byte.
-    """
+    """Return the 64 bytes that identify an allocation of an exportable pool."""
     return driver.handle_bytes(driver.call("cuMemPoolExportPointer", address, where=where))
 
 
 def import_pool(fd: int, ordinal: int, where: str) -> ImportedPool:
-    """Import a pool of another process; once however often it is called. Local.
+    """Import a pool of another process, once for any number of calls; the caller closes `fd`.
 
-    Parameters
-    ----------
-    fd : int
-        A descriptor of `export_pool`, as it arrived here; the caller closes it.
-    ordinal : int
-        The GPU of this rank, which gets access to the memory where that lies on another one.
-    where : str
-        Names this rank in errors.
+    This rank's GPU `ordinal` gets access to the memory, also on another GPU.
     """
     pool = driver.call("cuMemPoolImportFromShareableHandle", fd, _POSIX_FD, 0, where=where)
     known = _imported.get(int(pool))
@@ -122,10 +94,10 @@ def is_imported(address: int) -> bool:
 
 
 class ImportedPool:
-    """A pool of another process, and its allocations that are open here. Methods are local.
+    """A pool of another process, and its allocations that are open here.
 
-    The driver maps an allocation once, however often it is imported, and one free ends it for all:
-    so the opens of an address are counted.
+    The driver maps an allocation once, for any number of imports, and one free ends it for all: so
+    the opens of an address are counted.
     """
 
     def __init__(self, pool: Any, where: str) -> None:
@@ -144,7 +116,6 @@ class ImportedPool:
         return address
 
     def is_open(self, address: int) -> bool:
-        """Whether this is the address of an allocation that is open."""
         return address in self._opens
 
     def close(self, address: int) -> None:
@@ -158,7 +129,7 @@ class ImportedPool:
             driver.call("cuMemFree", address, where=self._where)
 
     def destroy(self) -> None:
-        """Undo one `import_pool`, once all that was opened by it is closed."""
+        """Undo one `import_pool`, once all of its allocations are closed."""
         self.users -= 1
         if not self.users:
             del _imported[int(self._pool)]

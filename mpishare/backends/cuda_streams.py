@@ -1,4 +1,4 @@
-"""CuPy's current stream, changed for a while."""
+"""A temporary current stream of CuPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def on_stream(stream: Any) -> Iterator[None]:
-    """Make a CuPy stream of the current device current inside of a `with` block. Local.
+    """Make a CuPy stream of the current device current inside of a `with` block.
 
     CuPy's own ``with stream:`` goes back to the stream of the enclosing ``with``, and so forgets
     one that ``use()`` made current (14.2, `_ThreadLocal.pop_stream` in cupy/cuda/stream.pyx).
@@ -29,8 +29,8 @@ def on_stream(stream: Any) -> Iterator[None]:
 
 
 def borrowed(handle: int, device: int = -1) -> Any:
-    """Return a CuPy stream of a handle that others own. Local."""
+    """Return a CuPy stream of a handle that others own."""
     with warnings.catch_warnings():
-        # What CuPy 14 advises instead, `Stream.from_external`, destroys the stream in the end.
+        # CuPy 14's advice, `Stream.from_external`, destroys the stream in the end.
         warnings.simplefilter("ignore", DeprecationWarning)
         return cupy.cuda.ExternalStream(handle, device)

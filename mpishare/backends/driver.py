@@ -51,15 +51,7 @@ _PARAM_WORDS = 6  # CUstreamBatchMemOpParams: operation, address, value, flags, 
 
 
 def call(name: str, *arguments: Any, where: str = "", remedy: str = "") -> Any:
-    """Call a driver function; return what it returns, or raise `CudaError`. Local.
-
-    Parameters
-    ----------
-    name : str
-        The function, e.g. ``cuMemAlloc``.
-    where, remedy : str
-        For the error: the rank that called, and what the user can do.
-    """
+    """Call a driver function; return its results, or raise `CudaError`."""
     code, *values = getattr(driver, name)(*arguments)
     if int(code):
         raise error(name, int(code), where, remedy)
@@ -68,12 +60,12 @@ def call(name: str, *arguments: Any, where: str = "", remedy: str = "") -> Any:
 
 @functools.cache
 def has_context_events() -> bool:
-    """Whether an event can be recorded behind all work of a context, as from CUDA 12.5. Local."""
+    """Whether an event can be recorded behind all work of a context, as from CUDA 12.5."""
     return hasattr(driver, "cuCtxRecordEvent") and int(call("cuDriverGetVersion")) >= 12050
 
 
 def error(name: str, code: int, where: str, remedy: str = "") -> CudaError:
-    """Return the error for a result of a driver function."""
+    """Return the error for a result code of a driver function."""
     result = driver.CUresult(code)
     code_of_text, text = driver.cuGetErrorString(result)
     description = "no description" if int(code_of_text) else text.decode()
@@ -90,17 +82,15 @@ def handle_bytes(handle: Any) -> bytes:
 
 
 def memory_handle(data: bytes) -> Any:
-    """Return an IPC memory handle of these 64 bytes."""
     return _filled(driver.CUipcMemHandle(), data)
 
 
 def event_handle(data: bytes) -> Any:
-    """Return an IPC event handle of these 64 bytes."""
     return _filled(driver.CUipcEventHandle(), data)
 
 
 def exported_pointer(data: bytes) -> Any:
-    """Return what stands for a pointer of a memory pool, of these 64 bytes."""
+    """Return the exported pointer of a memory pool from its 64 bytes."""
     return _filled(driver.CUmemPoolPtrExportData(), data)
 
 
@@ -111,12 +101,12 @@ def _filled(handle: Any, data: bytes) -> Any:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Return the driver; opened once, since each opening looks for it in the file system."""
+    """Return the driver, opened once, since each opening searches the file system."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def pointer_attributes(address: int) -> PointerAttributes | None:
-    """Return what the driver tells of an address; None where it knows no memory. Local."""
+    """Return the driver's attributes of an address; None if it has no memory there."""
     values = {name: _pointer_attribute(number, address) for name, number in _ATTRIBUTES.items()}
     if not values["memory_type"]:
         return None
@@ -127,7 +117,7 @@ def pointer_attributes(address: int) -> PointerAttributes | None:
 
 
 def mapping(address: int) -> tuple[int, int]:
-    """Return where the chunk that is mapped at an address begins, and its bytes. Local."""
+    """Return the begin and the bytes of the chunk that is mapped at an address."""
     start, nbytes = (_pointer_attribute(number, address) for number in _MAPPING)
     if not start or not nbytes:
         raise UnsupportedError(f"no memory is mapped at address {address:#x}")
@@ -135,7 +125,7 @@ def mapping(address: int) -> tuple[int, int]:
 
 
 def _pointer_attribute(number: int, address: int) -> int | None:
-    """Return an attribute, which has 4 or 8 bytes; None where the driver has none."""
+    """Return an attribute of 4 or 8 bytes; None if the driver has none."""
     value = ctypes.c_uint64(0)
     failed = _library().cuPointerGetAttribute(
         ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address)
@@ -144,13 +134,12 @@ def _pointer_attribute(number: int, address: int) -> int | None:
 
 
 def wait_flags(ordinal: int) -> int:
-    """Return the flags of a stream's wait: flush remote writes, on GPUs that need to be told."""
+    """Return the flags of a stream's wait: flush remote writes, on GPUs that need this."""
     can_flush = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
     return _FLUSH if call("cuDeviceGetAttribute", can_flush, ordinal) else 0
 
 
 def is_done(stream: int, where: str) -> bool:
-    """Whether everything enqueued on the stream is done."""
     (code,) = driver.cuStreamQuery(stream)
     if int(code) not in (0, _NOT_READY):
         raise error("cuStreamQuery", int(code), where)
@@ -178,7 +167,7 @@ def is_capturing(stream: int) -> bool:
 class CudaSignals:
     """Prepared stream memory operations, in order: ``("write" | "wait", device address)``.
 
-    By ctypes and in place: to fill the parameter objects of cuda.bindings takes longer than the
+    By ctypes and in place: filling the parameter objects of cuda.bindings takes longer than the
     driver's call, which applications make at every step.
     """
 
@@ -212,15 +201,10 @@ class CudaSignals:
 
 
 def choose_device(wanted: Any, rank: int) -> int:
-    """Return the ordinal of the GPU for a rank. Local.
+    """Return the ordinal of the GPU for a rank of the node.
 
-    Parameters
-    ----------
-    wanted : int, str, cupy.cuda.Device or None
-        An ordinal, a UUID (or how it begins), or None: the one GPU whose primary context is
-        active already, the current one of several, else round robin by rank of the node.
-    rank : int
-        This rank among those of the node.
+    `wanted` is an ordinal, a UUID or its begin, a CuPy device, or None: the one GPU with an active
+    primary context, the current one of several, else round robin by rank.
     """
     count = cupy.cuda.runtime.getDeviceCount()
     wanted = getattr(wanted, "id", wanted)
@@ -243,13 +227,13 @@ def choose_device(wanted: Any, rank: int) -> int:
 
 
 def uuid_of(ordinal: int) -> str:
-    """Return the name of a GPU in all processes, without making a context on it. Local."""
+    """Return the UUID of a GPU, without making a context on it."""
     text = bytes(call("cuDeviceGetUuid", ordinal).bytes)[:16].hex()
     return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def device_of(ordinal: int) -> Device:
-    """Describe the GPU of the current context. Local."""
+    """Describe the GPU of the current context."""
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
     # Drivers before CUDA 12 lack the attribute: then no MPS is assumed.
     mps = getattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
@@ -274,7 +258,7 @@ def _driver_version() -> str:
 
 
 def visible_uuids() -> list[str]:
-    """Return the UUIDs of the GPUs that this process sees, by ordinal. Local."""
+    """Return the UUIDs of the GPUs that this process sees, by ordinal."""
     return [uuid_of(ordinal) for ordinal in range(cupy.cuda.runtime.getDeviceCount())]
 
 
@@ -292,19 +276,7 @@ def link(ordinal: int, uuid: str) -> str:
 
 
 class Launch:
-    """A prepared launch of a kernel. Local.
-
-    Parameters
-    ----------
-    function : int
-        The kernel.
-    grid, block : int
-        Blocks, and threads in each.
-    arguments : sequence of ctypes objects
-        Read at each launch, so their values may be changed between launches.
-    where : str
-        For errors.
-    """
+    """A prepared launch of blocks (`grid`) of threads; `arguments` are read at each launch."""
 
     def __init__(
         self, function: int, grid: int, block: int, arguments: Sequence[Any], where: str
@@ -316,7 +288,6 @@ class Launch:
         self._after = ctypes.addressof(self._places), 0
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue it on a stream."""
         try:
             _launch_kernel(*self._before, stream, *self._after)
         except _DriverError as failure:
@@ -324,22 +295,7 @@ class Launch:
 
 
 class Replay:
-    """A kernel launch as a graph of one node, enqueued in a third of the time. Local.
-
-    Parameters
-    ----------
-    launch : Launch
-        The launch; every replay gets its arguments as they are now.
-    stream : int
-        A stream on which the launch is captured.
-    where : str
-        For errors.
-
-    Attributes
-    ----------
-    handle : int
-        For `launch_graph`.
-    """
+    """A launch with its present arguments as a graph of one node, in a third of the time."""
 
     def __init__(self, launch: Launch, stream: int, where: str) -> None:
         self._where = where
@@ -353,7 +309,6 @@ class Replay:
         self.handle = int(self._graph)
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue it on a stream."""
         launch_graph(self.handle, stream, self._where)
 
     def close(self) -> None:
@@ -362,7 +317,6 @@ class Replay:
 
 
 def launch_graph(graph: int, stream: int, where: str) -> None:
-    """Enqueue a graph on a stream."""
     try:
         _launch_graph(graph, stream)
     except cupy.cuda.runtime.CUDARuntimeError as failure:

@@ -35,7 +35,6 @@ class HostMemory:
 
     @property
     def is_held(self) -> bool:
-        """Whether arrays on it are alive."""
         return self._whole() is not None
 
     def array(
@@ -45,7 +44,6 @@ class HostMemory:
         strides: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
-        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
         # An array made on the mapping itself does not keep it from being unmapped; one made by
         # frombuffer does, and it is the base of all others.
         whole = self._whole()
@@ -69,7 +67,7 @@ class HostMemory:
             self._memory.close_file()
 
     def close(self) -> bool:
-        """Unmap; where arrays are alive, the memory is unmapped with the last of them."""
+        """Unmap; memory with live arrays is unmapped with the last of them."""
         if self._memory is not None:
             self._memory.close_file()
             if not self.is_held:
@@ -89,11 +87,9 @@ class HostBackend(Backend):
         self._pools: weakref.WeakSet[HostPool] = weakref.WeakSet()
 
     def allocate(self, nbytes: int) -> HostMemory:
-        """Reserve shared memory."""
         return HostMemory(shared.create(nbytes))
 
     def publish(self, memory: Memory) -> str:
-        """Give the memory a name."""
         if not isinstance(memory, HostMemory):
             raise TypeError(f"{memory!r} is not memory of the host backend")
         token = memory.publish()
@@ -101,21 +97,17 @@ class HostBackend(Backend):
         return token
 
     def open(self, token: str, nbytes: int, uuid: str) -> HostMemory:  # noqa: ARG002  no GPU
-        """Map memory that another rank reserved."""
         memory = shared.attach(token, nbytes)
         memory.close_file()
         return HostMemory(memory)
 
     def descriptor(self, token: str) -> int:
-        """Open the file for reading alone."""
         return shared.open_file(token, os.O_RDONLY)
 
     def retract(self, token: str) -> None:
-        """Remove the name."""
         self._published.pop(token).retract(token)
 
     def in_place(self, descriptors: Descriptors, timeout_s: float) -> HostInPlace:  # noqa: ARG002
-        """Return why memory that exists already is not shared."""
         return HostInPlace(self._pools)
 
     def create_pool(self, max_nbytes: int) -> HostPool:
@@ -123,7 +115,6 @@ class HostBackend(Backend):
         return self._noted(HostPool.create(max_nbytes))
 
     def import_pool(self, fd: int) -> HostPool:
-        """Map another rank's."""
         return self._noted(HostPool.import_(fd))
 
     def _noted(self, pool: HostPool) -> HostPool:
@@ -132,13 +123,7 @@ class HostBackend(Backend):
 
 
 class HostInPlace(InPlace):
-    """Says of a NumPy array that is in no window why the others cannot map it.
-
-    Parameters
-    ----------
-    pools : WeakSet of HostPool
-        Those of the node, whose arrays travel in their own way.
-    """
+    """Refuses NumPy arrays outside of windows, with the reason."""
 
     def __init__(self, pools: weakref.WeakSet[HostPool]) -> None:
         self._pools = pools
@@ -146,7 +131,6 @@ class HostInPlace(InPlace):
     def export(
         self, source: Any, address: int, nbytes: int, *, is_host: bool
     ) -> Exported | Refusal:
-        """Return the reason."""
         if any(pool.has(address) for pool in self._pools):
             return POOLED
         return super().export(source, address, nbytes, is_host=is_host)

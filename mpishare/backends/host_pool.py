@@ -24,13 +24,8 @@ _STEP_NBYTES = 2 << 20
 class HostPool:
     """A sparse memory file as its owner or another rank maps it; see `OwnMemory`, `PeerMemory`.
 
-    Pages are reserved when a block first needs them, so that nothing is SIGBUS. Those of freed
+    Pages are reserved when a block first needs them, so that no access is a SIGBUS. Those of freed
     blocks stay reserved, for the next blocks.
-
-    Parameters
-    ----------
-    memory : SharedMemory
-        With its file open, where it is the owner's.
     """
 
     def __init__(self, memory: SharedMemory) -> None:
@@ -42,12 +37,12 @@ class HostPool:
 
     @classmethod
     def create(cls, max_nbytes: int) -> HostPool:
-        """Make one, of what /dev/shm has where the size is 0."""
+        """Make a pool; size 0 is all that /dev/shm has."""
         return cls(shared.create(max_nbytes or shared.free_nbytes(), is_sparse=True))
 
     @classmethod
     def import_(cls, fd: int) -> HostPool:
-        """Map another rank's."""
+        """Map another rank's pool."""
         memory = SharedMemory(os.dup(fd), os.fstat(fd).st_size)
         memory.close_file()
         return cls(memory)
@@ -57,7 +52,6 @@ class HostPool:
         return os.dup(self._memory.fd)
 
     def allocate(self, nbytes: int, stream: int) -> int:  # noqa: ARG002  calls block
-        """Return a block."""
         rounded = _rounded(nbytes)
         begin = self._spans.allocate(rounded)
         if begin is None:
@@ -75,12 +69,11 @@ class HostPool:
         return self._base + begin
 
     def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
-        """Free blocks (address, nbytes, stream)."""
         for address, nbytes, _ in blocks:
             self._spans.free(address - self._base, _rounded(nbytes))
 
     def publish(self, address: int) -> bytes:
-        """Return where the block lies in the file."""
+        """Return the block's offset in the file."""
         return (address - self._base).to_bytes(8, "little")
 
     def open(self, token: bytes) -> int:
@@ -88,10 +81,9 @@ class HostPool:
         return self._base + int.from_bytes(token, "little")
 
     def let_go(self, address: int) -> None:
-        """Do nothing: the file stays mapped."""
+        """The file stays mapped."""
 
     def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
-        """Return an array in a block, and what is alive as long as it or a view of it is."""
         # One made by frombuffer keeps the mapping, and is the base of all arrays made on it.
         offset = address - self._base
         block = np.frombuffer(self._memory.buffer, np.uint8, _rounded(nbytes), offset)
@@ -101,11 +93,10 @@ class HostPool:
         return array, block
 
     def has(self, address: int) -> bool:
-        """Whether an address is in the pool's memory, as it is mapped here."""
+        """Whether an address is in the pool's mapping."""
         return self._base <= address < self._end
 
     def find(self, array: Any) -> tuple[int, int] | None:
-        """Return the block that an array lies in, and the array's offset; None if in none."""
         if not isinstance(array, np.ndarray):
             return None
         root = array
@@ -115,10 +106,10 @@ class HostPool:
         return address, _address(array) - address
 
     def close(self) -> None:
-        """Unmap; where arrays are alive, with the last of them."""
+        """Unmap; memory with live arrays is unmapped with the last of them."""
         self._end = self._base
         self._memory.close()
-        del self._memory  # the arrays alone keep the mapping, not who still holds the pool
+        del self._memory  # only the arrays keep the mapping, not references to the pool
 
     def _reserve(self, end: int) -> None:
         if end > self._n_reserved:

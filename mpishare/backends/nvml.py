@@ -1,6 +1,6 @@
-"""What NVML tells of the GPUs of a machine: their links, P2P and why not, MIG, compute modes.
+"""NVML's description of the GPUs of a machine: links, P2P status and reasons, MIG, compute modes.
 
-Asked by `python -m mpishare.info` and for errors alone, since it takes a tenth of a second. It sees
+Used by `python -m mpishare.info` and for errors alone, since it takes a tenth of a second. It sees
 the GPUs that `CUDA_VISIBLE_DEVICES` hides, and like CUDA none that a device cgroup hides. Numbers
 are those of nvml.h (NVML API Reference), as versions of cuda-bindings name them differently.
 """
@@ -45,75 +45,40 @@ COMPUTE_MODES = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as NVML describes it; None stands for what it does not tell.
-
-    Attributes
-    ----------
-    uuid, name, pci_id : str
-        As in `mpishare.backends.Device`.
-    mig : bool or None
-        Whether it is in MIG mode.
-    compute_mode : str or None
-        Of `COMPUTE_MODES`.
-    pcie_generation, pcie_width : int or None
-        The highest generation that this GPU reaches in this machine, since an idle one goes slower;
-        and the lanes in use.
-    nvlinks : int
-        Its NVLinks that are up.
-    """
+    """A GPU as NVML describes it; None where NVML has no answer."""
 
     uuid: str
     name: str
     pci_id: str
     mig: bool | None
-    compute_mode: str | None
-    pcie_generation: int | None
-    pcie_width: int | None
-    nvlinks: int
+    compute_mode: str | None  # of `COMPUTE_MODES`
+    pcie_generation: int | None  # the highest in this machine: an idle GPU runs slower
+    pcie_width: int | None  # lanes in use
+    nvlinks: int  # up
 
 
 @dataclass(frozen=True)
 class Link:
-    """How two GPUs are connected.
+    """How two GPUs are connected."""
 
-    Attributes
-    ----------
-    first, second : str
-        Their PCI addresses, the smaller one first.
-    level : int or None
-        nvmlGpuTopologyLevel_t: 0, 10, ... 50, from one board to across sockets.
-    nvlinks : int
-        NVLinks between them, directly or through switches.
-    nvlink_version : int or None
-        nvmlNvlinkVersion_t.
-    read, write : int or None
-        nvmlGpuP2PStatus_t.
-    """
-
-    first: str
+    first: str  # PCI address, the smaller one of both
     second: str
-    level: int | None
-    nvlinks: int
-    nvlink_version: int | None
-    read: int | None
+    level: int | None  # nvmlGpuTopologyLevel_t: 0, 10, ... 50, from one board to across sockets
+    nvlinks: int  # between them, directly or through switches
+    nvlink_version: int | None  # nvmlNvlinkVersion_t
+    read: int | None  # nvmlGpuP2PStatus_t
     write: int | None
 
 
 class NvLink(NamedTuple):
-    """What is at the other end of an NVLink that is up; the address, if that is a GPU."""
+    """The device at the other end of an NVLink that is up; its address, if that is a GPU."""
 
     remote_type: int | None
     remote_pci: str | None = None
 
 
 def look() -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
-    """Return the GPUs that NVML shows this process, and the link of each pair. Local.
-
-    Raises
-    ------
-    UnsupportedError
-        If NVML cannot be asked; the message says why.
-    """
+    """Return NVML's GPUs and the link of each pair, or raise `UnsupportedError`."""
     with _asked() as nvml:
         handles = [
             nvml.device_get_handle_by_index_v2(index) for index in range(nvml.device_get_count_v2())
@@ -152,10 +117,10 @@ def look() -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
 
 
 def count_nvlinks(mine: Sequence[NvLink], theirs: Sequence[NvLink], their_pci: str) -> int:
-    """Return how many NVLinks connect two GPUs that reach each other by NVLink. Local.
+    """Return the number of NVLinks between two GPUs that reach each other by NVLink.
 
-    Counted are links that end at the other GPU; without any, links of both into switches. A virtual
-    machine may not be told what is at the other end: it is taken for a switch.
+    Counted are links that end at the other GPU; without any, links of both into switches. In a
+    virtual machine the device at the other end may be unknown: it is taken for a switch.
     """
     direct = sum(link.remote_pci == their_pci for link in mine)
     if direct:
@@ -164,9 +129,9 @@ def count_nvlinks(mine: Sequence[NvLink], theirs: Sequence[NvLink], their_pci: s
 
 
 def why_unmapped(own_uuid: str, uuid: str) -> str:
-    """Say what NVML knows of two GPUs where one cannot map the other's memory. Local.
+    """Return NVML's explanation of two GPUs where one cannot map the other's memory.
 
-    For the error: it asks NVML, which takes milliseconds.
+    For the error: NVML takes milliseconds.
     """
     try:
         gpus, links = look()
@@ -176,7 +141,7 @@ def why_unmapped(own_uuid: str, uuid: str) -> str:
 
 
 def why_apart(own_uuid: str, uuid: str, gpus: Sequence[Gpu], links: Sequence[Link]) -> str:
-    """Say why one GPU may not reach the memory of another, given what `look` returned. Local."""
+    """Return why one GPU may not reach the memory of another, given the result of `look`."""
     found = {gpu.uuid: gpu for gpu in gpus}
     if uuid not in found:
         return f"NVML shows no {uuid[:12]} here: a device cgroup or the container hides it"
@@ -190,7 +155,7 @@ def why_apart(own_uuid: str, uuid: str, gpus: Sequence[Gpu], links: Sequence[Lin
 
 
 def why_no_context(uuid: str) -> str:
-    """Say what NVML knows of a GPU on which no context can be made; empty for nothing. Local."""
+    """Return NVML's explanation of a GPU without a context; empty if it has none."""
     try:
         gpus, _ = look()
     except UnsupportedError as error:
@@ -199,15 +164,7 @@ def why_no_context(uuid: str) -> str:
 
 
 def mode_cure(gpus: Sequence[Gpu], names: str) -> str | None:
-    """Say what the compute mode of GPUs forbids and what to do; None for the default. Local.
-
-    Parameters
-    ----------
-    gpus : sequence of Gpu
-        One or more of the same mode.
-    names : str
-        Their names.
-    """
+    """Return the restriction of a common compute mode and a remedy; None for the default."""
     mode = gpus[0].compute_mode
     said = f"{names} in compute mode {mode}"
     back = f"`nvidia-smi -i {gpus[0].pci_id} -c DEFAULT` as root"
@@ -222,7 +179,7 @@ def mode_cure(gpus: Sequence[Gpu], names: str) -> str | None:
 
 
 def describe_p2p(link: Link) -> str:
-    """Say whether two GPUs read and write each other's memory, and if not, NVML's reason."""
+    """Describe whether two GPUs read and write each other's memory, with NVML's reason if not."""
     read, write = (
         P2P_STATUS.get(_UNKNOWN if code is None else code, P2P_STATUS[_UNKNOWN])
         for code in (link.read, link.write)
@@ -233,10 +190,9 @@ def describe_p2p(link: Link) -> str:
 
 
 def visible_to_cuda() -> tuple[str, ...] | None:
-    """Return the PCI addresses of the GPUs that CUDA shows this process. Local.
+    """Return the PCI addresses of the GPUs that CUDA shows this process; None without a driver.
 
-    By the driver's library itself, so that neither CuPy nor a context is needed. None where there
-    is no driver.
+    By the driver's library itself, so that neither CuPy nor a context is needed.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -255,7 +211,7 @@ def visible_to_cuda() -> tuple[str, ...] | None:
 
 
 def of_the_kernel(folder: Path = _KERNEL_GPUS) -> dict[str, tuple[str, str]]:
-    """Return UUID and model of the GPUs that the kernel's driver lists, by PCI address. Local.
+    """Return UUID and model of the GPUs that the kernel's driver lists, by PCI address.
 
     A device cgroup hides none of them; a container often shows its own alone.
     """
@@ -297,7 +253,7 @@ def _asked() -> Iterator[Any]:
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what NVML answers, as a plain number or text; None for what it does not tell."""
+    """Return NVML's answer as a plain number or text; None if it has none."""
     from cuda.bindings.nvml import NvmlError
 
     try:

@@ -11,17 +11,7 @@ if TYPE_CHECKING:
 
 
 class WindowPart:
-    """A part of a segment that this rank has mapped already.
-
-    It keeps the segment mapped, also when its window is closed first.
-
-    Parameters
-    ----------
-    whole : Memory
-        The segment.
-    offset, nbytes : int, bytes
-        The part.
-    """
+    """A part of a segment that this rank has mapped already, and that it keeps mapped."""
 
     is_given = False
     is_held = False  # its arrays keep the segment mapped
@@ -40,25 +30,18 @@ class WindowPart:
         strides: tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> Any:
-        """Return the bytes from `offset` on as an array, which keeps the segment mapped."""
         if self._whole is None:
             raise ValueError("the memory is closed")
         return self._whole.array(shape, dtype, strides, self._offset + offset)
 
     def close(self) -> bool:
-        """Let the segment go."""
+        """Drop the segment."""
         self._whole = self._hold = None
         return True
 
 
 class EmptyMemory:
-    """No bytes, which need no memory.
-
-    Parameters
-    ----------
-    xp : module
-        The array library.
-    """
+    """Memory of no bytes."""
 
     is_given = False
     is_held = False
@@ -75,9 +58,7 @@ class EmptyMemory:
         strides: tuple[int, ...] | None = None,  # noqa: ARG002  of no elements
         offset: int = 0,  # noqa: ARG002  of no bytes
     ) -> Any:
-        """Return an array without elements."""
         return self._xp.empty(shape, dtype)
 
     def close(self) -> bool:
-        """Do nothing."""
         return True

@@ -1,11 +1,11 @@
-"""The blocks of a pool, as its owner allocates them and as another rank opens them.
+"""The blocks of a pool, on its owner and on other ranks.
 
-Importers come first: what the owner drops stays in limbo until every rank that opened it has let
-go, and a rank lets go when its arrays are dropped and its streams have done with them.
+Importers come first: a block that the owner drops stays in limbo until every rank that opened it
+has released it, and a rank releases it when its arrays are dropped and its streams are past them.
 
 An array is dropped wherever its last reference goes: in another thread, or by the garbage collector
-in the midst of any call. What runs then makes no CUDA call, waits for no lock, and changes nothing
-that a call may be changing.
+in the midst of any call. The code that runs then makes no CUDA call, waits for no lock, and changes
+no state that a call may be changing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from mpishare.memory.block_table import BlockTable
 
 _LOOKS = 4
-"""Blocks in limbo that an `allocate` looks at: all of them in turn, and no call a long time."""
+"""Blocks in limbo that one `allocate` checks: all of them in turn, and no call for long."""
 
 
 class _Watch(weakref.ref[Any]):
-    """Tells whose arrays are gone."""
+    """Reports the blocks whose arrays are gone."""
 
     __slots__ = ("of",)
     of: Any
@@ -43,36 +43,20 @@ def _watch(anchor: Any, of: Any, callback: Callable[[_Watch], None]) -> _Watch:
 
 @dataclass(eq=False)
 class Block:
-    """A block of the owner.
-
-    Attributes
-    ----------
-    address, nbytes : int
-        Where it is in this process, and its size.
-    slot, generation : int
-        Its place in the `BlockTable`.
-    token : bytes or None
-        Its name for `PoolMemory.open`, once there is a handle of it.
-    """
+    """A block of the owner."""
 
     address: int
     nbytes: int
-    slot: int
+    slot: int  # with `generation`, its place in the `BlockTable`
     generation: int
-    token: bytes | None = None
+    token: bytes | None = None  # for `PoolMemory.open`, once there is a handle of it
     stream: int = 0
     keeper: Any = None  # keeps the stream alive
     watch: _Watch | None = None
 
 
 class OwnBlocks:
-    """The blocks of a pool on its owner. Methods are local.
-
-    Parameters
-    ----------
-    is_dead : callable
-        Whether a rank has died: then it holds nothing.
-    """
+    """The blocks of a pool on its owner; those of a rank that `is_dead` count as released."""
 
     def __init__(
         self,
@@ -100,7 +84,7 @@ class OwnBlocks:
         return len(self._blocks) > len(self._dropped) + len(self._limbo)
 
     def allocate(self, layout: BlockLayout, nbytes: int, stream: int, keeper: Any) -> Any:
-        """Return an array on a new block, after giving back some of those in limbo."""
+        """Return an array on a new block, after freeing some of those in limbo."""
         self.give_back(_LOOKS)
         try:
             address = self._memory.allocate(nbytes, stream)
@@ -120,7 +104,7 @@ class OwnBlocks:
         return array
 
     def find(self, array: Any) -> tuple[Block, int] | None:
-        """Return the block that an array lies in, and its offset there; None if in none."""
+        """Return the block of an array, and the array's offset in it; None if it is in none."""
         found = self._memory.find(array)
         if found is None or found[0] not in self._blocks:
             return None
@@ -133,13 +117,7 @@ class OwnBlocks:
         return block.token
 
     def give_back(self, looks: int | None = None) -> bool:
-        """Free blocks that nobody uses any more; return whether any was freed.
-
-        Parameters
-        ----------
-        looks : int, optional
-            How many to look at. Default: all.
-        """
+        """Free unused blocks among `looks` in limbo, default all; return whether any was freed."""
         limbo, unused = self._limbo, list[Block]()
         while self._dropped:
             limbo.append(self._dropped.popleft())
@@ -187,14 +165,14 @@ class _Opening:
 
 @dataclass
 class _Held:
-    """What this rank holds in a slot."""
+    """The openings of this rank in a slot."""
 
     generation: int
     openings: set[_Opening] = field(default_factory=set)
 
 
 class OpenBlocks:
-    """The blocks of a pool that a rank which is not its owner opened. Methods are local."""
+    """The blocks of a pool that a rank which is not its owner opened."""
 
     def __init__(self, backend: Backend, memory: PeerMemory, table: BlockTable) -> None:
         self._backend = backend
@@ -209,7 +187,7 @@ class OpenBlocks:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this rank has let go of everything."""
+        """Whether this rank has released everything."""
         return not self._held
 
     @property
@@ -226,10 +204,10 @@ class OpenBlocks:
                 self._let_go()
                 return self._open(block, layout, stream, keeper)
         finally:
-            self.settle()  # what was dropped meanwhile
+            self.settle()  # blocks that were dropped meanwhile
 
     def settle(self) -> None:
-        """Let go of what was dropped here and is no longer used by any stream."""
+        """Release blocks that were dropped here and are no longer used by any stream."""
         while self._dropped and self._lock.acquire(blocking=False):
             try:
                 self._let_go()
@@ -237,12 +215,12 @@ class OpenBlocks:
                 self._lock.release()
 
     def close(self) -> None:
-        """Unmap the memory, once this rank has let go of everything."""
+        """Unmap the memory, once this rank has released everything."""
         self._memory.close()
         self._table.close()
 
     def finish(self) -> None:
-        """Let go of the rest, once all streams are done; destroy the events."""
+        """Release the rest, once all streams are done; destroy the events."""
         with self._lock:
             self._let_go()
             if not self._recorded:
@@ -289,7 +267,7 @@ class OpenBlocks:
             self._recorded = [each for each in self._recorded if not self._is_over(*each)]
 
     def _record(self) -> None:
-        """Record an event on each stream behind the work that uses what was dropped."""
+        """Record an event on each stream behind the work that uses dropped blocks."""
         backend, by_stream = self._backend, dict[int, list[_Opening]]()
         for opening in self._unrecorded:
             by_stream.setdefault(opening.stream, []).append(opening)

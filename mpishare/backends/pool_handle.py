@@ -1,4 +1,4 @@
-"""What travels for an array of a pool: which block, and how the array lies in it."""
+"""The handle of a pool's array: its block and its layout there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _DIGEST_NBYTES = 16
 
 
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the strides of an array in C order."""
     strides = []
     for extent in reversed(shape):
         strides.append(itemsize)
@@ -35,7 +34,7 @@ def is_inside(layout: BlockLayout, nbytes: int) -> bool:
 
 
 def pack(key: bytes, block: Block, token: bytes, layout: BlockLayout) -> bytes:
-    """Return a handle: a digest, and what it is of."""
+    """Return a handle: a digest and a pickle."""
     place = block.nbytes, block.slot, block.generation, token
     # A dtype's name takes a tenth of the time of the dtype; one with fields has none.
     dtype = layout.dtype if layout.dtype.kind == "V" else layout.dtype.str
@@ -50,7 +49,7 @@ def unpack(key: bytes, handle: Any) -> tuple[Block, BlockLayout]:
     digest, body = bytes(handle[:_DIGEST_NBYTES]), bytes(handle[_DIGEST_NBYTES:])
     if digest != _digest(body):
         raise HandleError("the handle was damaged on its way: its digest does not match")
-    # From a rank of the same job: nothing that could be forged further than the job itself.
+    # From a rank of the same job: a forged handle reaches no further than the job itself.
     found, place, offset, shape, strides, dtype = pickle.loads(body)  # noqa: S301
     if found != key:
         raise HandleError("the handle is of another pool, or of another job")

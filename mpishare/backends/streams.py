@@ -1,4 +1,4 @@
-"""The forms in which a caller gives a stream."""
+"""The accepted forms of a stream."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from typing import Any
 
 
 def handle_of(stream: Any) -> int:
-    """Return the handle of a stream: CuPy's, PyTorch's, any `__cuda_stream__`, or an int. Local.
+    """Return the handle of a stream: CuPy's, PyTorch's, any `__cuda_stream__`, or an int.
 
-    On the host backend, which has no streams, calls look at what they are given all the same: a
-    wrong argument is no surprise on the first GPU then.
-
-    Raises
-    ------
-    TypeError
-        If it is no stream.
+    Else raise `TypeError`. The host backend, without streams, checks its arguments all the same: so
+    a wrong one does not first fail on a GPU.
     """
     if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
         return stream

@@ -1,6 +1,6 @@
 """Suballocator of device memory: small blocks are parts of chunks that other ranks open once.
 
-To open a rank's memory takes a fraction of a millisecond, and several for the first between two
+Opening a rank's memory takes a fraction of a millisecond, and several for the first between two
 GPUs. So small blocks are parts of chunks, which stay allocated and open until the node closes. A
 large block is an allocation of its own, freed when it is closed.
 """
@@ -28,35 +28,24 @@ ALIGN = 256
 
 @dataclass(frozen=True)
 class Suballocation:
-    """A block of an allocation.
+    """A block of an allocation."""
 
-    Attributes
-    ----------
-    memory : Memory
-        The allocation.
-    offset, nbytes : int, bytes
-        The block's offset in it, and its size.
-    close : callable
-        Frees or unmaps the block. Call it once; the block may be reused at once, so no other rank
-        may use it any more.
-    """
-
-    memory: Memory
+    memory: Memory  # the allocation
     offset: int
     nbytes: int
+    # Once only, when no rank uses the block any more: it may be reused at once.
     close: Callable[[], Any]
 
     @property
     def address(self) -> int:
-        """Where the block is mapped in this process."""
         return self.memory.address + self.offset
 
 
 class FreeList:
     """The free spans of a chunk, allocated best-fit and merged when freed. Pure integers.
 
-    Each call looks at one span of one size and at its two neighbors, so that a hundred thousand
-    spans cost as little as ten: only the sorted list of the sizes that occur grows with them.
+    Each call visits one span of one size and its two neighbors, so that a hundred thousand spans
+    cost as little as ten: only the sorted list of distinct sizes grows with them.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -128,7 +117,7 @@ class _Chunk:
 
 
 class Suballocator:
-    """The chunks of this rank, and those of other ranks that it has opened. Methods are local."""
+    """The chunks of this rank, and those of other ranks that it has opened."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -145,7 +134,7 @@ class Suballocator:
         return self._allocate(nbytes)[0]
 
     def adopt(self, memory: Memory, token: str) -> None:
-        """Add a chunk that this rank allocated for something else, and needs no more."""
+        """Add a chunk that this rank allocated for another purpose, and needs no more."""
         self._chunks.append(_Chunk(memory, token, FreeList(memory.nbytes)))
 
     def adopt_opened(self, memory: Memory, token: str) -> None:
@@ -178,7 +167,7 @@ class Suballocator:
         return Suballocation(self._opened[token], handle.offset, handle.nbytes, lambda: None)
 
     def release(self) -> None:
-        """Unmap what other ranks own."""
+        """Unmap memory of other ranks."""
         while self._opened:
             self._opened.popitem()[1].close()
 

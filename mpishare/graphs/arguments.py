@@ -1,4 +1,4 @@
-"""What goes into a captured function and comes out of it."""
+"""Checks of the results of captured functions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ from typing import Any
 
 
 def check_result(name: str, result: Any, *, scalars: type | tuple[type, ...] = ()) -> Any:
-    """Return the result of a captured function; `TypeError` if a replay could not renew it.
-
-    Parameters
-    ----------
-    name : str
-        For errors.
-    result : object
-        What the function returned.
-    scalars : type, optional
-        Another type that will do: NumPy's scalars on the host, as ``u.sum()`` is an array on CUDA.
-    """
+    """Return the result of a captured function; `TypeError` if a replay could not renew it."""
     if result is not None:
         _check(name, result, scalars)
     return result

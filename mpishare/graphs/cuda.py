@@ -34,21 +34,7 @@ _MAX_SEEN = 1024
 
 
 class CudaRuns:
-    """Runs a function by graphs of it. Local.
-
-    Parameters
-    ----------
-    context : NodeContext
-        The node's.
-    name : str
-        For errors.
-    function : callable
-        What is captured.
-    until : callable or None
-        Whether it is done: then the graph is a loop.
-    at_most : int
-        The most runs of a loop.
-    """
+    """Runs a function by one graph for each combination of arguments, or by loops of them."""
 
     def __init__(
         self,
@@ -66,16 +52,15 @@ class CudaRuns:
         self._device = backend.device.ordinal
         self.iterations: Any = None
         with cupy.cuda.Device(self._device):
-            # Of its own: a default stream cannot be captured.
+            # A new one: a default stream cannot be captured.
             self._stream = cupy.cuda.Stream(non_blocking=True)
             if until is not None:
-                # There, since calls may be on other streams than the current one, which may be busy
-                # and would zero it in the end.
+                # On this stream: a busy current one would zero it after the first calls.
                 with on_stream(self._stream):
                     self.iterations = cupy.zeros(1, np.int64)
                 self._stream.synchronize()
-        # What the function allocates while it is captured is used by every replay. Held here,
-        # since a pool that runs out of memory frees what it takes to be unused.
+        # Every replay uses the allocations of the captured function. Held here, since a pool that
+        # runs out of memory frees its unused blocks.
         self._memory: list[Any] = []
         self._pool: Any = cupy.cuda.MemoryPool(self._allocate)
         self._torch_pool: Any = None
@@ -88,7 +73,7 @@ class CudaRuns:
             self._loop_on_host(why)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
-        """Return what does with a tuple of arguments what the function does."""
+        """See `Runs.bind`."""
         if self._until is not None:
             return self.run
         return bind_replay(self._graphs, self._chain, self._context.agreement, self.run)
@@ -120,7 +105,7 @@ class CudaRuns:
         return captured.result
 
     def close(self) -> None:
-        """Destroy the graphs, and free what the function allocated."""
+        """Destroy the graphs, and free the function's allocations."""
         for captured in self._graphs.values():
             captured.graph.close()
         self._graphs.clear()
@@ -128,13 +113,13 @@ class CudaRuns:
         self._memory, self._pool, self._torch_pool = [], None, None
 
     def __del__(self) -> None:
-        """Destroy the graphs of a step that was dropped; a process that ends keeps them."""
+        """Destroy the graphs of a dropped step; at process exit they are left."""
         if not sys.is_finalizing():
             for captured in getattr(self, "_graphs", {}).values():
                 captured.graph.close()
 
     def _run_inside(self, arguments: Sequence[Any]) -> Any:
-        """Run the function as a part of what somebody else captures."""
+        """Run the function as a part of an outer capture."""
         if self._until is not None:
             raise UnsupportedError(
                 f"{self._name} failed: its loop is a graph, which cannot be launched inside "
@@ -143,7 +128,7 @@ class CudaRuns:
         return self._function(*arguments)
 
     def _begin_loop(self, key: Hashable, arguments: Sequence[Any], stream: StreamInfo) -> Any:
-        """Run the function once, which loads its kernels, and go on by a graph."""
+        """Run the function once, which loads its kernels, and continue by a graph."""
         handle, owner, stays_alive, _ = stream
         self._chain.follow(handle, owner, stays_alive=stays_alive)  # a loop may still count
         result = check_result(self._name, self._function(*arguments))
@@ -157,7 +142,7 @@ class CudaRuns:
         return result
 
     def _ask(self, arguments: Sequence[Any]) -> Any:
-        """Return whether the loop is done: an array of one element."""
+        """Return the array of one element by which `until` ends the loop."""
         answer: Any = self._until(*arguments) if self._until is not None else None
         done = cupy.asarray(answer) if hasattr(answer, "__cuda_array_interface__") else None
         if done is None or done.size != 1 or done.dtype.kind not in "biu":
@@ -212,7 +197,7 @@ class CudaRuns:
         return Captured(graph, calls, chains, result, None if is_loop else done)
 
     def _repeat(self, captured: Captured, stream: StreamInfo, *, made: int) -> None:
-        """Launch a graph; again and again, if it is one run of a loop that the host repeats."""
+        """Launch a graph; again and again if it is one run of a loop on the host."""
         if captured.done is None:
             self._replay(captured, stream, made=made)
             return
@@ -226,13 +211,7 @@ class CudaRuns:
         self._count_from(made, handle)
 
     def _replay(self, captured: Captured, stream: StreamInfo, *, made: int) -> None:
-        """Launch a graph, as if its calls were made now on this stream.
-
-        Parameters
-        ----------
-        made : int
-            How often the function of a loop has run before, in the same call.
-        """
+        """Launch a graph, as if its calls were made now; `made` runs of the loop came before."""
         handle, owner, stays_alive, _ = stream
         for engine, _ in captured.calls:
             if engine.is_closed:
@@ -243,7 +222,7 @@ class CudaRuns:
         if self.iterations is not None and not made:
             self._count_from(0, handle)
         launch_graph(captured.graph.handle, handle, self._where)
-        if not made:  # else the run before counts for the loop
+        if not made:  # later runs of a loop belong to the first
             for engine, count in captured.calls:
                 engine.calls[0] += count
         if not stays_alive:
@@ -260,10 +239,10 @@ class CudaRuns:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Make the step's stream current, and its memory what arrays are made of."""
+        """Make the step's stream and its memory pool current."""
         with contextlib.ExitStack() as stack:
             if gc.isenabled():
-                # What it would collect may call CUDA as no capture allows, or end the process.
+                # A collection may make CUDA calls that no capture allows, or end the process.
                 gc.disable()
                 stack.callback(gc.enable)
             stack.enter_context(cupy.cuda.Device(self._device))
@@ -275,7 +254,7 @@ class CudaRuns:
             yield
 
     def _use_torch(self, torch: Any, stack: contextlib.ExitStack) -> None:
-        """Do the same for PyTorch."""
+        """The same for PyTorch."""
         if not hasattr(torch.cuda, "use_mem_pool"):
             raise UnsupportedError(
                 f"{self._name} failed: PyTorch {torch.__version__} has no memory pools, in which a "
@@ -287,10 +266,10 @@ class CudaRuns:
         stack.enter_context(torch.cuda.use_mem_pool(self._torch_pool, device=self._device))
 
     def _refuse(self, error: BaseException) -> None:
-        """Raise `UnsupportedError` for an error that comes of the capture; else return."""
+        """Raise `UnsupportedError` for an error that the capture has caused; else return."""
         is_ours = isinstance(error, MpiShareError)
         comes_of_it = cuda_graphs.is_capture_error(error)
-        # CuPy and PyTorch raise plain ones for what they refuse in a capture.
+        # CuPy and PyTorch raise plain errors for calls that they refuse in a capture.
         if comes_of_it or (isinstance(error, RuntimeError) and not is_ours):
             raise UnsupportedError(
                 f"{self._name} failed: the function cannot be captured into a graph: "

@@ -1,4 +1,4 @@
-"""The arguments of a captured function on CUDA: what a graph of them depends on."""
+"""The key of a graph among those of a captured function: its arguments."""
 
 from __future__ import annotations
 
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 _Array = cupy.ndarray
 # Not the dtype itself, whose hash takes as long as all of the others.
 identity = attrgetter("data.ptr", "shape", "strides", "dtype.char")
-"""What a graph depends on in a CuPy array."""
+"""The properties of a CuPy array that a graph depends on."""
 
 
 def key_of(arguments: Sequence[Any], name: str) -> Hashable:
-    """Return what a graph of these arguments is found by: the same key, the same graph. Local.
-
-    Raises
-    ------
-    TypeError
-        If one is neither an array in GPU memory nor hashable.
-    """
+    """Return the key of a graph; `TypeError` if an argument is neither on the GPU nor hashable."""
     return tuple(
         [identity(each) if type(each) is _Array else _key(each, name) for each in arguments]
     )
@@ -63,7 +57,7 @@ def _key(value: Any, name: str) -> Hashable:
 
 
 def current_stream(arguments: Sequence[Any], device: int, name: str) -> Any:
-    """Return the current stream of the library of the arguments; None for CuPy's. Local."""
+    """Return the current stream of the arguments' library; None for CuPy's."""
     if "torch" not in sys.modules:
         return None
     are_tensors = {_is_tensor(each) for each in _arrays(arguments)}

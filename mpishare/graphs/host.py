@@ -1,4 +1,4 @@
-"""A captured function on the host backend: it is called."""
+"""A captured function on the host backend: a plain call."""
 
 from __future__ import annotations
 
@@ -15,21 +15,7 @@ if TYPE_CHECKING:
 
 
 class HostRuns:
-    """Calls a function, once or until it is done. Local.
-
-    Parameters
-    ----------
-    agreement : Agreement
-        The node's.
-    name : str
-        For errors.
-    function : callable
-        What is called.
-    until : callable or None
-        Whether it is done.
-    at_most : int
-        How often it is called at most.
-    """
+    """Calls a function, once or until it is done."""
 
     def __init__(
         self,
@@ -47,17 +33,16 @@ class HostRuns:
         self.iterations = None if until is None else np.zeros(1, np.int64)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
-        """Return what does with a tuple of arguments what the function does."""
+        """See `Runs.bind`."""
         return self.run
 
     def run(self, arguments: Sequence[Any]) -> Any:
-        """Call it."""
         self._agreement.check()
         made = 0
         while True:
             result = check_result(self._name, self._function(*arguments), scalars=np.generic)
             made += 1
-            # Asked after the last run too: it may be a collective call.
+            # Called after the last run too: it may be collective.
             if self._until is None or self._ask(self._until(*arguments)) or made == self._at_most:
                 break
         if self.iterations is not None:
@@ -65,7 +50,7 @@ class HostRuns:
         return result
 
     def _ask(self, answer: Any) -> bool:
-        """Return whether the loop is done; `TypeError` for what no graph could look at."""
+        """Return whether the loop is done; `TypeError` for a result that no graph could read."""
         is_array = isinstance(answer, np.generic) or hasattr(answer, "__dlpack__")
         done = np.asarray(answer) if is_array else None
         if done is None or done.size != 1 or done.dtype.kind not in "biu":
@@ -76,4 +61,4 @@ class HostRuns:
         return bool(done.any())
 
     def close(self) -> None:
-        """Do nothing: nothing was made."""
+        """Nothing was made."""

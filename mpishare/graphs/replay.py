@@ -1,4 +1,4 @@
-"""What was captured, and the fast path that replays it."""
+"""The graph of a captured function, and the fast path that replays it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,13 @@ _Array = cupy.ndarray
 
 
 class Captured(NamedTuple):
-    """A graph of a function, and what a launch of it needs.
-
-    Attributes
-    ----------
-    calls : list of (Replayable, int)
-        The engines that it calls, and how often each.
-    chains : list of StreamChain
-        What a launch follows: the calls on the same step, and on its plans.
-    result : object
-        What the function returned.
-    done : array or None
-        Of one run of a loop that the host repeats: whether it is over.
-    """
+    """A graph of a function, and the data of a launch."""
 
     graph: CudaGraph
-    calls: list[tuple[Replayable, int]]
-    chains: list[StreamChain]
-    result: Any
-    done: Any = None
+    calls: list[tuple[Replayable, int]]  # engines, with the number of their calls
+    chains: list[StreamChain]  # of the step and of its plans: a launch comes after their calls
+    result: Any  # of the function
+    done: Any = None  # array of one element, for one run of a loop on the host
 
 
 def bind_replay(
@@ -50,22 +38,10 @@ def bind_replay(
     agreement: Agreement,
     run: Callable[[Sequence[Any]], Any],
 ) -> Callable[[Sequence[Any]], Any]:
-    """Return the function that replays the graph of a call, or runs where there is more to do.
+    """Return the function that replays the graph of a call, or calls `run` if it cannot.
 
-    Fast are CuPy arrays that were seen before, on the stream of the last call.
-
-    A closure, as `mpishare.halo.cuda.fast_path`: what it would look up takes as long as the launch.
-
-    Parameters
-    ----------
-    graphs : mapping
-        The graphs by their arguments.
-    chain : StreamChain
-        The step's; another stream than that of the last call takes the long way.
-    agreement : Agreement
-        The node's.
-    run : callable
-        The long way.
+    Fast for known CuPy arrays on the stream of the last call. A closure, as in
+    `mpishare.halo.cuda.fast_path`: attribute lookups would take as long as the launch.
     """
     is_current, where = chain.is_current, chain.name
 

@@ -1,4 +1,4 @@
-"""A function captured into CUDA graphs: called as the function itself, by one launch."""
+"""A function captured into CUDA graphs: called like the function, by one launch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Runs(Protocol):
     iterations: Any
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
-        """Return what does with a tuple of arguments what the function does."""
+        """Return a function of a tuple of arguments with the effect of the captured one."""
         ...
 
     def close(self) -> None:
-        """Free what was made for it."""
+        """Free graphs and memory."""
         ...
 
 
@@ -36,7 +36,7 @@ class Step(NodeObject):
     Attributes
     ----------
     iterations : array or None
-        One int64: how often the last call with ``until`` ran the function. On CUDA in GPU memory
+        One int64: the runs of the function in the last call with ``until``. On CUDA in GPU memory
         and stream-ordered, so that ``int(step.iterations[0])`` waits for the call. None for a step
         without ``until``.
     """
@@ -80,11 +80,11 @@ class Step(NodeObject):
 
     @property
     def iterations(self) -> Any:
-        """How often the last call with ``until`` ran the function: an array of one int64."""
+        """The runs of the function in the last call with ``until``: an array of one int64."""
         return self._runs.iterations
 
     def __call__(self, *arguments: Any) -> Any:
-        """Do what the function does with these arguments.
+        """Run the function on these arguments.
 
         Stream-ordered on CUDA, on the current stream of the library that the arguments come from;
         the first call with new arguments runs the function, the second captures it. On the host
@@ -93,14 +93,14 @@ class Step(NodeObject):
         Parameters
         ----------
         *arguments
-            Arrays in GPU memory, tuples and lists of them, and what can be hashed. A graph is kept
-            for each combination of addresses, layouts and values, the last 64.
+            Arrays in GPU memory, tuples and lists of them, and hashable values. A graph is kept
+            for each of the last 64 combinations of addresses, layouts and values.
 
         Returns
         -------
         object
-            What the function returned: None, or arrays, in tuples, lists or dicts. Those that the
-            function made are the same memory at every replay.
+            The result of the function: None, or arrays, in tuples, lists or dicts. Arrays that the
+            function made are in the same memory at every replay.
 
         Raises
         ------
@@ -116,10 +116,10 @@ class Step(NodeObject):
         return self._run(arguments)
 
     def close(self) -> None:
-        """Destroy the graphs and the memory of what they allocated.
+        """Destroy the graphs and free their memory.
 
-        Local; host-blocking until the GPU has done what it was given, where the function allocates.
-        Closing twice does nothing. A step that nobody holds any more closes by itself.
+        Local; if the function allocates, host-blocking until the GPU has done its enqueued work.
+        Closing twice does nothing. A step without references closes by itself.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -144,8 +144,8 @@ def capture(
 ) -> Step:
     """Make a function run as one CUDA graph: exchanges, kernels and all, in one launch.
 
-    Local: no rank is asked. What is returned is called in the function's place, on all ranks as
-    the function would be.
+    Local, without communication. The step is called in the function's place, on all ranks as the
+    function would be.
 
     Parameters
     ----------
@@ -153,14 +153,15 @@ def capture(
         Its backend decides. On the host backend the function is just called.
     function : callable
         Takes arrays, puts work on the current stream, and never waits for it. It is run by Python
-        twice for each combination of arguments; afterwards what it enqueued is enqueued again, and
-        no Python of it runs. What changes from call to call must therefore be an argument, or
+        twice for each combination of arguments; afterwards its work is enqueued again, and no
+        Python of it runs. Values that change from call to call must therefore be arguments, or
         stand in arrays: other arrays and numbers are baked in.
     until : callable, optional
         Takes the same arguments after each run of the function, and returns an array of one
         boolean or integer; the function runs again on the same arguments until that is not 0. On
-        CUDA this loop is in the graph, or else a warning says why the host looks after each run.
-        It must come to the same on all ranks that exchange, as what an `Allreduce` gives does.
+        CUDA this loop is in the graph; if it cannot be, a warning gives the reason, and the host
+        checks after each run. The result must be the same on all ranks that exchange, as that of
+        an `Allreduce` is.
     at_most : int, optional
         With `until`: the most runs of a call.
 
@@ -172,13 +173,13 @@ def capture(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not what it must be.
+        If an argument is wrong.
 
     Notes
     -----
     Memory that the function allocates from CuPy or PyTorch belongs to the step. Calls that need
     the host cannot be captured and are refused by name: routes ``mpi`` and ``pinned``, windows,
-    events and channels, and whatever waits for the GPU.
+    events and channels, and all calls that wait for the GPU.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Halo exchanges: which cells go where, and by which route."""
+"""Halo exchanges between the ranks of a grid or of an unstructured mesh."""
 
 from mpishare.halo.cartesian import HaloExchange
 from mpishare.halo.layout import Layout

@@ -1,8 +1,8 @@
-"""The engines of a plan that takes any fields of its block: a pair for each combination of layouts.
+"""The engines of a plan for any fields of its block: one pair for each combination of layouts.
 
-All ranks agree on a combination when it is seen first, and keep it. So they all know the same ones,
-and a rank that waits for the others at a first sight while these exchange what they have seen
-is in a wrong program. It notices by their counts of calls: a right one never lets others be ahead.
+All ranks agree on a combination at its first use and keep it, so they all have the same ones. A
+rank that waits for this agreement while others exchange a known combination is in a wrong program;
+it notices by their counts of calls, since in a right program no rank can get ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare.halo")
 
 MANY = 64
-"""So many combinations are worth a warning: each has staging memory of its own."""
+"""Combinations that deserve a warning: each has staging memory of its own."""
 
 _MAX_KEYS = 1024
 _MAX_NAMED = 4  # fields, in the name of a combination
@@ -40,17 +40,9 @@ _of_array = attrgetter("shape", "strides", "dtype")
 class AnyFields:
     """The engines of a plan for fields of any dtype, and of any axes that are not cut.
 
-    Collective to make, host-blocking.
-
-    Parameters
-    ----------
-    setup : PlanSetup
-        What the ranks agreed on for the block.
-    sends, recvs : sequence of Message
-        What this rank would send and receive of a field that has the axes of the block alone.
-    agree : callable
-        Given a setup and fields, agrees on these and returns what this rank sends and receives.
-        Collective.
+    Collective to make, host-blocking. `sends` and `recvs` are the messages of a field with the axes
+    of the block alone; `agree` is collective and returns the messages of a new setup and its
+    fields.
     """
 
     def __init__(
@@ -69,14 +61,11 @@ class AnyFields:
         self._started: Engine
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
-        """Return the engines for the fields of a call.
-
-        Local for a combination that was seen before; else collective, host-blocking.
-        """
+        """Return the engines for the fields of a call; local for a known combination."""
         key = _key_of(fields)
         pair = self._by_key.get(key)
         if pair is None:
-            pair = self._find(fields) or self._see(call, fields, stream)
+            pair = self._find(fields) or self._add_combination(call, fields, stream)
             if key is not None:
                 if len(self._by_key) >= _MAX_KEYS:
                     self._by_key.clear()
@@ -87,15 +76,15 @@ class AnyFields:
         """Whether `pair_for` is local."""
         return self._find(fields) is not None
 
-    # --- fields that were seen before: see `Engine`
+    # --- known combinations
 
     def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Exchange fields that were seen before, or return False with nothing done."""
+        """See `Engine.try_fast`."""
         pair = self._by_key.get(_key_of(fields))
         return pair is not None and pair.forward.try_fast(fields, stream)
 
     def try_start(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Start an exchange of fields that were seen before, or return False as `try_fast`."""
+        """See `Engine.try_start`."""
         pair = self._by_key.get(_key_of(fields))
         if pair is None or not pair.forward.try_start(fields, stream):
             return False
@@ -103,29 +92,28 @@ class AnyFields:
         return True
 
     def try_wait(self, stream: Any) -> bool:
-        """End what `try_start` has begun, or return False with nothing done."""
+        """See `Engine.try_wait`."""
         return self._started.try_wait(stream)
 
     # --- the end
 
     @property
     def engines(self) -> list[Engine]:
-        """Those of all combinations."""
         return [engine for pair in self._pairs for engine in pair.engines]
 
     @property
     def setups(self) -> list[PlanSetup]:
-        """What is to be closed after the engines: the plan's own last."""
+        """Setups to close after the engines: the plan's own last."""
         return [*(pair.setup for pair in self._pairs), self.setup]
 
     # --- a new combination
 
     def _find(self, fields: Sequence[Any]) -> EnginePair | None:
-        """Return the engines of a combination that differs in nothing that matters."""
+        """Return the engines of an equivalent combination, None if there is none."""
         try:
             found = layouts_of(as_list(fields), self._backend)
         except (TypeError, ValueError):
-            return None  # the others must hear of it: at the first sight it is raised on all ranks
+            return None  # the agreement on a new combination raises it on all ranks
         device = self.setup.mine[0].device
         seen = [
             replace(each, device=device) if isinstance(field, Layout) else each
@@ -137,7 +125,7 @@ class AnyFields:
                 return pair
         return None
 
-    def _see(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
+    def _add_combination(self, call: str, fields: Sequence[Any], stream: Any) -> EnginePair:
         """Agree on a new combination, and make its engines. Collective, host-blocking."""
         outer, begin = self.setup, perf_counter()
         what, given = f"{outer.name}: {call}", _describe(fields)
@@ -152,17 +140,17 @@ class AnyFields:
                 setup.name, setup.backend, setup.chain = outer.name, self._backend, outer.chain
                 setup.look = lambda: self._require_none_ahead(setup, what, given)
                 messages = self._agree(setup, fields)
-                # So that an error says which combination a rank is in, each its own.
+                # Ranks may be in different combinations: an error names that of each.
                 setup.name = f"{outer.name} of {_name(setup.same)}"
                 pair = EnginePair(setup, *messages)
                 setup.look = int
         except Exception:
-            # What fails on all ranks leaves the plan as it was. Nobody may go on with it, and be
-            # ahead, before all have left the wait in which they look who is.
+            # A failure on all ranks leaves the plan as it was. No rank may call it again, and get
+            # ahead, before all have left the wait in which they compare their counts of calls.
             if outer.context.agreement.failure is None:
-                outer.comm.step("a call with new fields, which fails", _nothing)
+                outer.comm.step("a call with new fields, which fails", _agree_on_failure)
             raise
-        outer.chain = setup.chain  # calls of one plan are in order, on whatever streams
+        outer.chain = setup.chain  # calls of one plan are in order, on any streams
         self._pairs.append(pair)
         log.info(
             "%s has seen %s first, in %.1f ms, %s of staging",
@@ -190,13 +178,13 @@ class AnyFields:
         return is_captured(fields, stream, self.setup.context.backend)
 
     def _require_none_ahead(self, setup: PlanSetup, what: str, given: str) -> None:
-        """Raise if others have called the plan more often than this rank, which waits for them."""
+        """Raise if other ranks have made more calls than this rank, which waits for them."""
         ahead = sorted({rank for engine in self.engines for rank in engine.ahead()})
         if not ahead:
             return
         agreement = self.setup.context.agreement
         if setup.wrong is not None:
-            agreement.leave(what, setup.wrong)  # the others read it
+            agreement.leave(what, setup.wrong)  # published to the others
             raise setup.wrong
         text = (
             f"{what} failed: {given} with these strides is new to the plan on this rank, while "
@@ -210,7 +198,7 @@ class AnyFields:
         )
 
 
-def _nothing() -> None:
+def _agree_on_failure() -> None:
     pass
 
 
@@ -219,9 +207,9 @@ def _is_like(mine: Any, other: Any) -> bool:
 
 
 def _key_of(fields: Sequence[Any]) -> Any:
-    """Return what fields of one combination have in common, None for what is no such array.
+    """Return a key of shapes, strides and dtypes; None if a field lacks one of these.
 
-    Other keys may belong to the same combination. Written for speed: each call asks.
+    Several keys may belong to one combination. Written for speed: it runs at each call.
     """
     try:
         if len(fields) == 1:
@@ -239,7 +227,7 @@ def _key_of_tensors(fields: Sequence[Any]) -> Any:
 
 
 def _name(same: dict[str, Any]) -> str:
-    """Name a combination, given what all ranks have agreed on: the same on each of them."""
+    """Return the name of a combination, the same on all ranks."""
     fields = zip(same["dtypes"], same["other axes"], strict=True)
     words = [f"{dtype}{list(axes) if axes else ''}" for dtype, axes in fields]
     rest = len(words) - _MAX_NAMED
@@ -247,7 +235,7 @@ def _name(same: dict[str, Any]) -> str:
 
 
 def _describe(fields: Sequence[Any]) -> str:
-    """Return fields in words: whatever the user gave."""
+    """Return a description of the user's fields, valid or not, for messages."""
     words = []
     for each in fields:
         if hasattr(each, "dtype") and hasattr(each, "shape"):

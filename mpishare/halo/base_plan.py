@@ -1,4 +1,4 @@
-"""What plans of all kinds have in common: they are registered with the node, and closed alike."""
+"""The life of a plan of any kind: registration with the node, closing, exit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class BasePlan(NodeObject):
-    """Something that is agreed on once and used many times."""
+    """A plan: agreed on once, used many times."""
 
     _closes_first = True
     _log: logging.Logger
     _setup: PlanSetup
 
     def _open_on(self, setup: PlanSetup) -> None:
-        """Register with the node: the engines are made."""
+        """Register with the node, once the engines are made."""
         self.name, self._context, self._setup = setup.name, setup.context, setup
         setup.comm.register(self)
 
@@ -34,11 +34,11 @@ class BasePlan(NodeObject):
 
     @property
     def _setups(self) -> Sequence[PlanSetup]:
-        """What is given back when all engines are closed."""
+        """Setups, closed after all engines."""
         return [self._setup]
 
     def _end_call(self) -> None:
-        """Before the plan closes: wait for what was started. Collective."""
+        """Wait for a call that was started, before the plan closes. Collective."""
 
     def _is_in_call(self) -> bool:
         """Whether a call was started that cannot end without another one."""
@@ -54,8 +54,8 @@ class BasePlan(NodeObject):
     def close(self) -> None:
         """Close the plan on all its ranks.
 
-        Collective over the plan's ranks, host-blocking; closing twice does nothing. What was
-        started and not waited for is waited for first.
+        Collective over the plan's ranks, host-blocking; closing twice does nothing. A call that was
+        started and not waited for is completed first.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class BasePlan(NodeObject):
 
         setup.comm.step(call, lambda: each("drain"))
         self._is_closed = True
-        self._forget()  # first, so that the watchdog looks at nothing that goes
+        self._forget()  # first: the watchdog must not read memory that goes
         # The importers first, then the owners.
         setup.comm.step(call, lambda: each("release"))
         setup.comm.step(call, lambda: each("close"))
@@ -84,12 +84,12 @@ class BasePlan(NodeObject):
 
     def _abandon(self) -> None:
         self._is_closed = True
-        # Messages may still come in, and kernels still run: their memory is left to the process.
+        # Messages may still arrive, and kernels still run: their memory is left to the process.
         never_free([*self._engines], self._held())
         self._forget()
 
     def _finish_at_exit(self, deadline: float) -> None:
-        never_free(self)  # what is under way ends after the interpreter does
+        never_free(self)  # calls under way end after the interpreter does
         if self._is_in_call():
             return
         for engine in self._engines:
@@ -99,7 +99,7 @@ class BasePlan(NodeObject):
         return sorted({rank for engine in self._engines for rank in engine.pending()})
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the plan; after an exception leave a node that was made for plans without it."""
+        """Close the plan; after an exception also abandon a node that is kept for plans."""
         super().__exit__(kind, error, trace)
         if error is not None and self._setup.cache is not None:
             self._setup.node.__exit__(kind, error, trace)

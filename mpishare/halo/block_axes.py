@@ -1,4 +1,4 @@
-"""The axes of a block, for a plan that takes any fields of it: which of theirs are cut."""
+"""The axes of a block, for a plan that takes any fields of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_AXES = 64
-"""Of any array."""
+"""More than an array has."""
 
 
 def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
-    """Return which axis of a block, which has no others, each axis of the cart cuts.
+    """Return which axis of a block each axis of the cart cuts.
 
-    `axes` names those of fields with any other axes. The block's are in the order of these.
+    A block has only the axes that are cut, in the order that `axes` gives them in its fields.
 
     Examples
     --------
@@ -31,14 +31,9 @@ def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
 def fields_of_block(
     extents: Sequence[int], axes: Any
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Return the axes that are cut, and the shapes, of two fields of a block that stand for all.
+    """Return cut axes and shapes of two fields that stand for all fields of a block.
 
-    Parameters
-    ----------
-    extents : sequence of int
-        Of the block, ghosts counted, along each axis of the cart.
-    axes
-        Those of the fields, as `normalize_block_axes` takes them.
+    `extents` count ghosts, one for each axis of the cart.
 
     Examples
     --------

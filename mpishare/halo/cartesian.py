@@ -31,7 +31,7 @@ _CALL = "HaloExchange"
 
 
 class _Given(NamedTuple):
-    """What the user gave beside the grid, the fields and the node."""
+    """The user's arguments beside the grid, the fields and the node."""
 
     width: Any
     axes: Any
@@ -51,12 +51,12 @@ class HaloExchange(Plan):
         The grid of ranks, over any number of nodes, with 1 to 4 axes. Axes with `periods` wrap.
     fields : array or Layout, or list or tuple of them
         NumPy arrays, or CuPy arrays and PyTorch tensors on this rank's GPU, ghosts counted; a
-        `Layout` stands for one that is not there yet. All own the same cells along the axes that
+        `Layout` stands for one that does not exist yet. All own the same cells along the axes that
         the grid cuts; dtypes and other axes may differ. One `Layout` without dtype is for any
         fields on these cells.
     width : int, or one int or (low, high) pair for each axis of the grid
-        This rank's ghosts, in cells; may differ from rank to rank. I send what my neighbor's width
-        asks for. With one axis, ``(1, 0)`` is its pair.
+        This rank's ghosts, in cells; may differ from rank to rank. A rank sends as many cells as
+        its neighbor's width. With one axis, ``(1, 0)`` is its pair.
     corners : bool
         Whether ghosts at edges and corners are exchanged too; the same on all ranks.
     axes : int or tuple of int, optional
@@ -70,7 +70,7 @@ class HaloExchange(Plan):
     dims : sequence of int, optional
         On a communicator that is not Cartesian: how many ranks there are along each axis. Rank r
         is at ``numpy.unravel_index(r, dims)``, as in a cart that is made with ``reorder=False``.
-        As in `MPI.Compute_dims`, MPI chooses the extents that are 0; `grid` has what it chose.
+        As in `MPI.Compute_dims`, MPI chooses the extents that are 0; `grid` has its choice.
     periods : bool, or one bool for each axis, optional
         With `dims`: which axes wrap. Default: none.
 
@@ -79,7 +79,7 @@ class HaloExchange(Plan):
     grid : Grid
         The grid of ranks.
     block : Block
-        What this rank owns, and its ghosts.
+        This rank's owned cells and ghosts.
 
     Raises
     ------
@@ -151,7 +151,7 @@ class HaloExchange(Plan):
     def shifted(self, box: Index, axis: int, n: int) -> Index:
         """Return a box of the fields that is moved by `n` cells along `axis`. Local.
 
-        So that a stencil needs no arithmetic with slices.
+        Spares a stencil the arithmetic with slices.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ def _agree(
     find_grid: Callable[[], Grid],
     block: Block | None = None,
 ) -> tuple[Any, ...]:
-    """Agree on the fields; return the geometry, and the messages of this rank. Collective."""
+    """Agree on the fields; return the geometry and this rank's messages. Collective."""
 
     def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
         grid = find_grid()
@@ -225,9 +225,9 @@ def _agree(
             axes = tuple(range(len(grid.dims)))
         return _describe(grid, given.width, axes, layouts, block, corners=given.corners)
 
-    words = agree_on_fields(setup, fields, given.require, describe, is_whole=True)
+    described = agree_on_fields(setup, fields, given.require, describe, is_whole=True)
     found: tuple[Any, ...] = setup.once(
-        "exchange", lambda: _find(setup, words, corners=given.corners)
+        "exchange", lambda: _find(setup, described, corners=given.corners)
     )
     return found
 
@@ -235,14 +235,14 @@ def _agree(
 def _agree_on_more(
     given: _Given, grid: Grid, block: Block, setup: PlanSetup, fields: Sequence[Any]
 ) -> Messages:
-    """Agree on fields of a block that others were agreed on for; return the messages."""
+    """Agree on further fields of an agreed block; return the messages. Collective."""
     *_, sends, recvs = _agree(setup, fields, given, lambda: grid, block)
     return sends, recvs
 
 
-def _find(setup: PlanSetup, words: Sequence[Any], *, corners: bool) -> tuple[Any, ...]:
-    """Return the geometry, and the messages of this rank."""
-    blocks = [_unpack(each) for each in words]
+def _find(setup: PlanSetup, described: Sequence[Any], *, corners: bool) -> tuple[Any, ...]:
+    """Return the geometry and this rank's messages."""
+    blocks = [_unpack(each) for each in described]
     grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
     geometry.check(grid, blocks, corners=corners)
     axes = [tuple(each) for each in setup.same["axes"]]
@@ -278,7 +278,7 @@ def _describe(
     *,
     corners: bool,
 ) -> tuple[dict[str, Any], Any]:
-    """Return what must be the same on all ranks, and this rank's block, packed."""
+    """Return the arguments that must be the same on all ranks, and this rank's block, packed."""
     naxes = len(grid.dims)
     if not 1 <= naxes <= 4:
         raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")

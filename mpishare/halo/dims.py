@@ -15,23 +15,9 @@ if TYPE_CHECKING:
 
 
 def grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
-    """Return the grid of the ranks of `comm`. Local.
+    """Return the grid of the ranks of a Cartcomm, or of any communicator with `dims`.
 
-    Without a cart the ranks are numbered as MPI numbers those of a cart: row by row.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        A Cartcomm, or any other with `dims`.
-    dims, periods
-        As the user gave them.
-
-    Raises
-    ------
-    ValueError
-        If a cart comes with `dims` or `periods`, or if they do not fit the communicator.
-    TypeError
-        If there is neither a cart nor `dims`.
+    Ranks without a cart are numbered as MPI numbers those of a cart: row by row.
     """
     from mpi4py import MPI
 
@@ -55,7 +41,7 @@ def grid_of(comm: MPI.Intracomm, dims: Any, periods: Any) -> Grid:
 
 
 def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
-    """Return the extents of a grid of `size` ranks; `ValueError` if it cannot be.
+    """Return the extents of a grid of `size` ranks, or raise `ValueError`.
 
     Zeros stay: MPI chooses these extents, so that the product is `size`.
 
@@ -82,7 +68,7 @@ def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
 
 
 def normalize_periods(periods: Any, naxes: int) -> tuple[bool, ...]:
-    """Return for each axis whether it wraps; `ValueError` if it cannot be.
+    """Return whether each axis wraps, or raise `ValueError`.
 
     A bool is for all axes, None for no axis.
 

@@ -16,11 +16,10 @@ _MAX_WORK = 100_000  # some milliseconds; real programs need a few steps
 
 
 class Disjoint:
-    """Whether fields of these layouts share memory, wherever they lie. Local.
+    """Check that fields of these layouts share no memory.
 
-    Interleaved components of one array are disjoint: ``q[..., 0]`` and ``q[..., 1]``. That takes
-    long to find out and depends on the distances between the fields alone, so that those of the
-    last such call are remembered.
+    Interleaved components of one array are disjoint: ``q[..., 0]`` and ``q[..., 1]``. Their check
+    is slow and depends only on the distances between the fields, so the last result is cached.
     """
 
     def __init__(self, layouts: Sequence[FieldLayout]) -> None:
@@ -29,7 +28,7 @@ class Disjoint:
         self._known: list[int] = []
 
     def are_apart(self, addresses: Sequence[int]) -> bool:
-        """Whether no two fields at these addresses reach into each other, or did not before."""
+        """Whether spans are disjoint, or the last `require` passed at the same distances."""
         if len(addresses) < 2:
             return True
         spans = sorted((a, a + nbytes) for a, nbytes in zip(addresses, self._spans, strict=True))
@@ -38,10 +37,7 @@ class Disjoint:
         return _distances(addresses) == self._known
 
     def require(self, addresses: Sequence[int], numbers: Sequence[int] | None = None) -> None:
-        """Raise `ValueError` if two fields at these addresses share a cell.
-
-        The error gives the fields `numbers`, or else those of their order.
-        """
+        """Raise `ValueError` if two fields at these addresses share a cell."""
         if self.are_apart(addresses):
             return
         named = range(len(addresses)) if numbers is None else numbers
@@ -51,10 +47,10 @@ class Disjoint:
         ]
         for (first, a), (second, b) in combinations(views, 2):
             try:
-                # Any bound is taken; the stubs know of two.
+                # NumPy takes any bound; its stubs allow two.
                 share = np.shares_memory(a, b, max_work=_MAX_WORK)  # type: ignore[arg-type]
             except np.exceptions.TooHardError:
-                continue  # only what is known to overlap is refused
+                continue  # only known overlaps are refused
             if share:
                 raise ValueError(
                     f"fields {first} and {second} share memory: the ghosts of both would be "
@@ -68,7 +64,7 @@ def _distances(addresses: Sequence[int]) -> list[int]:
 
 
 class _View:
-    """The place of a field as NumPy sees an array; in GPU memory none of it may be read."""
+    """A view of a field's addresses alone: in GPU memory nothing may be read."""
 
     def __init__(self, address: int, layout: FieldLayout) -> None:
         self.__array_interface__ = {
@@ -80,5 +76,4 @@ class _View:
         }
 
     def array(self) -> np.ndarray:
-        """Return an array that may be asked for its place alone."""
         return np.asarray(self)

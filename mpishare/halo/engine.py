@@ -1,7 +1,7 @@
-"""What a plan asks of an engine, which moves its cells, and what all ranks agreed on before.
+"""Interfaces between a plan and its engines, and the setup that all ranks have agreed on.
 
-There is one engine for fields in host memory (`mpishare.halo.host`), one for fields in GPU memory
-(`mpishare.halo.cuda`).
+Fields in host memory are moved by `mpishare.halo.host`, fields in GPU memory by
+`mpishare.halo.cuda`.
 """
 
 from __future__ import annotations
@@ -26,99 +26,51 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Said:
-    """What all ranks of a plan said of it, and what follows from these words alone.
+class AgreedPlan:
+    """Cache of agreed plan metadata, kept for the next plan with equal descriptions on all ranks.
 
     A program that drops its plans makes the same ones again and again.
-
-    Attributes
-    ----------
-    words : list of dict
-        For each rank, its layouts, arguments and geometry.
-    known : dict
-        What was found out for an earlier plan, the same on all ranks.
     """
 
-    words: list[dict[str, Any]]
-    known: dict[str, Any] = field(default_factory=dict)
+    descriptions: list[dict[str, Any]]  # by rank: layouts, arguments and geometry
+    known: dict[str, Any] = field(default_factory=dict)  # the same on all ranks
 
 
 @dataclass
 class PlanSetup:
-    """What the ranks of a plan agreed on, filled in step by step by `mpishare.halo.setup`.
+    """All that the ranks of a plan agreed on, filled in step by step by `mpishare.halo.setup`."""
 
-    Attributes
-    ----------
-    call, name : str
-        The call and the plan: ``HaloExchange``, ``HaloExchange 1``.
-    given_comm, given_node
-        The communicator and the node, or None, that the user gave.
-    group, comm : RankGroup, PlanComm
-        The plan's ranks, and how they talk once the node is known.
-    node, context, cache
-        The plan's node, and the cache that keeps it for plans without ``node=``.
-    backend : str
-        That of the fields: ``"cuda"`` or ``"host"``; ``"auto"``, that of the node, if they are all
-        stood for by a `Layout`.
-    fields : list of arrays
-        Those that the plan is made with; empty if one of them is a `Layout`.
-    takes_any : bool
-        Whether a `Layout` without dtype stands for the fields: each call says what they are.
-    on_gpu : bool
-        Where the fields are, on all ranks.
-    layouts : list of list of FieldLayout
-        For each rank, the layouts of its fields.
-    same : dict
-        The arguments that are the same on all ranks.
-    chain : StreamChain or None
-        What orders the calls on the plan on CUDA.
-    sends, recvs : list of list of MessageInfo
-        For each rank, what it sends and receives.
-    routes : list of dict of int to str
-        For each rank, its route to each peer.
-    locations : list of list of Location or None
-        On CUDA, for each rank, where each of its fields lies in a window on its GPU that other
-        ranks use too; None elsewhere.
-    said : Said
-        What the ranks said, remembered from an earlier plan if they said the same.
-    news : list of list of int
-        For each rank, the plans that it has dropped; see `Dropped`.
-    look : callable
-        Called while this rank waits for the others' words; may raise.
-    wrong : Exception or None
-        What is wrong with what this rank gave, while it waits to tell the others.
-    begin : float, seconds
-        When the setup began, on the performance counter.
-    """
-
-    call: str
+    call: str  # of the user: ``HaloExchange``
     given_comm: MPI.Intracomm
     group: RankGroup
     given_node: Any
-    name: str = ""
+    name: str = ""  # of the plan: ``HaloExchange 1``
     node: Node = field(init=False)
     context: NodeContext = field(init=False)
-    cache: NodeCache | None = None
-    comm: PlanComm = field(init=False)
-    backend: str = "auto"
-    fields: list[Any] = field(default_factory=list)
-    takes_any: bool = False
-    on_gpu: bool = False
+    cache: NodeCache | None = None  # of the node, if the plan is without ``node=``
+    comm: PlanComm = field(init=False)  # once the node is known
+    backend: str = "auto"  # of the fields; "auto", that of the node, if each is a `Layout`
+    fields: list[Any] = field(default_factory=list)  # empty if one is a `Layout`
+    takes_any: bool = False  # the fields are a `Layout` without dtype
+    on_gpu: bool = False  # the same on all ranks
+    # By rank, each of its fields.
     layouts: list[list[FieldLayout]] = field(default_factory=list)
-    same: dict[str, Any] = field(default_factory=dict)
-    chain: StreamChain | None = None
+    same: dict[str, Any] = field(default_factory=dict)  # arguments, equal on all ranks
+    chain: StreamChain | None = None  # orders the plan's calls on CUDA
+    # By rank, for each message, and for each peer.
     sends: list[list[MessageInfo]] = field(default_factory=list)
     recvs: list[list[MessageInfo]] = field(default_factory=list)
     routes: list[dict[int, str]] = field(default_factory=list)
+    # By rank, each field's location in a window on its GPU that other ranks use too.
     locations: list[list[Location | None]] = field(default_factory=list)
-    said: Said = field(default_factory=lambda: Said([]))
-    news: list[list[int]] = field(default_factory=list)
-    look: Callable[[], object] = int
-    wrong: Exception | None = None
-    begin: float = field(default_factory=perf_counter)
+    agreed: AgreedPlan = field(default_factory=lambda: AgreedPlan([]))
+    dropped: list[list[int]] = field(default_factory=list)  # by rank; see `Dropped`
+    look: Callable[[], object] = int  # called while this rank waits for the others; may raise
+    wrong: Exception | None = None  # in this rank's arguments, until the agreement raises it
+    begin: float = field(default_factory=perf_counter)  # seconds
 
     def noting(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Return a callable that does the work and notes its error as what is `wrong`."""
+        """Return `work` with its error kept in `wrong`."""
 
         def do() -> Any:
             try:
@@ -130,10 +82,10 @@ class PlanSetup:
         return do
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what follows from what was said, made for the first plan of which it was."""
-        if name not in self.said.known:
-            self.said.known[name] = make()
-        return self.said.known[name]
+        """Return cached metadata, made for the first plan with these descriptions."""
+        if name not in self.agreed.known:
+            self.agreed.known[name] = make()
+        return self.agreed.known[name]
 
     def close(self) -> None:
         """Give back the communicator and the node. Collective, once all have agreed on it."""
@@ -150,29 +102,23 @@ class PlanSetup:
 
     @property
     def my_routes(self) -> dict[int, str]:
-        """The route of this rank to each peer."""
+        """This rank's route to each peer."""
         return self.routes[self.comm.rank]
 
     @staticmethod
     def call_name(*, is_reverse: bool) -> str:
-        """Return what errors call an exchange of a direction, with `start` and `wait`, too."""
+        """Return the name of a direction's calls, `start` and `wait` included, in errors."""
         return "accumulate" if is_reverse else "exchange"
 
     def messages_by_rank(self, *, is_reverse: bool) -> list[list[MessageInfo]]:
-        """Return for each rank what it sends; in the reverse exchange, what it else receives."""
+        """Return each rank's messages to send; the reverse exchange swaps them with `recvs`."""
         return self.recvs if is_reverse else self.sends
 
 
 class PlanEngine(Protocol):
-    """What a plan of any kind asks of an engine when it is watched and closed. Local.
+    """The part of an engine that watching and closing a plan of any kind needs."""
 
-    Attributes
-    ----------
-    staging_nbytes : int, bytes
-        Of staging memory: that of this rank, and that which its node shares.
-    """
-
-    staging_nbytes: int
+    staging_nbytes: int  # of this rank, and those that its node shares
 
     def pending(self) -> list[int]:
         """Ranks of the node whose call this rank's stream waits for."""
@@ -187,35 +133,35 @@ class PlanEngine(Protocol):
         ...
 
     def release(self) -> None:
-        """Unmap what other ranks own: the first half of closing, before any rank frees."""
+        """Unmap memory of other ranks: the first half of closing, before any rank frees."""
         ...
 
     def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
+        """Free this rank's memory, once all ranks have released."""
         ...
 
 
 class Engine(PlanEngine, Protocol):
     """Moves the cells of one plan in one direction: to the ghosts, or back from them.
 
-    Making one is collective over the plan and host-blocking; the methods are local where nothing
-    else is said, and stream-ordered on CUDA.
+    Making one is collective over the plan and host-blocking; methods are local unless stated
+    otherwise, and stream-ordered on CUDA.
     """
 
     def prepare(self, fields: Sequence[Any]) -> Any:
-        """Check the arrays of a call; return what the other methods take, which holds them."""
+        """Check the arrays of a call; return the others' `call`, which holds them."""
         ...
 
     def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Exchange fields that were seen before, or return False with nothing done."""
+        """Exchange fields that the engine knows, or return False with nothing done."""
         ...
 
     def try_start(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Start an exchange of fields that were seen before, or return False as `try_fast`."""
+        """Start an exchange of fields that the engine knows, or return False with nothing done."""
         ...
 
     def try_wait(self, stream: Any) -> bool:
-        """End what `try_start` has begun, or return False with nothing done."""
+        """Complete an exchange begun by `try_start`, or return False with nothing done."""
         ...
 
     def start(self, call: Any, stream: Any) -> None:
@@ -231,7 +177,7 @@ class Engine(PlanEngine, Protocol):
         ...
 
     def ahead(self) -> list[int]:
-        """Ranks of the node that have called more often than this one."""
+        """Ranks of the node that have made more calls than this one."""
         ...
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The engines of a plan for fields of agreed layouts: of its exchange, and of the reverse."""
+"""The two engines of a plan for fields of agreed layouts: forward and reverse."""
 
 from __future__ import annotations
 
@@ -14,21 +14,9 @@ if TYPE_CHECKING:
 
 
 class EnginePair:
-    """Moves fields whose layouts all ranks have agreed on. Collective to make, host-blocking.
+    """Engines for fields of agreed layouts; the reverse is made at its first use.
 
-    Parameters
-    ----------
-    setup : PlanSetup
-        What the ranks agreed on.
-    sends, recvs : sequence of Message
-        What this rank sends and receives.
-
-    Attributes
-    ----------
-    forward : Engine
-        Of the exchange.
-    reverse : Engine or None
-        Of the reverse, once it is used.
+    Collective to make, host-blocking.
     """
 
     def __init__(
@@ -42,7 +30,7 @@ class EnginePair:
         self.reverse: Engine | None = None
 
     def make_reverse(self) -> Engine:
-        """Return the engine of the reverse; the first time, build it: collective, host-blocking."""
+        """Return the reverse engine, made at the first call: collective, host-blocking then."""
         name = self.setup.name
         unfit = [str(each.dtype) for each in self.setup.mine if each.dtype.kind not in "iufc"]
         if unfit:
@@ -52,19 +40,16 @@ class EnginePair:
         return self.reverse
 
     def pair_for(self, call: str, fields: Sequence[Any], stream: Any) -> Self:  # noqa: ARG002
-        """Return itself; see `AnyFields`. The engines check the fields."""
+        """Return itself, as `AnyFields` would; the engines check the fields."""
         return self
 
     def has_seen(self, fields: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Return True."""
         return True
 
     @property
     def engines(self) -> list[Engine]:
-        """Those that are there."""
         return [self.forward] if self.reverse is None else [self.forward, self.reverse]
 
     @property
     def setups(self) -> list[PlanSetup]:
-        """What is to be closed after the engines."""
         return [self.setup]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Blocks = Mapping[int, "Block"] | Sequence["Block"]
 
 Direction = tuple[int, ...]
-"""A step of -1, 0 or 1 along each axis: where the sender stands, as the receiver sees it."""
+"""A step of -1, 0 or 1 along each axis, from the receiver to the sender."""
 
 Widths = tuple[tuple[int, int], ...]
 """The ghosts of one rank: (low, high) for each axis."""
@@ -34,36 +34,33 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
         return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
 
     @property
     def size(self) -> int:
-        """How many cells it has."""
         return prod(self.shape)
 
     def along(self, axes: Sequence[int], shape: Sequence[int]) -> Box:
-        """Return the same cells in a field that the cart cuts along `axes`, all of the others."""
+        """Return the same cells of a field that the cart cuts along `axes`, whole along others."""
         start, stop = [0] * len(shape), list(shape)
         for axis, first, last in zip(axes, self.start, self.stop, strict=True):
             start[axis], stop[axis] = first, last
         return Box(tuple(start), tuple(stop))
 
     def slices(self) -> tuple[slice, ...]:
-        """Return what indexes it in an array."""
         return tuple(map(slice, self.start, self.stop))
 
 
 @dataclass(frozen=True)
 class Block:
-    """What one rank has: `extents` owned cells an axis, and ghosts of `widths` around them."""
+    """The cells of one rank: `extents` owned ones, and ghosts of `widths` around them."""
 
     extents: tuple[int, ...]
     widths: Widths
 
     @classmethod
     def of(cls, shape: Sequence[int], widths: Widths, axes: Sequence[int]) -> Block:
-        """Return the block in a field of this shape, ghosts counted; `ValueError` without room."""
+        """Return the block of a field of this shape; `ValueError` if it is too small."""
         extents = []
         for axis, (low, high) in zip(axes, widths, strict=True):
             extents.append(shape[axis] - low - high)
@@ -76,12 +73,11 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents, ghosts counted."""
+        """Extents, ghosts counted."""
         return tuple(n + sum(pair) for n, pair in zip(self.extents, self.widths, strict=True))
 
     @property
     def owned(self) -> Box:
-        """The owned cells."""
         return self.ghosts((0,) * len(self.extents))
 
     def ghosts(self, direction: Direction) -> Box:
@@ -127,7 +123,7 @@ class Grid:
         return tuple(each for order in orders for each in every if sum(map(abs, each)) == order)
 
     def neighbors(self, rank: int, *, corners: bool) -> tuple[int, ...]:
-        """Return the ranks whose blocks `transfers` looks at beside that of `rank`, sorted."""
+        """Return the other ranks whose blocks `transfers` reads, sorted."""
         found = {self.neighbor(rank, each) for each in self.directions(corners=corners)}
         return tuple(sorted(other for other in found if other is not None))
 
@@ -136,8 +132,8 @@ class Grid:
 class Transfer:
     """Owned cells of the sender that go to ghosts of the receiver, as many along each axis.
 
-    Two ranks may be each other's neighbor on both sides, and a rank its own: sender, receiver and
-    direction (where the sender stands, as the receiver sees it) together name a transfer.
+    Two ranks may be each other's neighbor on both sides, and a rank its own: a transfer is
+    identified by sender, receiver and direction together.
     """
 
     direction: Direction
@@ -154,7 +150,7 @@ def _count(value: Any) -> int:
 
 
 def normalize_widths(width: Any, naxes: int) -> Widths:
-    """Return one (low, high) pair for each axis of the cart; `ValueError` if it cannot be.
+    """Return one (low, high) pair for each axis of the cart, or raise `ValueError`.
 
     An int is for all axes; else one int or pair an axis; with one axis a bare pair will do.
 
@@ -204,7 +200,7 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
         raise ValueError(f"{cuts}, the field has {ndim}{todo}")
     places = {axis % ndim for axis in found if -ndim <= axis < ndim}
     if not len(places) == len(found) == naxes:
-        if ndim < naxes == len(found):  # whatever they are: of a plan for any fields, by default
+        if ndim < naxes == len(found):  # of a plan for any fields: `axes` may be its default
             raise ValueError(f"{cuts}, the field has {ndim}")
         raise ValueError(
             f"axes= must name {naxes} different axes of a field with {ndim}, one for each axis of "
@@ -216,16 +212,11 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
 def transfers(
     grid: Grid, rank: int, blocks: Blocks, *, corners: bool
 ) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
-    """Return what `rank` sends and what it receives.
+    """Return the sends and the receives of `rank`; `ValueError` if faces do not match.
 
-    Both in the order of `Grid.directions`, as the receiver sees them: between two ranks the one's
-    sends are the other's receives, in the same order. Ghosts without an owner are in none. Of
-    `blocks`, by rank, those of `rank` and its `Grid.neighbors` are looked at.
-
-    Raises
-    ------
-    ValueError
-        If a halo is wider than the neighbor's block, or the faces of two neighbors do not match.
+    Both in the order of `Grid.directions`, as the receiver sees them: between two ranks the sends
+    of one are the receives of the other, in the same order. Ghosts without an owner are in none.
+    `blocks`, by rank, may have only those of `rank` and its `Grid.neighbors`.
 
     Examples
     --------
@@ -243,17 +234,17 @@ def transfers(
 
 
 def check(grid: Grid, blocks: Sequence[Block], *, corners: bool) -> None:
-    """Raise the first error of `transfers` of any rank: the same one, whichever rank asks."""
+    """Raise the first error of `transfers` on any rank: the same one on every rank."""
     for rank, direction in product(range(prod(grid.dims)), grid.directions(corners=corners)):
         _transfer(direction, grid.neighbor(rank, direction), rank, blocks)
 
 
 def interior(block: Block, sent: Iterable[Transfer], received: Iterable[Transfer]) -> Box:
-    """Return the interior: a box of owned cells that need no neighbor, and no neighbor needs.
+    """Return the interior: a box of owned cells that need no neighbor, and that no neighbor needs.
 
-    No transfer of `sent`, my sends, reads them, and they are farther from the ghosts of `received`
-    than these are wide. It has every such cell, unless an edge or a corner is read deeper than the
-    faces beside it.
+    No transfer of `sent` reads them, and they are farther from the ghosts of `received` than these
+    are wide. The box is maximal, unless an edge or a corner is read deeper than the faces beside
+    it.
     """
     kept = block.owned
     apart = [(tuple(-step for step in each.direction), each.source) for each in sent]
@@ -293,18 +284,9 @@ def shifted(
 ) -> tuple[Any, ...]:
     """Return the index of a box that is moved by `n` cells along `axis` of fields of these shapes.
 
-    Parameters
-    ----------
-    box : tuple of slice
-        Axes that it does not name are whole: the last ones; the first ones where it begins with
-        an Ellipsis. Without cells along `axis` it stays so.
-    axis : int
-        Of the fields; counted from the last if negative.
-
-    Raises
-    ------
-    ValueError
-        If a cell leaves the fields, or if `axis` is not the same axis in all of them.
+    Axes that `box` does not name are whole: the last ones, or the first ones where it begins with
+    an Ellipsis. A box without cells along `axis` stays empty. `ValueError` if a cell leaves the
+    fields, or if `axis` is not the same axis in all of them.
 
     Examples
     --------
@@ -362,7 +344,7 @@ def _items(value: Any) -> list[Any] | None:
 def _transfer(
     direction: Direction, sender: int | None, receiver: int | None, blocks: Blocks
 ) -> Transfer | None:
-    """Return what goes from one rank to the other, None where nothing does."""
+    """Return the transfer between two ranks, None where there is none."""
     if sender is None or receiver is None:
         return None
     theirs, target = blocks[sender], blocks[receiver].ghosts(direction)

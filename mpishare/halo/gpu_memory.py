@@ -1,4 +1,4 @@
-"""Whether the messages of a plan go out of GPU memory: the ranks of all nodes agree on it."""
+"""The agreement on whether a plan's MPI messages go out of GPU memory."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def ask(setup: PlanSetup) -> str | None:
-    """Return why messages cannot go out of GPU memory, or ``""``; None if others find out."""
+    """Return why messages cannot go out of GPU memory, or ``""``; None if another rank checks."""
     if not setup.on_gpu or not routes.asks_for_gpu_memory(setup.comm, setup.same["MPISHARE_ROUTE"]):
         return None
     if setup.context.gpu_messages is None:
         device: Any = setup.node.device
-        # The other ranks wait meanwhile, with the deadline.
+        # Half of the deadline, with which the other ranks wait meanwhile.
         return why_not(device.ordinal, setup.context.agreement.timeout_s / 2) or ""
     return setup.context.gpu_messages
 
 
 def settle(setup: PlanSetup, answers: Sequence[str | None]) -> str | None:
-    """Keep what the ranks found out about messages out of GPU memory, and return it."""
+    """Keep and return the agreed answer."""
     answer = routes.answer_of(answers, setup.same["MPISHARE_ROUTE"])
     if answer is not None:
         if setup.context.gpu_messages is None:
-            routes.tell(setup.name, setup.comm, answer)
+            routes.log_memory(setup.name, setup.comm, answer)
         setup.context.gpu_messages = answer
     return answer
 
@@ -37,10 +37,7 @@ def settle(setup: PlanSetup, answers: Sequence[str | None]) -> str | None:
 def serves_reductions(setup: PlanSetup, *, can_map: bool) -> bool:
     """Whether messages of a reduction go out of GPU memory, the same on all ranks. Collective.
 
-    Parameters
-    ----------
-    can_map : bool
-        Whether the ranks of this node can map memory of each other's GPUs, which it takes too.
+    This also takes peer mappings of GPU memory within the node: `can_map`.
     """
     call = setup.call
     replies = setup.comm.step(call, lambda: [can_map, ask(setup) if can_map else None])

@@ -1,6 +1,6 @@
-"""The layout of a field: what a plan is made for, and what each call's arrays must have.
+"""The layout of a field: agreed on by a plan, required of each call's arrays.
 
-`Layout` is what users write where they have no array yet, `FieldLayout` what plans work with.
+`Layout` is the public stand-in for an array that is not there yet, `FieldLayout` the form in plans.
 """
 
 from __future__ import annotations
@@ -21,28 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FieldLayout:
-    """How the elements of an array lie in memory.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Elements along each axis.
-    strides : tuple of int, bytes
-        Along each axis; none negative.
-    dtype : numpy.dtype
-        Of the elements.
-    device : int or None
-        The ordinal of the GPU; None in host memory.
-    """
+    """How an array lies in memory: strides in bytes; `device` is None in host memory."""
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes; none negative
     dtype: np.dtype[Any]
     device: int | None
 
     @property
     def span_nbytes(self) -> int:
-        """From the first byte of the first element to the last byte of the last."""
+        """Bytes from the first byte of the first element to the last byte of the last."""
         if 0 in self.shape:
             return 0
         steps = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
@@ -55,7 +43,7 @@ class FieldLayout:
 
     @cached_property
     def carrier(self) -> np.dtype[Any]:
-        """The dtype in which elements travel: their own, or bytes where that is compound."""
+        """The dtype in which elements travel: their own, or bytes for a compound dtype."""
         return self.dtype if self.is_plain else np.dtype(f"V{self.dtype.itemsize}")
 
     def is_like(self, other: FieldLayout) -> bool:
@@ -75,7 +63,7 @@ class FieldLayout:
         )
 
     def difference(self, other: FieldLayout) -> str:
-        """Return how `other` differs from this layout, for an error."""
+        """Return the differences of `other` from this layout, for an error."""
         names = ["shape", "dtype", "device"]
         if (self.shape, self.dtype) == (other.shape, other.dtype):
             names.append("strides")  # those of another shape or dtype differ anyhow
@@ -86,7 +74,7 @@ class FieldLayout:
         )
 
     def require(self, other: FieldLayout, name: str = "a field") -> None:
-        """Raise `ValueError` unless an array of the other layout can take this one's place."""
+        """Raise `ValueError` unless the other layout `is_like` this one."""
         # An axis of one element, or none, may have any stride, and so may an array of none.
         if not self.is_like(other):
             raise ValueError(
@@ -108,18 +96,18 @@ class Layout:
     dtype : dtype or None
         As NumPy takes it. None is for any fields: see the notes.
     order : str
-        ``"C"`` or ``"F"``: which axis is the fastest in memory, the last or the first.
+        ``"C"`` or ``"F"``: the last or the first axis is the fastest in memory.
 
     Notes
     -----
     ``Layout(shape, None)`` makes one plan for all fields of a block: `shape` is that of a field
-    with the axes alone that the plan cuts, and each call may give as many fields as it likes, of
-    any dtypes, with any other axes (the last ones, where no ``axes=`` or ``axis=`` says which are
-    cut), in any order in memory. What all of this is the ranks agree on when a combination is seen
-    first: that call is host-blocking, allocates, and cannot be captured into a graph. The
-    combination is kept until the plan is closed, and later calls cost what those of a plan for
-    these fields alone do. A rank that gives a combination that it has seen while others give a new
-    one gets an error, and so do they.
+    with only the axes that the plan cuts, and each call may give as many fields as it likes, of
+    any dtypes, with any other axes (the last ones, unless ``axes=`` or ``axis=`` names those that
+    are cut), in any order in memory. The ranks agree on each new combination of these at its first
+    call, which is host-blocking, allocates, and cannot be captured into a graph. The combination is
+    kept until the plan is closed, and later calls cost as much as those of a plan for these fields
+    alone. If one rank gives a known combination while others give a new one, all of them get an
+    error.
 
     Raises
     ------
@@ -152,7 +140,7 @@ class Layout:
     order: str = "C"
 
     def __post_init__(self) -> None:
-        """Turn what the user gave into a tuple and a `numpy.dtype`."""
+        """Normalize the shape to a tuple and the dtype to a `numpy.dtype`."""
         given: Any = self.shape
         wrong = f"shape must be an int or ints of 0 or more, not {given!r}"
         try:
@@ -192,7 +180,7 @@ def takes_any(fields: Sequence[Any]) -> bool:
 
 
 def is_on_gpu(field: Any) -> bool:
-    """Whether an array, of whatever library, is in GPU memory."""
+    """Whether an array of any library is in GPU memory."""
     if isinstance(field, np.ndarray):
         return False
     return bool(getattr(field, "is_cuda", None) or _has_interface(field))
@@ -204,7 +192,7 @@ def _has_interface(field: Any) -> bool:
 
 
 def refuse_jax(field: Any, name: str) -> None:
-    """Raise `TypeError` for an array of JAX, or what stands for one while JAX traces. Local."""
+    """Raise `TypeError` for an array of JAX, or for a tracer of one."""
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(field, jax.Array):
         raise TypeError(
@@ -215,7 +203,7 @@ def refuse_jax(field: Any, name: str) -> None:
 
 
 def refuse_gradient(field: Any, name: str) -> None:
-    """Raise `ValueError` for a tensor that autograd follows: it would not see the call. Local."""
+    """Raise `ValueError` for a tensor that autograd follows: it would not see the call."""
     if getattr(field, "requires_grad", False):
         raise ValueError(
             f"{name} requires a gradient, and PyTorch would not see that it changes: make the call "
@@ -224,7 +212,7 @@ def refuse_gradient(field: Any, name: str) -> None:
 
 
 def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
-    """Return the same memory as a NumPy array; `TypeError` where that cannot be. Local."""
+    """Return a NumPy array on the same memory, or raise `TypeError`."""
     masked = sys.modules.get("numpy.ma")  # NumPy imports it at first use, in 15 ms
     if masked is not None and isinstance(field, masked.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask cannot travel: give its .data")
@@ -241,14 +229,14 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
 
 
 def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
-    """Return the layout of an array in host memory, or raise where no ghosts can be written."""
+    """Return the layout of an array in host memory; `ValueError` if it is read-only."""
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
     return check_layout(FieldLayout(array.shape, array.strides, array.dtype, None), name)
 
 
 def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
-    """Return a layout in which cells can be written one by one; else raise."""
+    """Return the layout if its cells can be written one by one, else raise."""
     if layout.dtype.hasobject:
         raise TypeError(f"{name} holds Python objects, which cannot travel")
     if not 1 <= layout.dtype.itemsize <= 16:
@@ -263,7 +251,7 @@ def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
 
 
 def require_number(fields: Sequence[Any], wanted: int) -> None:
-    """Raise `ValueError` unless a call has as many fields as the plan was made for. Local."""
+    """Raise `ValueError` unless a call has as many fields as the plan."""
     if len(fields) != wanted:
         hint = ""
         if len(fields) == 1 and isinstance(fields[0], list | tuple):

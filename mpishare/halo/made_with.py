@@ -1,9 +1,9 @@
-"""The arrays that a plan was made with, for calls that are given none.
+"""The arrays that a plan was made with, for calls without arguments.
 
-They are held until a call is given arrays: then the plan was not asked to keep them, and would hold
-the memory of its first ones as long as it lives. From then on it knows them as long as others hold
-them. A view is often made for the plan alone, as in ``HaloExchange(cart, q[0], 1)``: it is made
-again as long as the array that it is a view of lives.
+They are held until a call is given arrays: a plan that is used with other arrays should not hold
+the memory of its first ones as long as it lives. From then on there are only weak references. A
+view is often made for the plan alone, as in ``HaloExchange(cart, q[0], 1)``: it is made again as
+long as its base lives.
 """
 
 from __future__ import annotations
@@ -18,22 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     View = tuple[Any, Callable[[Any], Any]]
-    """An array that a view is of, and what makes the view from it."""
+    """The base of a view, and a function that makes the view from it."""
 
 
 class MadeWith:
-    """Some arrays, held until `let_go`, then known as long as others hold them. Local.
-
-    Parameters
-    ----------
-    arrays : sequence of array
-        Empty if the plan was made for a `Layout`.
-
-    Attributes
-    ----------
-    are_held : bool
-        Until `let_go`.
-    """
+    """Some arrays, held until `release`, weakly referenced from then on; none for a `Layout`."""
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         self._held: list[Any] = list(arrays)
@@ -41,18 +30,16 @@ class MadeWith:
         self._found = [_weakly(array) for array in arrays]
 
     def __len__(self) -> int:
-        """How many there were."""
         return len(self._found)
 
     def arrays(self) -> list[Any]:
-        """Return them; none if one of them is gone."""
+        """Return the arrays; an empty list if one of them is gone."""
         if self.are_held:
             return self._held
         arrays = [find() for find in self._found]
         return [] if any(array is None for array in arrays) else arrays
 
-    def let_go(self) -> None:
-        """Hold them no more."""
+    def release(self) -> None:
         self._held, self.are_held = [], False
 
 
@@ -74,7 +61,7 @@ def _weakly(array: Any) -> Callable[[], Any]:
 
 
 def _view_of(array: Any) -> View | None:
-    """Return what an array is a view of; None where it is none, or of something else."""
+    """Return the base of a view and a function that remakes the view; None for other arrays."""
     if isinstance(array, np.ndarray):
         return _numpy_view(array)
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")

@@ -21,46 +21,29 @@ ALIGN = 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The cells of one field that go with one message.
+    """The cells of one field in one message: a box, or all cells at `indices` along `axis`."""
 
-    Attributes
-    ----------
-    field : int
-        Which of the plan's fields.
-    shape : tuple of int
-        Of the cells, in the order in which they travel: the last axis fastest.
-    nbytes : int, bytes
-        Of the cells alone.
-    box : Box or None
-        Where they are, if they are a box.
-    axis : int
-        Else: along this axis at `indices`, all of the others.
-    indices : numpy.ndarray or None
-        Places along `axis`, in the order in which they travel.
-    """
-
-    field: int
-    shape: tuple[int, ...]
-    nbytes: int
+    field: int  # index among the plan's fields
+    shape: tuple[int, ...]  # of the cells, in the order in which they travel: last axis fastest
+    nbytes: int  # without padding
     box: Box | None = None
     axis: int = 0
-    indices: np.ndarray[Any, Any] | None = None
+    indices: np.ndarray[Any, Any] | None = None  # in the order in which they travel
 
     @classmethod
     def of_box(cls, field: int, layout: FieldLayout, box: Box) -> Part:
-        """Return the cells of a box, given in the axes of the field."""
+        """Return the part of a box in the axes of the field."""
         return cls(field, box.shape, box.size * layout.dtype.itemsize, box)
 
     @classmethod
     def of_indices(cls, field: int, layout: FieldLayout, axis: int, indices: Any) -> Part:
-        """Return the cells at `indices` along `axis`."""
         shape = list(layout.shape)
         shape[axis] = len(indices)
         nbytes = prod(shape) * layout.dtype.itemsize
         return cls(field, tuple(shape), nbytes, None, axis, indices)
 
     def piece(self, layout: FieldLayout, number: int, count: int) -> Part:
-        """Return one of so many pieces; it may have no cells.
+        """Return one of `count` pieces, possibly empty.
 
         Cut along the longest axis, or that of the indices: both ends cut alike.
         """
@@ -76,7 +59,7 @@ class Part:
 
     @property
     def key(self) -> Any:
-        """What indexes the cells in an array of the field."""
+        """The index of the cells in an array of the field."""
         if self.box is not None:
             return self.box.slices()
         return (*[slice(None)] * self.axis, self.indices)
@@ -84,29 +67,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """The cells that go from one rank to another in one direction at an exchange.
+    """The cells that go from one rank to another in one direction of an exchange."""
 
-    Attributes
-    ----------
-    peer : int
-        The other rank, in the plan's communicator.
-    tag : int
-        Distinguishes the messages between two ranks; the same at both ends.
-    parts : tuple of Part
-        At most one per field, in the order of the fields.
-    """
-
-    peer: int
-    tag: int
-    parts: tuple[Part, ...]
+    peer: int  # rank in the plan's communicator
+    tag: int  # the same at both ends; distinguishes the messages between two ranks
+    parts: tuple[Part, ...]  # at most one per field, in the order of the fields
 
     @property
     def nbytes(self) -> int:
-        """Its bytes when packed: each part begins at a multiple of `ALIGN`."""
+        """Bytes when packed: each part begins at a multiple of `ALIGN`."""
         return sum(map(padded, (part.nbytes for part in self.parts)))
 
     def offsets(self) -> list[int]:
-        """Return where each part begins in the packed message."""
+        """Return the offset of each part in the packed message, in bytes."""
         found, at = [], 0
         for part in self.parts:
             found.append(at)
@@ -114,17 +87,16 @@ class Message:
         return found
 
     def piece(self, layouts: Sequence[FieldLayout], number: int, count: int) -> Message:
-        """Return one of so many pieces of the message; it may have no parts."""
+        """Return one of `count` pieces of the message, possibly without parts."""
         parts = (part.piece(layouts[part.field], number, count) for part in self.parts)
         return replace(self, parts=tuple(part for part in parts if part.nbytes))
 
     def offset_of(self, part: Part) -> int:
-        """Return where a part begins in the packed message."""
         return self.offsets()[self.parts.index(part)]
 
 
 class PartInfo(NamedTuple):
-    """What other ranks know of a part: its field, its size, and its box where it is one."""
+    """The description of a part for other ranks; `box` is None for indices."""
 
     field: int
     nbytes: int
@@ -132,7 +104,7 @@ class PartInfo(NamedTuple):
 
 
 class MessageInfo(NamedTuple):
-    """What other ranks know of a message: its peer, its tag, its parts and its route."""
+    """The description of a message for other ranks."""
 
     peer: int
     tag: int
@@ -141,9 +113,9 @@ class MessageInfo(NamedTuple):
 
 
 def pack_messages(messages: Sequence[Message], routes: Mapping[int, str]) -> list[Any]:
-    """Return what other ranks need to know of messages, as JSON can hold it.
+    """Return descriptions of messages for JSON.
 
-    Fields of one shape, of which there are many, have the same cells: these are written once.
+    Fields of one shape, of which there are often many, have the same cells: these are written once.
     """
     packed = []
     for message in messages:
@@ -160,7 +132,7 @@ def pack_messages(messages: Sequence[Message], routes: Mapping[int, str]) -> lis
 
 
 def unpack_messages(packed: Sequence[Any]) -> list[MessageInfo]:
-    """Return the messages that another rank has packed."""
+    """Return the descriptions that `pack_messages` made on another rank."""
     found = []
     for peer, tag, runs, route in packed:
         parts: list[PartInfo] = []
@@ -172,7 +144,7 @@ def unpack_messages(packed: Sequence[Any]) -> list[MessageInfo]:
 
 
 class PartKey(NamedTuple):
-    """What names a part at both of its ends."""
+    """The identity of a part, the same at both of its ends."""
 
     sender: int
     receiver: int
@@ -183,17 +155,7 @@ class PartKey(NamedTuple):
 def parts_sent(
     messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: str | None = None
 ) -> Iterator[tuple[PartKey, PartInfo, str]]:
-    """Yield every part that these ranks send: what names it, what is known of it, its route.
-
-    Parameters
-    ----------
-    messages : sequence of sequence of MessageInfo
-        For each rank of the plan, what it sends.
-    senders : iterable of int
-        Ranks of the plan.
-    route : str, optional
-        Only the parts that take this one.
-    """
+    """Yield key, description and route of each part that `senders` send, by `route` or any."""
     for sender in senders:
         for message in messages[sender]:
             if route in (None, message.route):
@@ -203,10 +165,10 @@ def parts_sent(
 
 
 def _cut(extent: int, number: int, count: int) -> int:
-    """Return where a piece begins: pieces of contiguous cells stay aligned."""
+    """Return the begin of a piece: pieces of contiguous cells stay aligned."""
     return extent if number == count else extent * number // count // ALIGN * ALIGN
 
 
 def padded(nbytes: int) -> int:
-    """Return the room that so many bytes take in a message."""
+    """Return the size of so many bytes in a packed message."""
     return -(-nbytes // ALIGN) * ALIGN

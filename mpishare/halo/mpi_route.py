@@ -1,7 +1,4 @@
-"""Route ``mpi``: messages to ranks of other nodes, packed in buffers of this process.
-
-The MPI requests are persistent: they are set up once per plan.
-"""
+"""Route ``mpi``: persistent MPI requests, and host buffers for packed messages."""
 
 from __future__ import annotations
 
@@ -28,21 +25,7 @@ if TYPE_CHECKING:
 
 
 class MpiMessages:
-    """The MPI messages of one plan, whatever memory they are packed in.
-
-    Parameters
-    ----------
-    comm : PlanComm
-        The ranks of the plan.
-    name : str
-        The plan's, for errors.
-    sends, recvs : sequence of Message
-        What goes by MPI.
-    outgoing, incoming : sequence of buffers
-        Their packed bytes, one buffer each: arrays of uint8, or buffers of mpi4py.
-    call : str
-        The call that waits for them, for errors.
-    """
+    """The persistent MPI requests of one plan, between packed bytes in any memory."""
 
     def __init__(
         self,
@@ -70,9 +53,9 @@ class MpiMessages:
         ]
         self._requests = [*self._recvs, *self._sends]
         self._is_receiving = False
-        # Before the others are looked at, which takes longer than a message.
+        # Tests before the first poll of the other ranks' status, which takes longer than a message.
         self._spins = 16 * comm.context.spins_per_yield
-        # One by one: most messages need several looks of MPI, and Testall takes thrice as long.
+        # One by one: most messages need several tests, and Testall takes thrice as long.
         self._tests = [request.Test for request in self._requests]
         self._testall = MPI.Request.Testall
         self._peers = [message.peer for message in (*recvs, *sends)]
@@ -97,7 +80,7 @@ class MpiMessages:
     def wait(self) -> None:
         """Wait on the host until all messages are sent and received, with the deadline.
 
-        After an interrupt this rank leaves the node: they are under way, and cannot be taken back.
+        After an interrupt this rank leaves the node: messages under way cannot be taken back.
         """
         try:
             spins = self._spins
@@ -130,17 +113,9 @@ class MpiMessages:
                 raise self._timed_out()
 
     def close(self, memory: Sequence[Any] = ()) -> bool:
-        """Free the requests; one that is under way is left to MPI, and its memory with it.
+        """Free the requests; return whether the buffers may be used again.
 
-        Parameters
-        ----------
-        memory : sequence
-            What else must be held while messages are under way.
-
-        Returns
-        -------
-        bool
-            Whether none is, so that the memory may be used for something else.
+        Requests under way are left to MPI, together with their buffers and `memory`.
         """
         is_over = not self._is_open
         if is_over:
@@ -153,12 +128,12 @@ class MpiMessages:
         return is_over
 
     def _pending(self) -> list[int]:
-        """Return the ranks of the plan that have not sent, or not received, what they should."""
+        """Return the ranks of the plan whose messages are not complete."""
         pairs = zip(self._peers, self._requests, strict=True)
         return sorted({rank for rank, request in pairs if not request.Test()})
 
     def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
-        """Return those on this node, by their ranks in the node."""
+        """Return the ranks on this node, by their rank in the node."""
         ranks_here = self._comm.ranks_here
         return [ranks_here[rank] for rank in ranks if rank in ranks_here]
 
@@ -180,7 +155,7 @@ class MpiMessages:
 
 @dataclass(frozen=True, slots=True)
 class _PackedPart:
-    """A part: its field, what indexes its cells there, and the packed cells."""
+    """The packed cells of a part, with its field and their index there."""
 
     field: int
     key: Any
@@ -188,19 +163,7 @@ class _PackedPart:
 
 
 class HostMpiRoute:
-    """The messages of one plan by MPI, for fields in host memory.
-
-    Parameters
-    ----------
-    setup : PlanSetup
-        The plan's.
-    sends, recvs : sequence of Message
-        What takes this route.
-    store : callable
-        Stores received cells: ``store(array, key, cells)``.
-    call : str
-        For errors.
-    """
+    """MPI messages of fields in host memory; ``store(array, key, cells)`` unpacks."""
 
     def __init__(
         self,
@@ -232,7 +195,6 @@ class HostMpiRoute:
             self._store(arrays[part.field], part.key, part.cells)
 
     def close(self) -> None:
-        """Free the requests."""
         self._messages.close()
 
 

@@ -41,12 +41,12 @@ class NeighborExchange(Plan):
     comm : mpi4py.MPI.Intracomm
         Over any number of nodes.
     sends : dict of int to places
-        For each rank that gets something of mine, the places along `axis`: ints, in this order; a
+        For each rank that receives from this one, the places along `axis`: ints, in this order; a
         bool for each place; or a slice. A place may be named many times.
     recvs : dict of int to places
-        For each rank that I get something from, where it goes along `axis`: the k-th of my places
-        gets what the k-th place of its ``sends`` for me has. No place is named twice, and none is
-        in ``sends``.
+        For each rank that sends to this one, the places along `axis`: the k-th place receives
+        the k-th place of its ``sends`` for this rank. No place is named twice, and none is in
+        ``sends``.
     fields : array or Layout, or list or tuple of them
         As for `HaloExchange`, of any shape, with the same extent along `axis`. ``Layout(n, None)``
         is for any fields with `n` places along it.
@@ -61,7 +61,7 @@ class NeighborExchange(Plan):
     Raises
     ------
     ValueError
-        On all ranks, if what one sends is not what the other expects.
+        On all ranks, if `sends` of one rank and `recvs` of another do not match.
     PeerError
         If another rank's arguments are wrong.
     """
@@ -118,14 +118,14 @@ class NeighborExchange(Plan):
             owns, then those of its ghosts. Any ints of 64 bits. A ghost may be there twice, and
             may be a copy of this rank's own cell.
         n_owned : int
-            How many it owns.
+            The number of cells that this rank owns.
         fields, axis, node, require
             As for `NeighborExchange`.
 
         Raises
         ------
         ValueError
-            On all ranks, if two ranks own the same id, or nobody owns a ghost's. On this rank, if
+            On all ranks, if two ranks own the same id, or no rank owns a ghost's. On this rank, if
             `ids` has another length than the fields, or names an owned id twice.
         PeerError
             If another rank's arguments are wrong.
@@ -169,16 +169,10 @@ def _neighbor_setup(
     made_of: str,
     describe: Callable[[int], Any],
 ) -> Iterator[tuple[PlanSetup, list[Any]]]:
-    """Yield the setup of a new plan, and what each rank's `describe` returned. Collective.
+    """Yield the setup of a new plan, and each rank's result of `describe`. Collective.
 
-    Parameters
-    ----------
-    comm, fields, axis, node, require
-        As the user gave them.
-    made_of : str
-        What names the places; the same on all ranks.
-    describe : callable
-        Checks what names this rank's places, given the extent of the fields along the axis.
+    `describe` is given the extent of the fields along the axis; `made_of` names the form of the
+    places (dicts or global ids), the same on all ranks.
     """
     require_intracomm(_CALL, comm)
 
@@ -196,7 +190,7 @@ def _neighbor_setup(
 
 
 def _finish(setup: PlanSetup, places: Sequence[Places], axis: Any, require: Any) -> tuple[Any, ...]:
-    """Return what a plan is made of, beside its setup."""
+    """Return the arguments of `Plan` beside its setup."""
     extent = setup.mine[0].shape[setup.same["axis"][0]]
     sends, recvs = (_messages(setup, each) for each in places)
     return sends, recvs, partial(_agree_on_more, places, extent, axis, require)
@@ -210,7 +204,7 @@ def _agree_on_more(
     setup: PlanSetup,
     fields: Sequence[Any],
 ) -> Messages:
-    """Agree on fields with places that others were agreed on for; return the messages."""
+    """Agree on further fields with the agreed places; return the messages. Collective."""
 
     def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
         same, extent = _axes_of(layouts, axis)
@@ -226,7 +220,7 @@ def _agree_on_more(
 
 
 def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[dict[str, Any], int]:
-    """Return the axis in each field and the extents of its others, and that along the axis."""
+    """Return each field's axis and the extents of its others, and the extent along the axis."""
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"axis must be an int, not {axis!r}")
     axis = index(axis)
@@ -257,7 +251,7 @@ def _require_distinct(sends: Places, recvs: Places) -> None:
 
 
 def _messages(setup: PlanSetup, places: Places) -> list[Message]:
-    """Return a message for each rank that gets, or gives, something of every field."""
+    """Return one message with cells of all fields for each peer; empty ones are left out."""
     found = []
     for peer, indices in sorted(places.items()):
         parts = (
@@ -271,7 +265,7 @@ def _messages(setup: PlanSetup, places: Places) -> list[Message]:
 
 
 def _require_counts(counts: Sequence[Any]) -> None:
-    """Raise the same `ValueError` on every rank unless all that is sent is expected."""
+    """Raise the same `ValueError` on every rank if two ranks disagree on their number of cells."""
     sent = {(rank, to): n for rank, (sends, _) in enumerate(counts) for to, n in sends if n}
     expected = {(of, rank): n for rank, (_, recvs) in enumerate(counts) for of, n in recvs if n}
     for pair in sorted({*sent, *expected}):
@@ -284,7 +278,7 @@ def _require_counts(counts: Sequence[Any]) -> None:
 
 
 def _checked(name: str, given: Any, size: int, extent: int) -> Places:
-    """Return the places along the axis, by rank, as the user gave them."""
+    """Return the user's places along the axis, by rank, as valid indices."""
     found = {}
     try:
         items = list(given.items())
@@ -299,13 +293,13 @@ def _checked(name: str, given: Any, size: int, extent: int) -> Places:
             raise ValueError(
                 f"{name}[{rank}] names place {wrong[0]}: the fields have {extent} along the axis"
             )
-        # A copy: what the user does to theirs afterwards changes nothing here.
+        # A copy: the user may change theirs afterwards.
         found[index(rank)] = np.array(array, dtype=np.int64)
     return found
 
 
 def _as_indices(name: str, places: Any, extent: int) -> np.ndarray[Any, Any]:
-    """Return places that were given as ints, as a mask or as a slice."""
+    """Return places as indices, from ints, a mask or a slice."""
     if isinstance(places, slice):
         return np.arange(extent)[places]
     array = np.asarray(places.get() if hasattr(places, "get") else places)

@@ -1,4 +1,4 @@
-"""The node of a plan: the one that the user gives, or one that is kept for the plan's ranks."""
+"""The node of a plan: that of the user, or one that is kept for the plan's ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ _DEFAULT_TIMEOUT_S = 300.0
 
 
 class NodeCache:
-    """The nodes that plans without ``node=`` keep for their ranks, by backend or ``"auto"``.
-
-    A node stays while there are plans on it.
-    """
+    """Nodes for plans without ``node=``, by backend or ``"auto"``, kept while these live."""
 
     _of_group: ClassVar[dict[RankGroup, NodeCache]] = {}
 
@@ -36,17 +33,14 @@ class NodeCache:
 
     @classmethod
     def of(cls, group: RankGroup) -> NodeCache:
-        """Return the cache of a group of ranks."""
         return cls._of_group.setdefault(group, cls(group))
 
     @classmethod
     def kept(cls, group: RankGroup, backend: str) -> Node | None:
-        """Return the node that is kept for a group of ranks."""
         cache = cls._of_group.get(group)
         return None if cache is None else cache.nodes.get(backend)
 
     def acquire(self, node: Node) -> None:
-        """Count one more plan."""
         self._plans[node] = self._plans.get(node, 0) + 1
 
     def release(self, backend: str, node: Node) -> None:
@@ -62,22 +56,19 @@ class NodeCache:
 
 
 class NodeChoice(NamedTuple):
-    """What a rank says of the node of its plan."""
+    """A rank's contribution to the choice of a plan's node."""
 
     is_given: bool
     is_cached: bool
-    """Whether it has one cached that works."""
+    """Whether this rank has a cached node that works."""
     number: int
-    """How many plans of this kind it had there."""
+    """Plans of this kind that it has made there."""
 
 
 def look_for_node(
     group: RankGroup, call: str, node: Any, backend: str
 ) -> tuple[NodeChoice, Node | None]:
-    """Return what this rank says of the node, and the node if there is one already.
-
-    Local. Raises if ``node=`` cannot be used.
-    """
+    """Return this rank's choice, and its node if there is one; raise for a bad ``node=``."""
     if node is not None and not isinstance(node, Node):
         raise TypeError(f"{call} failed: node must be an mpishare.Node, not {node!r}")
     if node is not None:
@@ -99,19 +90,7 @@ def find_node(
 ) -> tuple[Node, NodeCache | None]:
     """Return the node of a plan, and the cache that counts it. Collective, host-blocking.
 
-    Parameters
-    ----------
-    group : RankGroup
-        The plan's ranks, for which a node is kept for the next plan.
-    given : mpi4py.MPI.Intracomm
-        The user's communicator of these ranks.
-    node : Node or None
-        As the user gave it.
-    backend : str
-        The backend of the fields: ``"cuda"`` fields need a node of that backend, ``"host"`` fields
-        and ``"auto"`` take any.
-    choices : sequence of NodeChoice
-        What each rank says.
+    ``"cuda"`` fields need a node of that backend, ``"host"`` and ``"auto"`` fields take any.
     """
     if len({choice.is_given for choice in choices}) > 1:
         raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
@@ -121,7 +100,7 @@ def find_node(
         cache = NodeCache.of(group)
         found = cache.nodes[backend]
     else:
-        # NumPy fields need no GPU, and a node without one is made in no time.
+        # NumPy fields need no GPU, and a node without one is made at once.
         found = Node(given, backend="host" if backend == "host" else "auto")
         cache = NodeCache.of(group)
         cache.nodes[backend] = found
@@ -130,15 +109,15 @@ def find_node(
 
 
 def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) -> str:
-    """Return the name of a plan, the same on all of its ranks, and new on each. Local."""
-    # Some of them may have made plans without the others.
+    """Return the name of a plan: the same on all of its ranks, and new on each."""
+    # Some ranks may have made plans without the others.
     number = 1 + max(choice.number for choice in choices)
     context.raise_number(call, number)
     return f"{call} {number}"
 
 
 def require_backend(call: str, node: Node, backend: str) -> None:
-    """Raise if a node is not for fields of a backend. Local, the same on all ranks."""
+    """Raise if a node cannot serve fields of a backend; the same on all ranks."""
     if backend == "cuda" and node.backend != "cuda":
         raise UnsupportedError(
             f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
@@ -146,9 +125,9 @@ def require_backend(call: str, node: Node, backend: str) -> None:
 
 
 def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
-    """Return the plan's ranks on this machine that a given node was made without. Local.
+    """Return the plan's ranks on this machine that are not in a given node.
 
-    Those that it was made with, and that MPI says are on another machine, are not meant.
+    Ranks of the node's communicator that MPI finds on another machine do not count.
     """
     mine = comm.places[comm.rank]
     beside = [
@@ -169,8 +148,8 @@ def setup_deadline(
 ) -> Iterator[tuple[float, MissingRanks | None]]:
     """Yield the deadline of a wait for a plan's ranks, and its monitor where a node is given.
 
-    Then a `PeerTimeout` names the ranks of the node that did not come. The monitor also calls
-    `look`, which may raise.
+    With the monitor a `PeerTimeout` names the missing ranks of the node; it also calls `look`,
+    which may raise.
     """
     if not isinstance(node, Node):
         yield _DEFAULT_TIMEOUT_S, None
@@ -187,5 +166,4 @@ def setup_deadline(
 
 
 def context_of(node: Node) -> NodeContext:
-    """Return what the objects of a node use."""
     return node._context

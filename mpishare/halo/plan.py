@@ -1,4 +1,4 @@
-"""The plan: an exchange that is made many times, once it is known which cells go where."""
+"""The plan of an exchange: made once, called at every step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class Plan(BasePlan):
-    """An exchange that is made many times, with the same cells and any arrays of the same layout.
+    """An exchange of the same cells at every call, for any arrays of the same layout.
 
-    `HaloExchange` and `NeighborExchange` say which cells.
+    `HaloExchange` and `NeighborExchange` choose the cells.
     """
 
     _log = logging.getLogger("mpishare.halo")
@@ -50,8 +50,8 @@ class Plan(BasePlan):
             self._fields = EnginePair(setup, sends, recvs)
             self._forward = self._fields.forward
         routes.warn(setup.name, setup.comm, setup.node.report(), setup.routes)
-        self._open: Any = None  # the call that was started and not waited for
-        self._is_open_fast = False  # then its fields alone, not what the engine prepared
+        self._open: Any = None  # the call that was started
+        self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
         self._open_on(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
         if self._log.isEnabledFor(logging.INFO):
@@ -67,7 +67,7 @@ class Plan(BasePlan):
 
     @property
     def routes(self) -> dict[int, str]:
-        """For each neighbor, by its rank in the given communicator, how its cells travel."""
+        """The route of the cells to each neighbor, by its rank in the given communicator."""
         return dict(self._setup.my_routes)
 
     @property
@@ -79,9 +79,9 @@ class Plan(BasePlan):
         return self._fields.has_seen(fields)
 
     def _layouts_for(self, fields: Sequence[Any]) -> Sequence[FieldLayout]:
-        """Return the layouts that a call's arrays must have, given a `Layout` for each of them.
+        """Return the layouts for a call's arrays, given a `Layout` for each of them.
 
-        Collective, host-blocking where a plan for any fields has not seen such ones.
+        Collective, host-blocking where these are new to a plan for any fields.
         """
         return self._fields.pair_for("exchange", fields, None).setup.mine
 
@@ -102,8 +102,8 @@ class Plan(BasePlan):
             As many as the plan was made for, each of the layout that it had then, from any
             allocator, and no array twice. Default: the arrays that the plan was made with, if none
             was a `Layout`. The plan holds these until a call is given arrays, and no longer.
-            A plan made for a `Layout` without dtype takes any number of fields of its block; what
-            it sees first, all ranks agree on, host-blocking.
+            A plan made for a `Layout` without dtype takes any number of fields of its block; the
+            ranks agree on each new combination at its first call, which is host-blocking.
         stream : stream, optional
             The stream that writes and reads the fields. Default: the current one of the library
             that the fields come from.
@@ -111,9 +111,10 @@ class Plan(BasePlan):
         Raises
         ------
         ValueError
-            If the fields are others in number or layout; the message says what differs.
+            If number or layout of the fields differ from the plan's; the message names the
+            difference.
         TypeError
-            If none are given to a plan that was made for a `Layout`, or whose arrays are gone.
+            If none are given to a plan that was made for a `Layout`, or if its arrays are gone.
         MismatchError
             If fields are new to a plan for any fields, and those of another rank differ in dtype or
             in axes that are not cut, or are not new there.
@@ -132,7 +133,7 @@ class Plan(BasePlan):
         neighbors may still be reading its fields.
         """
         if fields and self._made_with.are_held:
-            self._made_with.let_go()
+            self._made_with.release()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_fast(fields or self._made_with.arrays(), stream):
             return
@@ -146,7 +147,7 @@ class Plan(BasePlan):
         `HaloExchange.interior` written. Parameters and errors as `exchange`.
         """
         if fields and self._made_with.are_held:
-            self._made_with.let_go()
+            self._made_with.release()
         is_free = self._open is None and not self._is_closed
         if is_free and self._forward.try_start(fields or self._made_with.arrays(), stream):
             self._open, self._is_open_fast = fields or self._made_with.arrays(), True
@@ -214,7 +215,7 @@ class Plan(BasePlan):
         self._fields.pair_for("accumulate", fields, None).make_reverse()
 
     def _check_first_accumulate(self, engine: Engine, fields: Sequence[Any], stream: Any) -> None:
-        """Raise where the call would fail on this rank, before all ranks begin to allocate."""
+        """Raise errors of this rank's call before all ranks begin to allocate."""
         fields = self._enter("accumulate", fields)
         self._prepare("accumulate", engine, fields)
         if engine.is_captured(fields, stream):
@@ -234,7 +235,7 @@ class Plan(BasePlan):
         return self._open, self._made_with.arrays()
 
     def _in_this_thread(self) -> AbstractContextManager[None]:
-        """Let the calling thread make the calls of the block, while the node's own makes none."""
+        """Make the calls of the block in the calling thread, and none in the node's own."""
         self._context.backend.make_current()
         agreement: Agreement = self._context.agreement
         return agreement.in_this_thread()
@@ -243,7 +244,7 @@ class Plan(BasePlan):
         self._made_with, self._open = MadeWith(()), None
 
     def _let_go(self) -> bool:
-        self._made_with.let_go()
+        self._made_with.release()
         return True
 
     def __repr__(self) -> str:
@@ -252,18 +253,18 @@ class Plan(BasePlan):
         return f"<mpishare.{self.name}: routes={self.routes}{seen}{self._state()}>"
 
     def _begin(self, call: str, fields: Sequence[Any], stream: Any) -> tuple[Engine, Any]:
-        """Return the engine of a call, and what it has prepared."""
+        """Return the engine of a call and its prepared fields."""
         fields = self._enter(call, fields)
         engine = self._fields.pair_for(call, fields, stream).forward
         return engine, self._prepare(call, engine, fields)
 
     def _enter(self, call: str, fields: Sequence[Any]) -> Sequence[Any]:
-        """Return the fields of a call, or raise where there can be none."""
+        """Return the fields of a call, or raise if the plan cannot be called now."""
         self._check(call)
         if self._open is not None:
             raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
         if fields:
-            self._made_with.let_go()
+            self._made_with.release()
         fields = fields or self._made_with.arrays()
         if not fields:
             why = (
@@ -282,7 +283,7 @@ class Plan(BasePlan):
             raise type(error)(f"{self.name}: {call} failed: {error}") from None
 
     def _drop_open(self) -> None:
-        """Forget what was started in a capture that failed: it will never run."""
+        """Forget the start of a failed capture: it will never run."""
         self._open = None
 
     @property

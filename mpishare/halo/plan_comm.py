@@ -1,4 +1,4 @@
-"""The ranks of a plan: how they agree across nodes, and which of them share this node."""
+"""The communicator of a plan: agreement across nodes, and the ranks that share this node."""
 
 from __future__ import annotations
 
@@ -27,23 +27,11 @@ TAGS = 128
 """Tags of one plan: more than there are directions in a grid of four axes."""
 
 _STATUS_S = 4 * PUBLISH_S
-"""By then a rank that waits has published it."""
+"""Within this time a waiting rank has published its status."""
 
 
 class MissingRanks:
-    """Watches a wait by MPI messages, and names the ranks of this node that have not come.
-
-    Parameters
-    ----------
-    agreement : Agreement
-        The node's.
-    ranks : collection of int
-        The ranks of the node that must make the call.
-    call : str
-        Its name.
-    look : callable
-        Called too at each look; what it raises ends the wait.
-    """
+    """Watches a wait by MPI messages, and names missing ranks of the node; `look` may raise."""
 
     def __init__(
         self,
@@ -56,7 +44,7 @@ class MissingRanks:
         self._awaited = [rank for rank in ranks if rank != agreement.rank]
         self._call = call
         self._look = look
-        self._monitor: WaitMonitor | None = None  # most messages are there before it is needed
+        self._monitor: WaitMonitor | None = None  # made late: most messages arrive earlier
 
     def look(self) -> None:
         """Raise if the node is broken, or if ranks wait for each other."""
@@ -69,25 +57,24 @@ class MissingRanks:
         self._watch().warn(waited_s)
 
     def absent(self) -> list[int]:
-        """Return the ranks that do not wait in this call now."""
+        """Return the ranks that are not waiting in this call now."""
         found = {rank: self._agreement.status(rank) for rank in self._awaited}
         return [rank for rank, each in found.items() if each is None or each.call != self._call]
 
     def missing(self) -> list[int]:
-        """Return the absent ranks, once those that have just come had time to publish it."""
+        """Return the ranks that stay absent for longer than publishing a wait takes."""
         poll(lambda: not self.absent(), _STATUS_S)
         return self.absent()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Publish that this rank goes on; give a `PeerTimeout` the missing ranks of the node.
+        """Publish the end of the wait; add the missing ranks of the node to a `PeerTimeout`.
 
         The node is broken then: a collective that is late cannot be cancelled.
         """
-        # Only at the end: the others must not miss this rank before it has left.
+        # Only at the end: until then the others must see this rank wait.
         try:
             agreement = self._agreement
             if isinstance(error, PeerTimeout) and agreement.failure is None:
@@ -106,35 +93,9 @@ class MissingRanks:
 
 
 class PlanComm:
-    """The communicator of one plan, which it shares with the other plans of its ranks.
+    """The communicator of one plan, shared with the other plans of its ranks.
 
-    Collective to make, host-blocking.
-
-    Parameters
-    ----------
-    group : RankGroup
-        The plan's ranks.
-    context : NodeContext
-        The node of this rank.
-    call : str
-        For errors.
-    here : sequence
-        What each rank has said of itself for the first plan on a node; see `ranks_of_plan`.
-
-    Attributes
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        For the messages of plans alone. Those of this one have tags from `first_tag` on.
-    first_tag : int
-        The first of the plan's `TAGS` tags.
-    nodes : list of str
-        For each rank of the plan, the unique name of its node.
-    places : list
-        For each rank of the plan, its `place`.
-    ranks_here : dict of int to int
-        For each rank of the plan on this node, its rank in the node.
-    rank, size : int
-        This rank in the plan, and how many there are.
+    Collective to make, host-blocking. Messages of this plan have `TAGS` tags from `first_tag` on.
     """
 
     def __init__(
@@ -148,7 +109,7 @@ class PlanComm:
         self.comm = group.comm
         self.rank, self.size = group.comm.rank, group.comm.size
         self.nodes, self.places = self._ranks.nodes, self._ranks.places
-        self.ranks_here = self._ranks.here
+        self.ranks_here = self._ranks.here  # their ranks in the node, by those in the plan
         self._node_ranks = frozenset(self.ranks_here.values())
         self._ranks.begin_plan()
         self._place = group.take_place()
@@ -156,12 +117,11 @@ class PlanComm:
 
     @property
     def is_of_one_node(self) -> bool:
-        """Whether all of the plan's ranks are on this node."""
         return len(self.ranks_here) == self.size
 
     @property
     def regions(self) -> Any:
-        """The regions for staging buffers that these ranks have on their GPUs, or None."""
+        """Regions for staging buffers on the GPUs of these ranks, or None."""
         return self._ranks.regions
 
     @regions.setter
@@ -174,11 +134,11 @@ class PlanComm:
         self._ranks.end_plan()
 
     def register(self, plan: NodeObject) -> None:
-        """Register a plan that is whole with the node."""
+        """Register a complete plan with the node."""
         self.context.register(plan, self._ranks.dropped)
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
-        """Do some work, then learn how it went on every rank. Collective, host-blocking."""
+        """Do `work`; return the results of all ranks, or raise on all. Collective."""
         agreement = self.context.agreement
         if self._ranks.is_node:
             return agreement.step(call, work)
@@ -187,30 +147,20 @@ class PlanComm:
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close the plans that all ranks have dropped. Collective."""
-        news = self.context.news(self._ranks.dropped)
-        replies = self.step(call, lambda: [news, work()])
+        dropped = self.context.news(self._ranks.dropped)
+        replies = self.step(call, lambda: [dropped, work()])
         self.close_dropped([each[0] for each in replies])
         return [each[1] for each in replies]
 
-    def close_dropped(self, news: Sequence[Sequence[int]]) -> None:
-        """Close what all ranks have dropped, given the news of each. Collective."""
-        self._ranks.dropped.close(news, self.rank)
+    def close_dropped(self, dropped: Sequence[Sequence[int]]) -> None:
+        """Close the plans that all ranks have dropped, given the list of each rank. Collective."""
+        self._ranks.dropped.close(dropped, self.rank)
 
     def alltoallv(self, call: str, work: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
-        """Give numbers to every rank, and return those that they give. Collective, host-blocking.
+        """Send int64 numbers to every rank, and return theirs. Collective, host-blocking.
 
-        Parameters
-        ----------
-        call : str
-            For errors.
-        work : callable
-            May raise anything; returns the numbers as int64, those for rank 0 first, and how many
-            there are for each rank.
-
-        Returns
-        -------
-        numbers, counts : array of int64
-            Those of rank 0 first, and how many there are of each rank.
+        `work` may raise; it returns the numbers, those for rank 0 first, and their count for each
+        rank. The result has the same form.
         """
         given: list[Array] = []
         self.step(call, lambda: given.extend(np.ascontiguousarray(e, np.int64) for e in work()))

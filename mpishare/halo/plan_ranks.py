@@ -1,4 +1,4 @@
-"""The ranks of plans on one node: found out once, however many plans they make."""
+"""The ranks of plans on one node, found once for all of their plans."""
 
 from __future__ import annotations
 
@@ -22,19 +22,10 @@ _CHUNK_NBYTES = 1 << 18
 
 
 class PlanMemory(NamedTuple):
-    """Host memory of one plan, zeroed when it is taken.
+    """Host memory of one plan, zeroed; `address` is that on this rank's GPU, 0 on the host backend.
 
-    Attributes
-    ----------
-    buffer : memoryview of bytes
-        As this process sees it.
-    address : int
-        Where the GPU of this rank sees it; 0 on the host backend.
-    nbytes : int, bytes
-        Its size.
-    close : callable
-        Gives it back, once no rank uses it. Local; to be called once, on all ranks of the node
-        before any of them takes memory.
+    `close` is local, called once, when no rank uses the memory, and on all ranks of the node before
+    any of them takes memory.
     """
 
     buffer: memoryview[int]
@@ -44,41 +35,25 @@ class PlanMemory(NamedTuple):
 
 
 class PlanRanks:
-    """The ranks of a group, and which of them share the node of this rank. Made by `of`.
-
-    Attributes
-    ----------
-    group : RankGroup
-        Them all, by their ranks in the plan.
-    context : NodeContext
-        The node of this rank.
-    nodes : list of str
-        For each rank, the unique name of its node.
-    places : list
-        For each rank, its `place`.
-    here : dict of int to int
-        For each rank on this node, its rank in the node.
-    is_node : bool
-        Whether they are the ranks of this node, all of them in their order.
-    dropped : Dropped
-        The plans of these ranks.
-    """
+    """The ranks of a group, and those of them that share the node of this rank. Made by `of`."""
 
     def __init__(self, group: RankGroup, context: NodeContext, replies: Sequence[Any]) -> None:
         self.group = group
         self.context = context
-        self.nodes: list[str] = [node for node, _, _ in replies]
+        self.nodes: list[str] = [node for node, _, _ in replies]  # unique names, by rank
         self.places: list[Any] = [where for _, _, where in replies]
         mine = self.nodes[group.comm.rank]
+        # Ranks in the node by ranks in the group, for those on this node.
         self.here: dict[int, int] = {
             rank: rank_there for rank, (node, rank_there, _) in enumerate(replies) if node == mine
         }
+        # Whether these are all ranks of the node, in its order.
         self.is_node = list(self.here.items()) == [(r, r) for r in range(context.size)] and (
             len(replies) == context.size
         )
         self.dropped = context.dropped if self.is_node else Dropped()
         self.regions: Any = None
-        """Their `Regions` for staging buffers on CUDA, once a plan has needed them."""
+        """`Regions` for staging buffers on CUDA, made for the first plan that needs them."""
         self._plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
@@ -95,14 +70,8 @@ class PlanRanks:
     ) -> PlanRanks:
         """Return the ranks of a group on a node. Collective the first time, host-blocking.
 
-        Parameters
-        ----------
-        group, context, call
-            Of the first plan.
-        here : sequence
-            What each rank has said of itself, if that is `_here`.
-        monitored : callable
-            Returns a context manager that watches the wait; see `MissingRanks`.
+        `here` has each rank's `_here`, or None in it; `monitored` makes a context manager that
+        watches the wait, see `MissingRanks`.
         """
         found: PlanRanks | None = context.plan_ranks.get(group)
         if found is None:
@@ -115,33 +84,25 @@ class PlanRanks:
         return found
 
     def begin_plan(self) -> None:
-        """Count one more plan."""
         self._plans += 1
 
     def end_plan(self) -> None:
-        """Count one plan less. Collective with the last one of ranks on several nodes."""
+        """Count one plan less. Collective with the last plan of ranks on several nodes."""
         self._plans -= 1
-        # Those of one node keep what they have for their next plan, until the node is closed; the
-        # ranks of several nodes close these at different times.
+        # Ranks of one node keep memory and regions for their next plan until the node closes; ranks
+        # of several nodes close these at different times.
         if not self._plans and len(self.here) < len(self.nodes):
             self.close()
 
     def take_memory(self, step: Steps, nbytes: int) -> PlanMemory:
-        """Return zeroed host memory that these ranks share on their node, and their GPUs.
+        """Return zeroed host memory for these ranks on their node, and for their GPUs.
 
-        Collective over the group where memory must be mapped, host-blocking then. Small pieces are
-        parts of memory that is mapped already.
-
-        Parameters
-        ----------
-        step : callable
-            How the ranks of the group on this node agree.
-        nbytes : int, bytes
-            The size.
+        Small pieces come from memory that is mapped already; else collective over the group,
+        host-blocking. `step` agrees with the ranks of the group on this node.
         """
         context, is_maker = self.context, next(iter(self.here)) == self.group.comm.rank
         nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
-        # Nodes may need different sizes: together they could not tell whether to map more.
+        # Nodes may need different sizes, and could not agree whether to map more.
         if 8 * nwords > _MAX_POOLED_NBYTES or len(self.here) < len(self.nodes):
             memory, address = context.map_registered(step, nbytes, is_maker=is_maker)
             return PlanMemory(
@@ -162,7 +123,7 @@ class PlanRanks:
         return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
 
     def close(self) -> None:
-        """Give back what the plans shared. Collective."""
+        """Free memory and regions that the plans shared. Collective."""
         if self.regions is not None:
             self.regions.close()
         for memory in self._chunks:
@@ -172,19 +133,11 @@ class PlanRanks:
 
 
 def _here(context: NodeContext) -> list[Any]:
-    """Return what tells where this rank is."""
+    """Return this rank's node, rank in it, and place."""
     return [context.nonces[0], context.rank, place()]
 
 
 def ranks_of_plan(group: RankGroup, context: NodeContext) -> tuple[list[Any] | None, list[int]]:
-    """Return what this rank says for a new plan on a node that is there. Local.
-
-    Returns
-    -------
-    here : list or None
-        Where it is; None if the others know.
-    news : list of int
-        The plans of these ranks that it has dropped.
-    """
+    """Return this rank's `_here`, None if the others have it, and the plans that it has dropped."""
     ranks: PlanRanks | None = context.plan_ranks.get(group)
     return (_here(context), []) if ranks is None else (None, context.news(ranks.dropped))

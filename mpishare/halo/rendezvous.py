@@ -1,6 +1,7 @@
-"""Owners of ghosts by global ids: ranks ask the home of an id who owns it, then its owner for it.
+"""Owners of ghosts by global ids, found in two rounds of messages.
 
-The home of an id is a rank that its hash names, so that no rank holds the ids of all.
+Ranks ask the home of an id for its owner, then the owner for the place. The home is a rank given by
+a hash of the id, so that no rank holds the ids of all.
 """
 
 from __future__ import annotations
@@ -19,35 +20,16 @@ if TYPE_CHECKING:
     Places = dict[int, Array]
 
 _MOST_NAMED = 3
-"""So many wrong ids of each rank are named in an error."""
+"""Wrong ids of each rank that an error names."""
 
-NOBODY = -1
+NO_OWNER = -1
 """The owner of an id that no rank owns."""
 
 
 class Ids:
-    """The global ids of this rank's places. Local.
+    """The global ids of this rank's places, checked and sorted: owned ones and ghosts.
 
-    Parameters
-    ----------
-    ids : array of int
-        One for each place: the owned ones first, then the ghosts.
-    n_owned : int
-        How many it owns.
-    extent : int
-        How many places there are.
-
-    Attributes
-    ----------
-    owned, ghosts : array of int64
-        The ids, sorted.
-    owned_places, ghost_places : array of int
-        Where each of them is.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the arguments are wrong, or if an id is owned twice.
+    `owned_places` and `ghost_places` are the places of the sorted ids.
     """
 
     def __init__(self, ids: Any, n_owned: Any, extent: int) -> None:
@@ -73,7 +55,7 @@ class Ids:
             raise ValueError(f"ids has {found.max()}: ids are at most {top}")
         found = found.astype(np.int64)  # a copy, which the user cannot change
         owned, ghosts = np.split(found, [index(n_owned)])
-        # Sorted, since to look for sorted ids is ten times as fast.
+        # Sorted: a search for sorted ids is ten times as fast.
         self.owned_places, self.ghost_places = np.argsort(owned), np.argsort(ghosts)
         self.owned, self.ghosts = owned[self.owned_places], ghosts[self.ghost_places]
         self.ghost_places += len(owned)
@@ -87,15 +69,7 @@ class Ids:
 
 
 class Directory:
-    """Owners by id, for all ids that have their home on this rank. Local.
-
-    Parameters
-    ----------
-    ids : array of int
-        The ids that rank 0 owns, then those of rank 1, and so on.
-    counts : array of int
-        How many of each rank.
-    """
+    """Owners by id, for all ids with their home on this rank, given rank by rank."""
 
     def __init__(self, ids: Array, counts: Array) -> None:
         order = np.argsort(ids, kind="stable")  # fast, since those of a rank are sorted
@@ -103,22 +77,21 @@ class Directory:
         self._owners = np.repeat(np.arange(len(counts)), counts)[order]
 
     def owned_twice(self) -> list[list[int]]:
-        """Return an id and two ranks that own it, for each such pair."""
+        """Return each id with two owners, and these ranks."""
         at = np.flatnonzero(self._ids[1:] == self._ids[:-1])
         rows = zip(self._ids[at], self._owners[at], self._owners[at + 1], strict=True)
         return [[int(each) for each in row] for row in rows]
 
     def owners_of(self, ids: Array) -> Array:
-        """Return the owner of each of these ids, or `NOBODY`."""
         if not len(self._ids):
-            return np.full(len(ids), NOBODY)
+            return np.full(len(ids), NO_OWNER)
         at = np.searchsorted(self._ids, ids)
         at[at == len(self._ids)] = 0
-        return np.where(self._ids[at] == ids, self._owners[at], NOBODY)
+        return np.where(self._ids[at] == ids, self._owners[at], NO_OWNER)
 
 
 def homes_of(ids: Array, size: int) -> Array:
-    """Return the home of each id: one of `size` ranks, about as many ids for each."""
+    """Return the home of each id: ranks get about as many ids each."""
     bits = ids.view(np.uint64)
     mixed = (bits ^ (bits >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
     # Few bits are sorted fast.
@@ -126,10 +99,10 @@ def homes_of(ids: Array, size: int) -> Array:
 
 
 class Search:
-    """One rank's part of the search for the owners of all ghosts. Local.
+    """One rank's part of the search for the owners of all ghosts.
 
-    What goes to all ranks, or comes from them, is a pair: the numbers, rank by rank, and how many
-    there are for each rank.
+    Messages to all ranks, and from them, are pairs: numbers, rank by rank, and their count for each
+    rank.
     """
 
     def __init__(self, ids: Ids, size: int) -> None:
@@ -138,28 +111,30 @@ class Search:
         self.sends: Places = {}
         self.recvs: Places = {}
 
-    def tell(self) -> tuple[Array, Array]:
+    def owned(self) -> tuple[Array, Array]:
         """Return the ids that this rank owns, for their homes."""
         order, counts = _grouped(homes_of(self._ids.owned, self._size), self._size)
         return self._ids.owned[order], counts
 
-    def ask(self) -> tuple[Array, Array]:
+    def ghosts(self) -> tuple[Array, Array]:
         """Return the ids of this rank's ghosts, for their homes."""
         self._order, counts = _grouped(homes_of(self._ids.ghosts, self._size), self._size)
         return self._ids.ghosts[self._order], counts
 
-    def answer(self, told: tuple[Array, Array], asked: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Return the owners of the ids that the ranks asked for."""
-        self._directory = Directory(*told)
-        ids, counts = asked
+    def owners(
+        self, owned: tuple[Array, Array], ghosts: tuple[Array, Array]
+    ) -> tuple[Array, Array]:
+        """Return the owners of the requested ids."""
+        self._directory = Directory(*owned)
+        ids, counts = ghosts
         return self._directory.owners_of(ids), counts
 
-    def look(self, answers: Array) -> list[Any]:
-        """Return what is wrong: ids that two ranks own, ghosts that nobody owns; how many, some."""
-        self._owners = np.empty_like(answers)
-        self._owners[self._order] = answers
+    def conflicts(self, owners: Array) -> list[Any]:
+        """Return ids with two owners and ghosts without owner: the number, and some of each."""
+        self._owners = np.empty_like(owners)
+        self._owners[self._order] = owners
         twice = self._directory.owned_twice()
-        orphans = self._ids.ghosts[self._owners == NOBODY]
+        orphans = self._ids.ghosts[self._owners == NO_OWNER]
         return [len(twice), twice[:_MOST_NAMED], len(orphans), orphans[:_MOST_NAMED].tolist()]
 
     def request(self) -> tuple[Array, Array]:
@@ -170,7 +145,7 @@ class Search:
         return ids.ghosts[order], counts
 
     def grant(self, requested: Array, counts: Array) -> None:
-        """Note the places that the ranks requested."""
+        """Keep the places of the requested ids."""
         places = self._ids.owned_places[np.searchsorted(self._ids.owned, requested)]
         self.sends = _by_rank(places, counts)
 
@@ -178,33 +153,21 @@ class Search:
 def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
     """Return the places to send from and to receive to, by rank. Collective, host-blocking.
 
-    Between two ranks they are in the order of the ids.
-
-    Raises
-    ------
-    ValueError
-        On all ranks, if two ranks own an id, or nobody owns a ghost's.
+    Between two ranks they are in the order of the ids. `ValueError` on all ranks if two ranks own
+    an id, or none owns a ghost's.
     """
     search = Search(ids, comm.size)
-    told = comm.alltoallv(call, search.tell)
-    asked = comm.alltoallv(call, search.ask)
-    answers, _ = comm.alltoallv(call, lambda: search.answer(told, asked))
-    require_owners(call, comm.step(call, lambda: search.look(answers)))
+    owned = comm.alltoallv(call, search.owned)
+    ghosts = comm.alltoallv(call, search.ghosts)
+    owners, _ = comm.alltoallv(call, lambda: search.owners(owned, ghosts))
+    require_owners(call, comm.step(call, lambda: search.conflicts(owners)))
     requested = comm.alltoallv(call, search.request)
     comm.step(call, lambda: search.grant(*requested))
     return search.sends, search.recvs
 
 
 def require_owners(call: str, found: Sequence[Any]) -> None:
-    """Raise the same `ValueError` on every rank unless each id has one owner.
-
-    Parameters
-    ----------
-    call : str
-        For the error.
-    found : sequence
-        What `Search.look` returned on each rank.
-    """
+    """Raise the same `ValueError` on every rank unless each id has one owner."""
     n_twice, n_orphans = (sum(each[at] for each in found) for at in (0, 2))
     if n_twice:
         named = [f"id {i} by ranks {a} and {b}" for each in found for i, a, b in each[1]]
@@ -227,7 +190,7 @@ def _listed(named: Sequence[str], count: int) -> str:
 
 
 def _grouped(ranks: Array, size: int) -> tuple[Array, Array]:
-    """Return the order in which things go by rank, and how many there are of each rank."""
+    """Return the order by rank, and the count of each rank."""
     return np.argsort(ranks, kind="stable"), np.bincount(ranks, minlength=size)
 
 

@@ -1,4 +1,4 @@
-"""Which route the cells take to each neighbor: one decision, the same at both ends."""
+"""The choice of the route to each neighbor: the same at both ends."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ON_GPU = ("fused", "copy", "pinned", *BY_MPI)
 ON_HOST = ("host", "mpi")
 _FAST = ("fused", "copy", "host")
 _FORCED = (*ON_GPU, "mpi-host", "host")
-"""``mpi`` is the better kind of messages, ``mpi-host`` is route ``mpi`` in any case."""
+"""``mpi`` allows messages out of GPU memory, ``mpi-host`` does not."""
 
 
 def forced() -> str | None:
-    """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` where there is none such."""
+    """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` if there is no such route."""
     name = os.environ.get("MPISHARE_ROUTE") or None
     if name is not None and name not in _FORCED:
         raise ValueError(
@@ -40,7 +40,7 @@ def forced() -> str | None:
 
 
 def require_allowed(name: str | None, *, on_gpu: bool) -> None:
-    """Raise `UnsupportedError` if fields there cannot take a forced route."""
+    """Raise `UnsupportedError` if fields in this memory cannot take a forced route."""
     allowed = ON_GPU if on_gpu else ON_HOST
     if name not in (None, "mpi-host", *allowed):
         where = "GPU" if on_gpu else "host"
@@ -54,7 +54,7 @@ def agree_on_forced(
 ) -> str | None:
     """Return the route that all ranks are forced to. Collective, host-blocking.
 
-    Raises, on all ranks, where a plan would: for a wrong name, and for one that differs.
+    Raises on all ranks, as a plan would, for an unknown route, and if ranks differ.
     """
     found: list[str | None] = agree(comm, call, forced, timeout_s)
     require_same(call, [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
@@ -79,23 +79,10 @@ def required(require: Any) -> list[str] | None:
 def choose(
     comm: PlanComm, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
 ) -> dict[int, str]:
-    """Return the route to each peer. Local: both ends find the same.
+    """Return the route to each peer, the same at both ends.
 
-    That of messages is ``mpi`` until the ranks know whether their MPI takes pointers to GPU memory;
-    see `answer_of`.
-
-    Parameters
-    ----------
-    comm : PlanComm
-        The plan's.
-    report : Report
-        What the node's probe saw.
-    peers : iterable of int
-        Ranks of the plan that this one sends to or receives from.
-    name : str, optional
-        The route that is forced inside the node.
-    on_gpu : bool
-        Where the fields are.
+    The route of MPI messages is ``mpi`` until the ranks have agreed whether their MPI takes
+    pointers to GPU memory; see `answer_of`. `name` is the route that is forced within the node.
     """
     require_allowed(name, on_gpu=on_gpu)
     name = "mpi" if name == "mpi-host" else name
@@ -127,7 +114,7 @@ def _on_gpu(there: Pair, back: Pair, name: str | None) -> str:
 
 
 def asks_for_gpu_memory(comm: PlanComm, name: str | None) -> bool:
-    """Whether this rank must find out if the MPI takes pointers to GPU memory. Local.
+    """Whether this rank must check if the MPI takes pointers to GPU memory.
 
     The first rank of the plan on each node does, where there may be messages.
     """
@@ -136,15 +123,7 @@ def asks_for_gpu_memory(comm: PlanComm, name: str | None) -> bool:
 
 
 def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
-    """Return why messages cannot go out of GPU memory; empty if they can, None if nobody asked.
-
-    Parameters
-    ----------
-    answers : sequence of str or None
-        Those of all ranks.
-    name : str, optional
-        The route that is forced.
-    """
+    """Return why messages cannot go out of GPU memory: `ask` of the whole plan."""
     known = [answer for answer in answers if answer is not None]
     if not known or name == "mpi-host":
         return None
@@ -158,12 +137,12 @@ def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
 
 
 def out_of_gpu_memory(route: str) -> str:
-    """Return the route of messages out of GPU memory for that out of host memory."""
+    """Return the route of messages out of GPU memory in place of that out of host memory."""
     return "mpi-gpu" if route == "mpi" else route
 
 
-def tell(name: str, comm: PlanComm, why: str) -> None:
-    """Log once per node, on one rank of the plan, which memory messages of fields on GPUs use."""
+def log_memory(name: str, comm: PlanComm, why: str) -> None:
+    """Log on one rank of the plan which memory messages of fields on GPUs use."""
     if comm.rank:
         return
     if why:

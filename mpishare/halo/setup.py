@@ -1,4 +1,4 @@
-"""What the ranks of a plan agree on before a cell moves: the fields, the node, the routes."""
+"""The agreements that make a plan: on the fields, the node and the routes, before a cell moves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpishare.errors import name_ranks
 from mpishare.halo import gpu_memory, layout, routes
 from mpishare.halo.cuda.direct import locations
 from mpishare.halo.disjoint import Disjoint
-from mpishare.halo.engine import PlanSetup, Said
+from mpishare.halo.engine import AgreedPlan, PlanSetup
 from mpishare.halo.layout import FieldLayout, Layout, as_numpy
 from mpishare.halo.message import pack_messages, unpack_messages
 from mpishare.halo.node_cache import (
@@ -54,18 +54,9 @@ _MEMORY = {
 
 @contextmanager
 def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup]:
-    """Yield the setup of a new plan; give back what it holds if the plan fails.
+    """Yield the setup of a new plan; close it if the plan fails.
 
     Collective, host-blocking.
-
-    Parameters
-    ----------
-    call : str
-        ``HaloExchange`` or ``NeighborExchange``.
-    given : mpi4py.MPI.Intracomm
-        The user's communicator.
-    node : Node or None
-        As the user gave it.
     """
     with setup_deadline(node, given, call) as (timeout_s, monitor):
         group = RankGroup.of(given, call, timeout_s, monitor)
@@ -74,7 +65,7 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
         with ranges.span(call):
             yield setup
     except TimeoutError:
-        raise  # ranks are missing, and to free a communicator is collective
+        raise  # ranks are missing, and freeing a communicator is collective
     except Exception as error:
         # Every rank comes here, since every step is agreed on.
         setup.close()
@@ -91,23 +82,11 @@ def agree_on_fields(
     *,
     is_whole: bool = False,
 ) -> list[Any]:
-    """Agree on the fields, the arguments and the node. Collective, host-blocking.
+    """Agree on the fields, the arguments and the node; return each rank's geometry. Collective.
 
-    Parameters
-    ----------
-    fields, require
-        As the user gave them.
-    describe : callable
-        Given the layouts of this rank's fields, returns the arguments that must be the same on all
-        ranks, and this rank's part of the geometry.
-    is_whole : bool
-        Whether these tell all of the plan, so that one for which all ranks say the same words is
-        made of the same messages.
-
-    Returns
-    -------
-    list
-        Each rank's part of the geometry.
+    `describe` returns, for the layouts of this rank's fields, the arguments that must be the same
+    on all ranks, and this rank's geometry. `is_whole`: whether equal descriptions imply equal
+    messages.
     """
     given, call, group = setup.given_node, setup.call, setup.group
     arrays: list[Any] = []
@@ -123,7 +102,7 @@ def agree_on_fields(
         same, geometry = describe(layouts)
         choice, node = look_for_node(group, call, given, setup.backend)
         setup.fields = [] if any(isinstance(each, Layout) for each in arrays) else arrays
-        words = {
+        description = {
             "same": {
                 "fields in": _MEMORY[setup.backend],
                 "dtypes": "any" if setup.takes_any else [_name_of(each.dtype) for each in layouts],
@@ -136,22 +115,22 @@ def agree_on_fields(
             "devices": [each.device for each in layouts],
             "node": None if node is None else context_of(node).nonces[0],
         }
-        text = json.dumps(words)
+        text = json.dumps(description)
         if node is None:
             return [choice, None, [], False, text]
-        here, news = ranks_of_plan(group, context_of(node))
+        here, dropped = ranks_of_plan(group, context_of(node))
         is_plain = not any(_locations(context_of(node), setup.fields, layouts))
-        return [choice, here, news, is_plain, text]
+        return [choice, here, dropped, is_plain, text]
 
     with setup_deadline(given, setup.given_comm, call, setup.look) as (timeout_s, monitor):
         replies = group.agree(call, setup.noting(look), timeout_s, monitor)
     choices = [NodeChoice(*choice) for choice, *_ in replies]
     texts = tuple(each[-1] for each in replies)
-    said = group.said_before.get(texts)
-    if said is None:
-        said = Said([json.loads(text) for text in texts])
-        require_same(call, [each["same"] for each in said.words], group.comm.rank)
-    setup.same = said.words[0]["same"]
+    agreed = group.said_before.get(texts)
+    if agreed is None:
+        agreed = AgreedPlan([json.loads(text) for text in texts])
+        require_same(call, [each["same"] for each in agreed.descriptions], group.comm.rank)
+    setup.same = agreed.descriptions[0]["same"]
     setup.node, setup.cache = find_node(
         group, setup.given_comm, call, given, setup.backend, choices
     )
@@ -162,9 +141,9 @@ def agree_on_fields(
     setup.name = setup.name or name_plan(call, setup.context, choices)
     setup.comm = PlanComm(group, setup.context, call, [here for _, here, *_ in replies])
     if all(is_plain for *_, is_plain, _ in replies):
-        setup.news = [news for _, _, news, *_ in replies]
-        if is_whole and None not in [each["node"] for each in said.words]:
-            setup.said = group.remember(texts, said)
+        setup.dropped = [dropped for _, _, dropped, *_ in replies]
+        if is_whole and None not in [each["node"] for each in agreed.descriptions]:
+            setup.agreed = group.remember(texts, agreed)
     device = setup.node.device.ordinal if setup.on_gpu and setup.node.device else None
     setup.layouts = setup.once(
         "layouts",
@@ -178,20 +157,20 @@ def agree_on_fields(
                 )
                 for (shape, strides), mine in zip(each["layouts"], layouts, strict=True)
             ]
-            for each in said.words
+            for each in agreed.descriptions
         ],
     )
-    return [each["geometry"] for each in said.words]
+    return [each["geometry"] for each in agreed.descriptions]
 
 
 def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
     """Choose the routes of messages whose two ends are known to agree. Collective."""
-    if "routes" not in setup.said.known:
+    if "routes" not in setup.agreed.known:
         _choose_routes(setup, sends, recvs)
-        setup.said.known["routes"] = setup.sends, setup.recvs, setup.routes
+        setup.agreed.known["routes"] = setup.sends, setup.recvs, setup.routes
     else:
-        setup.comm.close_dropped(setup.news)
-        setup.sends, setup.recvs, setup.routes = setup.said.known["routes"]
+        setup.comm.close_dropped(setup.dropped)
+        setup.sends, setup.recvs, setup.routes = setup.agreed.known["routes"]
         setup.locations = [[None] * len(setup.mine)] * setup.comm.size
 
 
@@ -202,7 +181,7 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
 
     def choose() -> dict[str, Any]:
         require_device(setup.mine, setup.node)
-        _engine_class(setup, is_reverse=False)  # imported where a failure becomes one of all ranks
+        _engine_class(setup, is_reverse=False)  # imported here: a failure is one of all ranks
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
@@ -226,7 +205,7 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
 
 
 def _settle_messages(setup: PlanSetup, answers: Sequence[str | None]) -> None:
-    """Let messages go out of GPU memory where all nodes can. The same on all ranks."""
+    """Send messages out of GPU memory where all nodes can. The same on all ranks."""
     if gpu_memory.settle(setup, answers) == "":
         setup.routes = [
             {peer: routes.out_of_gpu_memory(route) for peer, route in each.items()}
@@ -244,12 +223,9 @@ def _settle_messages(setup: PlanSetup, answers: Sequence[str | None]) -> None:
 def make_engine(
     setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message], *, is_reverse: bool
 ) -> Engine:
-    """Make the engine that moves these messages of this rank. Collective, host-blocking.
+    """Make the engine of this rank's messages. Collective, host-blocking.
 
-    Parameters
-    ----------
-    is_reverse : bool
-        Whether cells that arrive are added, and the cells that were sent are set to zero.
+    In the reverse, cells that arrive are added, and cells that were sent are set to zero.
     """
     return _engine_class(setup, is_reverse=is_reverse)(setup, sends, recvs, is_reverse=is_reverse)
 
@@ -272,14 +248,14 @@ def _engine_class(setup: PlanSetup, *, is_reverse: bool) -> Callable[..., Engine
 def _locations(
     context: NodeContext, fields: Sequence[Any], layouts: Sequence[FieldLayout]
 ) -> list[Location | None]:
-    """Return where my fields lie in windows, for ranks that would store into them."""
+    """Return where this rank's fields lie in windows, for ranks that would store into them."""
     if not fields or layouts[0].device is None:
         return [None] * len(layouts)
     return locations(context, _addresses(fields, layouts), layouts)
 
 
 def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
-    """Raise on every rank where a given node lacks ranks of its machine; see `ranks_left_out`."""
+    """Raise on every rank if a given node lacks ranks of its machine; see `ranks_left_out`."""
     for rank, others in enumerate(left_out):
         if others:
             raise ValueError(
@@ -290,7 +266,7 @@ def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
 
 
 def require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
-    """Raise `ValueError` if a field is on another GPU than that of this rank. Local."""
+    """Raise `ValueError` if a field is on another GPU than this rank's."""
     mine = None if node.device is None else node.device.ordinal
     for number, each in enumerate(layouts):
         if each.device is not None and each.device != mine:
@@ -301,12 +277,12 @@ def require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
 
 @functools.cache
 def _name_of(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype, for which NumPy takes microseconds each time."""
+    """Return the cached name of a dtype: NumPy takes microseconds for it."""
     return str(dtype)
 
 
 def _backend_of(fields: Sequence[Any]) -> str:
-    """Return the backend of the first array; ``"auto"``, that of the node, if there is none."""
+    """Return the backend of the first array; ``"auto"`` if there is none."""
     arrays = [field for field in fields if not isinstance(field, Layout)]
     if not arrays:
         return "auto"
@@ -314,7 +290,7 @@ def _backend_of(fields: Sequence[Any]) -> str:
 
 
 def layouts_of(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
-    """Return the layouts of arrays, or of what stands for them; raise what cannot travel. Local."""
+    """Return the layouts of arrays and of each `Layout`, or raise for fields that cannot travel."""
     return [_layout_of(each, f"field {i}", backend) for i, each in enumerate(fields)]
 
 

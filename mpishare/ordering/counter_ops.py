@@ -1,4 +1,4 @@
-"""Writes of counters and waits for them: on a stream, or by the host itself."""
+"""Counter writes and waits: on a stream, or by the host itself."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
-    """Spin until a counter has reached a value; False where that takes longer than a spin should.
+    """Spin until a counter has reached a value; return False if that takes too long for a spin.
 
-    Local. The caller then waits in the way that watches deadlines and the life of other ranks.
+    The caller then waits with a deadline, and a watch over the other ranks.
     """
     for spin in range(1, SPINS):
         if view[slot] >= value:
@@ -33,19 +33,10 @@ def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: in
 
 
 class CounterOp:
-    """The counters that one call writes or waits for: one for each of some other ranks.
+    """The counters that one call writes or waits for (`kind`), one for each of some other ranks.
 
-    Parameters
-    ----------
-    call : str
-        Its name.
-    kind : {"write", "wait"}
-        Which of both.
-    counts : list of int
-        For each rank of the node, how often the call was made towards it. Steps of one call share
-        them, whatever ranks they name.
-    slots : dict of int to int
-        The ranks, each with the place of its counter.
+    `counts` has the number of calls towards each rank of the node, shared by the operations of one
+    call for all combinations of ranks.
     """
 
     __slots__ = ("call", "counts", "kind", "ranks", "signals", "slots")
@@ -60,17 +51,7 @@ class CounterOp:
 
 
 class CounterOrdered:
-    """An object whose calls write counters and wait for them.
-
-    Parameters
-    ----------
-    context : NodeContext
-        The node's.
-    counters : Counters
-        Its counters, zeroed.
-    name : str
-        The object's, for errors and warnings.
-    """
+    """An object whose calls write counters and wait for them."""
 
     def __init__(self, context: NodeContext, counters: Counters, name: str) -> None:
         self.name = name
@@ -86,16 +67,16 @@ class CounterOrdered:
         self._spins_per_yield = context.spins_per_yield
         self._chain = StreamChain(context.backend, name)
         # Functions, not methods: a dropped object would live until a collection of cycles.
-        # On streams a call that waits costs the host what a call that writes does.
+        # On streams a wait costs the host as much as a write.
         kind, has_streams = CounterOrdered, self._has_streams
         self._write: Callable[[CounterOrdered, CounterOp, Any], None] = (
             kind._enqueue if has_streams else kind._store
         )
-        """Raises the counters of an operation to one more than was counted so far."""
+        """Raises the counters of an operation to the counts of its next call."""
         self._await: Callable[[CounterOrdered, CounterOp, Any], None] = (
-            kind._enqueue if has_streams else kind._look
+            kind._enqueue if has_streams else kind._poll
         )
-        """Waits until the counters of an operation are raised once more than was counted so far."""
+        """Waits until the counters of an operation have the counts of its next call."""
 
     def _enqueue(self, op: CounterOp, stream: Any) -> None:
         chain, counts, ranks = self._chain, op.counts, op.ranks
@@ -106,7 +87,7 @@ class CounterOrdered:
             op.signals.enqueue(number, [counts[rank] + 1 for rank in ranks])
         if not chain.stays_alive:
             chain.leave()
-        # Last: a call that was cut off before may be made again, and does the same then.
+        # Last: an interrupted call may be repeated, with the same effect.
         for rank in ranks:
             counts[rank] += 1
 
@@ -120,19 +101,19 @@ class CounterOrdered:
         for rank in op.ranks:
             counts[rank] += 1
 
-    def _look(self, op: CounterOp, stream: Any) -> None:
+    def _poll(self, op: CounterOp, stream: Any) -> None:
         if stream is not None:
             handle_of(stream)
         view, counts = self._view, op.counts
         waits = [(r, slot, counts[r] + 1) for r, slot in zip(op.ranks, op.slots, strict=True)]
-        looks = 0
+        spins = 0
         for _, slot, value in waits:
             # `spin_until` inlined, as in a fence.
             while view[slot] < value:
-                looks += 1
-                if looks > SPINS:
+                spins += 1
+                if spins > SPINS:
                     self._wait(op.call, lambda: [r for r, s, v in waits if view[s] < v])
-                elif not looks % self._spins_per_yield:
+                elif not spins % self._spins_per_yield:
                     sched_yield()
         self._memory_barrier()
         for rank in op.ranks:
@@ -146,7 +127,7 @@ class CounterOrdered:
         return self._backend.signals([(kind, address + 8 * slot) for kind, slot in operations])
 
     def _end(self) -> None:
-        """Let go of the counters: every later call raises `ClosedError`."""
+        """Drop the counters: every later call raises `ClosedError`."""
         name = self.name
 
         def refuse() -> None:

@@ -1,8 +1,8 @@
 """Order between ranks: fences and MPI's active-target calls, by counters that only grow.
 
-A counter has one writer. Rank r says "epoch e" by raising its counter to e on its stream, after the
-work it stands for; another rank's stream waits until it is at least e. On the host backend the same
-counters are stored and looked at by the calls themselves, which block.
+A counter has one writer. Rank r announces epoch e by raising its counter to e on its stream, after
+the work of that epoch; another rank's stream waits until it is at least e. On the host backend the
+calls themselves store and poll the same counters, and block.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from mpishare.coordination.counters import Counters
 
 FLAT_RANKS = 16
-"""Up to here a fence on streams waits for every other rank at once; above, in log2(ranks) rounds:
-there each wait is an operation of the stream."""
+"""Most ranks for which a fence on streams waits in one round; above, in log2(ranks) rounds, since
+each wait is an operation of the stream."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that were named together, and what each call writes to them or waits for from them."""
+    """Ranks that were named together, with the counter operations of each call."""
 
     ranks: tuple[int, ...]
     post: CounterOp
@@ -42,19 +42,7 @@ class Group:
 
 
 class Epochs(CounterOrdered):
-    """The epochs of one window.
-
-    Parameters
-    ----------
-    context : NodeContext
-        The node's.
-    counters : Counters
-        `epoch_counters` of them, zeroed.
-    name : str
-        The window's, for errors and warnings.
-    radix : int, optional
-        That of a fence; see `rounds`.
-    """
+    """The epochs of one window; `counters` are `epoch_counters` many, zeroed."""
 
     def __init__(
         self, context: NodeContext, counters: Counters, name: str, *, radix: int | None = None
@@ -78,11 +66,11 @@ class Epochs(CounterOrdered):
         if compiled is not None:
             address, looks = compiled.address_of(self._view), context.looks_per_yield
             self._meet = compiled.Fence(address, self._slots, looks).meet
-        # Of each pair both sides count, so that neither needs to ask the other.
-        self._exposed = [0] * self._size  # my posts to that origin
-        self._completed = [0] * self._size  # done signals awaited from that origin
-        self._accessed = [0] * self._size  # ready signals awaited from that target
-        self._finished = [0] * self._size  # my completes towards that target
+        # Both sides of a pair count, without communication.
+        self._exposed = [0] * self._size  # posts to each origin
+        self._completed = [0] * self._size  # done signals awaited from each origin
+        self._accessed = [0] * self._size  # ready signals awaited from each target
+        self._finished = [0] * self._size  # completes towards each target
         self._groups: dict[tuple[Any, ...], Group] = {}
         self._exposure: Group | None = None
         self._access: Group | None = None
@@ -118,17 +106,17 @@ class Epochs(CounterOrdered):
             while (slot := meet(epoch)) >= 0:
                 self._wait("fence", lambda: self._behind(epoch, slot))
         else:
-            view, looks = self._view, 0
+            view, spins = self._view, 0
             for write, slots in self._slots:
                 self._memory_barrier()
                 view[write] = epoch
                 for slot in slots:
-                    # `spin_until` inlined: to call it would cost a tenth of a fence.
+                    # `spin_until` inlined: a call would cost a tenth of a fence.
                     while view[slot] < epoch:
-                        looks += 1
-                        if looks > SPINS:
+                        spins += 1
+                        if spins > SPINS:
                             self._wait("fence", lambda: self._behind(epoch, slot))  # noqa: B023
-                        elif not looks % self._spins_per_yield:
+                        elif not spins % self._spins_per_yield:
                             sched_yield()
             self._memory_barrier()
         self._epoch = epoch
@@ -147,7 +135,7 @@ class Epochs(CounterOrdered):
     # --- pairs: post, start, complete, wait
 
     def post(self, ranks: Sequence[int], stream: Any = None) -> None:
-        """Let `ranks` access this rank's segment: what my stream did so far comes before.
+        """Let `ranks` access this rank's segment, after the work on this rank's stream so far.
 
         Local. Stream-ordered on CUDA; does not block on the host backend either.
 
@@ -176,7 +164,7 @@ class Epochs(CounterOrdered):
         self._exposure = group
 
     def start(self, ranks: Sequence[int], stream: Any = None) -> None:
-        """Begin to access the segments of `ranks`: what my stream does next comes after their post.
+        """Begin to access the segments of `ranks`: later work on the stream follows their post.
 
         Local. Stream-ordered on CUDA; on the host backend it blocks until each has posted.
 
@@ -202,7 +190,7 @@ class Epochs(CounterOrdered):
         self._access = group
 
     def complete(self, stream: Any = None) -> None:
-        """End the access: what my stream did so far is visible to the targets after their wait.
+        """End the access: the stream's work so far is visible to the targets after their wait.
 
         Local. Stream-ordered on CUDA; does not block on the host backend either.
 
@@ -221,7 +209,7 @@ class Epochs(CounterOrdered):
         self._access = None
 
     def wait(self, stream: Any = None) -> None:
-        """End the exposure: what my stream does next comes after the origins' complete.
+        """End the exposure: later work on the stream follows the origins' complete.
 
         Local. Stream-ordered on CUDA; on the host backend it blocks until each has completed.
 
@@ -237,10 +225,10 @@ class Epochs(CounterOrdered):
         self._await(self, group.wait, stream)
         self._exposure = None
 
-    # --- what both have in common
+    # --- pending ranks and groups
 
     def _pending(self) -> list[int]:
-        """Return the ranks whose signal the calls of this rank wait for."""
+        """Return the ranks for whose signals this rank's calls wait."""
         view, mine, size = self._view, self._rank, self._size
         behind = set(self._behind(self._epoch))
         for rank in range(size):
@@ -252,17 +240,11 @@ class Epochs(CounterOrdered):
         return sorted(behind)
 
     def _behind(self, epoch: int, slot: int | None = None) -> list[int]:
-        """Return the ranks that a fence waits for, as they have not called it yet.
-
-        Parameters
-        ----------
-        slot : int, optional
-            The one counter that is waited for. Default: all.
-        """
+        """Return the ranks that a fence waits for at `slot`, or at any; the absent ones first."""
         view = self._view
         if slot is not None and view[slot] >= epoch:
             return []
-        # Whoever waits for others has written its own first word: that tells who called.
+        # A rank that waits for others has written its own first word: the others are absent.
         absent = [r for r in range(self._size) if r != self._rank and view[SLOT_WORDS * r] < epoch]
         if absent:
             return absent
@@ -301,20 +283,20 @@ class Epochs(CounterOrdered):
 
 
 def epoch_counters(size: int) -> int:
-    """Return how many counters a window of a node of `size` ranks has."""
+    """Return the number of counters of a window on a node of `size` ranks."""
     return size * (SLOT_WORDS + 2 * _row(size))
 
 
 def ready(writer: int, reader: int, size: int) -> int:
-    """Return the place of the counter by which a target tells an origin that it has posted."""
+    """Return the place of the counter of posts, from target to origin."""
     return SLOT_WORDS * size + _row(size) * writer + reader
 
 
 def done(writer: int, reader: int, size: int) -> int:
-    """Return the place of the counter by which an origin tells a target that it has completed."""
+    """Return the place of the counter of completes, from origin to target."""
     return (SLOT_WORDS + _row(size)) * size + _row(size) * writer + reader
 
 
 def _row(size: int) -> int:
-    # What one rank writes stands in slots of its own.
+    # Each rank writes to slots of its own.
     return -(-size // SLOT_WORDS) * SLOT_WORDS

@@ -1,11 +1,11 @@
-"""The two ends of a channel: blocks that wait for a slot, and say that it is written or given back.
+"""The two ends of a channel: blocks that wait for a slot, and signal that it is written or free.
 
 Frame k, counted from 1, lies in slot k modulo the number of slots. The producer waits until every
-consumer has given back frame k - slots; its counter `full` says that frame k is written, and each
-consumer's counter `free` that frame k is given back. Waits compare cyclically, so that the first
-frames, which wait for a count below zero, go on at once. With streams the streams wait, and a
-consumer's host waits for `sent` alone, the count of frames whose `put` was called: so it learns of
-the end. Without streams `sent` is `full` as well.
+consumer has freed frame k - slots; its counter `full` counts written frames, and each consumer's
+counter `free` the freed ones. Waits compare cyclically, so that the first frames, which wait for a
+count below zero, go on at once. With streams the streams wait, and a consumer's host waits only for
+`sent`, the count of calls of `put`: this includes the end of the stream. Without streams `sent` is
+`full` as well.
 """
 
 from __future__ import annotations
@@ -29,26 +29,13 @@ a stream is finite, and a host that fills it would wait in the driver, without a
 
 _FULL, _SENT, _FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
 _ENDED = 1 << 61
-"""Added to the counter of a rank that sends nothing more, or takes nothing more."""
+"""Added to the counter of a rank that sends or takes no more frames."""
 
 
 class Block:
     """The ``with`` block of one end of a channel, made once and entered for each frame.
 
-    Parameters
-    ----------
-    context : NodeContext
-        The node's.
-    counters : Counters
-        Those of the channel, `channel_counters` of them, zeroed.
-    arrays : list of array
-        The slots.
-    name, call : str
-        Of the channel and of the call, for errors.
-    awaited : dict of int to int
-        The ranks of the other end, each with the place of its counter.
-    mine : int
-        The place of the counter that the streams of this rank write.
+    `awaited` has the places of the other end's counters by rank, `mine` is that of this rank's.
     """
 
     def __init__(
@@ -65,7 +52,7 @@ class Block:
         self.is_open = False
         self._is_over = False
         self._call = f"{name}: {call}"
-        self._count = 0  # of the blocks that were left
+        self._count = 0  # of blocks that have ended
         self._arrays = arrays
         self._slots = len(arrays)
         self._view = counters.view
@@ -85,17 +72,15 @@ class Block:
         return self._agreement.failure is not None and not self._agreement.is_own_process
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what would be the slot's: the block was taken for it."""
+        """Refuse attributes of the slot: the block was mistaken for it."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(self._not_a_slot())
 
     def __getitem__(self, index: Any) -> Any:
-        """Refuse to be read like the slot."""
         raise TypeError(self._not_a_slot())
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Refuse to be written like the slot."""
         raise TypeError(self._not_a_slot())
 
     def _not_a_slot(self) -> str:
@@ -106,13 +91,13 @@ class Block:
         )
 
     def pending(self) -> list[int]:
-        """Return the ranks whose signal the streams of this rank wait for."""
+        """Return the ranks for whose signals this rank's streams wait."""
         if self._signals is None:
             return []
         return self._behind(self._places, self._signals.awaited)
 
     def close(self) -> None:
-        """Let go of the slots and of the stream."""
+        """Drop the slots and the stream."""
         self.is_open = False
         self._is_over = True
         self._arrays = []
@@ -121,7 +106,7 @@ class Block:
             self._signals.close()
 
     def _refuse(self) -> NoReturn:
-        """Say why the block cannot be entered, though it was taken."""
+        """Raise the reason why the block cannot be entered."""
         failed = f"{self._call} failed at the begin of its block"
         if self.is_open:
             raise EpochError(f"{failed}: a slot is open. Leave its block first.")
@@ -160,7 +145,7 @@ class Put(Block):
         awaited = {rank: _free(i) for i, rank in enumerate(consumers)}
         super().__init__(context, counters, arrays, name, "put", awaited, _FULL)
         self._ahead = AHEAD if self._signals is not None else 0
-        # Frames up to this one are known to have a free slot; without a consumer all of them.
+        # The last frame that is known to have a free slot; without a consumer there is no last.
         self._room = self._slots if consumers else _ENDED
 
     def __enter__(self) -> Any:
@@ -191,21 +176,21 @@ class Put(Block):
         self._view[_SENT] = self._count = number
 
     def end(self) -> None:
-        """Say that no frame comes after the last one that was sent."""
+        """Publish that the last frame has been sent."""
         self._is_over = True
         self._memory_barrier()
         self._view[_SENT] = self._count + _ENDED
 
     def _find_room(self, number: int) -> None:
         oldest = number - self._slots
-        # Given back is given back, whether the host or the stream sees it: a look is cheaper.
+        # A freed slot is free for the host and for the stream: reading the counter is cheaper.
         self._room = self._reach(self._places, oldest - self._ahead) + self._slots
         if number > self._room and self._signals is not None:
             self._signals.wait(oldest)
 
 
 class Get(Block):
-    """A consumer's end: a block is entered with a frame, and left with its slot given back."""
+    """A consumer's end: a block is entered with a frame, and left with its slot freed."""
 
     def __init__(
         self,
@@ -249,7 +234,7 @@ class Get(Block):
         self._count = number
 
     def end(self) -> None:
-        """Say that this rank takes nothing more: the producer waits for it no longer."""
+        """Publish that this rank takes no more frames: the producer no longer waits for it."""
         if self._signals is not None:
             self._signals.enter(None)
             self._signals.write(_ENDED)
@@ -279,7 +264,7 @@ class _StreamSignals:
         mine: int,
     ) -> None:
         address, backend = counters.address, context.backend
-        self.awaited = 0  # the count that the last wait is for
+        self.awaited = 0  # the count of the last wait
         self._name, self._call = name, call
         self._count = len(awaited)
         self._waits = backend.signals([("wait", address + 8 * place) for place in awaited])
@@ -289,7 +274,7 @@ class _StreamSignals:
         self._stream = 0
 
     def enter(self, stream: Any) -> None:
-        """Take the stream of the next block; it waits for that of the last."""
+        """Begin a block on a stream, which waits for that of the last block."""
         self._stream = self._chain.enter(self._call, stream)
 
     def wait(self, count: int) -> None:
@@ -299,7 +284,7 @@ class _StreamSignals:
         self.awaited = count
 
     def write(self, count: int) -> None:
-        """Raise the counter of this end, after what the stream does until now."""
+        """Raise the counter of this end, after the stream's work so far."""
         if self._is_capturing(self._stream):
             raise UnsupportedError(
                 f"{self._name}: {self._call} failed at the end of its block: the stream is being "
@@ -313,12 +298,10 @@ class _StreamSignals:
         self._chain.leave()
 
     def close(self) -> None:
-        """Let go of the stream."""
         self._chain.end()
 
 
 def channel_counters(consumers: int) -> int:
-    """Return how many counters a channel has."""
     return _free(consumers)
 
 

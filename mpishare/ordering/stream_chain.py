@@ -1,4 +1,4 @@
-"""Program order of the calls on one object, on whatever streams they are made."""
+"""Program order of the calls on one object, on any streams."""
 
 from __future__ import annotations
 
@@ -14,21 +14,8 @@ if TYPE_CHECKING:
 class StreamChain:
     """Orders the calls on one object: when the stream changes, the new one waits for the last.
 
-    Parameters
-    ----------
-    backend : Backend
-        The backend of the streams.
-    name : str
-        The object's name, for errors.
-
-    Attributes
-    ----------
-    is_current : callable
-        The backend's.
-    handle : int or None
-        The stream of the last call.
-    stays_alive : bool
-        Whether that stream is certain to exist at the next call.
+    `handle` is the stream of the last call, or None; `stays_alive` whether it certainly exists at
+    the next one.
     """
 
     def __init__(self, backend: Backend, name: str) -> None:
@@ -41,15 +28,7 @@ class StreamChain:
         self._event: Any = None
 
     def enter(self, call: str, stream: Any) -> int:
-        """Return the handle of a call's stream, which now waits for the object's last stream.
-
-        Raises
-        ------
-        UnsupportedError
-            If the stream is being captured.
-        TypeError
-            If `stream` is not a stream.
-        """
+        """Return the handle of a call's stream, ordered after the object's last stream."""
         handle = self.handle
         if stream is None and handle is not None and self.stays_alive and self.is_current(handle):
             return handle  # most calls: the stream has not changed
@@ -65,17 +44,7 @@ class StreamChain:
         return handle
 
     def follow(self, handle: int, owner: Any, *, stays_alive: bool) -> None:
-        """Let a stream wait for the object's last one, and remember it as the last.
-
-        Parameters
-        ----------
-        handle : int
-            The stream.
-        owner : object
-            What keeps it alive.
-        stays_alive : bool
-            Whether it is certain to exist at the next call.
-        """
+        """Let a stream wait for the last one, and make it the last; `owner` keeps it alive."""
         if handle != self.handle or not self.stays_alive:
             self._follow(handle)
             self.handle = handle
@@ -88,7 +57,7 @@ class StreamChain:
             self._record(self.handle)
 
     def is_over(self) -> bool:
-        """Whether everything enqueued by the object's calls is done. Local."""
+        """Whether everything enqueued by the object's calls is done."""
         if self.handle is None:
             return True
         if self.stays_alive:
@@ -96,7 +65,7 @@ class StreamChain:
         return self._event is None or self._backend.is_event_done(self._event)
 
     def end(self) -> None:
-        """Let go of the stream and of the event."""
+        """Drop the stream and the event."""
         self._owner = self.handle = None
         if self._event is not None:
             self._backend.close_events([self._event])
@@ -107,7 +76,7 @@ class StreamChain:
             return
         if self.stays_alive:
             self._record(self.handle)
-        # None where the only call so far raised before it had enqueued anything.
+        # None if the only call so far raised before it had enqueued any work.
         if self._event is not None:
             self._backend.wait_event(self._event, handle)
 

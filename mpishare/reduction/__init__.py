@@ -1,1 +1,1 @@
-"""Reductions over ranks: what they compute, and the engine of each backend."""
+"""Reductions over ranks: operations, and the engine of each backend."""

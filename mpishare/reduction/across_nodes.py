@@ -1,10 +1,9 @@
-"""From node to node: the leaders combine the results of their nodes by MPI messages.
+"""Reductions between nodes: their leaders combine the results by MPI messages.
 
-The leader of a node, its first rank in the plan, packs the node's result: in memory of the host, or
-in that of its GPU where the MPI takes that and the result is large. Small results go to all
-leaders, which fold them in their order; of large ones each leader folds its share, and sends it to
-the others. The rest of the node gets the result through shared memory. All of it blocks the host,
-with the deadline.
+The leader of a node, its first rank in the plan, packs the node's result: in host memory, or in its
+GPU's where the MPI takes that and the result is large. Small results go to all leaders, which fold
+them in their order; of large ones each leader folds its share, and sends it to the others. The rest
+of the node gets the result through shared memory. All of it blocks the host, with the deadline.
 """
 
 from __future__ import annotations
@@ -32,18 +31,12 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 MIN_SHARED_NBYTES = 64 << 10
-"""Fewer bytes go to all leaders at once: a share of them is not worth a second message."""
+"""Fewer bytes go to all leaders at once: shares of them are not worth a second message."""
 _HEADER_NBYTES = 8 * SLOT_WORDS
 
 
 class Transfer(Protocol):
-    """Copies a field into packed memory and back, and combines what is there. Host-blocking.
-
-    Attributes
-    ----------
-    nbytes : int, bytes
-        Of what this rank has allocated in `share`.
-    """
+    """Copies a field into packed memory and back, and folds packed memory. Host-blocking."""
 
     nbytes: int
 
@@ -55,11 +48,11 @@ class Transfer(Protocol):
         ...
 
     def empty(self, count: int) -> Any:
-        """Return packed memory of this rank for so many elements. Local."""
+        """Return packed memory of this rank for so many elements."""
         ...
 
     def buffer(self, array: Any) -> Any:
-        """Return packed memory as MPI takes it. Local."""
+        """Return packed memory in a form for MPI."""
         ...
 
     def fetch(self, field: Any, stream: Any, packed: Any) -> None:
@@ -75,22 +68,16 @@ class Transfer(Protocol):
         ...
 
     def release(self) -> None:
-        """Unmap what the leader owns. Local."""
+        """Unmap the leader's memory."""
         ...
 
     def close(self, *, is_over: bool) -> None:
-        """Free the memory, if no message is under way. Local, once all ranks have released."""
+        """Free the memory, unless a message is under way, once all ranks have released."""
         ...
 
 
 class ThroughHost:
-    """What transfers through host memory have in common.
-
-    Parameters
-    ----------
-    operation : Operation
-        What is combined.
-    """
+    """The base of transfers through host memory."""
 
     nbytes = 0
 
@@ -99,26 +86,23 @@ class ThroughHost:
         self._quietly = quiet_runner()
 
     def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:  # noqa: ARG002
-        """Return None: it lies in the node's host memory."""
         return None
 
     def empty(self, count: int) -> Array:
-        """Return new memory."""
         return np.empty(count, self._operation.dtype)
 
     def buffer(self, array: Array) -> Array:
-        """Return its bytes."""
         return array.view(np.uint8)
 
     def fold(self, operands: Sequence[Array], out: Array) -> None:
-        """Combine them, without warnings."""
+        """Combine the operands without floating-point warnings."""
         self._quietly(fold_into, self._operation.ufunc, operands, out)
 
     def release(self) -> None:
-        """Do nothing: nothing is mapped."""
+        """Nothing is mapped."""
 
     def close(self, *, is_over: bool) -> None:
-        """Do nothing: the memory goes with its arrays."""
+        """The memory goes with its arrays."""
 
 
 def fold_into(ufunc: Any, operands: Sequence[Any], out: Any) -> None:
@@ -137,31 +121,18 @@ class HostTransfer(ThroughHost):
         self._order = order
 
     def fetch(self, field: Any, stream: Any, packed: Array) -> None:  # noqa: ARG002  no streams
-        """Copy."""
         array = as_numpy(field, "a field")
         packed.reshape(array.shape, order=self._order)[...] = array
 
     def store(self, packed: Array, field: Any, stream: Any) -> None:  # noqa: ARG002  no streams
-        """Copy."""
         array = as_numpy(field, "a field")
         array[...] = packed.reshape(array.shape, order=self._order)
 
 
 class AcrossNodes:
-    """Combines the results of all nodes of a plan. Collective to make, host-blocking.
+    """Combines the results of all nodes of a plan.
 
-    Parameters
-    ----------
-    setup : PlanSetup
-        The plan's.
-    count : int
-        Elements of the fields; one at least.
-    operation : Operation
-        What is combined.
-    transfer : Transfer
-        To and from the fields.
-    call : str
-        The call that uses it: ``"reduce"`` or ``"dot"``.
+    Collective to make, host-blocking. `count` is the number of elements, one at least.
     """
 
     def __init__(
@@ -182,7 +153,7 @@ class AcrossNodes:
         # Pinned on CUDA, which makes copies faster.
         self._memory = comm.take_memory(self._call, _HEADER_NBYTES + nbytes)
         self._done = self._memory.buffer[:_HEADER_NBYTES].cast("Q")
-        """In its first word: the last epoch whose result is there."""
+        """Its first word: the last epoch with a complete result."""
         if shared is None:
             shared = np.frombuffer(self._memory.buffer, dtype, count, _HEADER_NBYTES)
         self._result: Any = shared
@@ -204,7 +175,7 @@ class AcrossNodes:
         """Replace the node's result by that of all nodes. Collective, host-blocking.
 
         The node's result must come from a reduction in which its ranks waited for each other: then
-        none of them still reads the memory that the leader overwrites.
+        no rank still reads the memory that the leader overwrites.
         """
         epoch = self._epoch = self._epoch + 1
         try:
@@ -223,17 +194,17 @@ class AcrossNodes:
             raise
 
     def pending(self) -> list[int]:
-        """Return no ranks: waits on the host report their own stragglers."""
+        """None: waits on the host report their own stragglers."""
         return []
 
     def finish_at_exit(self, deadline: float) -> None:
-        """Do nothing: calls block."""
+        """Calls block, so none is under way."""
 
     def drain(self) -> None:
-        """Do nothing: calls block."""
+        """Calls block, so none is under way."""
 
     def release(self) -> None:
-        """Unmap what the leader owns on its GPU; host memory is unmapped in `close`."""
+        """Unmap GPU memory of the leader; host memory is unmapped in `close`."""
         self._result = None
         self._transfer.release()
 
@@ -249,15 +220,7 @@ class AcrossNodes:
 
 
 class _Leaders:
-    """What the leader of a node does with those of the others. Local to make.
-
-    Attributes
-    ----------
-    mine : numpy.ndarray
-        Where the result of this node belongs before `reduce`.
-    nbytes : int, bytes
-        Of the memory of this rank.
-    """
+    """The exchange between the leaders, on one of them; `mine` holds the result of its node."""
 
     def __init__(
         self, comm: PlanComm, name: str, result: Any, transfer: Transfer, call: str

@@ -1,7 +1,7 @@
 """The engine for fields in host memory: the ranks of a node reduce through shared memory.
 
-A rank copies its elements into its slot, all meet, and each folds the slots of all into its field.
-Large fields go by `LargeReduce`.
+A rank copies its elements into its slot; after a barrier each rank folds the slots of all into its
+field. Large fields go by `LargeReduce`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,9 @@ _SUMS_OF_PAIRS = {"sum complex64": "sum float32", "sum complex128": "sum float64
 
 
 class HostReduce(HostPlanEngine):
-    """Reduces over the ranks of a node in host memory. Collective to make, host-blocking.
+    """Reduces over the ranks of a node in host memory. Collective to make, host-blocking."""
 
-    Parameters
-    ----------
-    setup : PlanSetup
-        The plan's.
-    layout : FieldLayout
-        That of this rank's field.
-    operation : Operation
-        The same on all ranks.
-    """
-
-    #: None, since the wait for the other ranks takes longer than all checks.
+    #: None: the wait for the other ranks takes longer than all checks.
     try_fast: Callable[[Any, Any], bool] | None = None
     maps_gpu_memory = False
 
@@ -95,7 +85,7 @@ class HostReduce(HostPlanEngine):
                 fields += [slot[:count].reshape(shape, order=order) for slot in group]
 
     def reduce(self, field: Any, stream: Any) -> None:
-        """Put the node's result into `field` on every rank."""
+        """See `ReduceEngine.reduce`."""
         if stream is not None:
             handle_of(stream)
         # Written for speed: with few elements, the checks take as long as the rest.
@@ -134,12 +124,12 @@ class HostReduce(HostPlanEngine):
         parity = slots.parity = slots.parity ^ 1
         epoch = slots.next_epoch()
         value = 2 * epoch + kind
-        # Looked up each time: a handler of a signal may have closed the plan, which frees memory.
+        # Looked up each time: a handler of a signal may have closed the plan and freed memory.
         while not compiled[kind](field, parity, epoch, value):
             slots.wait(value)
 
     def _reduce_large(self, field: Array) -> None:
-        # A use too: another rank may be in `dot`, and calls go on after the error.
+        # Counts as a use: another rank may be in `dot`, and calls go on after the error.
         self._slots.parity ^= 1
         self._large.reduce(field.reshape(-1, order=self._order))  # a view
 
@@ -159,7 +149,7 @@ class HostReduce(HostPlanEngine):
                 ufunc(out, operand, out=out)
 
     def _fold_stacked(self, operands: Array, out: Array) -> None:
-        """Do the same in two calls of NumPy, which then makes a row for each rank.
+        """The same in two calls of NumPy, which then makes a row for each rank.
 
         `reduce` would take one call, but it adds numbers in another order.
         """
@@ -168,7 +158,7 @@ class HostReduce(HostPlanEngine):
         out[...] = running[-1].reshape(out.shape, order=self._order)
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
-        """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
+        """See `ReduceEngine.dot`."""
         if stream is not None:
             handle_of(stream)
         a, b = self._operand(x, "x"), self._operand(y, "y")
@@ -199,7 +189,7 @@ class HostReduce(HostPlanEngine):
             else:
                 self._fold(numbers, self._sum)
 
-    # --- what the arrays must be
+    # --- checks of the arrays
 
     def _checked(self, field: Any) -> Array:
         array = as_numpy(field, "a field")
@@ -223,17 +213,16 @@ class HostReduce(HostPlanEngine):
         return array
 
     def _leave_node(self, call: str, error: BaseException) -> None:
-        """Leave the node where a later call would not meet the same call of the others.
+        """Leave the node if later calls would no longer match those of the others.
 
-        After an interrupt they may be storing into this rank's field. Where ranks made different
-        calls, the other nodes have not heard of it, and wait for this one.
+        After an interrupt other ranks may be storing into this rank's field. If ranks made
+        different calls, the other nodes do not know of it, and wait for this one.
         """
         is_agreed = isinstance(error, MpiShareError)
         if not is_agreed or (isinstance(error, MismatchError) and not self._is_one_node):
             self._agreement.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:
-        """Unmap the shared memory."""
         self._numbers, self._fields = ([], []), ([], [])
         self._compiled[:] = [self._slots.refuse] * len(CALLS)
         # Else a closed engine would live until a collection of cycles.

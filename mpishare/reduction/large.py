@@ -1,4 +1,4 @@
-"""Large fields in host memory: in place where they live in windows, else chunk by chunk."""
+"""Large fields in host memory: in place if they are in windows, else chunk by chunk."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _NOT_IN_A_WINDOW = Location(0, 0, 0)  # windows count from 1
 
 
 def folds_all(nranks: int, nbytes: int) -> bool:
-    """Whether every rank folds all elements; a share of them costs a second meeting."""
+    """Whether every rank folds all elements; folding a share of them costs a second barrier."""
     return (nranks - 1) * nbytes < _MIN_SHARED_NBYTES
 
 
 def capacities(nranks: int, count: int, itemsize: int) -> tuple[int, int]:
-    """Return how many elements a small slot has, and a large one, for fields of so many.
+    """Return the elements of a small slot and of a large one, for fields of so many.
 
     All chunks of a field but the last fill a large slot, and that one nearly does.
     """
@@ -46,19 +46,7 @@ def capacities(nranks: int, count: int, itemsize: int) -> tuple[int, int]:
 
 
 class LargeReduce:
-    """Reduces packed fields of any size through the slots, or where they are.
-
-    Parameters
-    ----------
-    context : NodeContext
-        The node's.
-    name : str
-        The plan's.
-    slots : Slots
-        Of the ranks.
-    fold : callable
-        ``fold(operands, out)`` combines arrays of all ranks in order.
-    """
+    """Reduces packed fields of any size through the slots, or in place; `fold` is in rank order."""
 
     def __init__(self, context: NodeContext, name: str, slots: Slots, fold: Fold) -> None:
         self._context = context
@@ -79,15 +67,15 @@ class LargeReduce:
             self._reduce_chunk(flat[begin : begin + step])
 
     def _reduce_chunk(self, chunk: Array) -> None:
-        """Fold my share of a chunk into my slot, and copy the others' from theirs.
+        """Fold this rank's share of a chunk into its slot, and copy the others' from theirs.
 
         In a slot its owner's share is a result, the rest are operands: one slot is enough. Results
-        are written when all have met again, and so have copied those of the chunk before; operands
-        when all have folded the last ones.
+        are written after a barrier, so the others have copied those of the chunk before; operands
+        after all ranks have folded the last ones.
         """
         slots = self._slots
         place, parts = slots.place, [slot[: chunk.size] for slot in slots.large]
-        # The same for all chunks, also the last: what was a result stays one.
+        # The same for all chunks, also the last: results stay results.
         shares = [self._share(slots.large[0].size, at) for at in range(self._nranks)]
         mine = shares[place]
         for others in (slice(0, mine.start), slice(mine.stop, None)):
@@ -103,7 +91,7 @@ class LargeReduce:
                 chunk[share] = part[share]
 
     def _fields(self, flat: Array) -> list[Array] | None:
-        """Return all ranks' fields as they are mapped here; None unless all are in windows."""
+        """Return all ranks' fields as mapped here; None unless all are in windows."""
         slots, context = self._slots, self._context
         slots.publish_place(context.locate(address_of(flat), flat.nbytes) or _NOT_IN_A_WINDOW)
         slots.meet(REDUCE)
@@ -120,7 +108,7 @@ class LargeReduce:
         return address + place.offset
 
     def _reduce_in_place(self, fields: Sequence[Array]) -> None:
-        """Fold my share, which no other rank reads or writes, and store it in all fields."""
+        """Fold this rank's share, which only it reads and writes, and store it in all fields."""
         slots, first = self._slots, fields[0]
         share = self._share(first.size, slots.place)
         step = _BLOCK_NBYTES // first.itemsize
@@ -133,7 +121,7 @@ class LargeReduce:
         slots.require_present()
 
     def _share(self, count: int, place: int) -> slice:
-        """Return which of so many elements a rank folds: whole cache lines but for the last."""
+        """Return the slice of elements that a rank folds: whole cache lines but for the last."""
         line = _LINE_NBYTES // self._itemsize
         begin, end = (count * at // self._nranks // line * line for at in (place, place + 1))
         return slice(begin, count if place == self._nranks - 1 else end)

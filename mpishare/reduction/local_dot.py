@@ -1,7 +1,7 @@
 """The dot product of two arrays of this process, block by block in a fixed order.
 
-A block is smaller than those for which a BLAS library starts threads, so that the bits depend on
-the arrays alone, not on how many threads there are.
+A block is smaller than those for which a BLAS library starts threads: the bits depend on the arrays
+alone, not on the number of threads.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ _BLOCK = 8192  # elements; OpenBLAS starts threads above 10 000
 
 
 class LocalDot:
-    """Sums ``conj(x) * y`` over arrays of one dtype."""
-
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._scratch = np.empty((2, _BLOCK), dtype)
 

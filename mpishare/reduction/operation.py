@@ -1,4 +1,4 @@
-"""The operations that reduce, and the dtypes for which there are such."""
+"""The reduction operations and their dtypes."""
 
 from __future__ import annotations
 
@@ -13,32 +13,16 @@ _DTYPES = frozenset(np.dtype(code) for code in "?bhilqBHILQefdFD")
 
 @dataclass(frozen=True)
 class Operation:
-    """Two elements become one, in the dtype of both; over several ranks in their order.
+    """A reduction operation on one dtype, applied in the order of the ranks.
 
-    The result of ranks 0, 1, 2 is ``(x0 op x1) op x2``, whatever the size and the backend. `max`
-    and `min` propagate NaN as `numpy.maximum` does; integers wrap.
-
-    Parameters
-    ----------
-    name : str
-        ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``.
-    dtype : numpy.dtype
-        float16, float32, float64, complex64, complex128, integers of 8 to 64 bits; bool with
-        ``"max"`` (whether any is true) and ``"min"`` (whether all are).
-
-    Raises
-    ------
-    TypeError
-        If `name` is not a str, or there is no such operation on elements of the dtype.
-    ValueError
-        If there is no operation of that name.
+    The result of ranks 0, 1, 2 is ``(x0 op x1) op x2``, for all sizes and backends. `max` and `min`
+    propagate NaN as `numpy.maximum` does; integers wrap.
     """
 
     name: str
     dtype: np.dtype[Any]
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be reduced, and say what can."""
         names = ", ".join(map(repr, _UFUNCS))
         if not isinstance(self.name, str):
             raise TypeError(f"op must be one of {names}, not {self.name!r}")

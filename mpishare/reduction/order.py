@@ -1,4 +1,4 @@
-"""In which order the elements of a field are packed, the same on all ranks."""
+"""The order in which the elements of a field are packed, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def packing_order(setup: PlanSetup) -> Order:
-    """Return the order in which the elements of all ranks are packed. Local.
+    """Return the order in which the elements of all ranks are packed.
 
     Fields that are all packed in Fortran order need no copy in that order.
     """
@@ -23,6 +23,6 @@ def packing_order(setup: PlanSetup) -> Order:
 
 
 def is_packed(layout: FieldLayout, order: Order) -> bool:
-    """Whether the elements lie one behind the other in this order. Local."""
+    """Whether the elements are contiguous in this order."""
     packed = Layout(layout.shape, layout.dtype, order).of_field()
     return replace(packed, device=layout.device).is_like(layout)

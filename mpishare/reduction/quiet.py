@@ -1,8 +1,8 @@
-"""Arithmetic without NumPy's floating-point warnings, whatever the user's `numpy.errstate` says.
+"""Arithmetic without NumPy's floating-point warnings, for any `numpy.errstate` of the user.
 
-A reduction is to end alike on all ranks and backends: an overflow gives inf, not an exception on
-those ranks that happen to add these elements. To enter `numpy.errstate` takes longer than to add
-a few numbers, so that it is set once, in a context of its own.
+A reduction must end alike on all ranks and backends: an overflow gives inf, not an exception on
+those ranks that happen to add these elements. Entering `numpy.errstate` takes longer than adding a
+few numbers, so it is set once, in a context of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def quiet_runner() -> Run:
-    """Return ``run(function, *arguments)``, which calls it where nothing warns. Local."""
+    """Return ``run(function, *arguments)``, which calls without warnings."""
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":
         return _run_with_errstate  # there it belongs to the thread, not to the context
     context = copy_context()

@@ -3,11 +3,11 @@
 Every rank writes its own control words and slots, and reads those of all::
 
     READY      for even epochs and for odd ones: the epoch and the call, in one word
-    PLACE      for even epochs and for odd ones: where the rank's field is, if in a window
+    PLACE      for even epochs and for odd ones: the location of the rank's field, if in a window
 
-In each epoch all ranks meet. Words are double-buffered by its parity, small slots by that of their
-use: a rank overwrites those of use k in use k + 2. It has met all others in use k + 1 by then, so
-that these are done with use k.
+Each epoch is a barrier. Words are double-buffered by its parity, small slots by that of their use:
+a rank overwrites those of use k in use k + 2. It has passed the barrier of use k + 1 by then, so
+all others are done with use k.
 """
 
 from __future__ import annotations
@@ -37,34 +37,7 @@ _ALIGN = 128  # slots of two ranks never share a cache line
 
 
 class Slots:
-    """The shared memory of the plan's ranks on this node. Collective to make, host-blocking.
-
-    Parameters
-    ----------
-    comm : PlanComm
-        The ranks of the plan.
-    name : str
-        The plan's.
-    dtype : numpy.dtype
-        Of the elements.
-    small, large : int
-        Elements per small slot, and per large one; there may be no large ones.
-
-    Attributes
-    ----------
-    pair : pair of list of numpy.ndarray
-        The small slots for even and for odd uses: one for each rank on this node, in order.
-    stacked : pair of numpy.ndarray
-        The same as arrays of two axes: the ranks, and the elements of a slot.
-    large : list of numpy.ndarray
-        The large slot of each rank.
-    parity : int
-        Of the last use; flipped before each.
-    place : int
-        That of this rank among the ranks on this node.
-    nbytes : int, bytes
-        Of all ranks: it is there once per node.
-    """
+    """The shared memory of the plan's ranks on this node. Collective to make, host-blocking."""
 
     def __init__(
         self, comm: PlanComm, name: str, dtype: np.dtype[Any], small: int, large: int
@@ -84,8 +57,8 @@ class Slots:
         self._control = [
             words[SLOT_WORDS * at : SLOT_WORDS * (at + 1)] for at in range(len(self._ranks))
         ]
-        self.parity = 0
-        self.place = self._ranks.index(comm.rank)
+        self.parity = 0  # of the last use; flipped before each
+        self.place = self._ranks.index(comm.rank)  # among the ranks on this node
         self._mine = self._control[self.place]
         self._others = [*self._control[: self.place], *self._control[self.place + 1 :]]
         base = np.frombuffer(self._memory.buffer, dtype=np.uint8)
@@ -102,19 +75,9 @@ class Slots:
         self.large = slots[2 * count :]
 
     def meet(self, kind: int) -> None:
-        """Wait until all ranks are in this call too; what each wrote before, all see after.
+        """Barrier: writes of all ranks before it are visible to all after it. Host-blocking.
 
-        Host-blocking.
-
-        Parameters
-        ----------
-        kind : int
-            The call, an index of `CALLS`.
-
-        Raises
-        ------
-        MismatchError
-            On every rank, if they are not all in the same.
+        `MismatchError` on every rank, unless all are in the same call `kind`, an index of `CALLS`.
         """
         # Written for speed: a reduction of few elements is little more than this.
         epoch = self._epoch = self._epoch + 1
@@ -133,15 +96,7 @@ class Slots:
         self._memory_barrier()
 
     def compiled(self, operation: str, count: int) -> Any:
-        """Return the compiled `reduce` of the small slots, if there is one for that operation.
-
-        Parameters
-        ----------
-        operation : str
-            With the dtype: ``"sum float64"``.
-        count : int
-            How many elements.
-        """
+        """Return the compiled `reduce` of the small slots for ``"sum float64"``, or None."""
         context = self._comm.context
         module = context.compiled
         if module is None or not module.can_reduce(operation):
@@ -153,23 +108,23 @@ class Slots:
         ).reduce
 
     def next_epoch(self) -> int:
-        """Return the epoch of a meeting made by compiled code; `wait` where it takes long."""
+        """Return the epoch of a barrier in compiled code, which calls `wait` if it takes long."""
         self._epoch += 1
         return self._epoch
 
     def publish_place(self, place: Location) -> None:
-        """Say where this rank's field is, for `places` after the next meeting. Local."""
+        """Publish this rank's location, for `places` after the next barrier."""
         begin = _PLACES + _PLACE_WORDS * ((self._epoch + 1) & 1)
         for at, word in enumerate(place, begin):
             self._mine[at] = word
 
     def places(self) -> list[Location]:
-        """Return what each rank published before the last meeting. Local."""
+        """Return the locations that all ranks published before the last barrier."""
         begin = _PLACES + _PLACE_WORDS * (self._epoch & 1)
         return [Location(*theirs[begin : begin + _PLACE_WORDS]) for theirs in self._control]
 
     def require_present(self) -> None:
-        """Raise if a rank has left the node: its field may have been overwritten meanwhile."""
+        """Raise if a rank has left the node: its field may have been overwritten."""
         self._memory_barrier()
         agreement = self._comm.context.agreement
         gone = [rank for rank in self._ranks if not agreement.is_here(self._comm.ranks_here[rank])]
@@ -177,7 +132,7 @@ class Slots:
             self._comm.wait(self._call(REDUCE), lambda: gone)  # raises, with the reason
 
     def close(self) -> None:
-        """Give the memory back. Local, once no rank uses it."""
+        """Give the memory back, once no rank uses it."""
         self._control, self._others = [], []
         self._mine = memoryview(b"").cast("Q")
         self.pair, self.large = ([], []), []
@@ -185,16 +140,11 @@ class Slots:
         self._memory.close()
 
     def wait(self, value: int) -> None:
-        """Wait until all ranks are in the epoch of a word; raise if one of them made another call.
+        """Wait until all ranks are in the epoch of `value`; raise if one of them made another call.
 
-        Host-blocking.
-
-        Parameters
-        ----------
-        value : int
-            What this rank has written: twice the epoch, and the call.
+        `value` is this rank's word: twice the epoch, plus the call. Host-blocking.
         """
-        word, least = value >> 1 & 1, value & ~1  # whichever call it is
+        word, least = value >> 1 & 1, value & ~1  # for any call
         self._comm.wait(self._call(value), lambda: self._behind(word, least))
         self._memory_barrier()
         calls = [CALLS[theirs[word] & 1] for theirs in self._control]
@@ -208,7 +158,7 @@ class Slots:
             )
 
     def refuse(self, *_: Any) -> NoReturn:
-        """Raise since a handler of a signal has closed the plan in one of its calls."""
+        """Raise the error of a plan that a handler of a signal has closed in one of its calls."""
         raise ClosedError(f"{self._name} was closed while it was in a call")
 
     def _call(self, value: int) -> str:

@@ -59,7 +59,7 @@ def test_who_allows_messages_allows_the_faster_ones():
 def test_which_memory_messages_use_is_said_by_one_rank(caplog, why, level):
     with caplog.at_level(logging.INFO, "mpishare"):
         for rank in range(2):
-            routes.tell("HaloExchange 1", comm(rank, (rank,), 2), why)
+            routes.log_memory("HaloExchange 1", comm(rank, (rank,), 2), why)
     (record,) = caplog.records
     assert record.levelname == level
     assert why in record.getMessage()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpishare.halo.rendezvous import NOBODY, Directory, Ids, Search, homes_of, require_owners
+from mpishare.halo.rendezvous import NO_OWNER, Directory, Ids, Search, homes_of, require_owners
 
 IDS = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)
 
@@ -33,7 +33,7 @@ def test_a_directory_knows_every_owner(owners, others):
     assert directory.owned_twice() == []
     asked = [*owners, *others]
     found = directory.owners_of(np.array(asked, np.int64))
-    assert found.tolist() == [owners.get(each, NOBODY) for each in asked]
+    assert found.tolist() == [owners.get(each, NO_OWNER) for each in asked]
 
 
 @settings(deadline=None)
@@ -62,11 +62,11 @@ def searched(owned, ghosts):
         Search(Ids(np.array(a + b, np.int64), len(a), len(a + b)), size)
         for a, b in zip(owned, ghosts, strict=True)
     ]
-    told = alltoallv([each.tell() for each in searches])
-    asked = alltoallv([each.ask() for each in searches])
-    answers = [each.answer(*pair) for each, *pair in zip(searches, told, asked, strict=True)]
-    back = alltoallv(answers)
-    require_owners("a call", [s.look(n) for s, (n, _) in zip(searches, back, strict=True)])
+    owned = alltoallv([each.owned() for each in searches])
+    ghosts = alltoallv([each.ghosts() for each in searches])
+    owners = [each.owners(*pair) for each, *pair in zip(searches, owned, ghosts, strict=True)]
+    back = alltoallv(owners)
+    require_owners("a call", [s.conflicts(n) for s, (n, _) in zip(searches, back, strict=True)])
     requested = alltoallv([each.request() for each in searches])
     for search, numbers in zip(searches, requested, strict=True):
         search.grant(*numbers)

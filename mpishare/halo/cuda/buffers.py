@@ -1,4 +1,4 @@
-"""The buffers of one direction of a plan on CUDA, and where in them each part lies."""
+"""The buffers of one direction of a plan on CUDA, and the address of each part in them."""
 
 from __future__ import annotations
 
@@ -30,26 +30,6 @@ class Buffers:
     """Flags, staging and MPI buffers.
 
     Collective to make; `create` and `undo` are, the other methods are local.
-
-    Parameters
-    ----------
-    direction : Direction
-        What is sent and received.
-    comm : PlanComm
-        The ranks of the plan.
-    name : str
-        The plan's name, for errors.
-
-    Attributes
-    ----------
-    flags : PinnedFlags
-        The flags in host memory.
-    stages : list of MpiStage
-        The messages by MPI, once `make_mpi` has made them.
-    unpacked : event
-        Recorded when all that they have received is unpacked; None where there are none.
-    in_place : InPlaceMessages or None
-        What stands for the only stage, if none of its messages must be packed.
     """
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
@@ -66,12 +46,12 @@ class Buffers:
         self._handles: list[str] = []
 
     def create(self, setup: PlanSetup, *, is_reverse: bool) -> None:
-        """Allocate the staging buffers, and learn where those of the others are.
+        """Allocate the staging buffers, and get the addresses of the others'.
 
-        Collective, unless the ranks have regions with room, and one of them has told for an earlier
-        plan like this how much is needed.
+        Collective, unless these ranks have regions with room, and the sizes are cached from an
+        earlier equal plan.
         """
-        comm, known, name = self._comm, setup.said.known, f"staging, {is_reverse}"
+        comm, known, name = self._comm, setup.agreed.known, f"staging, {is_reverse}"
         room, regions = known.get(name), comm.regions
         offset = None if room is None or regions is None else regions.take(room)
         if regions is not None and room is not None and offset is not None:
@@ -101,7 +81,7 @@ class Buffers:
         self._handles = [handle for handle, *_ in replies]
 
     def attach(self, stream: int) -> None:
-        """Zero what this rank allocated, on a stream, and map what others did. Local."""
+        """Zero this rank's buffer, on a stream, and map those of the others."""
         self._staging.attach(self._handles, stream)
 
     def make_mpi(self) -> None:
@@ -112,7 +92,7 @@ class Buffers:
             [message for message in messages if each.mine[message.peer] in BY_MPI]
             for messages in (each.sends, each.recvs)
         )
-        # Sums are made message by message, so that their order is not that of the pieces.
+        # Whole messages for sums: their order must not depend on the pieces.
         count = 1 if each.is_reverse else MAX_STAGES
         layouts, rank = each.layouts_by_rank, self._comm.rank
         cut = (split(part, layouts, rank, count, on_gpu=on_gpu) for part in (sends, recvs))
@@ -135,23 +115,23 @@ class Buffers:
 
     @property
     def place(self) -> Place:
-        """Where the memory is that kernels of route ``fused`` use, once it is attached."""
+        """The addresses of all memory that kernels of route ``fused`` use, once it is attached."""
         sizes = [(rank, layout.nbytes) for rank, layout in self._layouts.items() if layout.nbytes]
         staging = [(self._staging.address_of(rank), nbytes) for rank, nbytes in sizes]
         return Place(staging, self.flags.staging_address)
 
     def outgoing(self, message: Message, part: Part) -> Slot:
-        """Return where a part of a message to a peer is packed, if it does not go by MPI."""
+        """Return the packed place of a part to send; not for MPI."""
         route = self._direction.mine[message.peer]
         return self._slot(route, PartKey(self._comm.rank, message.peer, message.tag, part.field))
 
     def incoming(self, message: Message, part: Part) -> Slot:
-        """Return where a part of a message from a peer arrives packed, if it does not by MPI."""
+        """Return the packed place of a part to receive; not for MPI."""
         route = self._direction.mine[message.peer]
         return self._slot(route, PartKey(message.peer, self._comm.rank, message.tag, part.field))
 
     def silent_flag(self, sender: int, receiver: int) -> int | None:
-        """Return the flag that a fused neighbor without parts stores; None where it has parts."""
+        """Return the flag that a fused neighbor without parts stores; None if it has parts."""
         flags = self._addresses_of_flags(silent_key(sender, receiver))
         return flags[0] if flags else None
 
@@ -177,18 +157,18 @@ class Buffers:
         return [self._staging.address_of(key.receiver) + offset for offset in offsets]
 
     def release(self) -> None:
-        """Unmap what other ranks own."""
+        """Unmap memory of other ranks."""
         self._staging.release()
 
     def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
+        """Free this rank's memory, once all ranks have released."""
         self._direction.direct.close()
         self._staging.close()
         self.flags.close()
         self._close_mpi()
 
     def undo(self) -> None:
-        """Free everything after a failure that all ranks know of. Collective."""
+        """Free everything after a failure on all ranks. Collective."""
 
         def release() -> None:
             self._comm.context.drain(self._name)

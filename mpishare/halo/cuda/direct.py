@@ -1,9 +1,9 @@
-"""Parts that go straight into the ghosts of another rank on the same GPU, without staging.
+"""Parts that are stored straight into the ghosts of another rank on the same GPU.
 
-Through staging each byte is read and written twice, and there memory is the limit, not a link. So
-large parts are stored into the receiver's field where that is in a window, which the sender maps.
-The receiver says at each exchange by a flag that its ghosts may be written, and whether the field
-of this call is the one in the window; else the sender uses the staging buffer.
+Through staging each byte is read and written twice, and within a GPU memory is the limit, not a
+link. So large parts are stored into the receiver's field where that is in a window, which the
+sender maps. At each exchange the receiver signals by a flag that its ghosts may be written, and
+whether the field of this call is the one in the window; else the sender uses the staging buffer.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from mpishare.halo.message import MessageInfo
 
 MIN_NBYTES = 4 << 20
-"""Size of the parts that go straight: to wait for a flag takes longer than to copy smaller ones."""
+"""Least size of a direct part: for smaller ones the wait for a flag takes longer than a copy."""
 
 
 def locations(
     context: NodeContext, addresses: Sequence[int], layouts: Sequence[FieldLayout]
 ) -> list[Location | None]:
-    """Return for each field of a plan where it lies in a window; None where it cannot be stored to.
+    """Return each field's location in a window; None if other ranks cannot store there.
 
-    Local. Without MPS the ranks of a GPU take turns, and a sender would wait for a turn more.
+    Without MPS the ranks of a GPU take turns, and the flag would cost the sender one more turn.
     """
     device, mine = context.backend.device, context.uuids[context.rank]
     if device is None or not device.mps or context.uuids.count(mine) < 2:
@@ -44,20 +44,7 @@ def locations(
 
 
 class DirectParts:
-    """The parts of a plan that are stored straight into ghosts, the same on all ranks. Local.
-
-    Parameters
-    ----------
-    setup : PlanSetup
-        What the ranks of the plan agreed on.
-    messages : sequence of sequence of MessageInfo
-        For each rank, what it sends.
-
-    Attributes
-    ----------
-    keys : set of PartKey
-        The parts.
-    """
+    """The keys of the parts that are stored straight into ghosts, the same on all ranks."""
 
     def __init__(self, setup: PlanSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
         self._held: list[Any] = []
@@ -72,13 +59,13 @@ class DirectParts:
             if is_near and is_in_window and box is not None and info.nbytes >= MIN_NBYTES:
                 self._boxes[key] = box
         self.keys = set(self._boxes)
-        # Who has none is remembered for later plans, and must not hold what this one is made with.
+        # Without direct parts this object is cached for later plans, and must not hold this setup.
         self._setup = setup if self.keys else None
 
     def ghosts(self, key: PartKey) -> tuple[Part, FieldLayout, int]:
-        """Return what a part is stored into: the cells, the layout, and the address of the field.
+        """Return cells, layout and mapped address of the field that a part is stored into.
 
-        It stays mapped here until `close`, even where its window is closed.
+        It stays mapped here until `close`, even after its window is closed.
         """
         setup = self._setup
         if setup is None:
@@ -93,12 +80,12 @@ class DirectParts:
         return part, layout, memory.address + place.offset
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Drop all references."""
         self._held = []
 
 
 def _boxes_received(setup: PlanSetup) -> dict[PartKey, Box]:
-    """Return the boxes of cells that the ranks of this node receive into."""
+    """Return the boxes that the ranks of this node receive into."""
     return {
         PartKey(message.peer, receiver, message.tag, part.field): part.box
         for receiver in setup.comm.ranks_here

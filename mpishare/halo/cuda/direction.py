@@ -1,6 +1,6 @@
-"""One direction of a plan on CUDA: its messages, and the route of each. No GPU is used here.
+"""One direction of a plan on CUDA: its messages and their routes, without a GPU.
 
-All of it follows from what the ranks said of a plan, so plans alike share one.
+It follows from the agreed descriptions alone, so equal plans share one.
 """
 
 from __future__ import annotations
@@ -20,31 +20,7 @@ if TYPE_CHECKING:
 
 
 class Direction:
-    """What this rank sends and receives in one direction, and how. Local.
-
-    Parameters
-    ----------
-    setup, sends, recvs, is_reverse
-        As for `CudaEngine`.
-
-    Attributes
-    ----------
-    routes : list of dict of int to str
-        For each rank, its route to each peer; ``local`` for a rank's own cells. The reverse uses
-        ``copy`` for ``fused``: sums keep an order, which one kernel cannot.
-    mine : dict of int to str
-        Those of this rank.
-    messages : list of list of MessageInfo
-        For each rank, what it sends, with these routes.
-    sharing : set of int
-        The plan's ranks on this node that share their GPU with another rank.
-    direct : DirectParts
-        The parts that may go straight into ghosts on the same GPU.
-    ranks_per_gpu : int
-        How many ranks use this rank's GPU, those of other nodes on this machine too.
-    fused_items : dict of tuple of int to MovableItems
-        For each alignment of the fields, the work items of an earlier plan.
-    """
+    """This rank's messages in one direction, their routes, and the layouts of their buffers."""
 
     def __init__(
         self,
@@ -59,11 +35,13 @@ class Direction:
         self.layouts, self.layouts_by_rank = setup.mine, setup.layouts
         self.sends, self.recvs, self.is_reverse = sends, recvs, is_reverse
         uuids = context.all_uuids
+        # Ranks of other nodes on this machine count too.
         self.ranks_per_gpu = uuids.count(uuids[context.rank])
+        # Ranks of the plan on this node that share their GPU.
         self.sharing = {r for r, place in comm.ranks_here.items() if uuids.count(uuids[place]) > 1}
 
         def directed(rank: int, peer: int, route: str) -> str:
-            if is_reverse:
+            if is_reverse:  # sums keep an order, which one kernel cannot
                 return "copy" if route == "fused" else route
             return "local" if route == "copy" and peer == rank else route
 
@@ -77,11 +55,11 @@ class Direction:
             for rank, infos in enumerate(setup.messages_by_rank(is_reverse=is_reverse))
         ]
         self.direct = DirectParts(setup, self.messages)
-        self.fused_items: dict[tuple[int, ...], MovableItems] = {}
+        self.fused_items: dict[tuple[int, ...], MovableItems] = {}  # by alignment of the fields
 
     @cached_property
     def staging(self) -> dict[int, StagingLayout]:
-        """The layouts of the staging buffers of this rank and of its neighbors on GPUs."""
+        """Staging layouts of this rank and of its neighbors on GPUs."""
         ranks = self.rank, *self.peers("fused", "copy")
         given = self.messages, self.routes, self.ranks_here
         return {
@@ -90,12 +68,11 @@ class Direction:
 
     @cached_property
     def pinned(self) -> tuple[dict[PartKey, int], int]:
-        """The layout of the parts in the node's pinned host memory, and its size."""
+        """The offsets of parts in the node's pinned host memory, and its size."""
         return pinned_layout(self.messages, self.ranks_here)
 
     @property
     def has_fused(self) -> bool:
-        """Whether this rank has fused neighbors."""
         return "fused" in self.mine.values()
 
     @property
@@ -104,18 +81,18 @@ class Direction:
         return not self.has_fused or bool(set(self.mine.values()) - {"fused", "local"})
 
     def peers(self, *routes: str) -> list[int]:
-        """Return the other ranks that are reached by these routes."""
+        """Return the other ranks on these routes."""
         return [p for p, route in self.mine.items() if route in routes and p != self.rank]
 
     def outgoing(self, *routes: str) -> Iterator[tuple[Message, Part]]:
-        """Yield the parts that are sent by these routes, to this rank itself too."""
+        """Yield the parts to send by these routes, to this rank itself too."""
         for message in self.sends:
             if self.mine[message.peer] in routes:
                 for part in message.parts:
                     yield message, part
 
     def incoming(self, *routes: str) -> Iterator[tuple[Message, Part]]:
-        """Yield the parts that are received by these routes."""
+        """Yield the parts to receive by these routes."""
         for message in self.recvs:
             if self.mine[message.peer] in routes:
                 for part in message.parts:

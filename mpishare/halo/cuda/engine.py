@@ -1,4 +1,4 @@
-"""Moves the cells of fields in GPU memory: routes ``fused``, ``copy``, ``pinned``, ``mpi``."""
+"""The engine of fields in GPU memory: routes ``fused``, ``copy``, ``pinned``, ``mpi``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 
 
 class Launches(NamedTuple):
-    """What one exchange enqueues, for fields of some alignment; None where nothing is needed."""
+    """The launches of one exchange for one alignment of the fields; None for none."""
 
     streamed: StreamedRoutes | None
     fused: Fused | None
 
 
 Call = tuple[Sequence[Any], tuple[int, ...], Launches]
-"""A checked call: its fields, their addresses, and the launches for these. A plain tuple, as each
-call makes one."""
+"""A checked call: fields, addresses, launches. A plain tuple, as each call makes one."""
 
 
 Handles = tuple[dict[Any, int], dict[Any, int]]
@@ -57,17 +56,7 @@ def _never(*_: Any) -> bool:
 
 
 class CudaEngine(CudaPlanEngine):
-    """One direction of one plan on CUDA. Collective to make, host-blocking.
-
-    Parameters
-    ----------
-    setup : PlanSetup
-        What the ranks of the plan agreed on.
-    sends, recvs : sequence of Message
-        What this rank sends and receives in this direction.
-    is_reverse : bool
-        Whether ghosts are added to the cells that they shadow, and zeroed.
-    """
+    """One direction of one plan on CUDA. Collective to make, host-blocking."""
 
     def __init__(
         self,
@@ -116,7 +105,7 @@ class CudaEngine(CudaPlanEngine):
         # Shared by both directions of the plan.
         setup.chain = self._chain = setup.chain or StreamChain(backend, name)
         self._order = LaunchOrder.join(backend) if direction.has_fused else None
-        # The routes of all ranks, so that all refuse a capture or none does.
+        # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
         self._host_routes = sorted(used & {"pinned", *BY_MPI})
         self._has_stream_waits = any(
@@ -124,7 +113,7 @@ class CudaEngine(CudaPlanEngine):
             for rank, routes in enumerate(setup.routes)
             for peer, route in routes.items()
         )
-        # What a replay of a captured call follows, and is ended by: see `Replayable`.
+        # The order of replays of captured calls: see `Replayable`.
         self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
         self.abort = self._flags.abort
         self.try_fast = self.try_start = self.try_wait = _never
@@ -139,7 +128,7 @@ class CudaEngine(CudaPlanEngine):
             self.try_start = started.bind(self.agreement, self._flags)
             self.try_wait = bind_wait(chain, self.agreement, self._join)
         elif self._replays:
-            routes = self._replays[0]  # those of any alignment: the graphs are of the addresses
+            routes = self._replays[0]  # for any alignment: graphs are by address
             found = ByMessages(*packing, routes.replayed_in_place)
             if self._order is None:
                 replayed = FastPath(self._layouts, found, self._chain, None, _never, routes.replay)
@@ -152,13 +141,13 @@ class CudaEngine(CudaPlanEngine):
             self.try_fast = replayed.bind(self.agreement, self._flags)
 
     def _build(self, direction: Direction, handles: Handles, packing: Handles) -> None:
-        """Map the others' buffers, make a stream, events and launches. Local."""
+        """Map the others' buffers; make a stream, events and launches."""
         buffers, launcher, backend = self._buffers, self._launcher, self._backend
         self._stream = int(backend.new_stream())
         buffers.attach(self._stream)
         buffers.make_mpi()
         self._events += [backend.local_event(), backend.local_event()]
-        # For fields that all begin at a multiple of the widest unit, and for any others.
+        # For fields aligned to the widest unit, and for any others.
         for alignments in ([ALIGN] * len(self._layouts), self._alignments):
             if self._launches and self._serves_all(self._launches[0]):
                 self._launches.append(self._launches[0])
@@ -170,11 +159,11 @@ class CudaEngine(CudaPlanEngine):
                 self._replays.append(streamed)
             self._launches.append(Launches(streamed, fused))
         launcher.load(self._stream)
-        # Until all uploads have arrived, all kernels are loaded, and no other plan's is under way.
+        # Until all uploads have arrived, kernels are loaded, and no other plan's kernel runs.
         self._context.drain(self.name)
 
     def _serves_all(self, launches: Launches) -> bool:
-        """Whether launches for fields that are well aligned are right for all others, too."""
+        """Whether launches for well aligned fields are right for all others, too."""
         streamed, fused = launches
         return streamed is None and fused is not None and fused.is_for(self._alignments)
 
@@ -194,19 +183,19 @@ class CudaEngine(CudaPlanEngine):
         return fields, addresses, unaligned
 
     def start(self, call: Call, stream: Any) -> None:
-        """Send my cells. Fused neighbors run on the plan's own stream, up to their ghosts."""
+        """Send. Fused neighbors run on the plan's own stream, up to the ghosts."""
         entered = self._enter("start", call, stream)
         self._start(call, entered)
         self._leave(entered)
 
     def wait(self, call: Call, stream: Any) -> None:
-        """Receive into the ghosts, and let the user's stream wait for the plan's own."""
+        """Receive into the ghosts; the user's stream waits for the plan's own."""
         entered = self._enter("wait", call, stream)
         self._wait(call, entered)
         self._leave(entered)
 
     def exchange(self, call: Call, stream: Any) -> None:
-        """Do both on the user's stream; fused neighbors beside it where there are messages."""
+        """Do both on the user's stream; beside messages, fused neighbors run on the plan's own."""
         entered = self._enter("exchange", call, stream)
         _, addresses, (streamed, fused) = call
         if streamed is not None and fused is not None and streamed.stages:
@@ -227,7 +216,7 @@ class CudaEngine(CudaPlanEngine):
         handle, _, _, is_captured = entered
         _, addresses, (streamed, fused) = call
         if fused is not None:
-            # Neither waits for the other: the kernel on the plan's own stream, and the packs.
+            # The kernel on the plan's own stream and the packs do not wait for each other.
             self._follow_user(handle)
         if streamed is not None:
             streamed.start(handle, addresses)
@@ -252,7 +241,7 @@ class CudaEngine(CudaPlanEngine):
         try:
             streamed.wait(handle, addresses)
         except BaseException:
-            never_free(fields)  # a message may still come in
+            never_free(fields)  # a message may still arrive
             raise
 
     def _leave(self, entered: StreamInfo) -> None:
@@ -261,14 +250,14 @@ class CudaEngine(CudaPlanEngine):
             self._chain.leave()
 
     def ahead(self) -> list[int]:
-        """Ranks of the node that have called more often than this one."""
+        """See `Engine.ahead`."""
         return self._flags.ahead()
 
     def _is_over(self) -> bool:
         return super()._is_over() and self._backend.is_done(self._stream)
 
     def close(self) -> None:
-        """Free what this rank owns. Local, once all ranks have released."""
+        """Free this rank's memory, once all ranks have released."""
         self._close_launches()
         self._buffers.close()
         self._launcher.close()
@@ -290,7 +279,7 @@ class CudaEngine(CudaPlanEngine):
         self._backend.wait_event(self._forked, self._stream)
 
     def _fork(self, graph: int, handle: int, where: str) -> None:
-        """Launch a graph on the plan's own stream, after what the user's was given."""
+        """Launch a graph on the plan's own stream, after the work on the user's."""
         self._follow_user(handle)
         launch_graph(graph, self._stream, where)
 
@@ -307,7 +296,7 @@ class CudaEngine(CudaPlanEngine):
         self._join(handle)
 
     def _launch_first(self, addresses: tuple[int, ...], handle: int) -> bool:
-        """Launch the fused kernel for arrays of CuPy that have no graph, if it can serve them."""
+        """Launch the fused kernel for CuPy arrays without a graph, or return False."""
         fused = self._fused_for(addresses)
         if fused is None:
             return False
@@ -315,7 +304,7 @@ class CudaEngine(CudaPlanEngine):
         return True
 
     def _start_first(self, addresses: tuple[int, ...], handle: int) -> bool:
-        """Do the same on the plan's own stream."""
+        """The same on the plan's own stream."""
         fused = self._fused_for(addresses)
         if fused is None:
             return False
@@ -324,13 +313,13 @@ class CudaEngine(CudaPlanEngine):
         return True
 
     def _fused_for(self, addresses: tuple[int, ...]) -> Fused | None:
-        """Return the launches for well aligned arrays apart; `SeenArrays` knows their GPU."""
+        """Return the launches for well aligned, disjoint arrays on this rank's GPU."""
         is_aligned = not functools.reduce(operator.or_, addresses) % ALIGN
         is_served = is_aligned and self._disjoint.are_apart(addresses)
         return self._launches[0].fused if is_served else None
 
     def _join(self, handle: int) -> None:
-        """Let the user's stream go on after the plan's own."""
+        """Let the user's stream wait for the plan's own."""
         self._backend.record(self._joined, self._stream)
         self._backend.wait_event(self._joined, handle)
 
@@ -352,7 +341,7 @@ class CudaEngine(CudaPlanEngine):
                 order.chain.leave()
 
     def _enter(self, name: str, call: Call, stream: Any) -> StreamInfo:
-        """Return the stream of a call, which now waits for the plan's last call."""
+        """Return the stream of a call, ordered after the plan's last call."""
         if stream is None:
             stream = current_stream(call[0], self._device)
         entered: StreamInfo = self._backend.enter(stream)

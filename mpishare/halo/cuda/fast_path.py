@@ -1,4 +1,4 @@
-"""Fast path: calls by one launch, of the cached CUDA graph of fields that were seen before."""
+"""Fast path: calls that replay the cached CUDA graph of known fields by one launch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,7 @@ IS_CAPTURING = cupy.cuda.runtime.streamIsCapturing
 
 
 class ByMessages:
-    """What replays exchanges that are nothing but messages.
-
-    Parameters
-    ----------
-    packs, unpacks : mapping of key to int
-        Graphs by `graphs.key_of` the fields' addresses.
-    in_place : mapping of key to MpiMessages
-        The messages of fields for which there is nothing to pack.
-    """
+    """Lookup of replays by MPI messages alone: in place, or packed and unpacked by graphs."""
 
     def __init__(
         self,
@@ -49,7 +41,7 @@ class ByMessages:
         self._packs, self._unpacks, self._in_place = packs, unpacks, in_place
 
     def get(self, key: Any) -> MpiMessages | tuple[int, int] | None:
-        """Return the messages in place, or else both graphs, if there are such."""
+        """Return the messages in place, else both graphs, else None."""
         messages = self._in_place.get(key)
         if messages is not None:
             return messages
@@ -58,57 +50,32 @@ class ByMessages:
 
 
 class BesideFused:
-    """What replays exchanges with neighbors by the fused kernel and others by messages.
-
-    Parameters
-    ----------
-    graphs : mapping of key to int
-        Those of the kernel on the plan's own stream, by `graphs.key_of` the fields' addresses.
-    messages : ByMessages
-        The rest of the exchange.
-    """
+    """Lookup of replays by the fused kernel on the plan's own stream, with messages beside it."""
 
     def __init__(self, graphs: Mapping[Any, int], messages: ByMessages) -> None:
         self._graphs, self._messages = graphs, messages
 
     def get(self, key: Any) -> tuple[int, MpiMessages | tuple[int, int]] | None:
-        """Return the kernel's graph and what replays the messages, if there are both."""
+        """Return the kernel's graph and the replay of the messages, if both are cached."""
         graph, messages = self._graphs.get(key), self._messages.get(key)
         return None if graph is None or messages is None else (graph, messages)
 
 
 class _Alone:
-    """Stands for the order of a plan without kernels that wait."""
+    """The launch order of a plan without kernels that wait."""
 
     plans = 1
     chain: Any = None
 
 
 class FastPath:
-    """Calls by one graph launch, for plans whose whole exchange is one graph, or two. Local.
+    """Calls by one graph launch, for plans whose exchange is one graph, or two.
 
     Python takes longer to check a call than the GPU takes to run it. So a call is only compared
-    with the last one: CuPy arrays of the same layouts, on the same stream, with nothing to order.
-    Where their addresses have no graph, as those of arrays that are new, the kernel is launched.
-
-    Parameters
-    ----------
-    layouts : sequence of FieldLayout
-        This rank's fields.
-    handles : mapping of key to int
-        The graphs, by `graphs.key_of` the fields' addresses, or what stands for them.
-    chain : StreamChain
-        The plan's; a call on another stream takes the slow path.
-    order : LaunchOrder or None
-        The GPU's; so does a call after another plan's launch on another stream. None if no kernel
-        waits for another rank.
-    first : callable
-        Launches the kernel, given the fields' addresses and the stream of the call, and returns
-        True; or returns False, for what only the slow path can do.
-    enqueue : callable
-        Launches a graph, given it, the stream of the call, and the plan's name.
-    own : int
-        The stream that it launches on; 0: that of the call.
+    with the last one: CuPy arrays of the same layouts, on the same stream, with no other plan's
+    launch between. Other calls take the slow path. Arrays without a graph, such as new ones, are
+    passed to `first`, which launches the kernel, or returns False for the slow path. `own` is the
+    plan's stream; 0: that of the call.
     """
 
     def __init__(
@@ -132,14 +99,14 @@ class FastPath:
     ) -> Callable[[Sequence[Any], Any], bool]:
         """Return the function that replays the graph of a call, or returns False.
 
-        A closure, since each attribute that it would look up takes 1 % of the call.
+        A closure: each attribute lookup would take 1 % of the call.
         """
         first, *others = self._seen
         count, handles, chain, order = len(self._seen), self._handles, self._chain, self._order
-        known, look = first.known, first.look
+        known, lookup = first.known, first.lookup
         launch_first, enqueue, own = self._launch_first, self._enqueue, self._own
         where, device = chain.name, first.device
-        # As `CudaBackend.is_current`, which as a call takes half as long again.
+        # `CudaBackend.is_current`, inlined: a call takes half as long again.
         current, is_capturing = CURRENT_STREAM, IS_CAPTURING
 
         def replay(fields: Sequence[Any], stream: Any) -> bool:
@@ -150,7 +117,7 @@ class FastPath:
             if found is not None and found[0]() is field and found[1] == field.shape:
                 key: Any = found[2]
             else:
-                key = look(field)
+                key = lookup(field)
                 if key is None:
                     return False
             if others:  # apart from the first: a loop over one field would double the time
@@ -160,7 +127,7 @@ class FastPath:
                     if found is not None and found[0]() is field and found[1] == field.shape:
                         key.append(found[2])
                     else:
-                        key.append(seen.look(field))
+                        key.append(seen.lookup(field))
                 if None in key:
                     return False
                 key = tuple(key)
@@ -186,7 +153,7 @@ class FastPath:
                 try:
                     enqueue(graph, handle, where)
                 except BaseException:
-                    never_free(fields)  # a message may still come in
+                    never_free(fields)  # a message may still arrive
                     raise
                 return True
             if not launch_first(key if others else (key,), handle):
@@ -200,7 +167,7 @@ class FastPath:
 def bind_wait(
     chain: StreamChain, agreement: Agreement, enqueue: Callable[[int], None]
 ) -> Callable[[Any], bool]:
-    """Return the function that ends what was started, on the same stream, or returns False."""
+    """Return the function that completes a start on the same stream, or returns False."""
     is_current = chain.is_current
 
     def join(stream: Any) -> bool:

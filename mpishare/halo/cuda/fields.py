@@ -18,7 +18,7 @@ _Array = cupy.ndarray
 
 
 def cuda_layout(field: Any, name: str) -> FieldLayout:
-    """Return the layout of an array in GPU memory; raise where its ghosts cannot be written."""
+    """Return the layout of an array in GPU memory, or raise if its ghosts cannot be written."""
     if isinstance(field, _Array):
         found = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
     else:
@@ -27,7 +27,7 @@ def cuda_layout(field: Any, name: str) -> FieldLayout:
 
 
 def addresses_of(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> tuple[int, ...]:
-    """Return the addresses of a call's fields; `ValueError` if a layout differs. Local."""
+    """Return the addresses of a call's fields; `ValueError` if a layout differs."""
     found = []
     for field, expected in zip(fields, layouts, strict=True):
         if isinstance(field, _Array):
@@ -48,7 +48,7 @@ def addresses_of(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> tuple
 
 
 def current_stream(fields: Sequence[Any], device: int) -> Any:
-    """Return the current stream of the library that the fields come from. Local."""
+    """Return the current stream of the library of the fields; None for CuPy's."""
     if "torch" not in sys.modules:
         return None  # CuPy's current stream
     are_tensors = {_is_tensor(field) for field in fields}
@@ -60,7 +60,7 @@ def current_stream(fields: Sequence[Any], device: int) -> Any:
 
 
 def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
-    """Whether the stream of a call is being captured into a graph. Local."""
+    """See `Engine.is_captured`."""
     stream = current_stream(fields, backend.device.ordinal) if stream is None else stream
     return bool(backend.enter(stream)[3])
 

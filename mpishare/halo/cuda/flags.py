@@ -1,4 +1,4 @@
-"""Flags in pinned host memory that all ranks of a plan on this node see, and their GPUs."""
+"""Flags in pinned host memory, for all ranks of a plan on this node and their GPUs."""
 
 from __future__ import annotations
 
@@ -18,27 +18,11 @@ _CALLS, _STARTED, _FINISHED, _ABORT, _ROWS = (SLOT_WORDS * slot for slot in rang
 
 
 class PinnedFlags:
-    """The flags of a plan, and pinned host memory behind them for packed cells.
+    """The flags of a plan, followed by `nbytes` of pinned host memory for packed cells.
 
-    Collective to make over the plan's ranks, host-blocking where memory must be mapped.
-
-    Parameters
-    ----------
-    comm, name : PlanComm, str
-        The ranks of the plan, and its name for errors.
-    nbytes : int, bytes
-        Size of the memory for packed cells.
-    streamed : collection of int
-        Neighbors for which streams wait, not kernels.
-
-    Attributes
-    ----------
-    staging_address : int
-        Device address of the memory for packed cells.
-    nbytes : int, bytes
-        Size of the whole.
-    calls : memoryview
-        One word: how many exchanges this rank has called.
+    Collective to make over the plan's ranks, host-blocking where memory must be mapped. Streams
+    wait for the neighbors in `streamed`, kernels for the others. `calls` is one word, this rank's
+    count.
     """
 
     def __init__(self, comm: PlanComm, name: str, nbytes: int, streamed: Collection[int]) -> None:
@@ -61,11 +45,11 @@ class PinnedFlags:
         self.calls = self._view[mine : mine + 1]
 
     def ready(self, sender: int, receiver: int) -> int:
-        """Return the address of the flag by which a sender says that its cells are packed."""
+        """Return the address of the sender's flag: its cells are packed."""
         return self._address_of(sender, self._in_row(0, receiver))
 
     def consumed(self, receiver: int, sender: int) -> int:
-        """Return the address of the flag by which a receiver says that it has unpacked them."""
+        """Return the address of the receiver's flag: the cells are unpacked."""
         return self._address_of(receiver, self._in_row(1, sender))
 
     def stalled_on(self, peer: int) -> int:
@@ -74,7 +58,7 @@ class PinnedFlags:
 
     @property
     def started(self) -> int:
-        """The address of this GPU's count of streamed exchanges that it has begun."""
+        """The address of this GPU's count of streamed exchanges begun."""
         return self._address_of(self._rank, _STARTED)
 
     @property
@@ -83,15 +67,15 @@ class PinnedFlags:
         return self._address_of(self._rank, _ABORT)
 
     def mark_finished(self) -> None:
-        """Tell the other ranks that all streamed exchanges that this GPU has begun are done."""
+        """Publish that all streamed exchanges that this GPU has begun are done."""
         started = self._view[self._index(self._rank, _STARTED)]
         self._view[self._index(self._rank, _FINISHED)] = started
 
     def pending(self) -> list[int]:
-        """Ranks of the node that this rank's GPU waits for, or that have called less often. Local.
+        """Ranks of the node that this rank's GPU waits for, or that have made fewer calls.
 
-        A kernel publishes its long waits. Where a stream waits, a rank counts as pending that has
-        begun fewer exchanges, or that has left the node before these were done on its GPU.
+        A kernel publishes its long waits. Where a stream waits, a rank is pending if it has begun
+        fewer exchanges, or has left the node before these were done on its GPU.
         """
         view, state = self._view, self._context.agreement.state  # `close` may replace it
         mine = self._index(self._rank, 0)
@@ -109,13 +93,13 @@ class PinnedFlags:
         return [self._ranks_in_node[peer] for peer in ranks]
 
     def ahead(self) -> list[int]:
-        """Ranks of the node that have called more often than this one. Local."""
+        """See `Engine.ahead`."""
         mine = self._view[self._index(self._rank, _CALLS)]
         calls = {rank: self._view[self._index(rank, _CALLS)] for rank in self._ranks}
         return [self._ranks_in_node[rank] for rank, count in calls.items() if count > mine]
 
     def close(self) -> None:
-        """Give the memory back. Local, once nothing uses the flags."""
+        """Give the memory back, once nothing uses the flags."""
         if self._memory is not None:
             self._context.counter_pool.unwatch(self._view)
             # Not released here: the watchdog may be reading it. The mapping goes with that view.

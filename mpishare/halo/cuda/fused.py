@@ -24,23 +24,11 @@ _THREADS_BESIDE = 256
 
 
 class Fused:
-    """The launch that moves everything between this rank and its fused neighbors. Local.
+    """The launch between this rank and its fused neighbors.
 
-    Parameters
-    ----------
-    direction, buffers, launcher
-        Of one direction of a plan.
-    alignments : sequence of int, bytes
-        For each field, what its address is a multiple of.
-    capturing : int
-        A stream on which launches may be captured.
-    handles : pair of dict
-        Where the handles of the graphs of `alone` and of `beside` are published.
-
-    Attributes
-    ----------
-    alone, beside : GraphCache
-        The launch for `exchange`, and the smaller one for `start`, which runs beside other work.
+    `alone` fills the GPU, `beside` is smaller, for `start`, beside other work. `alignments` are
+    bytes, one for each field; graphs are captured on the stream `capturing`, and their handles
+    published in the two dicts.
     """
 
     def __init__(
@@ -68,7 +56,6 @@ class Fused:
         return self._items.is_ll and min(alignments) >= LL_UNIT <= min(self._alignments)
 
     def close(self) -> None:
-        """Destroy the graphs."""
         self.alone.close()
         self.beside.close()
 
@@ -76,7 +63,7 @@ class Fused:
 def _items(
     direction: Direction, buffers: Buffers, launcher: Launcher, alignments: tuple[int, ...]
 ) -> FusedItems:
-    """Return the items of a launch: those of an earlier plan like this one, or new ones."""
+    """Return the items of a launch, cached from an earlier equal plan or new."""
     place, known = buffers.place, direction.fused_items
     if alignments in known:
         return known[alignments].at(place)

@@ -12,31 +12,17 @@ if TYPE_CHECKING:
 _MAX_GRAPHS = 16
 _MAX_SEEN = 1024
 _SIGHTS_TO_REPLACE = 256
-"""Launches at the same addresses before these get the graph of others. To make a graph takes as
-long as ten launches, and a program may have more arrays in turn than there are graphs."""
+"""Launches at the same addresses before these replace a graph of others. Making a graph takes as
+long as ten launches, and a program may cycle through more arrays than there are graphs."""
 
 
 def key_of(addresses: tuple[int, ...]) -> Any:
-    """Return the key of the fields at these addresses: a bare int where there is one field."""
+    """Return the key of the fields at these addresses: a bare int for one field."""
     return addresses if len(addresses) > 1 else addresses[0]
 
 
 class GraphCache:
-    """A launch, and graphs of it for fields that come again. Local.
-
-    At the second sight, as long as there are few.
-
-    Parameters
-    ----------
-    launcher : Launcher
-        The launcher of `launch`.
-    launch : Launch
-        The prepared launch.
-    capturing : int
-        A stream on which it may be captured.
-    handles : dict
-        Where the handles of the graphs are published, by `key_of`.
-    """
+    """A launch, and graphs of it for fields that come again, while these are few."""
 
     def __init__(
         self, launcher: Launcher, launch: Launch, capturing: int, handles: dict[Any, int]
@@ -50,7 +36,7 @@ class GraphCache:
         self._graphs: dict[tuple[int, ...], Replay] = {}
 
     def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
-        """Enqueue the launch for fields at these addresses; as a graph unless it is captured."""
+        """Enqueue the launch for fields at these addresses: as a graph, unless it is captured."""
         if not is_captured:
             graph = self._graphs.get(addresses) or self._make(addresses)
             if graph is not None:
@@ -60,7 +46,7 @@ class GraphCache:
         self._launch.enqueue(stream)
 
     def _make(self, addresses: tuple[int, ...]) -> Replay | None:
-        """Return a graph for fields that came often enough."""
+        """Return a graph for fields that came often enough, else None."""
         sights, is_full = self._sights, len(self._graphs) == _MAX_GRAPHS
         count = sights.get(addresses, 0)
         if count < (_SIGHTS_TO_REPLACE if is_full else 1):
@@ -79,7 +65,6 @@ class GraphCache:
         return graph
 
     def close(self) -> None:
-        """Destroy the graphs."""
         self._handles.clear()
         for graph in self._graphs.values():
             graph.close()

@@ -37,23 +37,14 @@ _FILES = {
     "add": "streamed.cu",
 }
 _loaded: set[int] = set()
-"""The kernels that were launched before, which loads them."""
+"""Kernels that were launched before, and so are loaded."""
 
 
 @functools.cache
 def kernel(name: str, nfields: int, depth: int, device: int) -> int:
-    """Return the driver's handle of a kernel, loaded on the current device. Local.
+    """Return the driver's handle of a kernel, loaded on the current device, to which it belongs.
 
-    Parameters
-    ----------
-    name : str
-        ``fused``, ``fused_ll``, ``streamed`` or ``add``.
-    nfields : int
-        Fields of the plan.
-    depth : int
-        Units that a thread has in flight.
-    device : int
-        The current device, since a handle belongs to one.
+    `depth` is the number of units that a thread has in flight.
     """
     if nfields > _MAX_FIELDS:
         raise UnsupportedError(f"{nfields} fields in one plan: {_MAX_FIELDS} are allowed on CUDA")
@@ -73,7 +64,7 @@ def _module(file: str, nfields: int, depth: int) -> cupy.RawModule:
 
 
 def source(file: str) -> str:
-    """Return a CUDA source with its headers inserted, since the compiler sees no folder."""
+    """Return a CUDA source with its headers inserted, since the compiler has no include folder."""
     folder = Path(__file__).parent
     text = (folder / file).read_text()
     for header in ("ll.cuh", "work_items.cuh"):  # the first includes the second
@@ -82,21 +73,9 @@ def source(file: str) -> str:
 
 
 class Launcher:
-    """Prepares launches for one direction of a plan, and holds the memory they read. Local.
+    """Prepares launches for one direction of a plan, and holds the memory they read.
 
-    Parameters
-    ----------
-    direction : Direction
-        What is sent and received.
-    context : NodeContext
-        The node of this rank.
-    where : str
-        Names the plan and the rank in errors.
-
-    Attributes
-    ----------
-    pointers : ctypes array
-        The addresses of the fields: the first argument of every launch.
+    `pointers`, the addresses of the fields, is the first argument of every launch.
     """
 
     def __init__(self, direction: Direction, context: NodeContext, where: str) -> None:
@@ -125,7 +104,7 @@ class Launcher:
         return max(1, sm_count // self._ranks_per_gpu)
 
     def upload(self, array: np.ndarray[Any, Any]) -> int:
-        """Return where an array will be on the GPU after `load`; held until `close`."""
+        """Return the address that an array has on the GPU after `load`; held until `close`."""
         return self._tables.add(array)
 
     def state(self, name: str, nwords: int = 2) -> int:
@@ -135,7 +114,6 @@ class Launcher:
         return self._states[name]
 
     def work_list(self, alignments: Sequence[int]) -> WorkList:
-        """Return an empty list of work items, for fields of these alignments."""
         return WorkList(self._layouts, alignments, self.upload)
 
     def prepare(
@@ -152,17 +130,10 @@ class Launcher:
         return self._launch(name, grid, threads, arguments)
 
     def for_fused(self, items: FusedItems, abort: int) -> Callable[..., driver.Launch]:
-        """Return what prepares launches of route ``fused``, given ``blocks=`` and ``threads=``.
+        """Return a function of ``blocks=`` and ``threads=`` that prepares fused launches.
 
         All launches of a launcher count the same epochs: they must be for the same parts. Few small
-        parts get a kernel with a block per chunk.
-
-        Parameters
-        ----------
-        items : FusedItems
-            The work items.
-        abort : int
-            The address of the word that ends all waits.
+        parts get a kernel with a block per chunk. The word at `abort` ends all waits.
         """
         parts, log_chunks = items.parts, items.log_chunks
         blocks = len(parts) << log_chunks
@@ -170,7 +141,7 @@ class Launcher:
             items.is_ll
             and len(parts) <= _MAX_LL_PARTS
             and len(self._layouts) <= _MAX_LL_FIELDS
-            and blocks <= self.max_blocks // 2  # what any launch may have: see `Fused.beside`
+            and blocks <= self.max_blocks // 2  # half of the most: see `Fused.beside`
         )
         if is_small:
             state = self.state("fused_ll", blocks + 1)
@@ -202,9 +173,9 @@ class Launcher:
         return driver.Launch(function, grid, threads, arguments, self.where)
 
     def load(self, stream: int) -> None:
-        """Enqueue the copies of what launches read, and one launch of each new kernel on no items.
+        """Enqueue copies of the launches' data, and one launch of each new kernel on no items.
 
-        A kernel that is loaded later would wait for the streams.
+        Loading a kernel later would wait for the streams.
         """
         nfields = len(self._layouts)
         names = {name: kernel(name, nfields, self._depth, self._device) for name in self._names}
@@ -229,5 +200,5 @@ class Launcher:
         ]
 
     def close(self) -> None:
-        """Free what the launches read, once none is under way."""
+        """Free the launches' data, once none is under way."""
         self._tables.close()

@@ -18,13 +18,6 @@ class LaunchOrder:
     own, the kernels of one plan could fill one GPU, those of another the next, and each would wait
     for a kernel that cannot start. The order of the calls is the same on all ranks. A single plan
     needs no order: the next is made only when no kernel is under way.
-
-    Attributes
-    ----------
-    plans : int
-        How many plans launch fused kernels on this GPU.
-    chain : StreamChain
-        Their launches, in order.
     """
 
     _of_device: ClassVar[dict[int, LaunchOrder]] = {}
@@ -33,7 +26,7 @@ class LaunchOrder:
         self.chain = StreamChain(backend, "fused kernels")
         self.plans = 0
         self._backend = backend
-        self._captured: tuple[Recording, int] | None = None  # where the last launch went
+        self._captured: tuple[Recording, int] | None = None  # of the last launch
         self._event: Any = None
 
     @classmethod
@@ -44,7 +37,7 @@ class LaunchOrder:
         return order
 
     def follow_captured(self, stream: int) -> None:
-        """Let a captured launch follow the last one of its capture, on whatever branch."""
+        """Order a captured launch after the last one of its capture, on any branch."""
         last = self._captured
         if last is not None and last[0] is recording.current() and last[1] != stream:
             self._backend.wait_event(self._event, stream)
@@ -60,7 +53,7 @@ class LaunchOrder:
         self._captured = now, stream
 
     def leave(self) -> None:
-        """Remove a plan, whose kernels have all ended."""
+        """Count one plan less, once its kernels have ended."""
         self.plans -= 1
         self.chain.end()
         if self._event is not None:

@@ -1,6 +1,6 @@
-"""Messages by MPI straight out of fields and into their ghosts, where nothing must be packed.
+"""MPI messages straight out of fields and into their ghosts, where nothing must be packed.
 
-Faces of slabs lie in one piece: an MPI that takes pointers to GPU memory needs no kernels for them.
+Faces of slabs are contiguous: an MPI that takes pointers to GPU memory needs no kernels for them.
 """
 
 from __future__ import annotations
@@ -20,27 +20,15 @@ if TYPE_CHECKING:
     from mpishare.halo.plan_comm import PlanComm
 
 MIN_IN_PLACE_NBYTES = 4 << 10
-"""Smaller messages are sooner packed in pinned memory than an MPI fetches them from a GPU."""
+"""Packing smaller messages in pinned memory is faster than fetching them from a GPU by MPI."""
 _MAX_BOUND = 64
 
 
 class InPlaceMessages:
-    """Messages of a plan that all lie in one piece at this rank: see `is_in_one_piece`. Local.
+    """MPI messages of a plan that are all contiguous at this rank: see `is_in_one_piece`.
 
-    Parameters
-    ----------
-    comm, name
-        As for `MpiMessages`.
-    sends, recvs : sequence of Message
-        What goes by MPI.
-    layouts : sequence of FieldLayout
-        This rank's fields.
-
-    Attributes
-    ----------
-    bound : dict
-        The persistent requests by `key_of` the fields' addresses; None where the messages of these
-        fields must be packed.
+    `bound` has the persistent requests by `key_of` the fields' addresses; None where these fields
+    must be packed.
     """
 
     def __init__(
@@ -67,7 +55,6 @@ class InPlaceMessages:
         return found
 
     def close(self) -> None:
-        """Free the requests."""
         for key in [*self.bound]:
             self._forget(key)
 
@@ -97,9 +84,9 @@ def _offset(part: Part, layout: FieldLayout) -> int:
 
 
 def _is_plain(address: int) -> bool:
-    """Whether memory is of the kind that the trial of the MPI has sent: of ``cuMemAlloc``.
+    """Whether memory is of ``cuMemAlloc``, as in the trial of the MPI.
 
-    MPIs are known to fail, or to go through the host, with that of other allocators.
+    MPIs are known to fail with memory of other allocators, or to stage it through the host.
     """
     found = pointer_attributes(address)
     return (

@@ -1,8 +1,8 @@
-"""Messages by MPI, in stages: while one is on its way, kernels pack the next and unpack the last.
+"""MPI messages in stages: while one is under way, kernels pack the next and unpack the last.
 
 Each stage has a piece of every large message, with buffers in GPU memory where the MPI takes that.
-Else they are in pinned memory of the host, and those of small messages always: kernels reach it in
-less time than an MPI needs to fetch a few bytes from a GPU. The receiver need not know.
+Else they are in pinned host memory, and those of small messages always: kernels reach it in less
+time than an MPI needs to fetch a few bytes from a GPU. The two ends may differ in this.
 """
 
 from __future__ import annotations
@@ -24,34 +24,11 @@ if TYPE_CHECKING:
 
 
 SMALL_NBYTES = 16 << 10
-"""Messages that are not larger go out of pinned memory."""
+"""Messages up to this size go out of pinned memory."""
 
 
 class MpiStage:
-    """The messages of one stage, which kernels pack and unpack. Local.
-
-    All launches share them, whichever fields they are for.
-
-    Parameters
-    ----------
-    comm, name
-        As for `Buffers`.
-    sends, recvs : sequence of Message
-        What goes by MPI.
-    on_gpu : bool
-        Whether the buffers of large messages are in GPU memory.
-
-    Attributes
-    ----------
-    sends, recvs
-        As given.
-    messages : MpiMessages
-        The persistent requests.
-    packed : event
-        Recorded when the outgoing buffers are full.
-    nbytes : int, bytes
-        Size of all messages.
-    """
+    """The MPI messages of one stage and their buffers, shared by the launches for all fields."""
 
     def __init__(
         self,
@@ -89,15 +66,15 @@ class MpiStage:
         self.packed = self._backend.local_event()
 
     def outgoing(self) -> Iterator[tuple[Part, int]]:
-        """Yield the parts that are sent, and where each is packed."""
+        """Yield the parts to send, with their packed place."""
         return _places(self.sends, self._outgoing)
 
     def incoming(self, message: Message) -> Iterator[tuple[Part, int]]:
-        """Yield the parts of a message that is received, and where each arrives."""
+        """Yield the parts of a message to receive, with their packed place."""
         return _places([message], self._incoming)
 
     def close(self) -> None:
-        """Free the requests, the events, and the memory if no message is under way."""
+        """Free requests and events, and the memory unless a message is under way."""
         is_over = self.messages.close([*self._blocks, *self._pinned])
         self._backend.close_events([self.packed])
         if is_over:

@@ -1,4 +1,4 @@
-"""Messages by MPI whole or in pieces: pieces let copies overlap with messages."""
+"""MPI messages whole or in pieces: pieces let copies overlap with messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     Layouts = Sequence[Sequence[FieldLayout]]
 
-# Long enough that what a stage costs the host is little next to its copies. GPU memory is packed
+# Large enough that a stage's cost on the host is small next to its copies. GPU memory is packed
 # and sent faster.
 _HOST_PIECE_NBYTES, _GPU_PIECE_NBYTES = 1 << 20, 8 << 20
 MAX_STAGES = 16
@@ -21,22 +21,9 @@ MAX_STAGES = 16
 def split(
     messages: Sequence[Message], layouts: Layouts, rank: int, most: int, *, on_gpu: bool
 ) -> Iterator[list[Message]]:
-    """Yield the messages of each stage. Both ends cut alike.
+    """Yield the messages of each stage; both ends cut alike, into `most` pieces at most.
 
-    What neither end must pack is not cut, if the MPI takes GPU memory.
-
-    Parameters
-    ----------
-    messages : sequence of Message
-        Those of one direction.
-    layouts : sequence of sequence of FieldLayout
-        For each rank of the plan, its fields.
-    rank : int
-        This one.
-    most : int
-        Into how many pieces a message may be cut.
-    on_gpu : bool
-        Where their buffers are.
+    With GPU memory (`on_gpu`), messages that neither end packs are not cut.
     """
     nbytes = _GPU_PIECE_NBYTES if on_gpu else _HOST_PIECE_NBYTES
     mine = layouts[rank]
@@ -58,15 +45,7 @@ def split(
 
 
 def is_in_one_piece(message: Message, *sides: Sequence[FieldLayout]) -> bool:
-    """Whether the cells of a message lie one behind the other, in the order in which they travel.
-
-    Parameters
-    ----------
-    message : Message
-        As either end knows it: both know the same shapes.
-    *sides : sequence of FieldLayout
-        The fields of this rank, or of both ends.
-    """
+    """Whether a message's cells are contiguous, in the order of travel, in each side's layouts."""
     if len(message.parts) != 1:
         return False
     (part,) = message.parts

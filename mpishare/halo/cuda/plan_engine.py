@@ -1,4 +1,4 @@
-"""What the engines of all plans on CUDA have in common: whether calls are over, and the end."""
+"""The base of engines on CUDA: whether calls are over, draining, exit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CudaPlanEngine:
-    """Calls that are enqueued on streams, and counted in flags that all ranks of the plan see."""
+    """Calls that are enqueued on streams, and counted in the flags of the plan."""
 
     name: str
     _context: NodeContext
@@ -30,27 +30,25 @@ class CudaPlanEngine:
 
     @property
     def calls(self) -> memoryview:
-        """One word: how many calls this rank has made."""
+        """One word: this rank's count of calls."""
         return self._flags.calls
 
     @property
     def is_closed(self) -> bool:
-        """Whether the memory of its launches is gone."""
         return not self._flags.calls
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Whether the stream of a call is being captured into a graph. Local."""
         return is_captured(fields, stream, self._backend)
 
     def pending(self) -> list[int]:
-        """Ranks of the node that this rank's GPU waits for, or that have called less often."""
+        """See `PinnedFlags.pending`."""
         return self._flags.pending()
 
     def finish_at_exit(self, deadline: float) -> None:
-        """Tell the other ranks if all calls end by then. Local.
+        """Publish that all calls have ended, if they do by the deadline.
 
-        Replays of a user's graph are not seen. By polling, since a process that ends cannot start
-        a thread.
+        Replays of a user's graph are not seen. Polls, since a process that exits cannot start a
+        thread.
         """
         is_over = False
 
@@ -62,12 +60,12 @@ class CudaPlanEngine:
         try:
             poll(is_done, deadline - time.monotonic())
         except CudaError:
-            return  # what is enqueued on a failed GPU never ends
+            return  # work on a failed GPU never ends
         if is_over:
             self._flags.mark_finished()
 
     def _is_over(self) -> bool:
-        """Whether all that was enqueued is over."""
+        """Whether all enqueued work is over."""
         return self._chain.is_over()
 
     def drain(self) -> None:
@@ -75,5 +73,5 @@ class CudaPlanEngine:
         self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:
-        """Unmap what other ranks own. Local."""
+        """Unmap memory of other ranks."""
         self._buffers.release()

@@ -1,4 +1,4 @@
-"""Staging buffers of small plans, as parts of a region that the same ranks have mapped before."""
+"""Staging buffers of small plans, as parts of a region that these ranks have mapped before."""
 
 from __future__ import annotations
 
@@ -17,21 +17,7 @@ REGION_NBYTES = 256 << 10
 class Regions:
     """A region of memory on the GPU of each rank, for all plans of these ranks.
 
-    Every rank takes the same part of its own as the others of theirs, since all take in the same
-    order: nobody needs to be told where a buffer is.
-
-    Parameters
-    ----------
-    context : NodeContext
-        Of the node.
-    ranks_here : dict of int to int
-        For each rank of the plans, its rank in the node.
-    mine : Suballocation
-        This rank's region.
-    rank : int
-        This one.
-    handles : sequence of str
-        For each rank, the handle of its region.
+    All ranks take parts in the same order, so they get the same offsets without communication.
     """
 
     def __init__(
@@ -58,7 +44,7 @@ class Regions:
         self._spans.free(offset, _rounded(nbytes))
 
     def part(self, rank: int, offset: int, nbytes: int) -> Suballocation:
-        """Return a part of a rank's region, mapped here. Local."""
+        """Return a part of a rank's region, mapped here."""
         if rank not in self._mapped:
             context = self._context
             handle = context.open_handle(self._handles[rank], self._ranks_here[rank], REGION_NBYTES)
@@ -67,7 +53,7 @@ class Regions:
         return Suballocation(region.memory, region.offset + offset, nbytes, lambda: None)
 
     def close(self) -> None:
-        """Free this rank's region. Local, once no plan uses any of them."""
+        """Free this rank's region, once no plan uses any of them."""
         self._mine.close()
 
 

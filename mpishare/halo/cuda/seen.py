@@ -1,4 +1,4 @@
-"""Arrays that were looked at before: what an array is takes as long to ask as a launch takes."""
+"""Cache of array addresses: reading them from CuPy costs as much as a launch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ _MOST = 64
 
 
 class SeenArrays:
-    """The CuPy arrays of one layout among the arguments of earlier calls. Local.
+    """The CuPy arrays of one layout among the arguments of earlier calls.
 
-    Attributes
-    ----------
-    device : int or None
-        The GPU of the layout.
-    known : dict of int to (weak reference, shape, address)
-        By the id of the array, which is that of another one once the array is gone: compare what
-        the reference returns. An array keeps its memory, dtype and device; its shape may be set.
+    `known` has a weak reference, the shape and the address by id. An id may be reused once its
+    array is gone: compare the referent. An array keeps its memory, dtype and device; its shape may
+    be set.
     """
 
     def __init__(self, layout: FieldLayout) -> None:
@@ -35,8 +31,8 @@ class SeenArrays:
         self.device = layout.device
         self.known: dict[int, tuple[Callable[[], Any], tuple[int, ...], int]] = {}
 
-    def look(self, array: Any) -> int | None:
-        """Return the address of an array that is not known yet; None if it is of another layout."""
+    def lookup(self, array: Any) -> int | None:
+        """Return the address of an array that is not cached yet; None for another layout."""
         if type(array) is not _Array or _layout_of(array) != self._layout:
             return None
         if array.data.device_id != self.device:

@@ -1,4 +1,4 @@
-"""Staging buffers between the GPUs of a node, and their layout, which both ends compute alike."""
+"""Staging buffers between the GPUs of a node, and their layout, computed alike at both ends."""
 
 from __future__ import annotations
 
@@ -24,28 +24,15 @@ _ALIGN = 128
 
 @dataclass
 class StagingLayout:
-    """The staging buffer into which one rank receives, in its own GPU memory.
+    """Offsets in the staging buffer into which one rank receives, in its own GPU memory."""
 
-    Attributes
-    ----------
-    flags : dict of PartKey to list of int, bytes
-        For each fused part that is too large for LL, the offsets of its chunks' flags; for each
-        fused neighbor without parts its one flag, at `silent_key`.
-    ready : dict of PartKey to int, bytes
-        The offsets of the flags for which this rank waits before it stores into ghosts.
-    fused, copied : dict of PartKey to int, bytes
-        The offsets of the packed parts; for fused ones, in the first of two buffers.
-    parity_offset : int, bytes
-        From the first buffer to the second.
-    nbytes : int, bytes
-        Size of the whole.
-    """
-
+    # Of each chunk of a fused part too large for LL; one flag for a fused neighbor without parts.
     flags: dict[PartKey, list[int]] = field(default_factory=dict)
+    # Of the flags for which this rank waits before it stores into ghosts.
     ready: dict[PartKey, int] = field(default_factory=dict)
-    fused: dict[PartKey, int] = field(default_factory=dict)
+    fused: dict[PartKey, int] = field(default_factory=dict)  # in the first of two buffers
     copied: dict[PartKey, int] = field(default_factory=dict)
-    parity_offset: int = 0
+    parity_offset: int = 0  # from the first buffer to the second
     nbytes: int = 0
 
 
@@ -62,23 +49,7 @@ def staging_layout(
     sharing: Container[int] = (),
     direct: Container[PartKey] = (),
 ) -> StagingLayout:
-    """Return the layout of a rank's staging buffer. Pure integers.
-
-    Parameters
-    ----------
-    messages : sequence of sequence of MessageInfo
-        For each rank of the plan, what it sends.
-    routes : sequence of mapping of int to str
-        For each rank, its route to each peer.
-    ranks_here : sequence of int
-        The ranks of the node.
-    rank : int
-        The receiver.
-    sharing : container of int
-        The ranks that share a GPU.
-    direct : container of PartKey
-        The parts that may go straight into ghosts.
-    """
+    """Return the layout of the staging buffer of `rank`, the receiver. Pure integers."""
     incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
     fused = {key: part.nbytes for key, part, route in incoming if route == "fused"}
     copied = {key: part.nbytes for key, part, route in incoming if route == "copy"}
@@ -117,7 +88,7 @@ def pinned_layout(messages: Messages, ranks_here: Iterable[int]) -> tuple[dict[P
 
 
 def _consecutive(sizes: Mapping[PartKey, int], at: int) -> tuple[dict[PartKey, int], int]:
-    """Return an offset for each part, one after the other, and the end of the last."""
+    """Return consecutive offsets of parts, and the end of the last."""
     offsets = {}
     for key, nbytes in sizes.items():
         offsets[key] = at
@@ -130,17 +101,7 @@ def _aligned(nbytes: int) -> int:
 
 
 class DeviceStaging:
-    """The staging buffer of this rank, and those of its neighbors, mapped.
-
-    Parameters
-    ----------
-    comm : PlanComm
-        The ranks of the plan.
-    nbytes : dict of int to int, bytes
-        The sizes of the buffers, of this rank and of `neighbors`.
-    neighbors : sequence of int
-        Ranks of the node into whose buffers this rank stores.
-    """
+    """The staging buffer of this rank, and mappings of those of its neighbors."""
 
     def __init__(self, comm: PlanComm, nbytes: dict[int, int], neighbors: Sequence[int]) -> None:
         self._comm = comm
@@ -151,18 +112,12 @@ class DeviceStaging:
         self._give_back: Callable[[], None] = _nothing
 
     def take(self, regions: Regions, offset: int, room: int) -> None:
-        """Use a part of the regions. Local.
-
-        Parameters
-        ----------
-        regions, offset, room
-            The regions, and what all ranks have taken of theirs.
-        """
+        """Use a part of the regions, at the same offset on all ranks."""
         self._part_of = partial(regions.part, offset=offset)
         self._give_back = partial(regions.give, offset, room)
 
     def create(self) -> str:
-        """Allocate this rank's buffer, and return its handle. Local."""
+        """Allocate this rank's buffer, and return its handle."""
         rank, context = self._comm.rank, self._comm.context
         if not self._nbytes[rank]:
             return ""
@@ -171,13 +126,7 @@ class DeviceStaging:
         return handle
 
     def attach(self, handles: Sequence[str], stream: int) -> None:
-        """Zero this rank's buffer, on a stream, and map those of the neighbors. Local.
-
-        Parameters
-        ----------
-        handles : sequence of str
-            What `create` returned on each rank; empty after `take`.
-        """
+        """Zero this rank's buffer, on a stream, and map the neighbors' by their handles."""
         context, comm = self._comm.context, self._comm
         for rank in (comm.rank, *self._neighbors):
             nbytes = self._nbytes[rank]
@@ -198,16 +147,16 @@ class DeviceStaging:
         return 0 if mine is None else mine.nbytes
 
     def address_of(self, rank: int) -> int:
-        """Return where the buffer of a rank is mapped here."""
+        """Return the address at which a rank's buffer is mapped here."""
         return self._blocks[rank].address
 
     def release(self) -> None:
-        """Unmap the neighbors' buffers. Local."""
+        """Unmap the neighbors' buffers."""
         for rank in [rank for rank in self._blocks if rank != self._comm.rank]:
             self._blocks.pop(rank).close()
 
     def close(self) -> None:
-        """Free this rank's buffer. Local, once all ranks have released it."""
+        """Free this rank's buffer, once all ranks have released it."""
         if self._comm.rank in self._blocks:
             self._blocks.pop(self._comm.rank).close()
         self._give_back()

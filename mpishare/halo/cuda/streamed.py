@@ -1,9 +1,9 @@
-"""Routes ``copy``, ``pinned`` and those by MPI: pack, let streams or the host wait, unpack.
+"""Routes ``copy``, ``pinned`` and MPI: pack, let streams or the host wait, unpack.
 
-Two binary flags per pair of ranks: the sender sets `ready`, the receiver `consumed`. The rank that
-waits for a flag resets it to 0. Nothing is counted, so that a captured graph can replay the same
-operations. Messages by MPI are sent and waited for by the host, stage by stage, once all that other
-routes need is on the stream.
+There are two binary flags for each pair of ranks: the sender sets `ready`, the receiver `consumed`.
+The rank that waits for a flag resets it to 0. There are no counters, so that a captured graph can
+replay the same operations. MPI messages are sent and waited for by the host, stage by stage, once
+all work of other routes is on the stream.
 """
 
 from __future__ import annotations
@@ -32,23 +32,13 @@ if TYPE_CHECKING:
     from mpishare.halo.mpi_route import MpiMessages
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
-    _Received = tuple[Message, list[tuple[Part, Slot]]]  # where each part arrives
+    _Received = tuple[Message, list[tuple[Part, Slot]]]  # with the packed place of each part
 
 _BY_STREAM = ("copy", "pinned")
 
 
 class StreamedRoutes:
-    """The launches and signals between this rank and its neighbors that are not fused. Local.
-
-    Parameters
-    ----------
-    context : NodeContext
-        The node's.
-    direction, buffers, launcher
-        Of one direction of a plan.
-    alignments : sequence of int, bytes
-        For each field, what its address is a multiple of.
-    """
+    """The launches, signals and messages between this rank and its neighbors that are not fused."""
 
     def __init__(
         self,
@@ -63,7 +53,7 @@ class StreamedRoutes:
         self._where = launcher.where
         self._pointers = launcher.pointers
         self.stages = buffers.stages
-        """Those by MPI, for which the host waits."""
+        """MPI messages, for which the host waits."""
         self._unpacked = buffers.unpacked
         self._graphs: tuple[GraphCache, GraphCache] | None = None
         self._packs = list(_packs(direction, buffers, launcher, alignments))
@@ -96,22 +86,10 @@ class StreamedRoutes:
         )
 
     def cache_graphs(self, launcher: Launcher, capturing: int, handles: Handles) -> bool:
-        """Launch by graphs from now on, if an exchange is nothing but messages of one stage.
+        """Launch by graphs from now on, if an exchange is only MPI messages of one stage.
 
-        Parameters
-        ----------
-        launcher : Launcher
-            That of the launches.
-        capturing : int
-            A stream on which they may be captured.
-        handles : pair of dict
-            Where the packing and the unpacking graphs are published, by `key_of` the fields'
-            addresses.
-
-        Returns
-        -------
-        bool
-            Whether it is so.
+        Return whether it is. Packing and unpacking graphs are published in the two dicts, by
+        `key_of` the fields' addresses.
         """
         launches = [launch for each in self._unpacks_of_stages for launch in each]
         if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
@@ -124,32 +102,32 @@ class StreamedRoutes:
 
     @property
     def replayed_in_place(self) -> Mapping[Any, MpiMessages | None]:
-        """The messages that are an exchange by themselves, by `key_of` the fields' addresses."""
+        """MPI messages that are a whole exchange, by `key_of` the fields' addresses."""
         if self._in_place is None or self._beside_in_place is not None:
             return {}
         return self._in_place.bound
 
     def replay(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
-        """Exchange by messages in place, or by two graphs of `cache_graphs`."""
+        """Exchange by messages in place, or by the two graphs of `cache_graphs`."""
         self.replay_pack(found, stream, where)
         self.replay_messages(found, stream, where)
 
     def replay_pack(self, found: MpiMessages | tuple[int, int], stream: int, where: str) -> None:
-        """Do what of it goes ahead of other routes."""
+        """Enqueue the part of a replay that precedes other routes."""
         if isinstance(found, tuple):
             launch_graph(found[0], stream, where)
 
     def replay_messages(
         self, found: MpiMessages | tuple[int, int], stream: int, where: str
     ) -> None:
-        """Do the rest: wait for the stream, send, receive and unpack."""
+        """Do the rest of a replay: wait for the stream, send, receive and unpack."""
         if not isinstance(found, tuple):
             self._wait_for_stream(stream, where)
             found.send()
             found.wait()
             return
-        # The last unpack is before it on the stream. What takes the MPI longest is done while it
-        # packs.
+        # The last unpack precedes it on the stream. Receives, the slowest MPI call, overlap with
+        # the packing.
         self._wait_on_host(self._unpacked)
         messages = self.stages[0].messages
         messages.receive()
@@ -160,7 +138,6 @@ class StreamedRoutes:
         self._backend.record(self._unpacked, stream)
 
     def close(self) -> None:
-        """Destroy the graphs."""
         for cache in self._graphs or ():
             cache.close()
 
@@ -171,7 +148,7 @@ class StreamedRoutes:
             if self._beside_in_place is not None:
                 self._beside_in_place.enqueue(stream)
             self._set_ready.enqueue(stream)
-            # The owned cells are written by then, and nothing reads the ghosts any more.
+            # By then the owned cells are written, and the ghosts no longer read.
             self._backend.record(self.stages[0].packed, stream)
             return
         first, *rest = self._packs
@@ -193,8 +170,8 @@ class StreamedRoutes:
             self._in_place is not None and self._in_place.of(addresses) is not None
         ):
             return
-        # Else the last exchange's unpacks still read them. They are before these packs on their
-        # stream, so that `wait` need not look again.
+        # Else the last exchange's unpacks still read them. They precede these packs on the stream,
+        # so that `wait` need not check again.
         if self._backend.is_event_done(self._unpacked):
             for stage in self.stages:
                 stage.messages.receive()
@@ -226,7 +203,7 @@ class StreamedRoutes:
             self._backend.record(self._unpacked, stream)
 
     def _wait_for_stream(self, stream: int, where: str) -> None:
-        """Wait on the host for all that is on a stream, with the node's deadline."""
+        """Wait on the host for all work on a stream, with the node's deadline."""
         if driver.is_done(stream, where):
             self._context.check_released()
         else:
@@ -255,7 +232,7 @@ def _of_stage(stage: MpiStage) -> Iterator[_Received]:
 def _packs(
     direction: Direction, buffers: Buffers, launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
-    """Yield a launch per stage, one at least: the first packs what goes by streams, too."""
+    """Yield a launch per stage, one at least: the first also packs for the streamed routes."""
     yield _first_pack(direction, buffers, launcher, alignments, buffers.stages[:1])
     kind = PACK_AND_ZERO if direction.is_reverse else PACK
     for stage in buffers.stages[1:]:
@@ -271,7 +248,7 @@ def _first_pack(
     alignments: Sequence[int],
     stages: Iterable[MpiStage],
 ) -> driver.Launch:
-    """Return the launch that packs what goes by streams, and by some of the stages."""
+    """Return the launch that packs for the streamed routes, and for some of the stages."""
     kind = PACK_AND_ZERO if direction.is_reverse else PACK
     work = launcher.work_list(alignments)
     for message, part in direction.outgoing(*_BY_STREAM):
@@ -287,7 +264,7 @@ def _first_pack(
 
 
 def _has_local(direction: Direction) -> bool:
-    """Whether cells go from this rank to itself, and no fused kernel carries them."""
+    """Whether a rank sends to itself, and no fused kernel carries these cells."""
     return not direction.has_fused and any(True for _ in direction.local())
 
 
@@ -299,7 +276,7 @@ def _add_stage(work: WorkList, kind: int, stage: MpiStage) -> None:
 def _unpacks(
     received: Iterable[_Received], launcher: Launcher, alignments: Sequence[int]
 ) -> Iterator[driver.Launch]:
-    """Yield one launch, if there is something to unpack."""
+    """Yield one launch, if there is anything to unpack."""
     work = launcher.work_list(alignments)
     for _, parts in received:
         for part, slot in parts:
@@ -328,14 +305,13 @@ class _Op(NamedTuple):
 
 
 class _Signals:
-    """Counter operations whose values never change."""
+    """Counter operations with constant values."""
 
     def __init__(self, backend: Backend, operations: Sequence[_Op]) -> None:
         self._values = [each.value for each in operations]
         self._signals = backend.signals([(each.kind, each.address) for each in operations])
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue them on a stream."""
         if self._values:
             self._signals.enqueue(stream, self._values)
 
@@ -367,7 +343,7 @@ def _passes(message: Message) -> Iterator[list[tuple[Part, Any]]]:
 
 
 def _occurrence(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return for each index how often it occurred before."""
+    """Return for each index the number of its occurrences before."""
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])

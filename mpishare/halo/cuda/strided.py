@@ -1,4 +1,4 @@
-"""The cells of a part as a kernel walks them: strided axes of units."""
+"""The cells of a part as strided axes of units, for kernels."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 
 
 def alignment_of(layout: FieldLayout) -> int:
-    """Return the alignment that every array of the dtype has, in bytes: 16 at most."""
+    """Return the alignment of all arrays of the dtype, in bytes: 16 at most."""
     size = layout.dtype.itemsize
     return min(size & -size, ALIGN)
 
 
 @dataclass(frozen=True)
 class StridedCells:
-    """The cells of a part as strided axes of units."""
-
     first: int
     extents: list[int]
     steps: list[int]

@@ -1,4 +1,4 @@
-"""Arrays that the kernels of a plan read: copied to the GPU together."""
+"""Arrays that the kernels of a plan read, copied to the GPU together."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ _ALIGN = 256
 
 
 class Tables:
-    """Arrays in memory of this rank's GPU, which no other rank uses. Local.
+    """Arrays in this rank's GPU memory for its kernels.
 
-    A copy takes the driver longer than the bytes take, so there is one for all of them.
-
-    Parameters
-    ----------
-    context : NodeContext
-        Of the node.
+    One copy serves all of them, since a copy costs the driver more than its bytes do.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -31,7 +26,7 @@ class Tables:
         self._used = 0  # bytes of the last block
 
     def add(self, array: np.ndarray[Any, Any]) -> int:
-        """Return where an array will be once `upload` has copied it."""
+        """Return the address that an array has once `upload` has copied it."""
         data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
         if not self._blocks or self._used + data.nbytes > self._blocks[-1][0].nbytes:
             block = self._context.suballocator.allocate_own(max(data.nbytes, _BLOCK_NBYTES))

@@ -1,4 +1,4 @@
-"""Work items: what a kernel copies, and between which addresses."""
+"""Work items: the unit of work of a kernel, a chunk of a part between two places."""
 
 from __future__ import annotations
 
@@ -46,18 +46,13 @@ _AHEAD = 64
 # LL carries 4 bytes of data per 8-byte store; above this size plain stores and a flag are faster.
 LL_UNIT, _LL_MAX_NBYTES = 8, 128 << 10
 LL_CHUNK_NBYTES = 4096
-"""What a block of fused_ll.cu moves: one pass of its threads."""
+"""Bytes for a block of fused_ll.cu: one pass of its threads."""
 
 
 def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
     """Yield (begin, nbytes) of the chunks of a part, one work item each. Same at both ends.
 
-    Parameters
-    ----------
-    nbytes : int, bytes
-        Size of the part.
-    shares_gpu : bool
-        Whether its sender or its receiver shares a GPU with other ranks.
+    `shares_gpu`: whether its sender or its receiver shares a GPU with other ranks.
     """
     sizes = _CHUNKS_OF_SHARED_GPU if shares_gpu else _CHUNKS
     step = next(step for largest, step in sizes if nbytes <= largest)
@@ -68,35 +63,17 @@ def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
 
 
 def uses_ll(nbytes: int) -> bool:
-    """Whether a fused part travels by LL, with the flag in the data. Same at both ends.
-
-    Parameters
-    ----------
-    nbytes : int, bytes
-        Size of the part.
-    """
+    """Whether a fused part travels by LL, with the flag in the data. Same at both ends."""
     return nbytes <= _LL_MAX_NBYTES
 
 
 class Ghosts(NamedTuple):
-    """The cells of a receiver that a sender on the same GPU may store into.
-
-    Attributes
-    ----------
-    part : Part
-        The cells, in the receiver's field.
-    layout : FieldLayout
-        Of that field.
-    address : int
-        Where it begins, as this rank's GPU sees it.
-    ready : int
-        The address of the flag by which the receiver says that they may be written.
-    """
+    """The cells of a receiver that a sender on the same GPU may store into."""
 
     part: Part
     layout: FieldLayout
-    address: int
-    ready: int
+    address: int  # of the field, as this rank's GPU maps it
+    ready: int  # address of the receiver's flag that they may be written
 
     def cells(self, unit: int) -> StridedCells:
         """Return the cells in units of that many bytes at most."""
@@ -104,24 +81,12 @@ class Ghosts(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a part lies packed: in a send, receive or staging buffer.
+    """The packed place of a part: in a send, receive or staging buffer."""
 
-    Attributes
-    ----------
-    address : int
-        As this rank's GPU sees it; of the first of two buffers where there are two.
-    parity_offset : int, bytes
-        From the first buffer to the second, which odd epochs use. 0 where there is one buffer.
-    flags : sequence of int
-        The address of each chunk's flag; empty where no kernel waits for it, or by LL.
-    ghosts : Ghosts or None
-        Where it goes instead, at exchanges at which the receiver allows that.
-    """
-
-    address: int
-    parity_offset: int = 0
-    flags: Sequence[int] = ()
-    ghosts: Ghosts | None = None
+    address: int  # for this rank's GPU; of the first of two buffers
+    parity_offset: int = 0  # to the second, for odd epochs; 0 for a single buffer
+    flags: Sequence[int] = ()  # one address for each chunk; empty if no kernel waits, or by LL
+    ghosts: Ghosts | None = None  # the destination at exchanges at which the receiver allows it
 
 
 class Item(NamedTuple):
@@ -148,17 +113,7 @@ class ItemArray(NamedTuple):
 
 
 class WorkList:
-    """Collects the work items of one launch. Local.
-
-    Parameters
-    ----------
-    layouts : sequence of FieldLayout
-        This rank's fields.
-    alignments : sequence of int, bytes
-        For each field, what its address is a multiple of.
-    upload : callable
-        Copies an array to the GPU and returns its address there.
-    """
+    """Collects the work items of one launch; `upload` returns an array's address on the GPU."""
 
     def __init__(
         self,
@@ -174,7 +129,6 @@ class WorkList:
         self._max_ll_chunks = 1
 
     def __len__(self) -> int:
-        """How many items there are."""
         return len(self._items)
 
     def add_copy(
@@ -182,14 +136,8 @@ class WorkList:
     ) -> None:
         """Copy a part to or from its packed form, chunk by chunk.
 
-        Parameters
-        ----------
-        kind : int
-            ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``.
-        stalled_on : int
-            The address of the word that says that this rank waits for the other one.
-        shares_gpu : bool
-            As for `chunks`.
+        `kind` is ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``; `stalled_on`
+        the address of the word that publishes this rank's wait for the other one.
         """
         cells = self._cells(part, LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
         target = 0
@@ -223,7 +171,7 @@ class WorkList:
         self._add_chunks(item, part, cells)
 
     def add_sum(self, part: Part, packed: int, rows: Any = None) -> None:
-        """Add what lies packed to a part, which must not name a cell twice.
+        """Add packed cells to a part, which must not name a cell twice.
 
         `rows` selects some of the indices of a part; default: all of them.
         """
@@ -258,12 +206,11 @@ class WorkList:
 
     @property
     def is_ll(self) -> bool:
-        """Whether all items travel by LL."""
         return all(item.kind in (PUT_LL, GET_LL) for _, item in self._items)
 
     @property
     def log_ll_chunks(self) -> int:
-        """Of the chunks of the largest part by LL: the logarithm to the base of 2, rounded up."""
+        """Log2, rounded up, of the chunks of the largest part by LL."""
         return (self._max_ll_chunks - 1).bit_length()
 
     def load(self) -> ItemArray:
@@ -274,8 +221,8 @@ class WorkList:
         """Return the items in their order, as `ITEM_RECORD`; a record of zeros if there is none.
 
         An item that waits comes after the item of another rank that it waits for, in the order of
-        all ranks: chunk k of a part is packed at position k, and waited for at a later one. To
-        store it into ghosts waits as well, for an item of kind ``READY``: these come first.
+        all ranks: chunk k of a part is packed at position k, and waited for at a later one. A store
+        into ghosts waits as well, for an item of kind ``READY``: these come first.
         """
         return _records([item for _, item in sorted(self._items, key=lambda each: each[0])])
 
@@ -288,7 +235,7 @@ class WorkList:
         self._items.append((2 * index + (2 * _AHEAD + 1 if waits else 0), item))
 
     def _add_ready(self, field: int, ghosts: int) -> None:
-        """Say that ghosts may be written, before anything else: who stores into them waits."""
+        """Signal that ghosts may be written, before any other item: the sender waits for it."""
         part = np.zeros(1, PART_RECORD)
         part["unit"], part["field"] = 1, field
         self._append(-1, Item(part.tobytes(), target=ghosts, kind=READY))
@@ -304,7 +251,6 @@ class WorkList:
         return StridedCells.of(part, self._layouts[part.field], alignment)
 
     def _record(self, part: Part, cells: StridedCells) -> bytes:
-        """Return a `PART_RECORD`."""
         rest = (0,) * (AXES - len(cells.steps))
         # NumPy takes many times as long to make a record.
         return PART.pack(

@@ -1,4 +1,6 @@
-"""The buffers between the ranks of a reduction: in GPU memory, in pinned host memory, flags."""
+"""The buffers between the ranks of a reduction, in GPU memory or in pinned host memory, and
+flags.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,10 @@ if TYPE_CHECKING:
 
 
 class Buffers:
-    """A buffer per rank, alike on all, which all others see. Collective to make and to `share`.
+    """A buffer per rank, of the same size, mapped by all. Collective to make and to `share`.
 
-    Parameters
-    ----------
-    comm : PlanComm
-        The ranks of the plan.
-    name : str
-        The plan's name, for errors.
-    nbytes : int, bytes
-        Size of each rank's buffer.
-    in_host_memory : bool
-        Where the buffers are: in pinned host memory, or in that of each rank's GPU.
-    are_streamed : bool
-        Whether streams wait for other ranks, not kernels.
-
-    Attributes
-    ----------
-    flags : PinnedFlags
-        The flags in host memory.
+    `in_host_memory`: pinned memory instead of each rank's GPU. `are_streamed`: streams wait for
+    other ranks, not kernels.
     """
 
     def __init__(
@@ -47,11 +34,11 @@ class Buffers:
         self.flags = PinnedFlags(comm, name, self._row * len(self._ranks), streamed)
 
     def share(self) -> None:
-        """Allocate what other ranks use. Collective."""
+        """Allocate memory that other ranks use. Collective."""
         self._handles = self._comm.step(self._name, self._staging.create)
 
     def attach(self) -> None:
-        """Zero this rank's buffer, and map those of the others. Local, after `share`."""
+        """Zero this rank's buffer, and map those of the others, after `share`."""
         self._staging.attach(self._handles, 0)
 
     @property
@@ -60,22 +47,22 @@ class Buffers:
         return self._staging.nbytes + self.flags.nbytes
 
     def addresses(self, offset: int = 0) -> list[int]:
-        """Return where each rank's buffer is mapped here, `offset` bytes further on."""
+        """Return the address of each rank's buffer as mapped here, plus `offset` bytes."""
         if self._row:
             base = self.flags.staging_address
             return [base + place * self._row + offset for place in range(len(self._ranks))]
         return [self._staging.address_of(rank) + offset for rank in self._ranks]
 
     def release(self) -> None:
-        """Unmap what other ranks own."""
+        """Unmap memory of other ranks."""
         self._staging.release()
 
     def close(self) -> None:
-        """Free what this rank owns, once all ranks have released."""
+        """Free this rank's memory, once all ranks have released."""
         self._staging.close()
         self.flags.close()
 
     def undo(self) -> None:
-        """Free everything after a failure that all ranks know of. Collective."""
+        """Free everything after a failure on all ranks. Collective."""
         self._comm.step(self._name, self.release)
         self.close()

@@ -1,4 +1,4 @@
-"""Calls with arrays of certain layouts: their launches, made once, and the graphs of these."""
+"""Launches for arrays of certain layouts, made once, and their graphs."""
 
 from __future__ import annotations
 
@@ -20,28 +20,7 @@ if TYPE_CHECKING:
 
 
 class PreparedCall:
-    """What a call enqueues for arrays of these layouts. Local.
-
-    Parameters
-    ----------
-    layouts : sequence of FieldLayout
-        Those of the arrays.
-    enqueued : Enqueued
-        What is put on the stream.
-    pointers : Pointers
-        Where that reads the addresses of the arrays.
-    capturing : int
-        A stream on which it may be captured; 0 where it is not to be replayed as a graph.
-    where : str
-        Names the plan and the rank in errors.
-
-    Attributes
-    ----------
-    layouts : sequence of FieldLayout
-        As given.
-    try_fast : callable
-        Given the arrays and the stream: replays their graph, or returns False with nothing done.
-    """
+    """The work that a call enqueues for arrays of these layouts; no graphs if `capturing` is 0."""
 
     def __init__(
         self,
@@ -64,11 +43,11 @@ class PreparedCall:
     def fast_path(
         self, chain: StreamChain, order: LaunchOrder, agreement: Agreement, flags: PinnedFlags
     ) -> FastPath:
-        """Return what replays its graphs. Local."""
+        """Return the function that replays its graphs."""
         return FastPath(self.layouts, self._handles, chain, order, agreement, flags)
 
     def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
-        """Enqueue it for arrays at these addresses."""
+        """Enqueue the call for arrays at these addresses."""
         if self._graphs is not None:
             self._graphs.enqueue(stream, addresses, is_captured=is_captured)
             return
@@ -76,7 +55,6 @@ class PreparedCall:
         self._enqueued.enqueue(stream)
 
     def close(self) -> None:
-        """Destroy the graphs."""
         if self._graphs is not None:
             self._graphs.close()
 

@@ -10,7 +10,7 @@
 // A block is one warp where that is enough. A thread has so many elements in flight:
 const int MAX_THREADS = 512, IN_FLIGHT = sizeof(Number) > 8 ? 4 : 8;
 
-// In what a rank's own sum is kept.
+// The type of a rank's own sum.
 template <class T>
 struct Sum {
     T total = {};

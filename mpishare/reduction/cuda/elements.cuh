@@ -92,7 +92,7 @@ struct Shape {
 static_assert(sizeof(Shape) == Shape_nbytes, "size of Shape");
 #endif
 
-// In what the numbers of elements are divided.
+// The type in which indices of elements are divided.
 template <int OF_FORM>
 struct Index {
     typedef Word Number;

@@ -38,17 +38,7 @@ _MAX_LAYOUTS = 64
 
 
 class CudaReduce(CudaPlanEngine):
-    """Reduces over the ranks of a node in GPU memory. Collective to make, host-blocking.
-
-    Parameters
-    ----------
-    setup : PlanSetup
-        The plan's.
-    layout : FieldLayout
-        That of this rank's field.
-    operation : Operation
-        The same on all ranks.
-    """
+    """Reduces over the ranks of a node in GPU memory. Collective to make, host-blocking."""
 
     def __init__(self, setup: PlanSetup, layout: FieldLayout, operation: Operation) -> None:
         comm, name = setup.comm, setup.name
@@ -95,23 +85,23 @@ class CudaReduce(CudaPlanEngine):
             raise
         self.staging_nbytes = self._buffers.nbytes
         if is_fused:
-            # Alone this rank waits for nobody: then there is nothing to put in order.
+            # A single rank waits for no other: then there is nothing to put in order.
             join = LaunchOrder if self._group.size == 1 else LaunchOrder.join
             self._order = join(self._backend)
             self.try_fast = self._fast_path(self._reduce, self._order).reduce()
         self._has_stream_waits = not is_fused and self._group.size > 1
-        # What a replay of a captured call follows, and is ended by: see `Replayable`.
+        # The order of replays of captured calls: see `Replayable`.
         self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
         self.abort = self._flags.abort
 
     def _shape(self, setup: PlanSetup) -> tuple[Any, Form]:
-        """Return where the elements of a field lie; raises where that cannot be said. Local."""
+        """Return the record of a field's elements, or raise for too many axes."""
         layout, order = self._layout, packing_order(setup)
         shapes, form = shapes_of(layout.shape, [layout.strides], self._group.itemsize, order)
         return shapes[0], form
 
     def _build(self, *, with_dot: bool) -> None:
-        """Create the stream and the launches of `reduce`, and load all kernels. Local."""
+        """Create the stream and the launches of `reduce`, and load all kernels."""
         self._buffers.attach()
         route, pointers = self._route, Pointers(1)
         if route.are_graphs:
@@ -130,7 +120,7 @@ class CudaReduce(CudaPlanEngine):
         self._context.drain(self.name)
 
     def reduce(self, field: Any, stream: Any) -> None:
-        """Put the node's result into `field` on every rank. Stream-ordered."""
+        """See `ReduceEngine.reduce`."""
         prepared = self._reduce
         fields = (field,)
         addresses = addresses_of(fields, prepared.layouts)
@@ -140,7 +130,7 @@ class CudaReduce(CudaPlanEngine):
             self._enqueue(prepared, addresses, entered)
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
-        """Put the sum of ``conj(x) * y`` over the node's ranks into `out`, and return that."""
+        """See `ReduceEngine.dot`."""
         if out is None:
             if not self._is_on_last_stream(stream) and self.is_captured([x], stream):
                 raise UnsupportedError(
@@ -162,14 +152,14 @@ class CudaReduce(CudaPlanEngine):
         return out
 
     def _is_on_last_stream(self, stream: Any) -> bool:
-        """Whether a call is on the stream of the last one, which is not being captured. Local."""
+        """Whether a call is on the stream of the last one, which is not being captured."""
         chain = self._chain
         if stream is not None or chain.handle is None or not chain.stays_alive:
             return False
         return chain.is_current(chain.handle)
 
     def _new_result(self, x: Any, stream: Any) -> Any:
-        """Return a new array of shape (), of the library of x. Local."""
+        """Return a new array of shape (), of the library of x."""
         if hasattr(x, "new_empty"):  # a tensor
             return x.new_empty(())
         if stream is None:
@@ -179,7 +169,7 @@ class CudaReduce(CudaPlanEngine):
             return cupy.empty((), self._dtype)
 
     def _dot_layouts(self, x: Any, y: Any, out: Any) -> tuple[FieldLayout, ...]:
-        """Return the layouts of the arrays of a dot product; raise where they do not fit."""
+        """Return the layouts of the arrays of a dot product, or raise if they do not fit."""
         found = []
         for name, array in (("x", x), ("y", y), ("out", out)):
             layout = cuda_layout(array, name)
@@ -196,7 +186,7 @@ class CudaReduce(CudaPlanEngine):
         return tuple(found)
 
     def _prepare_dot(self, layouts: tuple[FieldLayout, ...]) -> PreparedCall:
-        """Make the launches of dot products of such arrays. Local."""
+        """Make the launches of dot products of arrays with these layouts."""
         of_x, of_y, _ = layouts
         extents, strides = order_by_strides(of_x.shape, [of_x.strides, of_y.strides])
         shapes, form = shapes_of(extents, strides, self._dtype.itemsize, "C")
@@ -223,7 +213,7 @@ class CudaReduce(CudaPlanEngine):
                 )
 
     def _enter(self, fields: Sequence[Any], stream: Any) -> StreamInfo:
-        """Return the stream of a call, also where it has nothing to do there. Local."""
+        """Return the stream of a call, ordered after the last, even with nothing to enqueue."""
         if stream is None:
             stream = current_stream(fields, self._device)
         entered: StreamInfo = self._backend.enter(stream)
@@ -256,7 +246,7 @@ class CudaReduce(CudaPlanEngine):
                 chain.leave()
 
     def _record(self) -> None:
-        """Note a call that is captured: every replay makes it again."""
+        """Record a captured call: every replay makes it again."""
         captured_by = recording.current()
         if captured_by is None:
             return
@@ -268,7 +258,7 @@ class CudaReduce(CudaPlanEngine):
         captured_by.add(self)
 
     def close(self) -> None:
-        """Free what this rank owns. Local, once all ranks have released."""
+        """Free this rank's memory, once all ranks have released."""
         self._close_calls()
         self._buffers.close()
         self._group.close()
@@ -286,11 +276,11 @@ class CudaReduce(CudaPlanEngine):
 
 
 def _route_to_peers(setup: PlanSetup) -> str:
-    """Return the slowest route from this rank to the others of its node. Local."""
+    """Return the slowest route from this rank to the others of its node."""
     comm = setup.comm
     forced = setup.same["MPISHARE_ROUTE"]
     others = [rank for rank in comm.ranks_here if rank != comm.rank]
     found = routes.choose(comm, setup.node.report(), others, forced, on_gpu=True)
-    # Inside a node a reduction has no messages: what travels by host memory is the nearest.
+    # Within a node a reduction has no messages: host memory is the nearest.
     names = ["pinned" if route in routes.BY_MPI else route for route in found.values()]
     return max(names, key=_ROUTES.index, default="fused")

@@ -1,7 +1,7 @@
-"""Fast path: replay the cached CUDA graph of arrays seen before.
+"""Fast path: replay the cached CUDA graph of known arrays, as for halos.
 
-As that of halos. An array that was an argument of an earlier call is not looked at again: whatever
-shape it has been given since, its elements are where they were.
+A known array is not inspected again: even if its shape has been set since, its elements have not
+moved.
 """
 
 from __future__ import annotations
@@ -26,22 +26,10 @@ if TYPE_CHECKING:
 
 
 class FastPath:
-    """Calls that are one graph. Local; a replay returns False, with nothing done, where it cannot.
+    """Calls that are one graph; a replay returns False, with nothing done, for the slow path.
 
-    Parameters
-    ----------
-    layouts : sequence of FieldLayout
-        Those of the arguments.
-    handles : mapping of key to int
-        The graphs, by `graphs.key_of` the addresses.
-    chain : StreamChain
-        The plan's; a call on another stream takes the slow path.
-    order : LaunchOrder
-        The GPU's; so does a call after another plan's launch on another stream.
-    agreement : Agreement
-        The node's; a broken one takes the slow path, which tells why, and so does another thread.
-    flags : PinnedFlags
-        Count the calls.
+    That is taken on another stream than the last call's, after another plan's launch on another
+    stream, in another thread, and on a broken node.
     """
 
     def __init__(
@@ -60,14 +48,14 @@ class FastPath:
     def reduce(self) -> Callable[[Any, Any], bool]:
         """Return the replay of ``(field, stream)``."""
         (seen,), handles, launch = self._seen, self._handles, self._launch
-        known, look = seen.known, seen.look
+        known, lookup = seen.known, seen.lookup
 
         def replay(field: Any, stream: Any) -> bool:
             if stream is not None:
                 return False
             found = known.get(id(field))
             if found is None or found[0]() is not field:
-                graph = handles.get(look(field))
+                graph = handles.get(lookup(field))
             else:
                 graph = handles.get(found[2])
             return graph is not None and launch(graph)
@@ -85,7 +73,7 @@ class FastPath:
             for array, each in zip((x, y, out), seen, strict=True):
                 found = each.known.get(id(array))
                 if found is None or found[0]() is not array:
-                    key.append(each.look(array))
+                    key.append(each.lookup(array))
                 else:
                     key.append(found[2])
             graph = handles.get(tuple(key))
@@ -101,9 +89,9 @@ def _launcher(
     flags: PinnedFlags,
     device: int | None,
 ) -> Callable[[int], bool]:
-    """Return what launches a graph on the stream of the last call, if that is the current one.
+    """Return a launch of a graph on the stream of the last call, if that is the current one.
 
-    A closure, since each attribute that it would look up takes 1 % of the call.
+    A closure: each attribute lookup would take 1 % of the call.
     """
     where, current, is_capturing = chain.name, CURRENT_STREAM, IS_CAPTURING
 

@@ -1,4 +1,4 @@
-"""The ranks that reduce on one node, as their launches need them."""
+"""The ranks that reduce on one node, and the data that their launches share."""
 
 from __future__ import annotations
 
@@ -24,35 +24,13 @@ _BLOCKS_PER_SM = 2
 
 
 class Enqueued(Protocol):
-    """What a call puts on its stream."""
-
     def enqueue(self, stream: int) -> None:
-        """Enqueue it."""
+        """Enqueue on a stream."""
         ...
 
 
 class Group:
-    """The ranks of a plan on this node, and what their launches have in common. Local.
-
-    Parameters
-    ----------
-    setup : PlanSetup
-        The plan's.
-    operation : Operation
-        How two elements become one.
-
-    Attributes
-    ----------
-    me, size : int
-        The place of this rank among them, and how many they are.
-    sm_count, blocks : int
-        Multiprocessors of the GPU, and how many blocks fill it.
-    resident_blocks : int
-        How many blocks of each rank fit on the GPU at once, beside those of the ranks that share
-        it.
-    where : str
-        Names the plan and the rank in errors.
-    """
+    """The ranks of a plan on this node, and the data that their launches share."""
 
     def __init__(self, setup: PlanSetup, operation: Operation) -> None:
         comm, context = setup.comm, setup.context
@@ -65,27 +43,26 @@ class Group:
         self.sm_count = sm_count = int(cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, self.device))
         sharing = context.all_uuids.count(context.uuids[context.rank])
         self.blocks = _BLOCKS_PER_SM * sm_count
-        # Under MPS, the blocks that wait must leave room for those that they wait for.
+        # Under MPS, waiting blocks must leave room for those that they wait for.
         self.resident_blocks = self.blocks if sharing == 1 else max(1, sm_count // sharing)
-        # Not of CuPy's pool: what is free there may still be read by work that its stream was given
-        # earlier, and launches on other streams do not wait for that.
+        # Not of CuPy's pool: its free memory may still be read by earlier work on its stream, and
+        # launches on other streams do not wait for that.
         self._tables = Tables(context)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return self.operation.dtype.itemsize
 
     def zeros(self, nbytes: int) -> int:
-        """Return where zeroed GPU memory will be after `load`; held until `close`."""
+        """Return the address of zeroed GPU memory after `load`; held until `close`."""
         return self.upload(np.zeros(max(nbytes, 1), np.uint8))
 
     def upload(self, array: np.ndarray[Any, Any]) -> int:
-        """Return where an array will be on the GPU after `load`; held until `close`."""
+        """Return the address that an array has on the GPU after `load`; held until `close`."""
         return self._tables.add(array)
 
     def load(self, stream: int) -> None:
-        """Enqueue the copies of what launches read, once, before the first launch."""
+        """Enqueue the copies of the launches' data, once, before the first launch."""
         self._tables.upload(stream)
 
     def launch(
@@ -97,50 +74,29 @@ class Group:
         form: Form,
         nranks: int = 0,
     ) -> driver.Launch:
-        """Prepare a launch of a kernel.
-
-        Parameters
-        ----------
-        name : str
-            See `kernel`.
-        size : tuple of int
-            Blocks, and threads in each.
-        arguments : sequence of ctypes objects
-            Held, and read at each launch.
-        form : str
-            How elements lie.
-        nranks : int, optional
-            How many ranks reduce. Default: all.
-        """
+        """Prepare a launch of (blocks, threads); `arguments` are held, and read at each launch."""
         nranks = nranks or self.size
         function = kernel(name, self.operation, nranks, self.device, form)
         return driver.Launch(function, *size, arguments, self.where)
 
     def close(self) -> None:
-        """Free what the launches read, once none is under way."""
+        """Free the launches' data, once none is under way."""
         self._tables.close()
 
 
 class InOrder:
-    """Several things that one call enqueues, one after the other."""
+    """Several launches or signals of one call, enqueued in order."""
 
     def __init__(self, parts: Sequence[Enqueued]) -> None:
         self._parts = parts
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue them on a stream."""
         for part in self._parts:
             part.enqueue(stream)
 
 
 class Pointers:
-    """The addresses of a call's arrays, which its launches read from here when they are enqueued.
-
-    Attributes
-    ----------
-    array : ctypes array
-        The addresses.
-    """
+    """The addresses of a call's arrays, read by its launches when they are enqueued."""
 
     def __init__(self, count: int) -> None:
         self.array = (ctypes.c_uint64 * count)()

@@ -18,17 +18,7 @@ _FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
 
 @functools.cache
 def kernel(name: str, operation: Operation, nranks: int, device: int, form: Form) -> int:
-    """Return the driver's handle of a kernel, loaded on the current device. Local.
-
-    Parameters
-    ----------
-    name : str
-        ``small``, ``large``, ``dot``, ``pack`` or ``fold``.
-    operation, nranks, form
-        See `options`.
-    device : int
-        The current device, since a handle belongs to one.
-    """
+    """Return the driver's handle of a kernel, loaded on the current device, to which it belongs."""
     del device
     given = options(operation, nranks, form)
     return int(_module(_FILES.get(name, f"{name}.cu"), given).get_function(name).kernel.ptr)

@@ -1,4 +1,4 @@
-"""What the kernels are told of fields and buffers: the records behind their arguments."""
+"""Records of fields and buffers: arguments of the kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIGN = 128
 
 
 class Shape(ctypes.Structure):
-    """Where the elements of a field lie; ``struct Shape`` of elements.cuh."""
+    """The shape and strides of a field; ``struct Shape`` of elements.cuh."""
 
     _fields_ = (
         ("step", ctypes.c_int64 * MAX_AXES),
@@ -48,7 +48,7 @@ class Staging(ctypes.Structure):
 
 
 class Host(ctypes.Structure):
-    """The words of host memory that a wait looks at; ``struct Host`` of waiting.cuh."""
+    """Host memory of a wait; ``struct Host`` of waiting.cuh."""
 
     _fields_ = (("stalled_on", ctypes.c_uint64), ("abort", ctypes.c_uint64))
 
@@ -57,27 +57,14 @@ SIZE_OPTIONS = tuple(f"-D{each.__name__}_nbytes={ctypes.sizeof(each)}" for each 
 
 Strides = tuple[int, ...]
 Form = Literal["ROW", "NEAR", "FAR"]
-"""How elements lie: one behind the other; along several axes, fewer than 2^31 and by steps of fewer
-bytes; any others."""
+"""Elements: contiguous; along several axes, with counts and steps in bytes below 2^31; others."""
 USUAL_FORMS: tuple[Form, ...] = ("ROW", "NEAR")
 
 
 def shapes_of(
     extents: Sequence[int], strides: Sequence[Strides], itemsize: int, order: Order
 ) -> tuple[list[Shape], Form]:
-    """Return the records of fields of the same shape, and their form for the kernels.
-
-    Parameters
-    ----------
-    extents : sequence of int
-        Elements along each axis.
-    strides : sequence of tuple of int, bytes
-        Those of each field.
-    itemsize : int, bytes
-        Of an element.
-    order : str
-        ``"C"`` or ``"F"``: in which elements are numbered.
-    """
+    """Return the records of fields of one shape, numbered in `order`, and their form."""
     rows = [*zip(extents, *strides, strict=True)]
     merged: list[list[int]] = []
     for extent, *steps in rows if order == "C" else reversed(rows):
@@ -122,9 +109,9 @@ def _divider(number: int) -> tuple[int, int]:
 def order_by_strides(
     extents: Sequence[int], strides: Sequence[Strides]
 ) -> tuple[Sequence[int], Sequence[Strides]]:
-    """Return the axes of fields so that the elements of the first lie one after the other.
+    """Return the axes of fields, ordered so that the elements of the first are contiguous.
 
-    For sums over the elements, which may be numbered as they lie.
+    For sums over the elements, in any order.
     """
     axes = sorted(range(len(extents)), key=lambda axis: -strides[0][axis])
     return [extents[axis] for axis in axes], [

@@ -15,20 +15,11 @@ _KIND_SHIFT, _PEER_SHIFT = 30, 20
 
 
 def schedule(rank: int, nranks: int, chunks: int, lead: int, lag: int) -> np.ndarray[Any, Any]:
-    """Return the items of a rank, in 32 bits each, as large.cu reads them.
+    """Return the items of a rank, in 32 bits each, for large.cu.
 
     At time t all ranks send chunk t to each other, reduce chunk t - `lead`, and receive the reduced
-    chunk t - `lead` - `lag`. So whatever an item waits for stands before it, on all ranks, when
-    they are put in the order of time and kind.
-
-    Parameters
-    ----------
-    rank, nranks : int
-        This rank, and how many reduce.
-    chunks : int
-        In the slice of a rank.
-    lead, lag : int, chunks
-        How far sends are ahead of the folds, and these ahead of the receives.
+    chunk t - `lead` - `lag`. In the order of time and kind each item therefore stands behind all
+    items that it waits for, on all ranks. `chunks` are those in the slice of a rank.
     """
     items = sorted(_items(rank, nranks, chunks, lead, lag))
     packed = [
@@ -45,7 +36,7 @@ def unpacked(item: int) -> tuple[int, int, int]:
 def _items(
     rank: int, nranks: int, chunks: int, lead: int, lag: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield (time, kind, number among those, peer, chunk)."""
+    """Yield (time, kind, index within these, peer, chunk)."""
     for chunk in range(chunks):
         yield chunk + lead, REDUCE, 0, rank, chunk
         for step in range(1, nranks):

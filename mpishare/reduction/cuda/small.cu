@@ -1,4 +1,4 @@
-// Small reductions: every rank sends its elements to everybody by LL, and folds everybody's.
+// Small reductions: every rank sends its elements to all others by LL, and folds those of all.
 //
 // The buffer of a rank has a part for each parity of the epoch, and in it the elements of each rank.
 // A rank overwrites what it sent at epoch e at epoch e + 2. By then its launch of e + 1 has ended,

@@ -1,4 +1,4 @@
-"""The sources of the kernels, and the options that make one for a dtype and an operation."""
+"""The sources of the kernels, and their compiler options for a dtype and an operation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ _OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 
 
 def options(operation: Operation, nranks: int, form: Form) -> tuple[str, ...]:
-    """Return the compiler options of a kernel.
-
-    Parameters
-    ----------
-    operation : Operation
-        Of the plan.
-    nranks : int
-        How many ranks reduce.
-    form : str
-        How elements lie; see `records.Form`.
-    """
+    """Return the compiler options of a kernel; `form` is a `records.Form`."""
     dtype = operation.dtype
     number = _FLOATS.get(dtype.char)
     if number is None:
@@ -46,7 +36,7 @@ def options(operation: Operation, nranks: int, form: Form) -> tuple[str, ...]:
 
 
 def source(file: str) -> str:
-    """Return a CUDA source with its headers inserted, since the compiler sees no folder."""
+    """Return a CUDA source with its headers inserted, since the compiler has no include folder."""
     folder = Path(__file__).parent
     text = (folder / file).read_text()
     for header in sorted(folder.glob("*.cuh")):

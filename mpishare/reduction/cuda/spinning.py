@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpishare.reduction.cuda.records import Form, Shape
 
 SMALL_NBYTES = 1 << 20
-"""Fields of up to so many bytes, times the number of other ranks, go to everybody as they are."""
+"""Fields up to this size, times the number of other ranks, go to all ranks as they are."""
 SEGMENT_NBYTES = 128 << 20
 """Larger fields are reduced part by part, so that the staging buffers stay small."""
 
@@ -30,31 +30,14 @@ _FEW_THREADS, _THREADS = 128, 512
 _WARP, _ELEMENTS_PER_LANE = 32, 8  # of a dot product for which one warp is enough
 _STATE_NBYTES = 16
 _ALIGN = 128
-# Up to so many bytes of a slice, its chunks have so many.
+# (slice bytes up to, chunk bytes)
 _CHUNKS = ((1 << 20, 16 << 10), (1 << 62, 32 << 10))
 # All sends first: they fill the links while the folds find their chunks there.
 _LEAD, _LAG = 1 << 20, 128
 
 
 class SpinningRoute:
-    """Launches whose kernels wait for the other ranks. Local.
-
-    Parameters
-    ----------
-    group : Group
-        The ranks.
-    shape, form
-        Where the elements of a field lie; see `records.shapes_of`.
-    count : int
-        How many elements it has.
-
-    Attributes
-    ----------
-    nbytes : int, bytes
-        Size of the buffer of each rank.
-    is_small : bool
-        Whether fields go to everybody as they are.
-    """
+    """Launches with kernels that wait for the other ranks, for small and for large fields."""
 
     are_graphs = True
 
@@ -70,7 +53,7 @@ class SpinningRoute:
         self.nbytes = self._begin + (self._ll_nbytes(count) if self.is_small else nbytes)
 
     def bind(self, buffers: Buffers) -> None:
-        """Make what the kernels keep from launch to launch."""
+        """Allocate the state that the kernels keep from launch to launch."""
         group, flags = self._group, buffers.flags
         self._buffers = buffers
         self._host = Host(flags.stalled_on(group.ranks[0]), flags.abort)
@@ -119,7 +102,7 @@ class SpinningRoute:
     def _large(self, field: Any, begin: int, state: int) -> Launch:
         group = self._group
         staging, _ = self._staging_of(min(self._count - begin, self._segment))
-        # In every segment the parts of the buffers lie where they lie in a whole one.
+        # In every segment the parts of the buffers have the offsets of a whole one.
         for name in ("sent_flags", "reduced_flags", "sent", "reduced"):
             setattr(staging, name, getattr(self._staging, name))
         items = schedule(group.me, group.size, staging.chunks, _LEAD, _LAG)

@@ -1,9 +1,9 @@
 """Routes ``copy`` and ``pinned``: streams wait for the other ranks, kernels never do.
 
 For GPUs that ranks share by turns, where a kernel that waits would use up its turn, and for memory
-that cannot be mapped. Each rank packs its field into its own buffer and tells the others; each
-folds the buffers of all ranks, and tells them that it has read theirs. Two binary flags per pair of
-ranks, which the rank that waits for them resets: so a captured graph can replay them.
+that cannot be mapped. Each rank packs its field into its own buffer and sets a flag for the others;
+each folds the buffers of all ranks, and sets a flag that it has read theirs. There are two binary
+flags for each pair of ranks, which the waiting rank resets: so a captured graph can replay them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,7 @@ _ALIGN = 128
 
 
 class StreamedRoute:
-    """Launches and signals of reductions for which streams wait. Local.
-
-    Parameters
-    ----------
-    group, shape, count, form
-        As `SpinningRoute`.
-
-    Attributes
-    ----------
-    nbytes : int, bytes
-        Size of the buffer of each rank.
-    """
+    """Launches and signals of reductions in which streams wait."""
 
     are_graphs = False
 
@@ -71,7 +60,7 @@ class StreamedRoute:
         (self._of_one,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
 
     def reduce(self, pointers: Pointers) -> Enqueued:
-        """Return what reduces the field at the first address."""
+        """Return the steps that reduce the field at the first address."""
         field = pointers.argument(0)
         parts: list[Enqueued] = []
         for begin in range(0, self._count, self._segment):
@@ -80,7 +69,7 @@ class StreamedRoute:
         return InOrder(parts)
 
     def dot(self, pointers: Pointers, shapes: list[Shape], count: int, *, form: Form) -> Enqueued:
-        """Return what reduces the arrays at the first two addresses, into the third."""
+        """Return the steps that reduce the arrays at the first two addresses, into the third."""
         x, y, out = (pointers.argument(index) for index in range(3))
         mine = ctypes.c_uint64(self._sum)
         local = self._local_dot(shapes, [x, y, mine], count, form=form)
@@ -141,14 +130,13 @@ class StreamedRoute:
 
 
 class _Signals:
-    """Stream memory operations whose values never change."""
+    """Stream memory operations with constant values."""
 
     def __init__(self, backend: Backend, operations: list[tuple[str, int, int]]) -> None:
         self._values = [value for _, _, value in operations]
         self._signals = backend.signals([(kind, address) for kind, address, _ in operations])
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue them on a stream."""
         if self._values:
             self._signals.enqueue(stream, self._values)
 

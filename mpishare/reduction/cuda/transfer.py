@@ -1,4 +1,4 @@
-"""Copies between a field in GPU memory and packed memory, for what leaves the node."""
+"""Copies between a field in GPU memory and packed memory, for messages between nodes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,11 @@ if TYPE_CHECKING:
     from mpishare.reduction.order import Order
 
 MIN_ON_GPU_NBYTES = 256 << 10
-"""Fewer bytes are sooner copied to the host and back than an MPI fetches them from GPU memory."""
+"""Fewer bytes are copied to the host and back in less time than an MPI takes to fetch them."""
 
 
 class CudaTransfer(ThroughHost):
-    """For fields in GPU memory: the host waits for their stream, with the deadline of the node.
-
-    Parameters
-    ----------
-    setup : PlanSetup
-        The plan's.
-    operation : Operation
-        What is combined.
-    order : {"C", "F"}
-        How elements are packed.
-    """
+    """Transfer of fields in GPU memory: the host waits for their stream, with a deadline."""
 
     def __init__(self, setup: PlanSetup, operation: Operation, order: Order) -> None:
         super().__init__(operation)
@@ -56,7 +46,6 @@ class CudaTransfer(ThroughHost):
         return np.frombuffer(pinned, dtype, count)
 
     def fetch(self, field: Any, stream: Any, packed: Any) -> None:
-        """Copy the elements of the field, once the stream has written them."""
         handle, owner = self._stream(field, stream)
         flat = cupy.asarray(field)
         if not self._is_packed(flat):
@@ -67,7 +56,6 @@ class CudaTransfer(ThroughHost):
         del flat, owner  # held until here
 
     def store(self, packed: Any, field: Any, stream: Any) -> None:
-        """Copy the elements back."""
         handle, owner = self._stream(field, stream)
         target = array = cupy.asarray(field)
         source = self._address_of(packed)
@@ -95,9 +83,9 @@ class CudaTransfer(ThroughHost):
 
 
 class GpuTransfer(CudaTransfer):
-    """The same with the packed memory on GPUs, for an MPI that takes pointers to it.
+    """The same with packed memory on GPUs, for an MPI that takes pointers to it.
 
-    All of it is memory of ``cuMemAlloc``, which the trial of the MPI has sent.
+    All of it is memory of ``cuMemAlloc``, as in the trial of the MPI.
     """
 
     def __init__(self, setup: PlanSetup, operation: Operation, order: Order) -> None:
@@ -141,24 +129,22 @@ class GpuTransfer(CudaTransfer):
         return self._array(self._blocks[-1].address, count)
 
     def buffer(self, array: Any) -> Any:
-        """Return it as MPI takes it."""
         from mpi4py import MPI
 
         return MPI.buffer.fromaddress(array.data.ptr, array.nbytes)
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
-        """Combine them on a stream of its own, and wait for that."""
+        """Combine on a stream of its own, and wait for that."""
         with on_stream(self._stream_of_folds):
             fold_into(self._ufunc, operands, out)
         self._context.synchronize(self._own, self._name)
 
     def release(self) -> None:
-        """Unmap what the leader owns."""
         if self._staging is not None:
             self._staging.release()
 
     def close(self, *, is_over: bool) -> None:
-        """Free the memory, if no message is under way."""
+        """Free the memory, unless a message is under way."""
         if is_over:
             for block in self._blocks:
                 block.close()

@@ -16,7 +16,7 @@ struct Peers {
     char* at[RANKS];
 };
 
-// What waits and their ends look at in host memory.
+// Host memory of a wait: polled and written.
 struct Host {
     volatile Word* stalled_on; // a word per rank, in order
     const volatile Word* abort;
@@ -31,8 +31,8 @@ __device__ __forceinline__ void count_launch(State* state) {
     atomicAdd(&state->arrived, blockIdx.x ? 1 : EPOCH - (gridDim.x - 1));
 }
 
-// Host memory is slow to poll: only a wait of some milliseconds publishes whom it waits for and
-// reads the abort flag. A thread that sees it sets `aborted` in device memory, which ends all other
+// Host memory is slow to poll: only a wait of some milliseconds publishes its peer and reads
+// the abort flag. A thread that sees it sets `aborted` in device memory, which ends all other
 // waits, those of later launches too.
 const unsigned POLLS_PER_ABORT_CHECK = 1 << 8, POLLS_PER_HOST_CHECK = 1 << 14;
 
