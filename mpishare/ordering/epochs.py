@@ -76,8 +76,7 @@ class Epochs(CounterOrdered):
         compiled = context.compiled
         self._meet: Callable[[int], int] | None = None
         if compiled is not None:
-            address, looks = compiled.address_of(self._view), context.looks_per_yield
-            self._meet = compiled.Fence(address, self._slots, looks).meet
+            self._meet = compiled.Fence(self._view, self._slots, context.looks_per_yield).meet
         # Of each pair both sides count, so that neither needs to ask the other.
         self._exposed = [0] * self._size  # my posts to that origin
         self._completed = [0] * self._size  # done signals awaited from that origin
