@@ -13,6 +13,8 @@ import pytest
 import mpishare
 from tests.helpers.launch import OF_A_JOB, OPEN_MPI, ROOT
 
+pytestmark = pytest.mark.limit(120)  # a build, or an installation
+
 PROGRAM = """
 import mpishare
 from mpi4py import MPI
@@ -92,7 +94,6 @@ def test_there_is_a_python() -> None:
     assert f"3.{sys.version_info.minor}" in pythons()
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize(
     ("version", "kind", "extra"),
     [*((version, "wheel", "mpich") for version in pythons()),
