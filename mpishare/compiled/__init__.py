@@ -1,17 +1,19 @@
-"""The compiled part of the host backend: C that the machine's own compiler builds at first use.
+"""The compiled part of the host backend, an extension module: built when mpishare is installed.
 
-The *.c files here are one extension module. It is found in the user's cache, or built once per
-source, compiler and Python. Without a compiler everything works in Python, only slower: the two
-use the same words of shared memory, so that ranks of both kinds work together. To add a function:
-write it in a *.c file here, declare it in `module.h`, and name it in the table of `module.c`.
+Where it was not, for want of a compiler, everything works in Python, only slower: the two use the
+same words of shared memory, so that ranks of both kinds work together. To add a function: write it
+in a *.c file here, declare it in `module.h`, and name it in the table of `module.c`.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.compiled.builder import BuildError, build, load, wanted
 from mpishare.errors import UnsupportedError, name_ranks
 
 if TYPE_CHECKING:
@@ -19,63 +21,37 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare")
 
+_CHOICES = ("", "python", "compiled")
 _ASKED = "MPISHARE_HOST_CODE=python asks for it"
+_FOLDER = Path(__file__).parent
+_FILE = _FOLDER / "_host.abi3.so"
 
 
-def find(
-    step: Callable[[Callable[[], Any]], list[Any]], *, is_builder: bool, timeout_s: float
-) -> tuple[Any, str]:
+def find(step: Callable[[Callable[[], Any]], list[Any]], *, is_first: bool) -> tuple[Any, str]:
     """Return the module, and why ranks have none: empty where all have. Collective, host-blocking.
 
     Parameters
     ----------
     step : callable
         Does a piece of work on all ranks, and raises on all where it fails on one.
-    is_builder : bool
-        Whether this rank builds it for the others, where it is in no cache yet.
-    timeout_s : float, seconds
-        How long the others wait for it: the compiler may take half of that.
+    is_first : bool
+        Whether this rank logs that some have none.
 
     Raises
     ------
     UnsupportedError
-        On all ranks, if ``MPISHARE_HOST_CODE=compiled`` asks for it and it cannot be built, or the
-        rank that builds it is asked for none.
+        On all ranks, if ``MPISHARE_HOST_CODE=compiled`` asks for it and it is not there.
     """
-
-    def make() -> tuple[str, str, str]:
-        choice = wanted()  # a wrong one is an error on all ranks
-        if not is_builder:
-            return choice, "", ""
-        if choice == "python":
-            return choice, "", f"{_ASKED}, on the rank that builds it"
-        try:
-            return choice, str(build(timeout_s / 2)), ""
-        except BuildError as error:
-            return choice, "", str(error)
-
-    told = step(make)
-    builder = next(rank for rank, (_, path, why) in enumerate(told) if path or why)
-    choice, path, reason = told[builder]
-    asking = [rank for rank, (theirs, *_) in enumerate(told) if theirs == "compiled"]
-    if asking and choice == "python":
-        raise UnsupportedError(
-            f"MPISHARE_HOST_CODE is 'python' on rank {builder} and 'compiled' on "
-            f"{name_ranks(asking)}: set it alike on all ranks"
-        )
     module = None
 
     def take() -> str:
         nonlocal module
-        choice = wanted()
+        choice = os.environ.get("MPISHARE_HOST_CODE", "")
+        if choice not in _CHOICES:
+            raise ValueError(f"MPISHARE_HOST_CODE={choice!r} is neither 'python' nor 'compiled'")
         if choice == "python":
             return _ASKED
-        why: str = reason
-        if path:
-            try:
-                module = load(path)
-            except BuildError as error:
-                why = str(error)
+        module, why = load()
         if module is None and choice == "compiled":
             raise UnsupportedError(
                 "MPISHARE_HOST_CODE=compiled asks for the compiled part of the host backend, which "
@@ -88,7 +64,26 @@ def find(
     why = reasons[without[0]] if without else ""
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
         why = f"{name_ranks(without)}: {why}"
-    if is_builder and why:
+    if is_first and why:
         level = logging.INFO if why.endswith(_ASKED) else logging.WARNING
         log.log(level, "halo exchanges and fences on the host are made in Python: %s", why)
     return module, why
+
+
+def load() -> tuple[Any, str]:
+    """Return the extension module and an empty string, or None and the reason."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None, "it would bring the GIL back to this Python, which has none"
+    sources = [*_FOLDER.glob("*.[ch]")]  # in a clone: none are installed
+    if not _FILE.exists():
+        why = "it was not built"
+    elif any(source.stat().st_mtime > _FILE.stat().st_mtime for source in sources):
+        why = "it is older than its sources"
+    else:
+        try:
+            return importlib.import_module("._host", __name__), ""
+        except ImportError as error:
+            why = str(error)
+    if sources:
+        return None, f"{why}; in {_FOLDER.parents[1]} build it: python setup.py build_ext --inplace"
+    return None, f"{why}; install mpishare again where there are a C compiler and Python's headers"

@@ -137,8 +137,9 @@ static int wait_until(Exchange *self, Done is_done, const char *method)
 /* Forgets where memory is, if a window was opened or closed since. */
 static int look_at_windows(Exchange *self)
 {
+    static PyObject *name;
     exchange_hold_gil(self);
-    PyObject *value = PyObject_GetAttrString(self->context, "windows_version");
+    PyObject *value = attribute(self->context, &name, "windows_version");
     if (value == NULL)
         return -1;
     const long long version = PyLong_AsLongLong(value);

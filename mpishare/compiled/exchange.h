@@ -94,7 +94,7 @@ typedef struct {
     bool is_located; /* any field */
     bool reads_windows; /* where other ranks have their fields */
     bool is_published;
-    bool is_closed, is_busy;
+    bool is_closed, is_busy, is_started;
     int looks_per_yield;
     size_t nbytes; /* copied by one exchange, about */
     PyThreadState *released;
@@ -103,7 +103,7 @@ typedef struct {
 } Exchange;
 
 /* Makes the tables; an error leaves what `exchange_free` frees. */
-int exchange_init(Exchange *self, PyObject *arguments, PyObject *keywords);
+int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords);
 
 void exchange_free(Exchange *self);
 

@@ -23,15 +23,16 @@ static bool fits(const Field *field, const PyObject *array_type, PyObject *given
 /* Whether the node is whole, this is its thread, and no capture is under way; -1 on errors. */
 static int is_whole(Exchange *self)
 {
-    if (PyList_GET_SIZE(self->recordings))
+    static PyObject *failure_name, *thread_name;
+    if (PyList_Size(self->recordings))
         return 0;
-    PyObject *failure = PyObject_GetAttrString(self->agreement, "failure");
+    PyObject *failure = attribute(self->agreement, &failure_name, "failure");
     if (failure == NULL)
         return -1;
     Py_DECREF(failure);
     if (failure != Py_None)
         return 0;
-    PyObject *thread = PyObject_GetAttrString(self->agreement, "thread");
+    PyObject *thread = attribute(self->agreement, &thread_name, "thread");
     if (thread == NULL)
         return -1;
     const unsigned long ident = PyLong_AsUnsignedLong(thread);
@@ -66,6 +67,23 @@ static PyObject *leave(Exchange *self, int status, PyObject *value)
     return status ? NULL : Py_NewRef(value);
 }
 
+static int send(Exchange *self)
+{
+    const int status = exchange_send(self);
+    self->is_started = !status;
+    return status;
+}
+
+static int receive(Exchange *self)
+{
+    if (!self->is_started) {
+        PyErr_SetString(PyExc_RuntimeError, "no exchange was started");
+        return -1;
+    }
+    self->is_started = false;
+    return exchange_receive(self);
+}
+
 static intptr_t distance(const Exchange *self, int at)
 {
     return (intptr_t)((uintptr_t)self->bases[at] - (uintptr_t)self->bases[0]);
@@ -97,11 +115,12 @@ static bool are_apart(Exchange *self)
 /* Takes the addresses of the fields, if they are what the plan was made for. */
 static bool take_fields(Exchange *self, PyObject *fields)
 {
-    if (!(PyTuple_Check(fields) || PyList_Check(fields)) ||
-        PySequence_Fast_GET_SIZE(fields) != self->nfields)
+    const bool is_tuple = PyTuple_Check(fields);
+    if (!(is_tuple || PyList_Check(fields)) ||
+        (is_tuple ? PyTuple_Size(fields) : PyList_Size(fields)) != self->nfields)
         return false;
     for (int at = 0; at < self->nfields; at++) {
-        PyObject *field = PySequence_Fast_GET_ITEM(fields, at);
+        PyObject *field = is_tuple ? PyTuple_GetItem(fields, at) : PyList_GetItem(fields, at);
         if (!fits(self->fields + at, self->array_type, field))
             return false;
         self->bases[at] = PyArray_BYTES((PyArrayObject *)field);
@@ -116,9 +135,9 @@ static PyObject *exchange_try_exchange(Exchange *self, PyObject *fields)
         return status ? NULL : Py_NewRef(Py_False);
     if (!take_fields(self, fields))
         return leave(self, 0, Py_False);
-    status = exchange_send(self);
+    status = send(self);
     if (!status)
-        status = exchange_receive(self);
+        status = receive(self);
     return leave(self, status, Py_True);
 }
 
@@ -129,7 +148,7 @@ static PyObject *exchange_try_start(Exchange *self, PyObject *fields)
         return status ? NULL : Py_NewRef(Py_False);
     if (!take_fields(self, fields))
         return leave(self, 0, Py_False);
-    return leave(self, exchange_send(self), Py_True);
+    return leave(self, send(self), Py_True);
 }
 
 static PyObject *exchange_try_wait(Exchange *self, PyObject *ignored)
@@ -138,23 +157,23 @@ static PyObject *exchange_try_wait(Exchange *self, PyObject *ignored)
     const int status = try_enter(self);
     if (status <= 0)
         return status ? NULL : Py_NewRef(Py_False);
-    return leave(self, exchange_receive(self), Py_True);
+    return leave(self, receive(self), Py_True);
 }
 
 static PyObject *exchange_start(Exchange *self, PyObject *addresses)
 {
-    if (!PyTuple_Check(addresses) || PyTuple_GET_SIZE(addresses) != self->nfields) {
+    if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != self->nfields) {
         PyErr_SetString(PyExc_ValueError, "an address for each field");
         return NULL;
     }
     if (enter(self))
         return NULL;
     for (int at = 0; at < self->nfields; at++)
-        self->bases[at] = PyLong_AsVoidPtr(PyTuple_GET_ITEM(addresses, at));
+        self->bases[at] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, at));
     if (PyErr_Occurred())
         return leave(self, -1, Py_None);
     remember_apart(self); /* Python has looked */
-    return leave(self, exchange_send(self), Py_None);
+    return leave(self, send(self), Py_None);
 }
 
 static PyObject *exchange_wait(Exchange *self, PyObject *ignored)
@@ -162,7 +181,7 @@ static PyObject *exchange_wait(Exchange *self, PyObject *ignored)
     (void)ignored;
     if (enter(self))
         return NULL;
-    return leave(self, exchange_receive(self), Py_None);
+    return leave(self, receive(self), Py_None);
 }
 
 static PyObject *exchange_close(Exchange *self, PyObject *ignored)
@@ -175,6 +194,7 @@ static PyObject *exchange_close(Exchange *self, PyObject *ignored)
 
 static int exchange_traverse(Exchange *self, visitproc visit, void *arg)
 {
+    Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->owner);
     Py_VISIT(self->context);
     Py_VISIT(self->agreement);
@@ -195,7 +215,15 @@ static void exchange_dealloc(Exchange *self)
     PyObject_GC_UnTrack(self);
     exchange_clear(self);
     exchange_free(self);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    free_object(self);
+}
+
+static PyObject *exchange_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    Exchange *self = (Exchange *)PyType_GenericAlloc(type, 0);
+    if (self != NULL && exchange_make(self, arguments, keywords))
+        Py_CLEAR(self);
+    return (PyObject *)self;
 }
 
 static PyMethodDef methods[] = {
@@ -223,17 +251,20 @@ static PyGetSetDef values[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyTypeObject ExchangeType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "_mpishare_host.Exchange",
-    .tp_doc = "Moves the cells of one plan between the ranks of a node.",
-    .tp_basicsize = sizeof(Exchange),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)exchange_init,
-    .tp_dealloc = (destructor)exchange_dealloc,
-    .tp_traverse = (traverseproc)exchange_traverse,
-    .tp_clear = (inquiry)exchange_clear,
-    .tp_methods = methods,
-    .tp_getset = values,
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Moves the cells of one plan between the ranks of a node."},
+    {Py_tp_new, exchange_new},
+    {Py_tp_dealloc, exchange_dealloc},
+    {Py_tp_traverse, exchange_traverse},
+    {Py_tp_clear, exchange_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, values},
+    {0, NULL},
+};
+
+PyType_Spec exchange_spec = {
+    .name = "mpishare.compiled._host.Exchange",
+    .basicsize = sizeof(Exchange),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
 };

@@ -1,6 +1,7 @@
 /* The tables of an `Exchange`: read once from what `CompiledRoute.lay_out` says. */
 
 #include "exchange.h"
+#include "wait_word.h"
 
 #include <string.h>
 
@@ -29,13 +30,13 @@ static void *as_address(PyObject *value)
 
 static int64_t *copy_table(Exchange *self, PyObject *bytes, int64_t count)
 {
-    if (!PyBytes_Check(bytes) || PyBytes_GET_SIZE(bytes) != count * 8) {
+    if (!PyBytes_Check(bytes) || PyBytes_Size(bytes) != count * 8) {
         PyErr_SetString(PyExc_ValueError, "a table has a place for each step");
         return NULL;
     }
     int64_t *table = take(self, (size_t)count, 8);
     if (table)
-        memcpy(table, PyBytes_AS_STRING(bytes), (size_t)count * 8);
+        memcpy(table, PyBytes_AsString(bytes), (size_t)count * 8);
     return table;
 }
 
@@ -46,14 +47,14 @@ static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
     long long run, to, from;
     if (!PyArg_ParseTuple(spec, "LLLO!", &run, &to, &from, &PyTuple_Type, &axes))
         return -1;
-    const int naxes = (int)PyTuple_GET_SIZE(axes);
+    const int naxes = (int)PyTuple_Size(axes);
     Axis *made = take(self, (size_t)naxes, sizeof(Axis));
     if (made == NULL)
         return -1;
     for (int at = 0; at < naxes; at++) {
         long long count, to_step, from_step;
         PyObject *to_at, *from_at;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(axes, at), "LLLOO", &count, &to_step, &from_step,
+        if (!PyArg_ParseTuple(PyTuple_GetItem(axes, at), "LLLOO", &count, &to_step, &from_step,
                               &to_at, &from_at))
             return -1;
         made[at] = (Axis){count, to_step, from_step, NULL, NULL};
@@ -79,12 +80,16 @@ static int read_part(Exchange *self, PyObject *spec, Part *part)
     }
     part->buffers[0] = as_address(even);
     part->buffers[1] = as_address(odd);
+    if (!part->buffers[0] != !part->buffers[1]) {
+        PyErr_SetString(PyExc_ValueError, "a buffer for each parity, or none");
+        return -1;
+    }
     if (staged != Py_None && read_copy(self, staged, &part->staged))
         return -1;
     part->is_direct = direct != Py_None;
     if (part->is_direct && read_copy(self, direct, &part->direct))
         return -1;
-    part->nreads = (int)PyTuple_GET_SIZE(reads);
+    part->nreads = (int)PyTuple_Size(reads);
     part->reads = take(self, (size_t)part->nreads, sizeof(Read));
     if (part->reads == NULL)
         return -1;
@@ -93,7 +98,7 @@ static int read_part(Exchange *self, PyObject *spec, Part *part)
         unsigned long long offset, nbytes;
         long long to;
         PyObject *scratch, *copy;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(reads, at), "KKLOO", &offset, &nbytes, &to, &scratch,
+        if (!PyArg_ParseTuple(PyTuple_GetItem(reads, at), "KKLOO", &offset, &nbytes, &to, &scratch,
                               &copy))
             return -1;
         *read = (Read){offset, (size_t)nbytes, to, as_address(scratch), {0}};
@@ -109,10 +114,10 @@ static Part *read_parts(Exchange *self, PyObject *specs, int *nparts)
         PyErr_SetString(PyExc_TypeError, "parts are a tuple");
         return NULL;
     }
-    *nparts = (int)PyTuple_GET_SIZE(specs);
+    *nparts = (int)PyTuple_Size(specs);
     Part *parts = take(self, (size_t)*nparts, sizeof(Part));
     for (int at = 0; parts && at < *nparts; at++)
-        if (read_part(self, PyTuple_GET_ITEM(specs, at), parts + at))
+        if (read_part(self, PyTuple_GetItem(specs, at), parts + at))
             return NULL;
     return parts;
 }
@@ -127,14 +132,18 @@ static int read_field(Exchange *self, PyObject *spec, Field *field)
         return -1;
     field->span = (size_t)span;
     Py_INCREF(field->dtype);
-    field->ndim = (int)PyTuple_GET_SIZE(shape);
+    field->ndim = (int)PyTuple_Size(shape);
+    if (PyTuple_Size(strides) != field->ndim) {
+        PyErr_SetString(PyExc_ValueError, "a stride for each axis");
+        return -1;
+    }
     field->shape = take(self, (size_t)field->ndim, sizeof(npy_intp));
     field->strides = take(self, (size_t)field->ndim, sizeof(npy_intp));
     if (!field->shape || !field->strides)
         return -1;
     for (int axis = 0; axis < field->ndim; axis++) {
-        field->shape[axis] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, axis));
-        field->strides[axis] = PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, axis));
+        field->shape[axis] = PyLong_AsSsize_t(PyTuple_GetItem(shape, axis));
+        field->strides[axis] = PyLong_AsSsize_t(PyTuple_GetItem(strides, axis));
     }
     field->is_located = is_located;
     self->is_located |= is_located;
@@ -146,12 +155,12 @@ static int read_field(Exchange *self, PyObject *spec, Field *field)
 /* Reads ``(consumed, is_reader)`` of each. */
 static int read_receivers(Exchange *self, PyObject *specs)
 {
-    self->nreceivers = (int)PyTuple_GET_SIZE(specs);
+    self->nreceivers = (int)PyTuple_Size(specs);
     self->receivers = take(self, (size_t)self->nreceivers, sizeof(Receiver));
     for (int at = 0; self->receivers && at < self->nreceivers; at++) {
         PyObject *consumed;
         int is_reader;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(specs, at), "Op", &consumed, &is_reader))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(specs, at), "Op", &consumed, &is_reader))
             return -1;
         self->receivers[at] = (Receiver){as_address(consumed), is_reader};
     }
@@ -161,12 +170,12 @@ static int read_receivers(Exchange *self, PyObject *specs)
 /* Reads ``(rank, control, state, (lock_fd, lock_offset), pid, parts)`` of each. */
 static int read_senders(Exchange *self, PyObject *specs)
 {
-    self->nsenders = (int)PyTuple_GET_SIZE(specs);
+    self->nsenders = (int)PyTuple_Size(specs);
     self->senders = take(self, (size_t)self->nsenders, sizeof(Sender));
     for (int at = 0; self->senders && at < self->nsenders; at++) {
         Sender *sender = self->senders + at;
         PyObject *control, *state, *parts;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(specs, at), "iOO(iL)lO", &sender->rank,
+        if (!PyArg_ParseTuple(PyTuple_GetItem(specs, at), "iOO(iL)lO", &sender->rank,
                               &control, &state, &sender->lock_fd, &sender->lock_offset,
                               &sender->pid, &parts))
             return -1;
@@ -174,15 +183,21 @@ static int read_senders(Exchange *self, PyObject *specs)
         sender->state = as_address(state);
         if (PyErr_Occurred() || !(sender->parts = read_parts(self, parts, &sender->nparts)))
             return -1;
-        for (int number = 0; number < sender->nparts; number++)
-            self->reads_windows |= sender->parts[number].is_direct;
+        for (int number = 0; number < sender->nparts; number++) {
+            const Part *part = sender->parts + number;
+            if (!part->is_direct && !part->buffers[0]) {
+                PyErr_SetString(PyExc_ValueError, "a part comes from nowhere");
+                return -1;
+            }
+            self->reads_windows |= part->is_direct;
+        }
     }
     return self->senders == NULL ? -1 : 0;
 }
 
 static int read_fields(Exchange *self, PyObject *specs)
 {
-    const size_t nfields = (size_t)PyTuple_GET_SIZE(specs);
+    const size_t nfields = (size_t)PyTuple_Size(specs);
     self->fields = take(self, nfields, sizeof(Field));
     self->bases = take(self, nfields, sizeof(char *));
     self->apart = take(self, nfields, sizeof(intptr_t));
@@ -193,24 +208,20 @@ static int read_fields(Exchange *self, PyObject *specs)
         return -1;
     for (size_t at = 0; at < nfields; at++, self->nfields++) {
         self->apart[at] = INTPTR_MIN; /* of no two fields */
-        if (read_field(self, PyTuple_GET_ITEM(specs, at), self->fields + at))
+        if (read_field(self, PyTuple_GetItem(specs, at), self->fields + at))
             return -1;
     }
     self->table_words = 1 + ENTRY_WORDS * nfields;
     return 0;
 }
 
-int exchange_init(Exchange *self, PyObject *arguments, PyObject *keywords)
+int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"owner",  "context",   "agreement", "recordings", "array_type",
                             "words",  "fields",    "receivers", "senders",    "out",
                             "own",    "nbytes",    "looks_per_yield", NULL};
     PyObject *fields, *receivers, *senders, *out, *own;
     unsigned long long ready, consumed, even, odd;
-    if (self->blocks != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "an exchange is made once");
-        return -1;
-    }
     if (!PyArg_ParseTupleAndKeywords(
             arguments, keywords, "OOOO!O(KKKK)O!O!O!OOni", names, &self->owner, &self->context,
             &self->agreement, &PyList_Type, &self->recordings, &self->array_type, &ready, &consumed,
@@ -229,7 +240,7 @@ int exchange_init(Exchange *self, PyObject *arguments, PyObject *keywords)
     self->tables[0] = (uint64_t *)(uintptr_t)even;
     self->tables[1] = (uint64_t *)(uintptr_t)odd;
     self->windows_version = -1;
-    if (read_fields(self, fields) || read_receivers(self, receivers) ||
+    if (require_looks(self->looks_per_yield) || read_fields(self, fields) || read_receivers(self, receivers) ||
         read_senders(self, senders) || !(self->out = read_parts(self, out, &self->nout)) ||
         !(self->own = read_parts(self, own, &self->nself)))
         return -1;

@@ -25,17 +25,27 @@ static void fence_dealloc(Fence *self)
         PyMem_Free(self->rounds[at].slots);
     }
     PyMem_Free(self->rounds);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    free_object(self);
 }
 
-static int read_round(Round *round, Word *base, PyObject *given)
+/* The word of a slot; NULL with an error where there is none. */
+static Word *word_of(const Py_buffer *words, long slot)
+{
+    if (slot >= 0 && (size_t)slot < (size_t)words->len / sizeof(Word))
+        return (Word *)words->buf + slot;
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_IndexError, "there is no slot %ld", slot);
+    return NULL;
+}
+
+static int read_round(Round *round, const Py_buffer *words, PyObject *given)
 {
     long mine;
     PyObject *slots;
-    if (!PyArg_ParseTuple(given, "lO!", &mine, &PyList_Type, &slots))
+    if (!PyArg_ParseTuple(given, "lO!", &mine, &PyList_Type, &slots) ||
+        (round->mine = word_of(words, mine)) == NULL)
         return -1;
-    round->mine = base + mine;
-    round->count = PyList_GET_SIZE(slots);
+    round->count = PyList_Size(slots);
     round->awaited = PyMem_Calloc(round->count + 1, sizeof *round->awaited);
     round->slots = PyMem_Calloc(round->count + 1, sizeof *round->slots);
     if (round->awaited == NULL || round->slots == NULL) {
@@ -43,31 +53,46 @@ static int read_round(Round *round, Word *base, PyObject *given)
         return -1;
     }
     for (Py_ssize_t at = 0; at < round->count; at++) {
-        round->slots[at] = PyLong_AsLong(PyList_GET_ITEM(slots, at));
-        round->awaited[at] = base + round->slots[at];
+        round->slots[at] = PyLong_AsLong(PyList_GetItem(slots, at));
+        if ((round->awaited[at] = word_of(words, round->slots[at])) == NULL)
+            return -1;
     }
-    return PyErr_Occurred() ? -1 : 0;
+    return 0;
 }
 
-static int fence_init(Fence *self, PyObject *arguments, PyObject *keywords)
+static int read_rounds(Fence *self, const Py_buffer *words, PyObject *rounds)
 {
-    static char *names[] = {"address", "rounds", "looks_per_yield", "spreads_bit", NULL};
-    unsigned long long address;
-    PyObject *rounds;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "KO!i|p", names, &address,
-                                     &PyList_Type, &rounds, &self->looks_per_yield,
-                                     &self->spreads_bit))
-        return -1;
-    self->rounds = PyMem_Calloc(PyList_GET_SIZE(rounds) + 1, sizeof *self->rounds);
+    self->rounds = PyMem_Calloc(PyList_Size(rounds) + 1, sizeof *self->rounds);
     if (self->rounds == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    self->count = PyList_GET_SIZE(rounds);
+    self->count = PyList_Size(rounds);
     for (Py_ssize_t at = 0; at < self->count; at++)
-        if (read_round(self->rounds + at, (Word *)(uintptr_t)address, PyList_GET_ITEM(rounds, at)))
+        if (read_round(self->rounds + at, words, PyList_GetItem(rounds, at)))
             return -1;
     return 0;
+}
+
+static PyObject *fence_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"words", "rounds", "looks_per_yield", "spreads_bit", NULL};
+    PyObject *buffer, *rounds;
+    int looks_per_yield, spreads_bit = 0;
+    Py_buffer words;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO!i|p", names, &buffer, &PyList_Type,
+                                     &rounds, &looks_per_yield, &spreads_bit) ||
+        require_looks(looks_per_yield) || PyObject_GetBuffer(buffer, &words, PyBUF_WRITABLE))
+        return NULL;
+    Fence *self = (Fence *)PyType_GenericAlloc(type, 0);
+    if (self != NULL) {
+        self->looks_per_yield = looks_per_yield;
+        self->spreads_bit = spreads_bit;
+        if (read_rounds(self, &words, rounds))
+            Py_CLEAR(self);
+    }
+    PyBuffer_Release(&words); /* the caller sees to it that the memory stays */
+    return (PyObject *)self;
 }
 
 static PyObject *fence_meet(Fence *self, PyObject *given)
@@ -97,14 +122,18 @@ static PyMethodDef fence_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-PyTypeObject FenceType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "_mpishare_host.Fence",
-    .tp_doc = "Fence(address, rounds, looks_per_yield, spreads_bit=False): words of shared memory by their slots.",
-    .tp_basicsize = sizeof(Fence),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)fence_init,
-    .tp_dealloc = (destructor)fence_dealloc,
-    .tp_methods = fence_methods,
+static PyType_Slot fence_slots[] = {
+    {Py_tp_doc, "Fence(words, rounds, looks_per_yield, spreads_bit=False): words of shared memory "
+                "by their slots."},
+    {Py_tp_new, fence_new},
+    {Py_tp_dealloc, fence_dealloc},
+    {Py_tp_methods, fence_methods},
+    {0, NULL},
+};
+
+PyType_Spec fence_spec = {
+    .name = "mpishare.compiled._host.Fence",
+    .basicsize = sizeof(Fence),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = fence_slots,
 };

@@ -19,21 +19,29 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int add_types(PyObject *module)
+{
+    PyType_Spec *const specs[] = {&exchange_spec, &fence_spec, &reduce_spec};
+    for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, specs[at], NULL);
+        const int status = type == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)type);
+        Py_XDECREF(type);
+        if (status)
+            return -1;
+    }
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0, NULL}};
+
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
-    .m_name = "_mpishare_host",
-    .m_size = -1,
+    .m_name = "_host",
     .m_methods = functions,
+    .m_slots = slots,
 };
 
-PyMODINIT_FUNC PyInit__mpishare_host(void)
+PyMODINIT_FUNC PyInit__host(void)
 {
-    PyObject *module = PyModule_Create(&definition);
-    if (module != NULL &&
-        (PyModule_AddType(module, &ExchangeType) || PyModule_AddType(module, &FenceType) ||
-         PyModule_AddType(module, &ReduceType))) {
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+    return PyModuleDef_Init(&definition);
 }

@@ -13,6 +13,8 @@ typedef struct {
     Word **control;  /* of each rank: the words of even and of odd epochs */
     void **slots[2]; /* of each rank, for even and for odd uses */
     void *unaligned; /* room for a result, if the field is not aligned */
+    PyObject *array_type, *dtype;
+    Py_ssize_t nelements; /* of the array, each of one number or of two */
     Py_ssize_t nranks, place, count;
     size_t nbytes;
     Fold fold;
@@ -92,51 +94,122 @@ static void reduce_dealloc(Reduce *self)
     PyMem_Free(self->slots[0]);
     PyMem_Free(self->slots[1]);
     PyMem_Free(self->unaligned);
-    Py_TYPE(self)->tp_free((PyObject *)self);
+    Py_CLEAR(self->array_type);
+    Py_CLEAR(self->dtype);
+    free_object(self);
 }
 
-static void *read_addresses(PyObject *list, Py_ssize_t count)
+/* The addresses of a buffer for each rank, which have room for that many bytes. */
+static void *read_buffers(PyObject *buffers, Py_ssize_t nranks, size_t nbytes)
 {
-    void **found = PyMem_Calloc(count, sizeof *found);
+    if (PyList_Size(buffers) != nranks)
+        return PyErr_Format(PyExc_ValueError, "a buffer for each of %zd ranks is needed", nranks);
+    void **found = PyMem_Calloc((size_t)nranks + 1, sizeof *found);
     if (found == NULL)
         return PyErr_NoMemory();
-    for (Py_ssize_t at = 0; at < count; at++)
-        found[at] = PyLong_AsVoidPtr(PyList_GetItem(list, at));
-    return found;
+    for (Py_ssize_t at = 0; at < nranks && !PyErr_Occurred(); at++) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(PyList_GetItem(buffers, at), &view, PyBUF_WRITABLE))
+            break;
+        found[at] = view.buf;
+        if ((size_t)view.len < nbytes)
+            PyErr_Format(PyExc_ValueError, "a buffer has %zd bytes of %zu", view.len, nbytes);
+        PyBuffer_Release(&view); /* the caller sees to it that the memory stays */
+    }
+    if (!PyErr_Occurred())
+        return found;
+    PyMem_Free(found);
+    return NULL;
 }
 
-static int reduce_init(Reduce *self, PyObject *arguments, PyObject *keywords)
+/* Finds the operation on elements of the dtype, which are numbers that it knows, or pairs of them. */
+static int read_operation(Reduce *self, const char *operation)
 {
-    static char *names[] = {"operation", "count", "place",          "control",
-                            "even",      "odd",   "looks_per_yield", NULL};
-    const char *operation;
-    PyObject *control, *even, *odd;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "snnO!O!O!i", names, &operation,
-                                     &self->count, &self->place, &PyList_Type, &control,
-                                     &PyList_Type, &even, &PyList_Type, &odd,
-                                     &self->looks_per_yield))
-        return -1;
     const int row = find_fold(operation);
     if (row < 0) {
         PyErr_Format(PyExc_ValueError, "%s is not compiled", operation);
         return -1;
     }
+    PyObject *value = PyObject_GetAttrString(self->dtype, "itemsize");
+    const Py_ssize_t itemsize = value == NULL ? -1 : PyLong_AsSsize_t(value);
+    Py_XDECREF(value);
+    if (PyErr_Occurred())
+        return -1;
+    const Py_ssize_t nbytes = (Py_ssize_t)folds[row].nbytes;
+    if (itemsize <= 0 || itemsize % nbytes || self->nelements < 0 ||
+        self->nelements > PY_SSIZE_T_MAX / itemsize) {
+        PyErr_Format(PyExc_ValueError, "%s of %zd elements of %zd bytes", operation,
+                     self->nelements, itemsize);
+        return -1;
+    }
     self->fold = folds[row].fold;
-    self->nbytes = folds[row].nbytes * (size_t)self->count;
-    self->nranks = PyList_GET_SIZE(control);
-    self->control = read_addresses(control, self->nranks);
-    self->slots[0] = read_addresses(even, self->nranks);
-    self->slots[1] = read_addresses(odd, self->nranks);
+    self->nbytes = (size_t)(self->nelements * itemsize);
+    self->count = self->nelements * (itemsize / nbytes);
+    return 0;
+}
+
+static int read_arguments(Reduce *self, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"operation", "array_type", "dtype", "nelements",       "place",
+                            "control",   "even",       "odd",   "looks_per_yield", NULL};
+    const char *operation;
+    PyObject *array_type, *dtype, *control, *even, *odd;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "sOOnnO!O!O!i", names, &operation,
+                                     &array_type, &dtype, &self->nelements, &self->place,
+                                     &PyList_Type, &control, &PyList_Type, &even, &PyList_Type,
+                                     &odd, &self->looks_per_yield) ||
+        require_looks(self->looks_per_yield))
+        return -1;
+    self->array_type = Py_NewRef(array_type);
+    self->dtype = Py_NewRef(dtype);
+    self->nranks = PyList_Size(control);
+    if (self->place < 0 || self->place >= self->nranks) {
+        PyErr_Format(PyExc_ValueError, "there is no place %zd", self->place);
+        return -1;
+    }
+    if (read_operation(self, operation) ||
+        !(self->control = read_buffers(control, self->nranks, 2 * sizeof(Word))) ||
+        !(self->slots[0] = read_buffers(even, self->nranks, self->nbytes)) ||
+        !(self->slots[1] = read_buffers(odd, self->nranks, self->nbytes)))
+        return -1;
     self->unaligned = PyMem_Malloc(self->nbytes);
-    if (self->unaligned == NULL && !PyErr_Occurred())
+    if (self->unaligned == NULL)
         PyErr_NoMemory();
-    return PyErr_Occurred() ? -1 : 0;
+    return self->unaligned == NULL ? -1 : 0;
+}
+
+static PyObject *reduce_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    Reduce *self = (Reduce *)PyType_GenericAlloc(type, 0);
+    if (self != NULL && read_arguments(self, arguments, keywords))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+/* Whether it is a packed array of the elements; -1 on errors. */
+static int fits(const Reduce *self, PyObject *given)
+{
+    PyArrayObject *array = (PyArrayObject *)given;
+    if ((PyObject *)Py_TYPE(given) != self->array_type ||
+        !(PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE) ||
+        !(PyArray_FLAGS(array) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_F_CONTIGUOUS)))
+        return 0;
+    Py_ssize_t nelements = 1;
+    for (int axis = 0; axis < PyArray_NDIM(array); axis++)
+        nelements *= PyArray_DIMS(array)[axis];
+    if (nelements != self->nelements)
+        return 0;
+    PyObject *dtype = (PyObject *)PyArray_DESCR(array);
+    return dtype == self->dtype ? 1 : PyObject_RichCompareBool(dtype, self->dtype, Py_EQ);
 }
 
 static PyObject *reduce_reduce(Reduce *self, PyObject *const *given, Py_ssize_t count)
 {
     if (count != 4)
         return PyErr_Format(PyExc_TypeError, "an array, a parity, an epoch and a word are needed");
+    const int is_ours = fits(self, given[0]);
+    if (is_ours <= 0)
+        return is_ours ? NULL : PyErr_Format(PyExc_TypeError, "the array is not of this reduction");
     PyArrayObject *array = (PyArrayObject *)given[0];
     const long parity = PyLong_AsLong(given[1]) & 1;
     const uint64_t epoch = PyLong_AsUnsignedLongLong(given[2]);
@@ -170,21 +243,25 @@ static PyMethodDef reduce_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-PyTypeObject ReduceType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "_mpishare_host.Reduce",
-    .tp_doc = "Reduce(operation, count, place, control, even, odd, looks_per_yield)",
-    .tp_basicsize = sizeof(Reduce),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)reduce_init,
-    .tp_dealloc = (destructor)reduce_dealloc,
-    .tp_methods = reduce_methods,
+static PyType_Slot reduce_slots[] = {
+    {Py_tp_doc, "Reduce(operation, array_type, dtype, nelements, place, control, even, odd, "
+                "looks_per_yield)"},
+    {Py_tp_new, reduce_new},
+    {Py_tp_dealloc, reduce_dealloc},
+    {Py_tp_methods, reduce_methods},
+    {0, NULL},
+};
+
+PyType_Spec reduce_spec = {
+    .name = "mpishare.compiled._host.Reduce",
+    .basicsize = sizeof(Reduce),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = reduce_slots,
 };
 
 PyObject *can_reduce(PyObject *module, PyObject *operation)
 {
     (void)module;
-    const char *name = PyUnicode_AsUTF8(operation);
+    const char *name = PyUnicode_AsUTF8AndSize(operation, NULL);
     return name == NULL ? NULL : PyBool_FromLong(find_fold(name) >= 0);
 }

@@ -6,6 +6,15 @@
 #include "module.h"
 #include "wait.h"
 
+/* Whether a number of looks can be waited with: -1 with an error if not. */
+static inline int require_looks(int looks_per_yield)
+{
+    if (looks_per_yield > 0)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "at least one look comes before a yield");
+    return -1;
+}
+
 /* Waits a little until a word has reached a value; false if it has not after that. */
 static inline bool wait_word(const Word *word, uint64_t value, int looks_per_yield)
 {

@@ -41,9 +41,8 @@ class Agreement(Waits):
 
     def compile(self, module: Any, looks_per_yield: int) -> None:
         """Let meetings be made by `mpishare.compiled`. Local; others may go on without."""
-        address = module.address_of(self.block.words)
         self._compiled = [
-            module.Fence(address, each, looks_per_yield, spreads_bit=True).meet
+            module.Fence(self.block.words, each, looks_per_yield, spreads_bit=True).meet
             for each in self._meeting_rounds
         ]
 

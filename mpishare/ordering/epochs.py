@@ -64,8 +64,7 @@ class Epochs(CounterOrdered):
         compiled = context.compiled
         self._meet: Callable[[int], int] | None = None
         if compiled is not None:
-            address, looks = compiled.address_of(self._view), context.looks_per_yield
-            self._meet = compiled.Fence(address, self._slots, looks).meet
+            self._meet = compiled.Fence(self._view, self._slots, context.looks_per_yield).meet
         # Both sides of a pair count, without communication.
         self._exposed = [0] * self._size  # posts to each origin
         self._completed = [0] * self._size  # done signals awaited from each origin

@@ -61,14 +61,10 @@ class HostReduce(HostPlanEngine):
         self._is_needed = nranks > 1 and count > 0
         self._is_stacked = nranks > _MAX_FOLDED and count <= _MAX_STACKED and not large
         self._running = np.empty((nranks, count if self._is_stacked else 1), layout.dtype)
-        name, scalars = f"{operation.name} {layout.dtype}", 1
-        if name in _SUMS_OF_PAIRS:
-            name, scalars = _SUMS_OF_PAIRS[name], 2
+        name = f"{operation.name} {layout.dtype}"
+        name = _SUMS_OF_PAIRS.get(name, name)
         # For each of `CALLS`.
-        self._compiled = [
-            None if large else slots.compiled(name, scalars * count),
-            slots.compiled(name, scalars),
-        ]
+        self._compiled = [None if large else slots.compiled(name, count), slots.compiled(name, 1)]
         self._reduce_packed = self._reduce_large if large else self._reduce_small
         if self._compiled[REDUCE] is not None:
             self._reduce_packed = self._reduce_compiled

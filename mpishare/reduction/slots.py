@@ -22,7 +22,6 @@ from mpishare.context import Location
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import SPINS
 from mpishare.errors import ClosedError, MismatchError
-from mpishare.halo.host.copies import address_of
 
 if TYPE_CHECKING:
     from mpishare.halo.plan_comm import PlanComm
@@ -44,6 +43,7 @@ class Slots:
     ) -> None:
         self._comm = comm
         self._name = name
+        self._dtype = dtype
         self._memory_barrier = comm.context.memory_barrier
         self._spins_per_yield = comm.context.spins_per_yield
         self._ranks = [*comm.ranks_here]
@@ -101,10 +101,15 @@ class Slots:
         module = context.compiled
         if module is None or not module.can_reduce(operation):
             return None
-        control = [module.address_of(words) for words in self._control]
-        even, odd = ([*map(address_of, slots)] for slots in self.pair)
         return module.Reduce(
-            operation, count, self.place, control, even, odd, context.looks_per_yield
+            operation,
+            np.ndarray,
+            self._dtype,
+            count,
+            self.place,
+            self._control,
+            *self.pair,
+            context.looks_per_yield,
         ).reduce
 
     def next_epoch(self) -> int:

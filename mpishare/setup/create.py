@@ -237,8 +237,7 @@ def _make_context(
     context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
     if not made[0].has_streams:
         step = partial(agreement.step, CALL)
-        timeout_s = agreement.timeout_s
-        found = compiled.find(step, is_builder=agreement.rank == 0, timeout_s=timeout_s)
+        found = compiled.find(step, is_first=agreement.rank == 0)
         context.compiled, context.why_python = found
         if context.compiled is not None:
             agreement.compile(context.compiled, context.looks_per_yield)

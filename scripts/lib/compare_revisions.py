@@ -37,6 +37,7 @@ SECONDS = {"host": 75, "cuda": 50}
 
 def export(trees: list[str], folder: Path) -> None:
     """Write each tree's package under a name of its own."""
+    from extension import FILE, build_and_tell
     from structure import tree_of
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,8 +45,12 @@ def export(trees: list[str], folder: Path) -> None:
         name = f"mpishare_{side}"
         shutil.rmtree(folder / name, ignore_errors=True)
         with tree_of(tree) as root:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(root / "mpishare", folder / name, ignore=ignored)
+            ignored = ["__pycache__"]
+            if (root / "setup.py").exists():  # before, the compiled part was built at first use
+                build_and_tell(root)
+                ignored += ["*.c", "*.h"] * (root / FILE).exists()
+            ignore = shutil.ignore_patterns(*ignored)
+            shutil.copytree(root / "mpishare", folder / name, ignore=ignore)
         for path in (folder / name).rglob("*"):
             if path.suffix in (".py", ".cu", ".cuh"):
                 path.write_text(re.sub(r"\bmpishare\b", name, path.read_text()))

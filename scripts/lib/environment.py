@@ -2,8 +2,9 @@
 
 Standard library only, since it runs before anything is installed. What was made is described in
 ENVIRONMENT/env.sh, which the scripts source; its first lines say what it was made from, so that
-a second call has nothing to do. `--as-is` makes nothing and prints the same for the Python at hand;
-`--requirements EXTRAS GROUPS` prints what these lists (with commas) need.
+a second call has nothing to do. `--as-is` makes none and prints the same for the Python at hand.
+Either builds the clone's extension module. `--requirements EXTRAS GROUPS` prints what these lists
+(with commas) need.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import tomllib
 from pathlib import Path
 
 import mpi
+from extension import build_and_tell
 from mpi import say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,10 +37,11 @@ def names(text: str) -> list[str]:
 def requirements(extras: list[str], groups: list[str]) -> list[str]:
     """What pyproject.toml asks for, as lines for pip (older ones know no dependency groups).
 
-    The extra "project" is what the project needs without any.
+    The extra "project" is what the project needs without any, "build-system" what builds it.
     """
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    known = {"project": data["project"]["dependencies"]}
+    known = {"build-system": data["build-system"]["requires"]}
+    known["project"] = [*known["build-system"], *data["project"]["dependencies"]]
     known |= data["project"]["optional-dependencies"]
     lines = []
     for extra in extras:
@@ -150,7 +153,7 @@ class Environment:
         with (self.folder / "bin" / "activate").open("a") as activate:
             activate.write('\n[ ! -f "$VIRTUAL_ENV/env.sh" ] || . "$VIRTUAL_ENV/env.sh"\n')
         site = next(self.folder.glob("lib/python3*/site-packages"))
-        # The package is used from the source tree: nothing to build, nothing to reinstall.
+        # The package is used from the source tree: nothing to reinstall.
         (site / "mpishare.pth").write_text(f"{ROOT}\n")
         if self.outer:
             # Not --system-site-packages: the outer Python may be a virtual environment itself.
@@ -234,6 +237,7 @@ def leave_own_environment() -> None:
 def main() -> None:
     if sys.argv[1:] == ["--as-is"]:
         print("\n".join(mpi.as_is()))
+        build_and_tell(ROOT)
         return
     if sys.argv[1:2] == ["--requirements"]:
         print("\n".join(requirements(*map(names, sys.argv[2:4]))))
@@ -250,6 +254,7 @@ def main() -> None:
         raise SystemExit(f"setup: {options.wheelhouse} is not a folder of wheels")
     environment = Environment(options.folder.absolute(), options.mpi, options.wheelhouse)
     environment.make(names(options.groups), names(options.optional))
+    build_and_tell(ROOT, environment.python)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 A row is a section `### what you did` with a program, what one rank sees of it, a line `Why:` and a
 line `Do:`. The words after `python` say how it runs: `ranks=2`, `rank=1` (which one sees the
 message; 0 if it is left out, or `any`), `gpu`, `no-gpu`, `shm=small` or `shm=read-only`, `alone`
-(no mpirun), `root` (skipped for other users), and NAME=VALUE for the environment. In a message
-`...` stands for anything. To add a row is to write it.
+(no mpirun), `root` (skipped for other users), `not-built` (a package without its compiled part),
+and NAME=VALUE for the environment. In a message `...` stands for anything. To add a row is to write
+it.
 """
 
 import os
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +136,10 @@ def test_the_program_ends_in_the_message(row, monkeypatch, tmp_path):
     env = ({} if has_backend else {"MPISHARE_BACKEND": "host"}) | dict(row.environment)
     if "alone" in row.flags:
         start_without_mpirun(monkeypatch, tmp_path)
+    if "not-built" in row.flags:
+        left_out = shutil.ignore_patterns("*.so", "*.[ch]", "__pycache__")
+        shutil.copytree(ROOT / "mpishare", tmp_path / "mpishare", ignore=left_out)
+        env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
     program = HARNESS.format(program=row.program, is_read_only=row.shm == "read-only")
     result = run_ranks(row.ranks, program, env=env)
     assert not result.timed_out, result.describe()

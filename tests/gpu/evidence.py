@@ -55,7 +55,8 @@ def sources_sha256(root: Path = ROOT) -> str:
         files = {root / name for name in listed.split("\0") if name}
     else:
         found = [path for folder in ("mpishare", "tests") for path in (root / folder).rglob("*")]
-        files = {path for path in found if "__pycache__" not in path.parts}
+        built = (".pyc", ".so")
+        files = {path for path in found if path.suffix not in built}
     total = hashlib.sha256()
     for path in sorted(files):
         name = path.relative_to(root).as_posix()

@@ -8,7 +8,8 @@ import pytest
 import mpishare
 from tests.helpers.launch import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,18 @@ def test_it_has_the_version_and_the_dependencies(recipe: dict) -> None:
     assert recipe["package"] == {"name": "mpishare", "version": mpishare.__version__}
     wanted = {plain(line) for line in PROJECT["dependencies"]}
     python = plain(f"python {PROJECT['requires-python']}")
-    assert set(recipe["requirements"]["run"]) == {*wanted, python, "__linux"}
+    assert set(recipe["requirements"]["run"]) == {*wanted, python}
+    backend = {plain(line) for line in PYPROJECT["build-system"]["requires"]}
+    assert backend <= {*map(str, recipe["requirements"]["host"])}
     assert recipe["about"]["summary"] == PROJECT["description"]
     assert recipe["about"]["license"] == PROJECT["license"]
+
+
+def test_one_package_with_the_compiled_part_serves_every_python(recipe: dict) -> None:
+    build, needed = recipe["build"], recipe["requirements"]
+    assert build["python"]["version_independent"]
+    assert "python-abi3 3.11.*" in needed["host"]
+    assert any(str(line).startswith("gcc_linux-") for line in needed["build"])
 
 
 def test_python_is_the_oldest_of_the_classifiers(recipe: dict) -> None:

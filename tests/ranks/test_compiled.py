@@ -1,8 +1,8 @@
 """The compiled part of the host backend: beside ranks without it, late ranks, and odd calls."""
 
-import shutil
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -10,9 +10,9 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare import MpiShareError, Node, UnsupportedError
-from mpishare.errors import name_ranks
+from mpishare import MpiShareError, Node, UnsupportedError, compiled
 from mpishare.halo.host import parts
+from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Kind,
     arrays,
@@ -28,7 +28,7 @@ from tests.helpers.halos import (
 from tests.helpers.latch import waits_on_host, within
 
 TWO = pytest.mark.ranks(min=2)
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+pytestmark = needs_compiled
 
 
 @pytest.fixture(params=["compiled", "one in Python", "one in C"])
@@ -36,7 +36,7 @@ def mixed_node(request, monkeypatch):
     """A node whose ranks are not all alike."""
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     in_c = {"compiled": size, "one in Python": size - 1, "one in C": 1}[request.param]
-    monkeypatch.setenv("MPISHARE_HOST_CODE", "" if rank < in_c else "python")  # 0 builds it
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "" if rank < in_c else "python")
     with Node(backend="host", timeout_s=40) as node:
         assert sum(node.comm.allgather(node._context.compiled is not None)) == in_c
         yield node
@@ -52,7 +52,7 @@ def test_the_report_says_which_it_is(monkeypatch):
 
 @TWO
 def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
-    """On all ranks alike; so does the log of the rank that builds."""
+    """On all ranks alike; so does the log of rank 0."""
     rank, last = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - 1
     monkeypatch.setenv("MPISHARE_HOST_CODE", "python" if rank == last else "")
     with caplog.at_level("INFO", logger="mpishare"), Node(backend="host") as node:
@@ -61,31 +61,46 @@ def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
     assert (f"in Python: rank {last}: " in caplog.text) == (rank == 0)
 
 
-def test_without_a_compiler_rank_0_warns(monkeypatch, caplog, tmp_path):
+@pytest.fixture
+def absent(monkeypatch, tmp_path):
+    """The compiled part was not built."""
+    monkeypatch.setattr(compiled, "_FILE", tmp_path / "_host.abi3.so")
+
+
+def test_without_it_rank_0_warns(absent, monkeypatch, caplog):
     monkeypatch.delenv("MPISHARE_HOST_CODE", raising=False)  # where Python is asked for, none
-    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Node(backend="host") as node:
         said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        told = "exchanges and fences on the host are made in Python: "
-        assert [told in line and "no-compiler" in line for line in said] == [True] * (not node.rank)
+        told = "exchanges and fences on the host are made in Python: it was not built; in "
+        assert [told in line for line in said] == [True] * (not node.rank)
 
 
-def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(monkeypatch, tmp_path):
+def test_what_is_asked_for_and_not_there_is_an_error_on_all_ranks(absent, monkeypatch):
     monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled")
-    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(MpiShareError, match=r"no-compiler"):
+    with pytest.raises(UnsupportedError, match=r"cannot be had: it was not built; in "):
         Node(backend="host")
 
 
 @TWO
-def test_ranks_that_ask_for_what_the_builder_may_not_build(monkeypatch):
-    rank, others = MPI.COMM_WORLD.rank, range(1, MPI.COMM_WORLD.size)
-    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled" if rank else "python")
-    told = rf"'python' on rank 0 and 'compiled' on {name_ranks(others)}: set it alike"
-    with pytest.raises(UnsupportedError, match=told):
+def test_one_rank_alone_asks_for_what_is_not_there(absent, monkeypatch):
+    rank, last = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size - 1
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled" if rank == last else "python")
+    told = "cannot be had: it was not built"
+    with pytest.raises(UnsupportedError if rank == last else mpishare.PeerError, match=told):
         Node(backend="host")
+
+
+def test_nothing_is_loaded_from_where_others_may_write(monkeypatch, tmp_path):
+    """No cache in the home, nor what lies in the working directory under its name."""
+    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("_host.abi3.so").write_text("planted")
+    with Node(backend="host") as node:
+        module = node._context.compiled
+        assert Path(module.__file__).parent == Path(mpishare.__file__).parent / "compiled"
+        assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 0
+        assert [each.name for each in tmp_path.iterdir()] == ["_host.abi3.so"]
 
 
 @pytest.mark.parametrize("way", ["private", "window", "read", "in turn"])

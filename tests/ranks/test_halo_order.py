@@ -15,6 +15,7 @@ import pytest
 import mpishare
 from mpishare import EpochError
 from mpishare.halo.host import parts, shared
+from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Field,
     Kind,
@@ -531,7 +532,7 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(host_node, monkeypa
 
 
 @pytest.mark.ranks(min=3)
-@pytest.mark.parametrize("code", ["compiled", "python"])
+@pytest.mark.parametrize("code", [pytest.param("compiled", marks=needs_compiled), "python"])
 @pytest.mark.parametrize("call", ["exchange", "wait", "fence"])
 def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, code, call):
     """Rank 0 leaves, rank 1 learns of it and uses its field anew, rank 2 reads it after that."""

@@ -1,299 +1,122 @@
-"""The compiled part is built once, by whatever compiler there is, and copies as NumPy does."""
+"""The compiled part is found where it was installed, copies as NumPy does, checks its callers."""
 
+import importlib.util
 import os
 import shutil
-import subprocess
 import sys
+from pathlib import Path
 from threading import get_ident
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mpishare.compiled import builder as of_build
-from mpishare.compiled.builder import BuildError, build, load, wanted
+from mpishare import compiled
 from mpishare.halo.host.lowering import cells_of, lower
 from mpishare.halo.layout import FieldLayout
-from tests.helpers.launch import ROOT
+from tests.helpers.compiled import WHY_NONE, needs_compiled
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-
-
-OPTIMIZED = of_build._FLAGS
-QUICK = (*OPTIMIZED, "-O0")  # the last one counts: a third of the time
+# --- where it is
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty cache, for builds that are quick: how they are kept is the same for all."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(of_build, "_FLAGS", QUICK)
-    return tmp_path / "mpishare"
+def copied(tmp_path, monkeypatch):
+    """A copy of the package's part, as in a clone of its own."""
+    folder = tmp_path / "mpishare" / "compiled"
+    shutil.copytree(compiled._FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    spec = importlib.util.spec_from_file_location("copied", folder / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "copied", module)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("copied._host", None)
 
 
-def fake_compiler(tmp_path, text):
-    path = tmp_path / "fake-cc"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
+@needs_compiled
+def test_it_is_loaded_from_its_own_folder(copied):
+    module, why = copied.load()
+    assert not why
+    assert Path(module.__file__) == copied._FOLDER / "_host.abi3.so"
 
 
-# --- building
-
-
-@needs_compiler
-def test_it_is_built_once_without_a_warning(cache, monkeypatch):
-    monkeypatch.setattr(of_build, "_FLAGS", (*OPTIMIZED, "-Werror"))
-    path = build()
-    made = path.stat().st_mtime_ns
-    assert build() == path
-    assert path.stat().st_mtime_ns == made
-    assert [each.name for each in cache.iterdir()] == [path.name]  # nothing else is left
-    assert load(str(path)) is load(str(path))
-
-
-@needs_compiler
-def test_another_compiler_is_another_build(cache, monkeypatch):
-    path = build()
-    monkeypatch.setattr(of_build, "_FLAGS", (*QUICK, "-DANOTHER"))
-    assert build() != path
-
-
-@needs_compiler
-def test_processes_that_build_at_once(cache):
-    """Leaders of several nodes share a home: each builds, and none finds half a module."""
-    program = (
-        "from mpishare.compiled import builder\n"
-        f"builder._FLAGS = {QUICK}\n"
-        "builder.load(str(builder.build()))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", program]
-    running = [subprocess.Popen(command, env=environment) for _ in range(2)]
-    assert [each.wait(60) for each in running] == [0, 0]
-
-
-def test_without_a_compiler(cache, monkeypatch):
-    monkeypatch.setenv("CC", "no-such-compiler -m64")
-    with pytest.raises(BuildError, match=r"no-such-compiler: No such file"):
-        build()
-
-
-def without_its_own(patch, name):
-    """Pretend that Python was built by a compiler of this name."""
-    known = of_build.sysconfig.get_config_var
-    patch.setattr(
-        of_build.sysconfig, "get_config_var", lambda key: name if key == "CC" else known(key)
+def test_a_clone_in_which_it_was_not_built(copied):
+    copied._FILE.unlink(missing_ok=True)
+    module, why = copied.load()
+    assert module is None
+    assert why == (
+        f"it was not built; in {copied._FOLDER.parents[1]} build it: "
+        "python setup.py build_ext --inplace"
     )
 
 
-@needs_compiler
-@pytest.mark.parametrize("of_python", ["", "compiler-of-another-machine"])
-def test_a_node_without_a_compiler_takes_what_another_has_built(cache, monkeypatch, of_python):
-    monkeypatch.delenv("CC", raising=False)
-    if of_python:
-        without_its_own(monkeypatch, of_python)
-    path = build()
-    monkeypatch.setenv("PATH", str(cache))
-    assert build() == path
+@needs_compiled
+def test_a_clone_whose_sources_are_newer(copied):
+    """Its words may have another meaning by now."""
+    later = copied._FILE.stat().st_mtime + 1
+    os.utime(copied._FOLDER / "wait.h", (later, later))
+    module, why = copied.load()
+    assert module is None
+    assert why.startswith("it is older than its sources; in ")
 
 
-@needs_compiler
-def test_a_node_with_a_compiler_takes_no_build_of_another(cache, monkeypatch):
-    """It may want libraries, or a CPU, that are on the other node alone."""
-    own = of_build.sysconfig.get_config_var("CC")
-    if shutil.which(own.split()[0]) is None:
-        pytest.skip(f"{own} is not here")
-    monkeypatch.delenv("CC", raising=False)
-    with monkeypatch.context() as patch:
-        without_its_own(patch, "compiler-of-another-machine")
-        by_cc = build()
-    assert build() != by_cc
+def test_an_installation_without_a_compiler(copied):
+    for path in copied._FOLDER.iterdir():
+        if path.suffix in (".c", ".h", ".so"):
+            path.unlink()
+    why = "install mpishare again where there are a C compiler and Python's headers"
+    assert copied.load() == (None, f"it was not built; {why}")
 
 
-@pytest.mark.parametrize("to", ["2", "1"], ids=["stderr", "stdout"])
-def test_the_words_of_a_compiler_that_fails(cache, monkeypatch, tmp_path, to):
-    text = f"echo 'note: so far' >&{to}; echo 'module.c:3: error: no luck' >&{to}; exit 1"
-    monkeypatch.setenv("CC", fake_compiler(tmp_path, text))
-    with pytest.raises(BuildError, match=r"fake-cc failed: module.c:3: error: no luck"):
-        build()
-    assert not list(cache.iterdir())
+def test_one_that_does_not_load(copied):
+    copied._FILE.unlink(missing_ok=True)
+    copied._FILE.write_text("rubbish")
+    module, why = copied.load()
+    assert module is None
+    assert "_host.abi3.so: file too short; in " in why
 
 
-def test_a_compiler_that_fails_without_a_word(cache, monkeypatch):
-    monkeypatch.setenv("CC", "false")
-    with pytest.raises(BuildError, match=r"^false failed with exit status 1 and no output$"):
-        build()
-
-
-def test_a_compiler_that_takes_too_long(cache, monkeypatch, tmp_path):
-    monkeypatch.setenv("CC", fake_compiler(tmp_path, "exec sleep 60"))
-    with pytest.raises(BuildError, match=r"did not end within 0.2 s"):
-        build(0.2)
-    assert not list(cache.iterdir())
-
-
-def test_a_compiler_that_makes_rubbish(cache, monkeypatch, tmp_path):
-    text = 'while [ "$1" != -o ]; do shift; done; echo rubbish >"$2"'
-    monkeypatch.setenv("CC", fake_compiler(tmp_path, text))
-    with pytest.raises(BuildError, match=r"rubbish|invalid ELF|file too short"):
-        load(str(build()))
-
-
-def test_without_headers(cache, monkeypatch, tmp_path):
-    monkeypatch.setattr(of_build.sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(BuildError, match=r"headers are not installed"):
-        build()
-
-
-def test_a_cache_that_others_can_write(cache):
-    cache.mkdir()
-    cache.chmod(0o777)
-    with pytest.raises(BuildError, match=r"can be written by other users"):
-        build()
-
-
-def test_a_cache_that_cannot_be_made(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(BuildError, match=r"cannot be made: Not a directory"):
-        build()
-
-
-def test_a_cache_in_the_working_directory(monkeypatch, tmp_path):
-    """The other ranks, which load what one of them has built, may be in other directories."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    assert of_build._cache_folder() == tmp_path / "cache" / "mpishare"
-
-
-def test_a_user_without_a_home(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-
-    def expanduser(path):
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(of_build.Path, "expanduser", expanduser)
-    with pytest.raises(BuildError, match=r"no place for a cache: Could not determine"):
-        build()
-
-
-def test_no_home_is_made_for_the_cache(monkeypatch, tmp_path):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
-    with pytest.raises(BuildError, match=r"the home .*nobody is not there"):
-        of_build._cache_folder()
-    assert not (tmp_path / "nobody").exists()
-    (tmp_path / "nobody").mkdir()
-    assert of_build._cache_folder() == tmp_path / "nobody" / ".cache" / "mpishare"
-
-
-@pytest.mark.parametrize("given", ["cc '-DX", "'"])
-def test_a_command_of_a_compiler_with_an_open_quotation(cache, monkeypatch, given):
-    monkeypatch.setenv("CC", given)
-    with pytest.raises(BuildError, match=r"^CC=.*No closing quotation"):
-        build()
-
-
-def test_a_compiler_that_does_not_speak_utf8(cache, monkeypatch, tmp_path):
-    monkeypatch.setenv("CC", fake_compiler(tmp_path, r"printf 'error: d\351sol\351\n' >&2; exit 1"))
-    with pytest.raises(BuildError, match=r"fake-cc failed: error: d.sol."):
-        build()
-
-
-def test_a_compiler_that_makes_nothing(cache, monkeypatch, tmp_path):
-    monkeypatch.setenv("CC", fake_compiler(tmp_path, "exit 0"))
-    with pytest.raises(BuildError, match=r"module.so: No such file"):
-        build()
-
-
-@needs_compiler
-def test_where_the_compiler_of_python_is_not_there(cache, monkeypatch):
-    """Pythons that were built elsewhere name one of that machine."""
-    known = of_build.sysconfig.get_config_var
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(
-        of_build.sysconfig, "get_config_var", lambda n: "no-such-cc -O" if n == "CC" else known(n)
-    )
-    assert load(str(build()))
-
-
-def test_a_module_that_another_rank_alone_has(tmp_path):
-    """As where ranks are in containers of their own."""
-    with pytest.raises(BuildError, match=r"No such file"):
-        load(str(tmp_path / "cache" / "module.so"))
-    with pytest.raises(BuildError, match=r"No such file"):
-        load(str(tmp_path / "module.so"))
-
-
-@needs_compiler
-@pytest.mark.parametrize("kept", [0, 3000, -1])
-def test_half_a_module_is_built_again(cache, kept):
-    """A node that went down left it; the loader would die of a signal."""
-    path = build()
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(BuildError, match=r"not whole"):
-        load(str(path))
-    assert load(str(build()))
-
-
-@needs_compiler
-def test_a_module_that_others_can_write(cache):
-    """Its folder was there before, and everybody may look into it."""
-    cache.mkdir(mode=0o755)
-    before = os.umask(0)
-    try:
-        path = build()
-    finally:
-        os.umask(before)
-    assert not path.stat().st_mode & 0o077
-    path.chmod(0o777)
-    with pytest.raises(BuildError, match=r"can be written by other users"):
-        load(str(path))
-
-
-def test_a_python_without_a_gil(cache, monkeypatch):
-    monkeypatch.setattr(of_build.sysconfig, "get_config_var", lambda name: 1)
-    with pytest.raises(BuildError, match=r"bring the GIL back"):
-        build()
+def test_a_python_without_a_gil(monkeypatch):
+    monkeypatch.setattr(compiled.sysconfig, "get_config_var", lambda name: 1)
+    assert compiled.load() == (
+        None, "it would bring the GIL back to this Python, which has none"
+    )  # fmt: skip
 
 
 def test_a_choice_that_is_none(monkeypatch):
     monkeypatch.setenv("MPISHARE_HOST_CODE", "fast")
     with pytest.raises(ValueError, match=r"'fast' is neither 'python' nor 'compiled'"):
-        wanted()
+        compiled.find(lambda work: [work()], is_first=True)
 
 
 # --- copies
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory):
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return load(str(build()))
+def module():
+    if WHY_NONE:
+        pytest.skip(WHY_NONE)
+    return compiled.load()[0]
 
 
-def exchange_within(module, layout, words, copies):
+def exchange_within(module, layout, words, copies, **others):
     """An exchange of a rank alone, whose cells go to places of the same field."""
     at = module.address_of(words)
-    return module.Exchange(
-        owner=None,
-        context=SimpleNamespace(windows_version=0),
-        agreement=SimpleNamespace(failure=None, thread=get_ident()),
-        recordings=[],
-        array_type=np.ndarray,
-        words=(at, at + 128, at + 256, at + 512),
-        fields=((layout.dtype, layout.shape, layout.strides, layout.span_nbytes, False),),
-        receivers=(),
-        senders=(),
-        out=(),
-        own=tuple((0, None, None, None, copy, ()) for copy in copies),
-        nbytes=1,
-        looks_per_yield=1,
-    )
+    given = {
+        "owner": None,
+        "context": SimpleNamespace(windows_version=0),
+        "agreement": SimpleNamespace(failure=None, thread=get_ident()),
+        "recordings": [],
+        "array_type": np.ndarray,
+        "words": (at, at + 128, at + 256, at + 512),
+        "fields": ((layout.dtype, layout.shape, layout.strides, layout.span_nbytes, False),),
+        "receivers": (),
+        "senders": (),
+        "out": (),
+        "own": tuple((0, None, None, None, copy, ()) for copy in copies),
+        "nbytes": 1,
+        "looks_per_yield": 1,
+    }
+    return module.Exchange(**given | others)
 
 
 def layout_of(array):
@@ -394,14 +217,9 @@ def test_a_broken_node_another_thread_and_a_capture_are_left_to_python(module):
     agreement = SimpleNamespace(failure=None, thread=get_ident())
     recordings = []
     words = np.zeros(128, "u8")
-    at = module.address_of(words)
-    exchange = module.Exchange(
-        owner=None, context=None, agreement=agreement, recordings=recordings,
-        array_type=np.ndarray, words=(at, at + 128, at + 256, at + 512),
-        fields=((field.dtype, field.shape, field.strides, field.nbytes, False),),
-        receivers=(), senders=(),
-        out=(), own=(), nbytes=1, looks_per_yield=1,
-    )  # fmt: skip
+    exchange = exchange_within(
+        module, layout_of(field), words, [], agreement=agreement, recordings=recordings
+    )
     assert exchange.try_exchange((field,))
     for name, value in (("failure", int), ("thread", 0)):
         kept = getattr(agreement, name)
@@ -418,12 +236,120 @@ def test_a_broken_node_another_thread_and_a_capture_are_left_to_python(module):
 def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
     """The others may be reading it."""
     words, slots = np.zeros((2, 16), "u8"), np.zeros((2, 2, 1))
-    control, even, odd = ([module.address_of(each) for each in part] for part in (words, *slots))
-    reduce = module.Reduce("sum float64", 1, 0, control, even, odd, 1).reduce
     field = np.array([3.0])
+    parts = map(list, (words, *slots))
+    reduce = module.Reduce("sum float64", np.ndarray, field.dtype, 1, 0, *parts, 1).reduce
     assert not reduce(field, 0, 2, 4)  # the other one has not come
     assert slots[0, 0] == 3
     slots[0] = [[70.0], [5.0]]  # a value that only a second copy would overwrite
     words[1, 0] = 4
     assert reduce(field, 0, 2, 4)
     assert field == 75
+
+
+# --- wrong calls, which none of mpishare makes
+
+
+FIELD = (np.dtype("f8"), (3, 4), (32, 8), 96, False)
+WORDS = np.zeros(8, "u8")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"looks_per_yield": 0},
+        {"fields": ((*FIELD[:2], (8,), *FIELD[3:]),)},  # a stride is missing
+        {"fields": (None,)},
+        {"receivers": (7,)},
+        {"senders": (None,)},
+        # A part that is in no buffer and read nowhere, one of a field that is none, half a buffer.
+        {"senders": ((0, 1, 1, (0, 0), 1, ((0, (8, 0, 0, ()), None, None, None, ()),)),)},
+        {"senders": ((0, 1, 1, (0, 0), 1, ((5, (8, 0, 0, ()), 1, 1, None, ()),)),)},
+        {"out": ((0, (8, 0, 0, ()), 1, None, None, ()),)},
+        {"out": ((0, (8, 0, 0, ((2, 8, 8, b"", None),)), 1, 1, None, ()),)},  # a table too short
+        {"out": (3,)},
+        {"own": None},
+    ],
+)
+def test_an_exchange_whose_tables_are_wrong(module, given):
+    field = np.zeros((3, 4))
+    with pytest.raises((TypeError, ValueError, SystemError)):
+        exchange_within(module, layout_of(field), np.zeros(128, "u8"), [], **given)
+
+
+def test_a_wait_for_what_was_not_started(module):
+    field, words = np.zeros((3, 4)), np.zeros(128, "u8")
+    copy = (8, 0, 8, ())
+    exchange = exchange_within(module, layout_of(field), words, [copy])
+    for wait in (exchange.wait, exchange.try_wait):
+        with pytest.raises(RuntimeError, match="no exchange was started"):
+            wait()
+    assert exchange.try_start((field,))
+    assert exchange.try_wait()
+    with pytest.raises(RuntimeError, match="no exchange was started"):
+        exchange.try_wait()  # its field may be gone by now
+    with pytest.raises(ValueError, match="an address for each field"):
+        exchange.start([1, 2])
+
+
+@pytest.mark.parametrize("name", ["Exchange", "Fence", "Reduce"])
+def test_none_is_made_without_its_tables(module, name):
+    kind = getattr(module, name)
+    for make in (kind, lambda: kind.__new__(kind), lambda: object.__new__(kind)):
+        with pytest.raises(TypeError):
+            make()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (WORDS, [(8, [0])], 1),  # a slot behind the last one
+        (WORDS, [(-1, [0])], 1),
+        (WORDS, [(0, [1 << 40])], 1),
+        (WORDS, [(0, [None])], 1),
+        (WORDS, [3], 1),
+        (WORDS, [(0, [0])], 0),
+        (b"read-only", [(0, [0])], 1),
+        (5, [(0, [0])], 1),
+    ],
+)
+def test_a_fence_whose_words_are_wrong(module, given):
+    with pytest.raises((TypeError, ValueError, IndexError, BufferError, SystemError)):
+        module.Fence(*given)
+
+
+def test_a_sum_whose_slots_or_arrays_are_wrong(module):
+    field = np.zeros(2)
+    right = {
+        "operation": "sum float64",
+        "array_type": np.ndarray,
+        "dtype": field.dtype,
+        "nelements": 2,
+        "place": 0,
+        "control": [np.zeros(16, "u8")],
+        "even": [np.zeros(2)],
+        "odd": [np.zeros(2)],
+        "looks_per_yield": 1,
+    }
+    wrong = [
+        {"operation": "sum float16"}, {"dtype": np.dtype("f4")}, {"dtype": None},
+        {"nelements": -1}, {"nelements": 3}, {"nelements": 1 << 62}, {"place": 1}, {"place": -1},
+        {"control": [np.zeros(1, "u8")]}, {"even": []}, {"odd": [None]}, {"odd": [np.zeros(1)]},
+        {"looks_per_yield": 0},
+    ]  # fmt: skip
+    for each in wrong:
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            module.Reduce(**right | each)
+    reduce = module.Reduce(**right).reduce
+    read_only = np.zeros(2)
+    read_only.flags.writeable = False
+    unfit = [
+        np.zeros(1), np.zeros(3), np.zeros(2, "f4"), np.zeros(4)[::2], read_only, [0.0, 0.0], None,
+    ]  # fmt: skip
+    for each in unfit:
+        with pytest.raises(TypeError, match="not of this reduction"):
+            reduce(each, 0, 1, 2)
+    with pytest.raises(TypeError, match="an array, a parity"):
+        reduce(field)
+    assert reduce(field, 0, 1, 2)
+    assert reduce(field.view(">f8").view("<f8"), 1, 2, 4)

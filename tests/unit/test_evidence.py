@@ -205,6 +205,7 @@ def test_the_hash_sees_the_sources_and_not_the_rest(tree):
     (tree / "tests/gpu/evidence.tsv").write_text("changed")
     (tree / "mpishare/__pycache__").mkdir()
     (tree / "mpishare/__pycache__/a.pyc").write_text("made")
+    (tree / "mpishare/compiled.so").write_text("built")
     assert evidence.sources_sha256(tree) == before
     (tree / "mpishare/a.py").write_text("changed")
     assert evidence.sources_sha256(tree) != before
