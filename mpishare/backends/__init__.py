@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpishare.backends.streams import handle_of
 from mpishare.errors import HandleError
-from mpishare.memory.kinds import PRIVATE
+from mpishare.memory.kinds import OUTSIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,7 +114,7 @@ class Exported:
 class InPlace:
     """Memory that exists already: given to other ranks, and mapped where they gave it.
 
-    These are the defaults of a backend whose arrays are private to their process. Local.
+    These are the defaults of a backend that shares its own allocations alone. Local.
     """
 
     def is_alive(self, address: int) -> bool:
@@ -135,7 +135,7 @@ class InPlace:
         is_host : bool
             Whether it is a NumPy array.
         """
-        return PRIVATE
+        return OUTSIDE
 
     def open(self, handle: Handle, rank: int) -> Memory:
         """Map memory that another rank gave."""
