@@ -88,7 +88,7 @@ def dumps(evidence: dict) -> str:
         [f"{key}\t{json.dumps(value)}" for key, value in run.items() if key != "tests"]
         for run in runs
     ]
-    unproven = [f"{test}\t{reason}" for test, reason in evidence["unproven"].items()]
+    unproven = [f"{test}\t{reason}".strip() for test, reason in evidence["unproven"].items()]
     blocks.append(["unproven", *unproven])
     titles = [f"{run['configuration']} on {len(run['gpus'])}" for run in runs]
     table = ["\t".join(["test", *titles])]
