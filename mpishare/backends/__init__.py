@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpishare.backends.streams import handle_of
 from mpishare.errors import HandleError
-from mpishare.memory.kinds import PRIVATE
+from mpishare.memory.kinds import OUTSIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class Exported:
 class InPlace:
     """Sharing of memory that exists already: exported to other ranks, and mapped there.
 
-    These are the defaults of a backend whose arrays are private to their process.
+    These are the defaults of a backend that shares its own allocations alone. Local.
     """
 
     def is_alive(self, address: int) -> bool:
@@ -94,7 +94,7 @@ class InPlace:
         self, source: Any, address: int, nbytes: int, *, is_host: bool
     ) -> Exported | Refusal:
         """Return memory for others to map, or why not; `source` is held until it is closed."""
-        return PRIVATE
+        return OUTSIDE
 
     def open(self, handle: Handle, rank: int) -> Memory:
         """Map memory that another rank exported."""

@@ -88,8 +88,8 @@ MAPPED = Refusal(
     "it is another rank's memory, mapped here, and in no open window",
     f"Let the rank that owns it share it, {_COPY}",
 )
-PRIVATE = Refusal(
-    "it is in private memory of this process, which no other process can map",
+OUTSIDE = Refusal(
+    "it is in host memory outside of this node's windows, for which mpishare has no handle",
     f"Allocate it with node.allocate_each and write into window.array, {_COPY}",
 )
 
@@ -110,7 +110,7 @@ def classify(found: PointerAttributes, ordinal: int) -> Kind | Refusal:
         )
     if found.memory_type == MemoryType.HOST:
         return Refusal(
-            "it is pinned host memory, which belongs to one process",
+            "it is pinned host memory, for which CUDA has no handle",
             f"Move it to the GPU with cupy.array(x, copy=True), {_COPY}",
         )
     if found.ordinal != ordinal:

@@ -17,6 +17,7 @@ from pathlib import Path
 import applications
 import by_arm
 import many_cores
+from figure import lines as figure_lines
 from figure import svg
 from newest import newest, solves
 from tables import CLOCKS, RefusedError, medians, size, sizes, table, us
@@ -357,7 +358,7 @@ PAGES = {
     "docs/solvers.md": of_solves,
 }
 FIGURE = "docs/figures/halo1d.svg"
-FIGURE_RUN, FIGURE_TITLE = "gpus2", "Time of one 1-D halo exchange, two GPUs, back to back"
+FIGURE_RUN, FIGURE_TITLE = "newest-gpus2", "Time of one 1-D halo exchange, two GPUs, back to back"
 
 
 def updated(name: str, old: str, lines: list[str]) -> str:
@@ -372,8 +373,8 @@ def updated(name: str, old: str, lines: list[str]) -> str:
 
 def figure(folder: Path) -> dict[str, str]:
     """The figure of the README, by its name; none where its run is missing."""
-    run = runs(folder).get(FIGURE_RUN)
-    return {} if run is None else {FIGURE: svg(run, FIGURE_TITLE)}
+    run = runs(folder, NEWEST, is_whole=False).get(FIGURE_RUN)
+    return {FIGURE: svg(run, FIGURE_TITLE)} if run and figure_lines(run["rows"]) else {}
 
 
 def main(words: list[str], root: Path = ROOT) -> int:

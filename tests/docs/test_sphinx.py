@@ -6,10 +6,13 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
 
 import pytest
 
 import mpishare
+from tests.gpu import evidence
 from tests.helpers.launch import ROOT
 
 
@@ -47,6 +50,23 @@ def test_every_page_is_in_the_contents(html) -> None:
     index = (html / "index.html").read_text()
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     assert {page for page in pages if f'href="{page}.html"' not in index} == set()
+
+
+def text_of(page: Path) -> str:
+    """The words of a page of the site."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", "", page.read_text())).split())
+
+
+def test_what_failed_on_gpus_or_is_unproven_there_is_named(html) -> None:
+    found = evidence.load()
+    releases, testing = (text_of(html / f"{page}.html") for page in ("releases", "testing"))
+    for run in found["runs"]:
+        failed = evidence.failures(run)
+        assert not failed or f" passed, {len(failed)} failed" in releases
+        for test, outcome in failed.items():
+            assert f"{run['configuration']} of {run['date'][:10]}: {test}, {outcome}" in releases
+    for test, reason in found["unproven"].items():
+        assert re.search(rf"{re.escape(test)} \([^)]*\): {re.escape(reason)}\.", testing), test
 
 
 def test_every_example_is_on_its_page() -> None:

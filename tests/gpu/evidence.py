@@ -2,14 +2,16 @@
 
 python -m tests.gpu.evidence check
     Fails when a GPU test (marked `gpu`, as all in tests/gpu are) has not passed in a run of the
-    file, or failed in one, or when a run was cut off. Tests named under the file's "unproven" are
-    accepted, and printed. Sources that have changed since a run are reported; that is no failure.
+    file, or failed in one, or when a run was cut off. Tests that the file names as unproven, each
+    with the reason, are accepted, and printed; one that needs no exemption any more is an error.
+    Sources that have changed since a run are reported; that is no failure.
 python -m tests.gpu.evidence record --configuration NAME --ranks N [--mps] [--masks] OUTCOMES...
     Adds a run from files that `--outcomes` wrote, in place of the last such run, and prints its
     verdict. Beside PART.jsonl, PART.end says how that part ended: "cut off after 180 s".
 
 The file consists of blocks, with an empty line between them: the header of each run (a key and its
-JSON value per line), the unproven tests, and a table with a row per test and a column per run. A
+JSON value per line), the unproven tests (test and reason, with a tab between; they are written by
+hand), and a table with a row per test and a column per run. A
 cell is the outcome and the seconds, rounded, where they are not 0; "-": the test was not run.
 """
 
@@ -67,7 +69,7 @@ def sources_sha256(root: Path = ROOT) -> str:
 
 
 def loads(text: str) -> dict:
-    """Return {"unproven": [test], "runs": [header and {"tests": {test: result}}]}."""
+    """Return {"unproven": {test: reason}, "runs": [header and {"tests": {test: result}}]}."""
     *headers, unproven, table = [block.splitlines() for block in text.split("\n\n")]
     runs = []
     for header in headers:
@@ -79,7 +81,8 @@ def loads(text: str) -> dict:
             if cell != ABSENT:
                 outcome, _, seconds = cell.partition(" ")
                 run["tests"][test] = {"outcome": outcome, "seconds": int(seconds or 0)}
-    return {"unproven": unproven[1:], "runs": runs}
+    rows = (line.partition("\t") for line in unproven[1:])
+    return {"unproven": {test: reason for test, _, reason in rows}, "runs": runs}
 
 
 def dumps(evidence: dict) -> str:
@@ -88,7 +91,8 @@ def dumps(evidence: dict) -> str:
         [f"{key}\t{json.dumps(value)}" for key, value in run.items() if key != "tests"]
         for run in runs
     ]
-    blocks.append(["unproven", *evidence["unproven"]])
+    unproven = [f"{test}\t{reason}".strip() for test, reason in evidence["unproven"].items()]
+    blocks.append(["unproven", *unproven])
     titles = [f"{run['configuration']} on {len(run['gpus'])}" for run in runs]
     table = ["\t".join(["test", *titles])]
     for test in sorted({test for run in runs for test in run["tests"]}):
@@ -104,7 +108,7 @@ def cell(result: dict | None) -> str:
 
 
 def load(file: Path = FILE) -> dict:
-    return loads(file.read_text()) if file.exists() else {"unproven": [], "runs": []}
+    return loads(file.read_text()) if file.exists() else {"unproven": {}, "runs": []}
 
 
 def add(evidence: dict, run: dict) -> None:
@@ -120,18 +124,19 @@ def add(evidence: dict, run: dict) -> None:
 def problems(evidence: dict, gpu_tests: list[str], sha256: str) -> tuple[list[str], list[str]]:
     """What makes `check` fail, and what it only says."""
     errors, notes = [], []
-    unproven = set(evidence["unproven"])
-    passed = set()
+    unproven = evidence["unproven"]
+    passed: set[str] = set()
+    failed: set[str] = set()
     for run in evidence["runs"]:
         where = f"{run['configuration']} of {run['date']}"
-        outcomes = {test: result["outcome"] for test, result in run["tests"].items()}
-        passed |= {test for test, outcome in outcomes.items() if outcome == "passed"}
-        bad = {test for test, outcome in outcomes.items() if outcome not in ("passed", "skipped")}
+        passed |= {test for test, result in run["tests"].items() if result["outcome"] == "passed"}
+        bad = failures(run)
+        failed |= bad.keys()
         for test in sorted(bad):
             if test in unproven:
-                notes.append(f"UNPROVEN, {outcomes[test]} in {where}: {test}")
+                notes.append(f"UNPROVEN, {bad[test]} in {where}: {test} ({unproven[test]})")
             else:
-                errors.append(f"{test}: {outcomes[test]} in {where}")
+                errors.append(f"{test}: {bad[test]} in {where}")
         cut_off = [f"part {part} was {end}" for part, end in run["parts"].items() if CUT_OFF in end]
         errors += [f"{text} in {where}" for text in cut_off]
         if not run["ok"] and not bad and not cut_off:
@@ -140,10 +145,21 @@ def problems(evidence: dict, gpu_tests: list[str], sha256: str) -> tuple[list[st
             notes.append(f"the sources have changed since {where}")
     for test in sorted(set(gpu_tests) - passed):
         if test in unproven:
-            notes.append(f"UNPROVEN, passed on no GPU yet: {test}")
+            notes.append(f"UNPROVEN, passed on no GPU yet: {test} ({unproven[test]})")
         else:
             errors.append(f"{test}: not seen to pass on a GPU; scripts/test-gpu adds a run")
+    for test, reason in unproven.items():
+        if not reason:
+            errors.append(f"{test}: unproven without a reason")
+        if test not in failed | (set(gpu_tests) - passed):
+            errors.append(f"{test}: needs no place among the unproven tests any more")
     return errors, notes
+
+
+def failures(run: dict) -> dict[str, str]:
+    """The tests of a run that neither passed nor were skipped, with their outcomes."""
+    outcomes = {test: result["outcome"] for test, result in run["tests"].items()}
+    return {test: o for test, o in outcomes.items() if o not in ("passed", "skipped")}
 
 
 def gpu_tests() -> list[str]:

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import tempfile
 
 import numpy as np
 import pytest
@@ -188,16 +189,22 @@ def test_an_array_of_a_part_outlives_both(node):
 # --- what cannot be shared in place
 
 
+def mapped_file():
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        return np.memmap(file, "i8", shape=4)
+
+
 def refusals():
     return {
         "NumPy": lambda: np.arange(4),
+        "memory that other processes could map": mapped_file,
         "list": lambda: [1, 2],
         "callable": lambda: lambda: np.arange(4),
     }
 
 
 @pytest.mark.parametrize("kind", refusals())
-def test_memory_of_one_process_is_refused_by_name(node, kind):
+def test_memory_that_is_not_shared_in_place(node, kind):
     source = refusals()[kind]()
     for call in (node.share, node.share_each):
         with nothing_leaked(node):
@@ -207,6 +214,8 @@ def test_memory_of_one_process_is_refused_by_name(node, kind):
             hint = "node.allocate_each" if node.backend == "host" else "cupy.asarray"
             assert hint in str(error)
             assert "copy=True" in str(error)
+            why = "outside of this node's windows" if node.backend == "host" else "host memory"
+            assert why in str(error)
             del error
 
 

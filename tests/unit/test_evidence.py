@@ -24,8 +24,8 @@ def make_run(name="gpus1", n_gpus=1, *, sha256="now", ok=True, parts=None, **out
     }
 
 
-def check(*runs, tests=("a", "b"), unproven=()):
-    return evidence.problems({"unproven": [*unproven], "runs": [*runs]}, [*tests], "now")
+def check(*runs, tests=("a", "b"), unproven=None):
+    return evidence.problems({"unproven": unproven or {}, "runs": [*runs]}, [*tests], "now")
 
 
 def test_tests_that_passed_in_some_run_are_proven():
@@ -55,7 +55,7 @@ def test_a_run_that_did_not_end_is_an_error():
 def test_a_part_that_was_cut_off_is_an_error_even_where_all_its_tests_are_accepted():
     parts = {"ranks": "passed", "waits": "cut off after 119 s"}
     run = make_run(ok=False, parts=parts, a="passed", b="cut-off")
-    errors, _ = check(run, unproven=["b"])
+    errors, _ = check(run, unproven={"b": "new"})
     assert errors == ["part waits was cut off after 119 s in gpus1 of 2026-01-01"]
 
 
@@ -65,15 +65,27 @@ def test_a_test_that_was_cut_off_is_an_error():
 
 
 def test_what_is_named_unproven_is_accepted_and_said():
-    errors, notes = check(make_run(a="passed"), unproven=["b"])
+    errors, notes = check(make_run(a="passed"), unproven={"b": "new"})
     assert errors == []
-    assert notes == ["UNPROVEN, passed on no GPU yet: b"]
+    assert notes == ["UNPROVEN, passed on no GPU yet: b (new)"]
 
 
 def test_a_failure_of_what_is_named_unproven_is_accepted_and_said():
-    errors, notes = check(make_run(a="passed", b="failed"), tests=["a"], unproven=["b"])
+    errors, notes = check(make_run(a="passed", b="failed"), tests=["a"], unproven={"b": "new"})
     assert errors == []
-    assert notes == ["UNPROVEN, failed in gpus1 of 2026-01-01: b"]
+    assert notes == ["UNPROVEN, failed in gpus1 of 2026-01-01: b (new)"]
+
+
+def test_what_is_named_unproven_has_a_reason():
+    errors, _ = check(make_run(a="passed"), unproven={"b": ""})
+    assert errors == ["b: unproven without a reason"]
+
+
+def test_what_passed_everywhere_is_not_unproven():
+    errors, _ = check(make_run(a="passed", b="passed"), unproven={"b": "new", "gone": "renamed"})
+    assert errors == [
+        f"{test}: needs no place among the unproven tests any more" for test in ("b", "gone")
+    ]
 
 
 def test_changed_sources_are_only_said():
@@ -83,7 +95,7 @@ def test_changed_sources_are_only_said():
 
 
 def test_a_run_replaces_the_last_of_its_kind_alone():
-    kept = {"unproven": [], "runs": []}
+    kept = {"unproven": {}, "runs": []}
     for run in (make_run(a="failed"), make_run(n_gpus=4), make_run("masked"), make_run(a="passed")):
         evidence.add(kept, run)
     assert [(r["configuration"], len(r["gpus"]), r["tests"]) for r in kept["runs"]] == [
@@ -96,12 +108,15 @@ def test_a_run_replaces_the_last_of_its_kind_alone():
 def test_the_file_has_a_row_per_test_and_a_column_per_run():
     first = make_run(a="passed", b="failed")
     first["tests"]["a"]["seconds"] = 12
-    kept = {"unproven": ["c"], "runs": [first, make_run("masked", 2, b="passed", c="skipped")]}
+    kept = {
+        "unproven": {"c": "two GPUs"},
+        "runs": [first, make_run("masked", 2, b="passed", c="skipped")],
+    }
     text = evidence.dumps(kept)
     assert evidence.loads(text) == kept
     header, _, unproven, table = text.split("\n\n")
     assert 'configuration\t"gpus1"\n' in header
-    assert unproven == "unproven\nc"
+    assert unproven == "unproven\nc\ttwo GPUs"
     assert table.splitlines() == [
         "test\tgpus1 on 1\tmasked on 2",
         "a\tpassed 12\t-",
@@ -111,7 +126,7 @@ def test_the_file_has_a_row_per_test_and_a_column_per_run():
 
 
 def test_a_file_without_runs_is_read_as_it_was_written():
-    kept = {"unproven": [], "runs": []}
+    kept = {"unproven": {}, "runs": []}
     assert evidence.loads(evidence.dumps(kept)) == kept
 
 
