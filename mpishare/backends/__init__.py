@@ -202,8 +202,8 @@ class OwnMemory(PoolMemory, Protocol):
 class PeerMemory(PoolMemory, Protocol):
     """The memory of another rank's pool."""
 
-    def open(self, token: bytes) -> int:
-        """Return a block, mapped."""
+    def open(self, token: bytes, nbytes: int) -> int:
+        """Return a block, mapped; HandleError if it would not be in the pool."""
         ...
 
     def let_go(self, address: int) -> None:
