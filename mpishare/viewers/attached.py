@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError
-from mpishare.viewers.description import VERSION, Description
+from mpishare.viewers.description import MAX_FDS, VERSION, Description
 from mpishare.viewers.frame import Frame
 from mpishare.viewers.live import map_files, map_on_gpu, open_gpu
 from mpishare.viewers.names import check_name, find, job_text
@@ -368,9 +368,9 @@ def _files(visit: Visit, count: int) -> Iterator[list[int]]:
     fds: list[int] = []
     try:
         while len(fds) < count:
-            more = visit.ask({"fds": len(fds)})[1]
+            more = visit.ask({"fds": len(fds)}, most_fds=min(count - len(fds), MAX_FDS))[1]
             fds += more
-            if not more or len(fds) > count:
+            if not more:
                 raise HandleError(
                     f"{len(fds)} files came with the window, not {count}: the job is none of "
                     "mpishare, or this process has no descriptors left (ulimit -n)"
