@@ -26,7 +26,9 @@ def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mm
     size = os.fstat(fd).st_size
     if size < offset + max(nbytes, 1):
         needed = format_nbytes(offset + nbytes)
-        raise HandleError(f"the job gave a file of {format_nbytes(size)} where {needed} are needed")
+        raise HandleError(
+            f"the job gave a file of {format_nbytes(size)}, which is too small: {needed} are needed"
+        )
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     return mmap.mmap(fd, max(nbytes, 1), prot=protection, offset=offset)
 
