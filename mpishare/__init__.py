@@ -1,7 +1,6 @@
 """MPI windows for GPU memory, ordered on streams."""
 
 from mpishare.allreduce import Allreduce
-from mpishare.attach import attach
 from mpishare.channel import Channel
 from mpishare.errors import (
     ClosedError,
@@ -19,6 +18,7 @@ from mpishare.graphs.step import capture
 from mpishare.halo import HaloExchange, Layout, NeighborExchange
 from mpishare.node import Node
 from mpishare.pool import Pool
+from mpishare.viewers.attached import attach
 from mpishare.window import Window
 
 __all__ = [

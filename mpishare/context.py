@@ -95,7 +95,7 @@ class NodeContext:
         self.gpu_messages: str | None = None
         """Why messages of plans cannot go out of GPU memory; empty: they can; None: none go."""
         self.suballocator = Suballocator(backend)
-        self.descriptors = Descriptors(nonces, agreement.rank)
+        self.descriptors = Descriptors()
         """Files that this rank lends to the others, and its door."""
         self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
         self.retained: list[Callable[[], bool]] = []

@@ -130,7 +130,7 @@ class Pool(NodeObject):
         Returns
         -------
         bytes
-            About 200: they can be pickled, stored, and sent by any means.
+            About 100 to 200: they can be pickled, stored, and sent by any means.
 
         Raises
         ------
@@ -146,6 +146,7 @@ class Pool(NodeObject):
                 "returned, or a view of it."
             )
         block, offset = found
+        offset = offset if array.size else 0  # NumPy's own may lie beyond
         layout = BlockLayout(offset, array.shape, array.strides, array.dtype)
         if not is_inside(layout, block.nbytes):
             raise ValueError(
@@ -202,10 +203,7 @@ class Pool(NodeObject):
             block, layout = unpack(self._key, handle)
             return blocks.open(block, layout, number, keeper)
         except HandleError as error:
-            raise HandleError(
-                f"{call} failed: {error}. Open a handle while the owner keeps its array, as "
-                "until a node.barrier() that comes after."
-            ) from None
+            raise HandleError(f"{call} failed: {error}") from None
 
     # --- closing
 
@@ -329,7 +327,8 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
         if not is_owner:
             words.close_file()  # its owner reserves the pages
         try:
-            key = step(lambda: secrets.token_hex(8))[own]
+            # What proves that a handle is of a rank of this pool: no other process has it.
+            key = step(lambda: secrets.token_hex(32) if is_owner else "")[own]
             mine, imported = share_pool_memory(context, call, own, nbytes)
         except BaseException:
             words.close()

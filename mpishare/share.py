@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from mpishare.backends import Exported
 from mpishare.backends.parts import EmptyMemory, WindowPart
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import CudaError, UnsupportedError
+from mpishare.memory import dtypes
 from mpishare.memory.kinds import FREED, Kind, Refusal
 from mpishare.memory.segment import Segment
 from mpishare.viewers.names import check_name
@@ -44,7 +44,7 @@ class _Source:
         return {
             "shape": list(shape),
             "strides": None if strides is None else list(strides),
-            "dtype": pickle.dumps(self.dtype).hex(),
+            "dtype": dtypes.dump(self.dtype),
         }
 
 
@@ -138,9 +138,7 @@ def _let_go(mine: list[_Source]) -> None:
 def _segment(reply: dict[str, Any]) -> tuple[Segment, np.dtype[Any]]:
     """Return the segment and the dtype that a rank described."""
     strides = None if reply["strides"] is None else tuple(reply["strides"])
-    # From a rank of the same job: nothing that could be forged further than the job itself.
-    dtype = pickle.loads(bytes.fromhex(reply["dtype"]))  # noqa: S301
-    return Segment(tuple(reply["shape"]), strides), dtype
+    return Segment(tuple(reply["shape"]), strides), dtypes.load(reply["dtype"])
 
 
 def _check_copy(call: str, copy: Any) -> bool | None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare import ranges
-from mpishare.attach import attach_again
 from mpishare.context import NodeObject
 from mpishare.errors import ClosedError, UnsupportedError, format_nbytes
 from mpishare.ordering.epochs import Epochs
+from mpishare.viewers.attached import attach_again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -149,8 +149,8 @@ class OwnMemory(PoolMemory, Protocol):
 class PeerMemory(PoolMemory, Protocol):
     """The memory of another rank's pool."""
 
-    def open(self, token: bytes) -> int:
-        """Return the address of a mapped block."""
+    def open(self, token: bytes, nbytes: int) -> int:
+        """Return a block, mapped; HandleError if it would not be in the pool."""
         ...
 
     def let_go(self, address: int) -> None:

@@ -19,7 +19,7 @@ from mpishare.backends import driver
 from mpishare.backends.cuda_pools import create_pool, export_pointer, export_pool, import_pool
 from mpishare.backends.suballocator import ALIGN, FreeList
 from mpishare.coordination.poll import poll
-from mpishare.errors import CudaError, format_nbytes
+from mpishare.errors import CudaError, HandleError, format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -208,8 +208,11 @@ class PeerCudaPool(_CudaPool):
         self._pool: ImportedPool = import_pool(fd, device.ordinal, where)
         self._chunks: dict[bytes, int] = {}
 
-    def open(self, token: bytes) -> int:
+    def open(self, token: bytes, nbytes: int) -> int:
+        """Return another rank's block, mapped."""
         data, offset = token[:_POINTER_NBYTES], int.from_bytes(token[_POINTER_NBYTES:], "little")
+        if len(data) < _POINTER_NBYTES or (offset and offset + nbytes > CHUNK_NBYTES):
+            raise HandleError("the handle is of a block that is not in the pool")
         if not offset:
             return self._pool.open(data)
         if data not in self._chunks:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends.suballocator import ALIGN, FreeList
-from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import shared
 from mpishare.memory.shared import SharedMemory
 
@@ -76,9 +76,12 @@ class HostPool:
         """Return the block's offset in the file."""
         return (address - self._base).to_bytes(8, "little")
 
-    def open(self, token: bytes) -> int:
+    def open(self, token: bytes, nbytes: int) -> int:
         """Return another rank's block; the whole file is mapped already."""
-        return self._base + int.from_bytes(token, "little")
+        begin = int.from_bytes(token, "little")
+        if begin % ALIGN or _rounded(nbytes) > self._memory.nbytes - begin:
+            raise HandleError("the handle is of a block that is not in the pool")
+        return self._base + begin
 
     def let_go(self, address: int) -> None:
         """The file stays mapped."""

@@ -238,9 +238,12 @@ class OpenBlocks:
             is_same = held.generation == block.generation
             is_alive = is_same and self._table.is_alive(slot, block.generation)
         if token is None or not is_alive:
-            raise HandleError("its array was dropped by the owner")
+            raise HandleError(
+                "its array was dropped by the owner. Open a handle while the owner keeps its "
+                "array, as until a node.barrier() that comes after."
+            )
         try:
-            opening = _Opening(self._memory.open(token), slot, stream, keeper)
+            opening = _Opening(self._memory.open(token, block.nbytes), slot, stream, keeper)
         except BaseException:
             if is_new:
                 self._table.let_go(slot)

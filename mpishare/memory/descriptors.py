@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpishare.memory.door import Door, Visit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from mpishare.errors import HandleError
+from mpishare.memory.door import Door
+from mpishare.memory.visit import Visit
 
 
 class Descriptors:
-    """The descriptors that this rank lends, and the way to those of others. Methods are local.
+    """The descriptors that this rank lends, and the way to those of others. Methods are local."""
 
-    Parameters
-    ----------
-    nonces : sequence of str
-        For each rank of the node, the unique name of its process.
-    rank : int
-        This process.
-    """
-
-    def __init__(self, nonces: Sequence[str], rank: int) -> None:
-        self._nonces = nonces
-        self._rank = rank
+    def __init__(self) -> None:
         self._lent: dict[str, int] = {}
+        self._address = ""
         self._door: Door | None = None
 
     @property
@@ -38,16 +28,16 @@ class Descriptors:
     def lend(self, fd: int) -> str:
         """Return a token with which other ranks `borrow` this descriptor, until `take_back`."""
         if not self._lent:
-            self.door.open(self._nonces[self._rank], self._answer)
-        token = secrets.token_hex(8)
-        self._lent[token] = fd
-        return token
+            self._address = self.door.open("rank", self._answer)
+        key = secrets.token_hex(8)
+        self._lent[key] = fd
+        return f"{self._address}/{key}"
 
     def take_back(self, token: str) -> None:
         """Lend it no more, once every rank has borrowed it or failed to. The caller closes it."""
-        del self._lent[token]
+        del self._lent[token.rpartition("/")[2]]
         if not self._lent:
-            self.door.shut(self._nonces[self._rank])
+            self.door.shut(self._address)
 
     def borrow(self, rank: int, token: str, timeout_s: float) -> int:
         """Return a descriptor of my own for what another rank lends. Blocks.
@@ -57,8 +47,14 @@ class Descriptors:
         HandleError, PeerTimeout, UnsupportedError
             As `Visit`; UnsupportedError where that rank does not lend it.
         """
-        with Visit(self._nonces[rank], timeout_s) as visit:
-            _, fds = visit.ask({"token": token})
+        address, _, key = token.rpartition("/")
+        with Visit(address, f"rank {rank}", timeout_s) as visit:
+            _, fds = visit.ask({"key": key}, most_fds=1)
+        if len(fds) != 1:
+            raise HandleError(
+                f"rank {rank} lent a file that did not arrive: this process may have no descriptor "
+                "left (ulimit -n)"
+            )
         return fds[0]
 
     def close(self) -> None:
@@ -68,4 +64,4 @@ class Descriptors:
             self._door = None
 
     def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        return {}, [self._lent[request["token"]]]
+        return {}, [self._lent[request["key"]]]

@@ -3,6 +3,9 @@
 MPI carries bytes; a file descriptor travels through the kernel alone (``SCM_RIGHTS``, unix(7)). An
 abstract socket leaves nothing on disk and is gone with its process. The connection is kept: while
 it is open, the peer holds what it was given (a lease), and the kernel ends it with the peer.
+
+Any user can bind any abstract address, and connect to all of them. So each ends in random
+characters, which nobody can bind before, and both sides ask the kernel who is at the other end.
 """
 
 from __future__ import annotations
@@ -11,16 +14,17 @@ import contextlib
 import errno
 import json
 import os
-import select
+import secrets
 import selectors
 import socket
 import struct
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
+from mpishare.errors import HandleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,24 +33,38 @@ if TYPE_CHECKING:
     """Given a request, returns the reply and the file descriptors that go with it. Runs in the
     door's thread: it must not block, and call neither MPI nor CUDA."""
 
-_NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
-_MAX_FDS = 250  # of a message: the kernel takes 253
+NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
+UNASKED = "unasked"  # marks what a door says on its own account: it is the answer to nothing
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_LONGEST = 107  # bytes of a name, the first zero included: sockaddr_un
-_UNASKED = "unasked"  # marks what a door says on its own account: it is the answer to nothing
-_MAX_LEASES = 256  # of a door: visitors must not use up the descriptors of this process
+_LONGEST = 106  # bytes of an address: sockaddr_un, without its first zero
+_TOKEN_NBYTES = 4  # six characters
+_TRIES = 16
+_STRANGERS = 64
+_REST_S = 0.05
+"""After so many connections of other users in a row the door rests: they get a few percent of this
+process's time, however fast they connect."""
+_MARKS = ("attaches", "maps", "wants_host_copies")
+"""Keys of requests that are remembered; see `Door.leases`."""
 
 
 @dataclass(eq=False)
 class _Lease:
-    name: str
+    address: str
     connection: socket.socket
     pid: int
+    is_counted: bool
     asked: dict[str, Any] = field(default_factory=dict)
 
 
+class _Opening(NamedTuple):
+    listener: socket.socket
+    answer: Answer
+    left: Callable[[], object]
+    most: int | None
+
+
 class Door:
-    """The names at which this process answers. One thread, started by the first, serves them all.
+    """The addresses at which this process answers. One thread, started by the first, serves all.
 
     All methods are local and do not block, except where said.
     """
@@ -54,8 +72,9 @@ class Door:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # an answer may ask for the leases
         self._selector = selectors.DefaultSelector()
-        self._answers: dict[str, tuple[socket.socket, Answer, Callable[[], object]]] = {}
+        self._openings: dict[str, _Opening] = {}
         self._leases: list[_Lease] = []
+        self._strangers = 0
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
@@ -64,82 +83,90 @@ class Door:
         self._is_closed = False
         _doors.add(self)
 
-    def open(self, name: str, answer: Answer, left: Callable[[], object] = lambda: None) -> None:
-        """Answer at a name from now on.
+    def open(
+        self,
+        name: str,
+        answer: Answer,
+        left: Callable[[], object] = lambda: None,
+        *,
+        most: int | None = None,
+    ) -> str:
+        """Answer at a new address from now on, and return it.
 
         Parameters
         ----------
+        name : str
+            What the address begins with, for those who look for it in a list.
         left : callable, optional
-            Called in the door's thread when a visitor has left who came to the name.
+            Called in the door's thread when a visitor has left who came to the address.
+        most : int, optional
+            Visitors that this process takes at a time, at all addresses that have such a limit:
+            they must not use up its descriptors. Default: no limit, for ranks of the job.
 
         Raises
         ------
         HandleError
-            If a process of this machine answers there already.
+            If no address is free.
         ValueError
             If the name is too long.
         """
-        address = _address(name)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             listener.setblocking(False)
-            listener.bind(address)
+            address = _bind(listener, name)
             listener.listen(64)
-        except OSError as error:
+        except BaseException:
             listener.close()
-            if error.errno == errno.EADDRINUSE:
-                raise HandleError(f"the name {name!r} is taken on this machine") from None
             raise
         with self._lock:
-            self._answers[name] = listener, answer, left
-            self._selector.register(listener, selectors.EVENT_READ, name)
+            self._openings[address] = _Opening(listener, answer, left, most)
+            self._selector.register(listener, selectors.EVENT_READ, address)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="mpishare-door", daemon=True)
             self._thread.start()
         self._wake_writer.send(b"w")
+        return address
 
-    def leases(self, name: str, asked: str = "") -> list[int]:
-        """Return the process identifiers of those who came to a name and still hold on.
+    def leases(self, address: str, asked: str = "") -> list[int]:
+        """Return the process identifiers of those who came to an address and still hold on.
 
         Parameters
         ----------
         asked : str, optional
-            A key: only of those whose requests held a true value of it.
+            "attaches", "maps" or "wants_host_copies": only of those who asked with that key, the
+            last time with a true value.
         """
         with self._lock:
-            leases = [lease for lease in self._leases if lease.name == name]
+            leases = [lease for lease in self._leases if lease.address == address]
             return [lease.pid for lease in leases if not asked or lease.asked.get(asked)]
 
-    def tell(self, name: str, message: dict[str, Any]) -> None:
-        """Send a message to all that hold a lease of a name; who does not read it misses it."""
+    def tell(self, address: str, message: dict[str, Any]) -> None:
+        """Send a message to all that hold a lease of an address; who does not read it misses it."""
         with self._lock:
-            connections = [lease.connection for lease in self._leases if lease.name == name]
-            text = json.dumps(message | {_UNASKED: True}).encode()
+            connections = [lease.connection for lease in self._leases if lease.address == address]
+            text = json.dumps(message | {UNASKED: True}).encode()
             for connection in connections:
                 with contextlib.suppress(OSError):
                     connection.send(text, socket.MSG_DONTWAIT)
 
-    def withdraw(self, name: str, kept_as: str) -> None:
-        """Answer no more at a name; its leases go on under another, which nobody can visit."""
+    def withdraw(self, address: str) -> None:
+        """Answer no more at an address; its leases go on."""
         with self._lock:
-            self._stop(name)
-            for lease in self._leases:
-                if lease.name == name:
-                    lease.name = kept_as
+            self._stop(address)
 
-    def shut(self, name: str) -> None:
-        """Answer no more at a name, and end its leases."""
+    def shut(self, address: str) -> None:
+        """Answer no more at an address, and end its leases."""
         with self._lock:
-            self._stop(name)
-            for lease in [lease for lease in self._leases if lease.name == name]:
+            self._stop(address)
+            for lease in [lease for lease in self._leases if lease.address == address]:
                 self._end(lease)
 
     def close(self) -> None:
-        """Shut all names, and end the thread. Waits for the answer that is being given."""
+        """Shut all addresses, and end the thread. Waits for the answer that is being given."""
         if self._is_closed:
             return  # in a fork
-        for name in {*self._answers, *(lease.name for lease in self._leases)}:
-            self.shut(name)
+        for address in {*self._openings, *(lease.address for lease in self._leases)}:
+            self.shut(address)
         self._is_closed = True
         self._wake_writer.send(b"w")
         if self._thread is not None:
@@ -155,11 +182,11 @@ class Door:
         self._is_closed = True
         # Nothing is unregistered: the selector's file is the parent's.
         self._selector.close()
-        for listener, _, _ in self._answers.values():
-            listener.close()
+        for opening in self._openings.values():
+            opening.listener.close()
         for lease in self._leases:
             lease.connection.close()
-        self._answers, self._leases = {}, []
+        self._openings, self._leases = {}, []
         self._wake_reader.close()
         self._wake_writer.close()
         os.close(self._spare)
@@ -176,45 +203,57 @@ class Door:
                         self._accept(key.data)
                     elif key.data in self._leases:
                         self._reply(key.data)
+            if self._strangers >= _STRANGERS:
+                self._strangers = 0
+                time.sleep(_REST_S)
 
-    def _accept(self, name: str) -> None:
-        if name not in self._answers:
+    def _accept(self, address: str) -> None:
+        if address not in self._openings:
             return  # shut since
+        opening = self._openings[address]
         try:
-            connection, _ = self._answers[name][0].accept()
+            connection, _ = opening.listener.accept()
         except OSError as error:  # who knocked is gone, or this process has no descriptor left
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._turn_away(name)
+                self._turn_away(opening.listener)
             return
-        pid, uid = _peer(connection)
-        is_full = len(self._leases) >= _MAX_LEASES
-        if uid != os.getuid() or is_full:
-            why = f"it has {_MAX_LEASES} visitors already" if is_full else "another user"
+        pid, uid = peer_of(connection)
+        if uid != os.getuid():
+            self._strangers += 1
+            connection.close()
+            return
+        self._strangers = 0
+        is_counted = opening.most is not None
+        if opening.most is not None and self._n_counted() >= opening.most:
+            why = f"it has {opening.most} visitors already"
             with contextlib.suppress(OSError):
                 connection.send(json.dumps({"refused": why}).encode())
             connection.close()
             return
         connection.setblocking(False)
-        lease = _Lease(name, connection, pid)
+        lease = _Lease(address, connection, pid, is_counted)
         self._leases.append(lease)
         self._selector.register(connection, selectors.EVENT_READ, lease)
 
-    def _turn_away(self, name: str) -> None:
+    def _n_counted(self) -> int:
+        return sum(lease.is_counted for lease in self._leases)
+
+    def _turn_away(self, listener: socket.socket) -> None:
         """Accept with the spare descriptor and hang up; else the selector would report it again."""
         os.close(self._spare)
         with contextlib.suppress(OSError):
-            self._answers[name][0].accept()[0].close()
+            listener.accept()[0].close()
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _stop(self, name: str) -> None:
-        if name in self._answers:
-            listener, _, _ = self._answers.pop(name)
+    def _stop(self, address: str) -> None:
+        if address in self._openings:
+            listener = self._openings.pop(address).listener
             self._selector.unregister(listener)
             listener.close()
 
     def _reply(self, lease: _Lease) -> None:
         try:
-            text = lease.connection.recv(_NBYTES)
+            text = lease.connection.recv(NBYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -225,8 +264,8 @@ class Door:
         fds: Sequence[int] = ()
         try:
             request = json.loads(text)
-            reply, fds = self._answers[lease.name][1](request)
-            lease.asked |= request
+            reply, fds = self._openings[lease.address].answer(request)
+            lease.asked |= {mark: request[mark] is True for mark in _MARKS if mark in request}
         except Exception as error:  # whatever was asked: the job goes on, the asker is told
             reply = {"refused": f"{type(error).__name__}: {error}"}
         try:
@@ -238,137 +277,8 @@ class Door:
         self._leases.remove(lease)
         self._selector.unregister(lease.connection)
         lease.connection.close()
-        if lease.name in self._answers:
-            self._answers[lease.name][2]()
-
-
-class Visit:
-    """A connection to a door, and the lease that it stands for. Local; ends with `close`.
-
-    Parameters
-    ----------
-    name : str
-        As given to `Door.open`.
-    timeout_s : float, s
-        For each answer.
-
-    Raises
-    ------
-    HandleError
-        If no process of this machine (or of this network namespace) answers there.
-    """
-
-    def __init__(self, name: str, timeout_s: float) -> None:
-        self._name = name
-        self._timeout_s = timeout_s
-        self._pid = os.getpid()
-        address = _address(name)
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.settimeout(timeout_s)
-        try:
-            self._connection.connect(address)
-        except TimeoutError:
-            self._connection.close()
-            raise self._late() from None
-        except OSError as error:
-            self._connection.close()
-            raise HandleError(
-                f"nobody answers at {name!r} on this machine ({error.strerror}): the process has "
-                "ended, or it is in another network namespace"
-            ) from None
-        if (owner := _peer(self._connection)[1]) != os.getuid():
-            self._connection.close()
-            raise HandleError(f"{name!r} is answered by a process of another user, {owner}")
-
-    def is_over(self) -> bool:
-        """Whether the door has ended the connection, or said something on its own account."""
-        return bool(self._wait(0))
-
-    def wait_until_over(self) -> None:
-        """Block until `is_over`, or until another thread calls `hang_up`."""
-        self._wait(None)
-
-    def _wait(self, timeout_ms: int | None) -> list[tuple[int, int]]:
-        waiter = select.poll()  # not `select`, for descriptors above 1023; one cannot be shared
-        waiter.register(self._connection, select.POLLIN)
-        return waiter.poll(timeout_ms)
-
-    def hang_up(self) -> None:
-        """End the connection for both sides, and a wait of another thread; `close` follows.
-
-        Not in a fork: the connection is its parent's.
-        """
-        if os.getpid() != self._pid:
-            return
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor, to wait for what the door says on its own account."""
-        return self._connection.fileno()
-
-    def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        """Return the reply to a request, and the file descriptors that came with it. Blocks.
-
-        Raises
-        ------
-        UnsupportedError
-            If the door refuses, with its words.
-        PeerTimeout
-            If it does not answer in time.
-        HandleError
-            If the process ended, or ends the visit: what it says on its own account.
-        """
-        try:
-            self._connection.send(json.dumps(request).encode())
-            text, fds, _, _ = socket.recv_fds(self._connection, _NBYTES, _MAX_FDS)
-        except TimeoutError:
-            raise self._late() from None
-        except OSError as error:
-            text, fds = self._last_words(), []
-            if not text:
-                raise self._gone(error.strerror or "") from None
-        if not text:
-            raise self._gone("the connection was closed")
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        reply = json.loads(text)
-        if _UNASKED in reply:
-            raise self._gone("it ended the visit")
-        if "refused" in reply:
-            for fd in fds:
-                os.close(fd)
-            raise UnsupportedError(f"{self._name!r} was refused: {reply['refused']}")
-        return reply, fds
-
-    def _last_words(self) -> bytes:
-        """Return what a door said before it hung up: that it refuses, and why."""
-        try:
-            return self._connection.recv(_NBYTES)
-        except OSError:
-            return b""
-
-    def close(self) -> None:
-        """End the connection, and with it the lease. May be repeated."""
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        """Return the visit."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Close it."""
-        self.close()
-
-    def _late(self) -> PeerTimeout:
-        return PeerTimeout(
-            f"no answer from {self._name!r} within {self._timeout_s:g} s: its process is stopped",
-            ranks=[],
-            timeout_s=self._timeout_s,
-        )
-
-    def _gone(self, why: str) -> HandleError:
-        return HandleError(f"the process that answered at {self._name!r} is gone ({why})")
+        if lease.address in self._openings:
+            self._openings[lease.address].left()
 
 
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()
@@ -383,16 +293,24 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return the process and the user at the other end."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
-def _address(name: str) -> bytes:
-    """Return the abstract address of a name: one per user, so that nobody takes another's name."""
-    address = f"\0mpishare/{os.getuid()}/{name}".encode()
-    if len(address) > _LONGEST:
-        raise ValueError(f"the name {name!r} is too long by {len(address) - _LONGEST} bytes")
-    return address
+def _bind(listener: socket.socket, name: str) -> str:
+    """Bind a socket to a free abstract address that begins with a name, and return it."""
+    for _ in range(_TRIES):
+        address = f"mpishare/{os.getuid()}/{name}/{secrets.token_urlsafe(_TOKEN_NBYTES)}"
+        if (excess := len(address.encode()) - _LONGEST) > 0:
+            raise ValueError(f"the name {name!r} is too long by {excess} bytes")
+        try:
+            listener.bind(f"\0{address}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return address
+    raise HandleError(f"{_TRIES} random addresses of {name!r} in a row are taken on this machine")

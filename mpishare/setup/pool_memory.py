@@ -44,7 +44,7 @@ def share_pool_memory(
 
     def try_it() -> None:
         for memory in imported:
-            memory.let_go(memory.open(bytes.fromhex(trials[owner])))
+            memory.let_go(memory.open(bytes.fromhex(trials[owner]), 1))
 
     def free() -> None:
         for memory in own:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.errors import CudaError, UnsupportedError
-from mpishare.viewers.readers import Segment, map_part
+from mpishare.viewers.readers import map_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
+    from mpishare.viewers.description import Segment
 
 
 def map_files(
@@ -40,7 +41,7 @@ def map_files(
 
 
 def map_on_gpu(
-    backend: CudaBackend, segments: Sequence[Segment], tokens: Sequence[str]
+    backend: CudaBackend, segments: Sequence[Segment]
 ) -> tuple[dict[int, CudaMemory], dict[int, str]]:
     """Map each rank's segment on this process's GPU, where the driver allows it. Local.
 
@@ -60,7 +61,7 @@ def map_on_gpu(
         for segment in segments:
             nbytes = max(segment.nbytes, 1)
             try:
-                memory = backend.open(tokens[segment.rank], nbytes, segment.uuid)
+                memory = backend.open(segment.token, nbytes, segment.uuid)
             except CudaError as error:
                 refusals[segment.rank] = str(error).rstrip(".")
             else:

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.errors import HandleError
+from mpishare.errors import HandleError, PeerTimeout
+from mpishare.memory.visit import Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
-_MAX_JOB = 36
+_MAX_JOB = 31
 """With the longest name and what the door adds, an address of 107 bytes: sockaddr_un."""
+_TURN_S = 0.05
+_GRACE_S = 0.5
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
-_LISTED = re.compile(r" 00010000 .* @mpishare/(\d+)/window/([^/\s]+)/([^/\s]+)$", re.MULTILINE)
-"""A line of /proc/net/unix: a socket that listens, its abstract address behind an @."""
+_LISTED = re.compile(
+    r" 00010000 .* @(mpishare/(\d+)/window/([A-Za-z0-9._-]+)/([A-Za-z0-9._-]+)/[A-Za-z0-9_-]+)$",
+    re.MULTILINE,
+)
+"""A line of /proc/net/unix: a socket that listens, its abstract address behind an @. Any user may
+have bound it."""
 
 
 class Listed(NamedTuple):
-    """A named window of some process of this machine."""
+    """An address that a named window of some process of this machine may have."""
 
     uid: int
     job: str
     name: str
+    address: str
+
+    def __str__(self) -> str:
+        """Return what errors call it."""
+        return f"{self.name!r} of job {self.job}"
 
 
 def check_name(call: str, name: Any) -> str | None:
@@ -51,45 +67,97 @@ def job_text(job: Any) -> str:
 
 
 def door_name(job: str, name: str) -> str:
-    """Return the door's name of a window."""
+    """Return what the address of a window's door begins with."""
     return f"window/{job}/{name}"
 
 
 def listed() -> list[Listed]:
-    """Return the named windows of this machine, of all users, in order. Local.
+    """Return the windows that /proc/net/unix names, of all users, in order. Local.
 
     Those of this network namespace: abstract sockets of others are not seen.
     """
     text = Path("/proc/net/unix").read_text(errors="replace")
-    found = {Listed(int(uid), job, name) for uid, job, name in _LISTED.findall(text)}
+    found = {Listed(int(uid), job, name, full) for full, uid, job, name in _LISTED.findall(text)}
     return sorted(found)
 
 
-def my_windows() -> list[Listed]:
-    """Return those of this user."""
-    return [each for each in listed() if each.uid == os.getuid()]
+def visit_mine(
+    windows: Iterable[Listed], answer_s: float, connect_s: float
+) -> tuple[dict[Listed, Visit], list[Listed]]:
+    """Visit those windows that processes of this user have. Local, host-blocking.
+
+    Once one is found, others that take no connections are given half a second more: they may be
+    sockets of another user, who can give them any name.
+
+    Parameters
+    ----------
+    answer_s : float, s
+        For each answer at a visit.
+    connect_s : float, s
+        For all connections together.
+
+    Returns
+    -------
+    visits : dict of Listed to Visit
+        For the caller to close.
+    full : list of Listed
+        Those that took no connection in time: whose they are is unknown.
+    """
+    visits: dict[Listed, Visit] = {}
+    full = [window for window in windows if window.uid == os.getuid()]
+    end, wait_s = time.monotonic() + connect_s, 0.0
+    while True:
+        turn, full = full, []
+        for window in turn:
+            try:
+                visits[window] = Visit(window.address, str(window), answer_s, wait_s)
+            except PeerTimeout:
+                full.append(window)
+            except HandleError:
+                continue  # it is another user's, or gone
+            wait_s = min(wait_s, max(end - time.monotonic(), 0.0))
+        if visits:
+            end = min(end, time.monotonic() + _GRACE_S)
+        left_s = end - time.monotonic()
+        if not full or left_s <= 0:
+            return visits, full
+        wait_s = left_s if len(full) == 1 else min(left_s, _TURN_S)
 
 
-def find(name: str, job: str | None) -> Listed:
-    """Return this user's window of that name, of that job or of the only one that has it. Local.
+def find(name: str, job: str | None, timeout_s: float) -> tuple[Listed, Visit]:
+    """Visit this user's window of that name, of that job or of the only one that has it. Local.
 
     Raises
     ------
     HandleError
         If there is none, or if several jobs have one.
+    PeerTimeout
+        If the only ones take no connections.
     """
     there = listed()
-    mine = [each for each in there if each.uid == os.getuid()]
-    found = [each for each in mine if each.name == name and job in (None, each.job)]
-    if len(found) == 1:
-        return found[0]
+    named = [window for window in there if window.name == name and job in (None, window.job)]
+    visits, full = visit_mine(named, timeout_s, timeout_s)
+    if len(visits) == 1:
+        return visits.popitem()
+    for visit in visits.values():
+        visit.close()
     call = f"attach({name!r})" if job is None else f"attach({name!r}, job={job!r})"
-    if found:
-        jobs = ", ".join(repr(each.job) for each in found)
+    if visits:
+        jobs = ", ".join(repr(window.job) for window in visits)
         raise HandleError(
             f"{call} failed: jobs {jobs} have a window of that name. Pass job= with one of them."
         )
-    windows = ", ".join(f"{each.name!r} of job {each.job}" for each in mine) or "none"
+    if full:
+        raise PeerTimeout(
+            f"{call} failed: {full[0]} took no connection within {timeout_s:g} s: its process is "
+            "stopped, or the window is another user's",
+            ranks=[],
+            timeout_s=timeout_s,
+        )
+    others = visit_mine(there, timeout_s, 0.0)[0]
+    for visit in others.values():
+        visit.close()
+    windows = ", ".join(map(str, others)) or "none"
     owners = [each.uid for each in there if each.name == name and each.uid != os.getuid()]
     other = (
         f" User {owners[0]} has a window of that name; windows are for processes of one user."

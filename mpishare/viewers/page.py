@@ -20,7 +20,6 @@ from mpishare.coordination.control_block import ORDERED_MACHINES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-VERSION = 1
 BUFFERS = 3
 TOKEN_NBYTES = 64
 

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import math
 import os
-import socket
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.poll import poll
-from mpishare.errors import HandleError, UnsupportedError
+from mpishare.errors import HandleError, MpiShareError, UnsupportedError
+from mpishare.memory import dtypes
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.kinds import Kind
+from mpishare.viewers import description
 from mpishare.viewers import page as layout
-from mpishare.viewers.names import door_name, job_id
+from mpishare.viewers.description import MAX_FDS, VERSION, Description
+from mpishare.viewers.names import door_name, job_id, listed, visit_mine
 from mpishare.viewers.snapshots import CudaSnapshots, HostSnapshots, Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+
     from mpishare.context import NodeContext
     from mpishare.memory.handle import Handle
     from mpishare.memory.segment import Segment
     from mpishare.memory.shared import SharedMemory
+    from mpishare.memory.visit import Visit
     from mpishare.ordering.stream_chain import StreamChain
 
 LET_GO_S = 3.0
 """How long closing a window waits for viewers that map its memory on a GPU."""
 
-FDS_PER_REPLY = 200
+MOST_VIEWERS = 256
+_ANSWER_S = 2.0
 
 
 class Publication:
@@ -58,7 +64,7 @@ class Publication:
     ValueError
         On all ranks, if another window of this job has the name.
     UnsupportedError
-        If there is no room, or if an array leaves gaps in its memory.
+        If there is no room, if an array leaves gaps in its memory, or if its dtype cannot be told.
     """
 
     def __init__(
@@ -72,23 +78,35 @@ class Publication:
     ) -> None:
         self.name = name
         self._context = context
-        self._shapes = [None if segment is None else segment.shape for segment in segments]
-        self._strides = [None if segment is None else segment.strides for segment in segments]
-        self._dtype = dtype
-        self._owners = [rank for rank, shape in enumerate(self._shapes) if shape is not None]
-        self._nbytes = [
-            None if shape is None else math.prod(shape) * dtype.itemsize for shape in self._shapes
-        ]
-        self._check_dense(call)
         is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
-        self._why_not_live = "it was shared in place" if is_in_place else ""
-        self._tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
+        tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
+        self._files = [] if context.backend.has_streams else list(filter(None, tokens))
+        self._window = Description(
+            context.backend.name,
+            dtype,
+            context.size,
+            tuple(
+                description.Segment(
+                    rank,
+                    segment.shape,
+                    segment.strides,
+                    math.prod(segment.shape) * dtype.itemsize,
+                    context.uuids[rank],
+                    tokens[rank] if context.backend.has_streams else "",
+                )
+                for rank, segment in enumerate(segments)
+                if segment is not None
+            ),
+            "it was shared in place" if is_in_place else "",
+            os.getpid(),
+        )
+        self._check(call)
         self._number = 0  # of snapshots
         self._fds: list[int] = []
         self._memory: SharedMemory | None = None
         self._page: Page | None = None
         self._snapshots: HostSnapshots | CudaSnapshots | None = None
-        self._door = ""
+        self._address = ""
         self._is_ended = False
         self._is_registered = False
         step = context.agreement.step
@@ -142,9 +160,9 @@ class Publication:
 
     def abandon(self) -> None:
         """Answer no more, and end all leases. Local."""
-        if self._door:
-            self._context.descriptors.door.shut(self._door)
-            self._door = ""
+        if self._address:
+            self._context.descriptors.door.shut(self._address)
+            self._address = ""
 
     def discard(self) -> None:
         """Undo the making, of which no viewer knows. Local."""
@@ -153,11 +171,14 @@ class Publication:
 
     # --- making
 
-    def _check_dense(self, call: str) -> None:
-        for rank, (shape, strides) in enumerate(zip(self._shapes, self._strides, strict=True)):
-            if shape is None or strides is None:
-                continue
-            if not layout.is_dense(shape, strides, self._dtype.itemsize):
+    def _check(self, call: str) -> None:
+        """Raise where viewers could not be told of the window, or no snapshot be taken."""
+        try:
+            dtypes.dump(self._window.dtype)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{call} failed: name={self.name!r}: {error}") from None
+        for rank, shape, strides, *_ in self._window.segments:
+            if strides and not layout.is_dense(shape, strides, self._window.dtype.itemsize):
                 raise UnsupportedError(
                     f"{call} failed: name={self.name!r}: the array of rank {rank} leaves gaps "
                     f"(shape {shape}, strides {strides}), of which no snapshot can be taken. Give "
@@ -176,12 +197,14 @@ class Publication:
         context, memory = self._context, self._memory
         if memory is None:  # for the type checker
             return []
-        offsets, nbytes = layout.block_offsets(self._nbytes)
+        parts = {part.rank: part for part in self._window.segments}
+        sizes = [parts[r].nbytes if r in parts else None for r in range(context.size)]
+        offsets, nbytes = layout.block_offsets(sizes)
         if self._is_leader:
             os.ftruncate(memory.fd, nbytes)
         address = context.backend.register(memory)
         self._is_registered = True
-        mine = self._nbytes[context.rank]
+        mine = sizes[context.rank]
         if mine is not None:
             self._page = Page(
                 memory,
@@ -189,8 +212,8 @@ class Publication:
                 context.rank,
                 offsets[context.rank],
                 mine,
-                sum(filter(None, self._nbytes)),
-                is_first=context.rank == self._owners[0],
+                sum(filter(None, sizes)),
+                is_first=context.rank == self._window.segments[0].rank,
             )
             self._snapshots = (
                 CudaSnapshots(self._page, context.backend)
@@ -201,33 +224,54 @@ class Publication:
             return ["", False]
         job = job_id(os.getpid())
         self._fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
-        for token in filter(None, self._tokens):
+        for token in self._files:
             fd = context.backend.descriptor(token)
             if fd is not None:
                 self._fds.append(fd)
-        door = door_name(job, self.name)
-        try:
-            context.descriptors.door.open(door, self._answer, self._viewer_left)
-        except HandleError:
-            return [job, True]
-        self._door = door
-        return [job, False]
+        self._address = context.descriptors.door.open(
+            door_name(job, self.name), self._answer, self._viewer_left, most=MOST_VIEWERS
+        )
+        # Of two that open the same name at once, each looks for the other after this.
+        self._window = replace(self._window, since=time.monotonic_ns())
+        return [job, self._is_taken(job)]
+
+    def _is_taken(self, job: str) -> bool:
+        """Whether a window of this job had the name before, in whatever process."""
+        others = [
+            window
+            for window in listed()
+            if (window.job, window.name) == (job, self.name) and window.address != self._address
+        ]
+        visits, _ = visit_mine(others, _ANSWER_S, 0.0)
+        older = [self._is_older(visit) for visit in visits.values()]  # which closes all of them
+        return any(older)
+
+    def _is_older(self, visit: Visit) -> bool:
+        with visit:
+            try:
+                since = Description.parse(visit.ask({"version": VERSION})[0]).since
+            except HandleError:
+                return False  # it has gone
+            except MpiShareError:
+                return True  # it is stopped, or has too many viewers
+        return since is not None and since < (self._window.since or 0)
 
     # --- in the door's thread
 
     def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
-        if request.get("version", layout.VERSION) != layout.VERSION:
-            return {"version": layout.VERSION}, []
+        if request.get("version", VERSION) != VERSION:
+            return {"version": VERSION}, []
         if "fds" in request:
             first = int(request["fds"])
-            return {}, self._fds[first : first + FDS_PER_REPLY]
+            return {}, self._fds[first : first + MAX_FDS]
         if request.get("wants_host_copies"):
             self._want_host_copies(1)
             return {}, []
-        return self._description(), []
+        viewers = self._context.descriptors.door.leases(self._address, "attaches")
+        return replace(self._window, viewers=tuple(viewers)).pack(), []
 
     def _viewer_left(self) -> None:
-        if not self._context.descriptors.door.leases(self._door, "wants_host_copies"):
+        if not self._context.descriptors.door.leases(self._address, "wants_host_copies"):
             self._want_host_copies(0)
 
     def _want_host_copies(self, value: int) -> None:
@@ -235,39 +279,19 @@ class Publication:
             # One byte of the word, the others are zero: no view would outlive the page.
             self._memory.buffer[8 * layout.WANTED] = value
 
-    def _description(self) -> dict[str, Any]:
-        context = self._context
-        return {
-            "version": layout.VERSION,
-            "name": self.name,
-            "backend": context.backend.name,
-            "dtype": repr(np.lib.format.dtype_to_descr(self._dtype)),
-            "shapes": [None if shape is None else list(shape) for shape in self._shapes],
-            "strides": [None if each is None else list(each) for each in self._strides],
-            "tokens": self._tokens if context.backend.has_streams else None,
-            "why_not_live": self._why_not_live,
-            "uuids": context.uuids,
-            "fds": len(self._fds),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "viewers": context.descriptors.door.leases(self._door, "attaches"),
-        }
-
     # --- closing
 
     def _end(self) -> list[int]:
         """On the leader: stop answering, tell the viewers, wait while any maps GPU memory."""
-        if not self._is_leader or not self._door:
+        if not self._is_leader or not self._address:
             return []
         door = self._context.descriptors.door
         if not self._context.backend.has_streams:
             self.abandon()
             return []
         if not self._is_ended:
-            kept_as = f"{self._door}#{id(self)}"
-            door.withdraw(self._door, kept_as)
-            self._door = kept_as
-            door.tell(self._door, {"is_over": True})
+            door.withdraw(self._address)
+            door.tell(self._address, {"is_over": True})
             poll(lambda: not self._mapping(), LET_GO_S, pause_s=0.002)
             self._is_ended = True
         viewers = self._mapping()
@@ -276,7 +300,7 @@ class Publication:
         return viewers
 
     def _mapping(self) -> list[int]:
-        return self._context.descriptors.door.leases(self._door, "maps")
+        return self._context.descriptors.door.leases(self._address, "maps")
 
     def _free(self, *, is_viewed: bool) -> None:
         """Give back the buffers, the page and the files, once nothing writes there."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import mmap
+import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.errors import CudaError
+from mpishare.errors import CudaError, HandleError, format_nbytes
 from mpishare.viewers import page as layout
 from mpishare.viewers.page import BEGIN, BUFFERS, DEVICE, END, HOST, MARK
 
@@ -18,36 +18,17 @@ if TYPE_CHECKING:
 
     from mpishare.backends import Memory
     from mpishare.backends.cuda import CudaBackend
-
-
-class Segment(NamedTuple):
-    """The part of one rank."""
-
-    rank: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    nbytes: int
-    uuid: str
-
-
-def segments_of(told: dict[str, Any], itemsize: int) -> list[Segment]:
-    """Return the segments that a job tells of."""
-    each = zip(told["shapes"], told["strides"], told["uuids"], strict=True)
-    return [
-        Segment(
-            rank,
-            tuple(shape),
-            None if strides is None else tuple(strides),
-            math.prod(shape) * itemsize,
-            uuid,
-        )
-        for rank, (shape, strides, uuid) in enumerate(each)
-        if shape is not None
-    ]
+    from mpishare.viewers.description import Segment
 
 
 def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
-    """Map bytes of a file. Local. Arrays on them keep them mapped."""
+    """Map bytes of a file, which has them. Local. Arrays on them keep them mapped."""
+    size = os.fstat(fd).st_size
+    if size < offset + max(nbytes, 1):
+        needed = format_nbytes(offset + nbytes)
+        raise HandleError(
+            f"the job gave a file of {format_nbytes(size)}, which is too small: {needed} are needed"
+        )
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     return mmap.mmap(fd, max(nbytes, 1), prot=protection, offset=offset)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
-import numpy as np
-
 from mpishare.errors import MpiShareError, describe
-from mpishare.memory.door import Visit
-from mpishare.viewers import page as layout
-from mpishare.viewers.names import door_name, my_windows
+from mpishare.viewers.description import VERSION, Description
+from mpishare.viewers.names import listed, visit_mine
 
 _ANSWER_S = 2.0
 
@@ -26,29 +22,30 @@ def attachable() -> list[dict[str, Any]]:
         answer.
     """
     found = []
-    for window in my_windows():
+    visits, full = visit_mine(listed(), _ANSWER_S, _ANSWER_S)
+    for window, visit in visits.items():
         entry: dict[str, Any] = {"name": window.name, "job": window.job}
         try:
-            with Visit(door_name(window.job, window.name), _ANSWER_S) as visit:
-                told, _ = visit.ask({"version": layout.VERSION})
-            entry |= _described(told)
+            with visit:
+                told, _ = visit.ask({"version": VERSION})
+            entry |= _entry(Description.parse(told))
         except MpiShareError as error:
             entry["error"] = describe(error)
         found.append(entry)
+    for window in full:
+        why = "it takes no connections: its process is stopped, or it is another user's"
+        found.append({"name": window.name, "job": window.job, "error": why})
     return found
 
 
-def _described(told: dict[str, Any]) -> dict[str, Any]:
-    if told["version"] != layout.VERSION:
-        return {"error": f"of another mpishare: version {told['version']} of the protocol"}
-    shapes = {rank: shape for rank, shape in enumerate(told["shapes"]) if shape is not None}
+def _entry(window: Description) -> dict[str, Any]:
     return {
-        "dtype": str(np.lib.format.descr_to_dtype(ast.literal_eval(told["dtype"]))),
-        "shapes": list(shapes.values()),
-        "ranks": list(shapes),
-        "backend": told["backend"],
-        "pid": told["pid"],
-        "viewers": told["viewers"],
+        "dtype": str(window.dtype),
+        "shapes": [list(segment.shape) for segment in window.segments],
+        "ranks": [segment.rank for segment in window.segments],
+        "backend": window.backend,
+        "pid": window.pid,
+        "viewers": list(window.viewers),
     }
 
 

@@ -1,6 +1,7 @@
 """The pages build without a warning, and the reference has every public name."""
 
 import inspect
+import operator
 import re
 import subprocess
 import sys
@@ -44,6 +45,14 @@ def test_the_reference_has_every_public_name(html) -> None:
     data = (html / "objects.inv").read_bytes().split(b"\n", 4)[4]
     listed = set(re.findall(r"^(\S+) py:", zlib.decompress(data).decode(), re.MULTILINE))
     assert [names[0] for names in public_names() if not listed & set(names)] == []
+
+
+def test_every_path_of_the_reference_is_one_in_python() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for path in re.findall(r"^\.\. auto\w+:: (\S+)$", page, re.MULTILINE):
+        name = path.removeprefix("mpishare.")
+        if not name.startswith("jax."):  # which is imported on its own
+            assert operator.attrgetter(name)(mpishare) is not None
 
 
 def test_every_page_is_in_the_contents(html) -> None:

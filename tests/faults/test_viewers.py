@@ -1,7 +1,7 @@
 """Viewers outside the job that are killed, stopped, many or foreign: the job goes on."""
 
-import json
 import os
+import sys
 import time
 import warnings
 
@@ -81,9 +81,9 @@ def killed(stage: Stage, source: str, kills: int) -> None:
         report({"kills": viewer.answer(), "steps": step, "slowest": slowest})
         assert viewer.close() == 0
         door, end = node._context.descriptors.door, time.monotonic() + 5
-        while door.leases(window._publication._door) and time.monotonic() < end:
+        while door.leases(window._publication._address) and time.monotonic() < end:
             time.sleep(0.01)
-        report({"leases": door.leases(window._publication._door)})
+        report({"leases": door.leases(window._publication._address)})
     stage.attempt("close", window.close)
     gc.collect()
     report(
@@ -172,7 +172,7 @@ def dying(stage: Stage, name: str) -> None:
     node.barrier()
     if stage.rank == 0:
         door = node._context.descriptors.door
-        while not door.leases(window._publication._door, "has_seen"):
+        while len(door.leases(window._publication._address, "attaches")) < 2:
             time.sleep(0.01)
     stage.world.Barrier()
     stage.die()
@@ -185,9 +185,8 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
         viewer(COME)
         viewer.send(
             f"there = come({name!r}); live = there.array; frame = there.latest()\n"
-            "from mpishare.viewers.names import door_name\n"
-            f"last = mpishare.memory.door.Visit(door_name(there.job, {name!r}), 30)\n"
-            "try: last.ask({'has_seen': True})\n"  # the job waits for it, and dies
+            f"last = mpishare.viewers.names.find({name!r}, there.job, 30)[1]\n"
+            "try: last.ask({'attaches': True})\n"  # the job waits for it, and dies
             "except mpishare.HandleError: pass\n"
             "numbers = [f.number for f in there]"
         )
@@ -320,60 +319,119 @@ def test_a_name_is_taken_by_another_node_of_a_scheduled_job():
     assert outcomes == ["None", "ValueError"]
 
 
+# Runs as another user, who reads the addresses of all sockets, and binds what it likes.
+SQUATTER = """
+import os, re, socket, sys, time
+os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+taken = {}
+def take(address, backlog=8):
+    squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        squatter.bind(chr(0) + address)
+        squatter.listen(backlog)
+        taken[address] = squatter
+    except OSError:
+        squatter.close()
+    return squatter
+
+prefix = sys.argv[1]
+take(f"{prefix}/foreign")
+take(f"{prefix}/foreign/guessed")
+take(f"{prefix}/false/AAAAAA")
+take(f"{prefix}/" + chr(27) + "[2Jcleared/AAAAAA")
+take(f"{prefix}/\\n00000000 00010000 0 1 1 @mpishare/0/window/1/" + chr(27) + "[2J/A")
+full = take(f"{prefix}/foreign/FULLFU", 0)
+for _ in range(2):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.setblocking(False)
+    taken[one] = one.connect_ex(full.getsockname())
+print("squatting", flush=True)
+while True:
+    for address in re.findall("@(mpishare/0/.*)", open("/proc/net/unix", errors="replace").read()):
+        if address not in taken:
+            take(address)
+    time.sleep(0.0005)
+"""
 FOREIGN = """
-def foreign(nobody, name, address):
+def foreign(nobody, name):
     import socket
+    from mpishare.viewers.names import listed
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    if os.fork() == 0:
         os.setgid(nobody); os.setuid(nobody)
         try:
             attach(name)
             told = ["attached"]
         except mpishare.HandleError as error:
             told = [str(error)]
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        door.connect(address)
-        told.append(door.recv(1000).decode())
-        mine = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        mine.bind(address.replace(name, "false"))
-        mine.listen()
+        for window in listed():
+            if window.name == name:
+                door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                door.setblocking(False)
+                try:
+                    door.connect(chr(0) + window.address)
+                    door.setblocking(True)
+                    door.settimeout(0.5)
+                    told.append(repr(door.recv(1000)))
+                except OSError as error:
+                    told.append(type(error).__name__)
         os.write(writer, json.dumps(told).encode())
-        time.sleep(30)
-    told = json.loads(os.read(reader, 10000))
-    try:
-        attach("false")
-    except mpishare.HandleError as error:
-        told.append(str(error))
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    return told
+        os._exit(0)
+    os.wait()
+    return json.loads(os.read(reader, 10000))
 """
 
 
-def viewed_by_another(stage: Stage, source: str, nobody: int) -> None:
+def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -> None:
+    import subprocess
+
+    from mpishare.viewers.names import job_id
     from tests.helpers.viewer import Viewer
 
     node = stage.node()
-    window = node.allocate(4, name="foreign")
+    hostile = None
     if stage.rank == 0:
-        address = f"\0mpishare/{os.getuid()}/window/{window._publication.job}/foreign"
+        prefix = f"mpishare/{os.getuid()}/window/{job_id(os.getpid())}"
+        command = [sys.executable, "-c", squatter, prefix, str(nobody)]
+        hostile = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert hostile.stdout.readline() == b"squatting\n"
+    stage.world.Barrier()
+    for number in range(8):
+        node.pool(max_nbytes=1 << 16).close()
+        stage.attempt(f"window {number}", lambda: node.allocate(4, name="foreign").close())
+    window = stage.attempt("window", lambda: node.allocate(4, name="foreign", fill=3.0))
+    if hostile:
         with Viewer() as viewer:
             viewer(source)
-            report({"told": viewer(f"foreign({nobody}, 'foreign', {address!r})")})
+            begin = time.monotonic()
+            report({"saw": viewer("host(mpishare.attach('foreign').array)")})
+            report({"seconds": time.monotonic() - begin})
+            report({"told": viewer(f"foreign({nobody}, 'foreign')")})
+            report({"false": viewer("attach('false')")})
+            listed = [sys.executable, "-m", "mpishare.info", "--attachable"]
+            report({"listed": subprocess.run(listed, capture_output=True, text=True).stdout})
+        hostile.kill()
+        hostile.wait()
     stage.world.Barrier()
-    window.close()
+    if window:
+        window.close()
     node.close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-def test_a_viewer_of_another_user_and_a_door_of_another_user():
-    played = play(2, viewed_by_another, FOREIGN, NOBODY)
+def test_another_user_takes_every_address_and_neither_job_nor_viewer_is_misled():
+    played = play(2, beside_another_user, SQUATTER, FOREIGN, NOBODY)
     played.ended_well()
-    attached, knocked, misled = played.rank(0)["told"]
+    played.worked([0, 1], "window", *(f"window {number}" for number in range(8)))
+    told = played.rank(0)
+    assert told["saw"] == [3.0] * 4
+    assert told["seconds"] < 5  # not the deadline, though one socket takes no connection
+    attached, *knocked = told["told"]
     assert "User 0 has a window of that name" in attached
-    assert json.loads(knocked) == {"refused": "another user"}
-    assert "is answered by a process of another user, 65534" in misled
+    assert {*knocked} & {"b''", "ConnectionResetError"}
+    assert "no process of this user has a window of that name" in told["false"]["text"]
+    assert "foreign  job" in told["listed"]
+    assert "\x1b" not in told["listed"] + told["false"]["text"]
 
 
 ELSEWHERE = """

@@ -26,7 +26,7 @@ def host(array):
 
 def reset():
     for value in list(here.values()):
-        if type(value).__module__ == "mpishare.attach" and hasattr(value, "close"):
+        if type(value).__module__ == "mpishare.viewers.attached" and hasattr(value, "close"):
             value.close()
     here.clear()
     here.update(first)

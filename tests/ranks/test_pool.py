@@ -116,6 +116,13 @@ def test_a_structured_dtype_travels(host_node):
     assert array["id"].tolist() == [5, 6]
 
 
+def test_bfloat16_travels(host_node):
+    dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    array, _ = own_and_opened(host_node, host_node.pool(), 5, dtype, value=1.5)
+    assert array.dtype == dtype
+    assert (array == 1.5).all()
+
+
 @pytest.mark.parametrize(
     "cut",
     [
@@ -125,8 +132,9 @@ def test_a_structured_dtype_travels(host_node):
         lambda a: a.reshape(-1)[5:],
         lambda a: a.view("i4")[2],
         lambda a: a[2:2],
+        lambda a: a[4:, 6:],
     ],
-    ids=["strided", "reversed", "transposed", "flat", "other dtype", "empty"],
+    ids=["strided", "reversed", "transposed", "flat", "other dtype", "empty", "beyond"],
 )
 def test_a_view_travels_as_it_lies(node, pool, cut):
     is_owner = node.rank == pool.owner

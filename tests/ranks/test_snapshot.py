@@ -147,6 +147,22 @@ def test_dtypes_of_numpy_alone(host_node):
     node.barrier()
 
 
+def test_bfloat16_reaches_a_viewer_as_bfloat16(host_node):
+    node, dtype = host_node, np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    window = node.allocate(4, dtype, fill=1.5, name="halves")
+    window.snapshot()
+    node.barrier()
+    if node.rank == 0:
+        with Viewer() as viewer:
+            assert viewer("there = attach('halves')\nf = there.latest().array") is None
+            assert viewer("str(there.dtype), str(f.dtype)") == ["bfloat16"] * 2
+            assert viewer("(there.array + f).astype('f4').tolist()") == [3.0] * 4
+    node.barrier()
+    shared = node.share_each(np.full(3, 2.5, dtype))
+    assert shared.dtype == dtype
+    assert (shared.segment(node.size - 1) == 2.5).all()
+
+
 def test_a_viewer_is_told_when_the_window_closes(node, view):
     window = node.allocate_each(shape_of(node.rank), name="closing")
     take(node, window, 1)

@@ -1,18 +1,20 @@
 """Descriptors lent by one rank to another."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory.descriptors import Descriptors
+from tests.helpers.launch import ROOT
 
 
 @pytest.fixture
 def ranks():
-    nonces = [f"test-{os.getpid()}-{rank}" for rank in range(2)]
-    ranks = [Descriptors(nonces, rank) for rank in range(2)]
+    ranks = [Descriptors() for _ in range(2)]
     yield ranks
     for descriptors in ranks:
         descriptors.close()
@@ -35,7 +37,31 @@ def test_a_file_is_lent_until_it_is_taken_back(ranks, tmp_path):
             ranks[1].borrow(0, tokens[1], 5.0)
 
 
-def test_what_lends_nothing_has_no_door(ranks):
-    ranks[0].close()
-    with pytest.raises(HandleError, match="nobody answers"):
-        ranks[1].borrow(0, "token", 5.0)
+def test_each_opening_of_the_door_has_another_address(ranks):
+    """One that is known could be bound by another user in between."""
+    tokens = []
+    for _ in range(3):
+        tokens.append(ranks[0].lend(0))
+        ranks[0].take_back(tokens[-1])
+    assert len({token.rpartition("/")[0] for token in tokens}) == 3
+
+
+def test_a_file_that_does_not_arrive_is_an_error(ranks):
+    """As the kernel leaves out files for which a process has no descriptor left."""
+    token = ranks[0].lend(0)
+    source = f"""
+import os, resource
+from mpishare.memory.descriptors import Descriptors
+held = [os.dup(0)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, held[0] + 1))
+os.close(held[0])  # for the socket
+try:
+    Descriptors().borrow(0, {token!r}, 5.0)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "rank 0 lent a file that did not arrive" in done.stdout, done
+    ranks[0].take_back(token)

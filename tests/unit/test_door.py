@@ -1,21 +1,29 @@
 """The door: descriptors go to processes of this user, leases end with those who held them."""
 
+import contextlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
-from mpishare.memory.door import Door, Visit
+from mpishare.memory import door as door_module
+from mpishare.memory.door import Door
+from mpishare.memory.visit import Visit
 from tests.helpers.launch import ROOT
 
+NAME = "test"
 
-@pytest.fixture
-def name():
-    return f"test-{os.getpid()}"
+
+def visit_of(address, timeout_s=5.0):
+    return Visit(address, NAME, timeout_s)
 
 
 @pytest.fixture
@@ -39,12 +47,12 @@ def wait_for(is_true, timeout_s=5.0):
     return is_true()
 
 
-def test_a_descriptor_travels(door, name, tmp_path):
+def test_a_descriptor_travels(door, tmp_path):
     path = Path(tmp_path, "file")
     path.write_text("the same file")
     with path.open() as file:
-        door.open(name, lambda request: ({"echo": request["word"]}, [file.fileno()]))
-        with Visit(name, 5.0) as visit:
+        address = door.open(NAME, lambda request: ({"echo": request["word"]}, [file.fileno()]))
+        with visit_of(address) as visit:
             reply, fds = visit.ask({"word": "hello"})
             assert reply == {"echo": "hello"}
             assert os.pread(fds[0], 100, 0) == b"the same file"
@@ -52,85 +60,217 @@ def test_a_descriptor_travels(door, name, tmp_path):
             os.close(fds[0])
 
 
-def test_a_lease_ends_with_its_process(door, name):
-    door.open(name, lambda request: ({}, []))
+def test_a_lease_ends_with_its_process(door):
+    address = door.open(NAME, lambda request: ({}, []))
     source = (
-        "import sys; from mpishare.memory.door import Visit\n"
-        f"visit = Visit({name!r}, 5.0); visit.ask({{}}); print('in', flush=True); sys.stdin.read()"
+        "import sys; from mpishare.memory.visit import Visit\n"
+        f"visit = Visit({address!r}, 'test', 5.0)\n"
+        "visit.ask({}); print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", source], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"in\n"
-        assert door.leases(name) == [process.pid]
+        assert door.leases(address) == [process.pid]
         process.kill()
         process.wait()
-        assert wait_for(lambda: not door.leases(name))
+        assert wait_for(lambda: not door.leases(address))
 
 
-def test_a_taken_name_and_a_name_that_nobody_has(door, name):
-    with pytest.raises(HandleError, match="nobody answers"):
-        Visit(name, 5.0)
-    door.open(name, lambda request: ({}, []))
-    other = Door()
-    with pytest.raises(HandleError, match="is taken"):
-        other.open(name, lambda request: ({}, []))
-    other.close()
-    door.shut(name)
-    with pytest.raises(HandleError, match="nobody answers"):
-        Visit(name, 5.0)
+def test_each_opening_has_an_address_of_its_own(door):
+    addresses = [door.open(NAME, lambda request, n=n: ({"n": n}, [])) for n in range(2)]
+    for n, address in enumerate(addresses):
+        with visit_of(address) as visit:
+            assert visit.ask({}) == ({"n": n}, [])
+        door.shut(address)
+        with pytest.raises(HandleError, match="nobody answers for test"):
+            visit_of(address)
+    assert door.open(NAME, lambda request: ({}, [])) not in addresses
     with pytest.raises(ValueError, match="too long by"):
         door.open("x" * 120, lambda request: ({}, []))
 
 
-def test_what_an_answer_raises_is_told_and_the_door_goes_on(door, name):
+def test_an_address_that_somebody_has_bound_is_left_for_another(door, monkeypatch):
+    tokens = iter(["taken", "free", *["taken"] * 99])
+    monkeypatch.setattr(door_module.secrets, "token_urlsafe", lambda _: next(tokens))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
+        squatter.bind(f"\0mpishare/{os.getuid()}/{NAME}/taken")
+        address = door.open(NAME, lambda request: ({}, []))
+        assert address.endswith("/free")
+        with visit_of(address) as visit:
+            assert visit.ask({}) == ({}, [])
+        with pytest.raises(HandleError, match="random addresses"):
+            door.open(NAME, lambda request: ({}, []))
+
+
+def test_what_an_answer_raises_is_told_and_the_door_goes_on(door):
     def answer(request):
         if request:
             raise KeyError("nonsense")
         return {"fine": True}, []
 
-    door.open(name, answer)
-    with Visit(name, 5.0) as visit:
+    address = door.open(NAME, answer)
+    with visit_of(address) as visit:
         with pytest.raises(UnsupportedError, match="KeyError: 'nonsense'"):
             visit.ask({"a": 1})
         assert visit.ask({}) == ({"fine": True}, [])
 
 
-def test_a_slow_visitor_stops_nobody(door, name):
-    door.open(name, lambda request: ({}, []))
-    with Visit(name, 5.0), Visit(name, 5.0) as other:  # the first never asks
+def test_a_slow_visitor_stops_nobody(door):
+    address = door.open(NAME, lambda request: ({}, []))
+    with visit_of(address), visit_of(address) as other:  # the first never asks
         assert other.ask({}) == ({}, [])
 
 
-def test_a_door_that_does_not_answer_is_a_timeout(door, name):
-    held = threading.Event()
+@pytest.fixture
+def busy(door):
+    """A door whose thread is held, with no room for another connection, and what lets it go on."""
+    is_held, go_on = threading.Event(), threading.Event()
 
     def answer(request):
-        held.wait(10)
+        is_held.set()
+        assert go_on.wait(30)
         return {}, []
 
-    door.open(name, answer)
-    try:
-        with Visit(name, 0.2) as visit, pytest.raises(PeerTimeout, match=r"within 0\.2 s"):
-            visit.ask({})
-    finally:
-        held.set()
+    address = door.open(NAME, answer)
+    with contextlib.ExitStack() as stack:
+        stack.callback(go_on.set)
+        first = stack.enter_context(visit_of(address))
+        first._connection.send(b"{}")
+        assert is_held.wait(5)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                stack.enter_context(waiting).setblocking(False)
+                waiting.connect(f"\0{address}")
+        yield address, go_on
 
 
-def test_a_shut_name_ends_its_leases(door, name):
-    door.open(name, lambda request: ({}, []))
-    with Visit(name, 5.0) as visit:
+def test_a_door_that_does_not_answer_is_a_timeout(door, busy):
+    begin = time.monotonic()
+    with pytest.raises(PeerTimeout, match=r"no answer from test within 0\.2 s"):
+        visit_of(busy[0], 0.2)
+    assert 0.2 <= time.monotonic() - begin < 2
+    busy[1].set()
+    held = threading.Event()
+    address = door.open(NAME, lambda request: (held.wait(10) and {}, []))
+    with visit_of(address, 0.2) as visit, pytest.raises(PeerTimeout, match=r"within 0\.2 s"):
         visit.ask({})
-        door.shut(name)
+    held.set()
+
+
+def test_three_hundred_ranks_that_come_at_once_are_all_answered(busy):
+    """More than a backlog holds, and than the viewers that a job takes."""
+    address, go_on = busy
+    are_in = threading.Barrier(300)
+
+    def come(number):
+        if number == 299:
+            go_on.set()
+        with visit_of(address, 30) as visit:
+            answer = visit.ask({})
+            are_in.wait(30)  # all hold their leases at the same time
+        return answer
+
+    with ThreadPoolExecutor(300) as pool:
+        assert list(pool.map(come, range(300))) == [({}, [])] * 300
+
+
+def test_a_signal_during_a_connect_does_not_pass_for_a_connection(busy):
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(None))
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        with pytest.raises(PeerTimeout):
+            visit_of(busy[0], 0.2)
+        assert seen
+        threading.Timer(0.1, busy[1].set).start()
+        with visit_of(busy[0]) as visit:
+            assert visit.ask({}) == ({}, [])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "said", [b"\xff\0garbage", b"{", b"[1]", b"null", b"3", b"[" * 20_000], ids=repr
+)
+def test_what_is_no_door_is_told_in_words(said):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0test-{os.getpid()}")
+        listener.listen()
+        before = descriptors()
+        with visit_of(f"test-{os.getpid()}") as visit, listener.accept()[0] as connection:
+            socket.send_fds(connection, [said], [0, 1])
+            with pytest.raises(HandleError, match="test is answered by a process that is no"):
+                visit.ask({})
+        assert descriptors() == before
+
+
+def test_words_of_a_door_cannot_move_the_cursor(door):
+    def answer(request):
+        raise ValueError("\x1b[2J\n\u202e" + "x" * 1000)
+
+    with (
+        visit_of(door.open(NAME, answer)) as visit,
+        pytest.raises(UnsupportedError) as told,
+    ):
+        visit.ask({})
+    assert "ValueError: \\x1b[2J\\n\\u202exxx" in str(told.value)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 600
+
+
+def test_what_a_visitor_asked_is_not_kept(door):
+    address = door.open(NAME, lambda request: ({}, []))
+    with visit_of(address) as visit:
+        for number in range(100):
+            visit.ask({str(number): True, "maps": [number]})
+        assert len(door._leases[0].asked) <= 3
+        assert door.leases(address, "maps") == []
+        visit.ask({"maps": True})
+        visit.ask({})
+        assert door.leases(address, "maps") == [os.getpid()]
+
+
+STRANGERS = """
+import os, socket, sys, time
+os.setgid(65534); os.setuid(65534)
+begin = time.monotonic()
+for _ in range(1000):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(chr(0) + sys.argv[1])
+print(time.monotonic() - begin)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
+    address = door.open(NAME, lambda request: ({}, []), most=3)
+    command = [sys.executable, "-c", STRANGERS, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as strangers:
+        assert wait_for(lambda: door._strangers)
+        for _ in range(3):
+            with visit_of(address, 20) as visit:
+                assert visit.ask({}) == ({}, [])
+        assert float(strangers.stdout.readline()) > 0.7  # not as fast as the door can
+    assert wait_for(lambda: not door.leases(address))
+
+
+def test_a_shut_name_ends_its_leases(door):
+    address = door.open(NAME, lambda request: ({}, []))
+    with visit_of(address) as visit:
+        visit.ask({})
+        door.shut(address)
         with pytest.raises(HandleError, match="is gone"):
             visit.ask({})
 
 
-def test_no_descriptor_is_left(name):
+def test_no_descriptor_is_left():
     def once():
         door = Door()
-        door.open(name, lambda request: ({}, [0]))
-        with Visit(name, 5.0) as visit:
+        address = door.open(NAME, lambda request: ({}, [0]))
+        with visit_of(address) as visit:
             _, fds = visit.ask({})
             os.close(fds[0])
         door.close()
@@ -143,38 +283,37 @@ def test_no_descriptor_is_left(name):
     assert threading.active_count() == 1
 
 
-def test_a_withdrawn_name_keeps_its_leases_and_can_be_opened_again(door, name):
-    door.open(name, lambda request: ({}, []))
-    with Visit(name, 5.0) as visit:
+def test_a_withdrawn_address_keeps_its_leases(door):
+    address = door.open(NAME, lambda request: ({}, []))
+    with visit_of(address) as visit:
         visit.ask({"maps": True})
-        door.withdraw(name, "elsewhere")
-        assert door.leases("elsewhere") == door.leases("elsewhere", "maps") == [os.getpid()]
-        assert door.leases("elsewhere", "other") == door.leases(name) == []
+        door.withdraw(address)
+        assert door.leases(address) == door.leases(address, "maps") == [os.getpid()]
+        assert door.leases(address, "attaches") == []
         assert not visit.is_over()
-        door.open(name, lambda request: ({"second": True}, []))
-        with Visit(name, 5.0) as second:
-            assert second.ask({}) == ({"second": True}, [])
+        with pytest.raises(HandleError, match="nobody answers"):
+            visit_of(address)
         with pytest.raises(UnsupportedError, match="KeyError"):
             visit.ask({})
-        door.tell("elsewhere", {"is_over": True})
+        door.tell(address, {"is_over": True})
         assert wait_for(visit.is_over)
-        door.shut("elsewhere")
-        assert wait_for(lambda: not door.leases("elsewhere"))
+        door.shut(address)
+        assert wait_for(lambda: not door.leases(address))
 
 
-def test_who_left_is_told(door, name):
+def test_who_left_is_told(door):
     left = []
-    door.open(name, lambda request: ({}, []), lambda: left.append(door.leases(name)))
-    with Visit(name, 5.0) as visit, Visit(name, 5.0) as other:
+    address = door.open(NAME, lambda request: ({}, []), lambda: left.append(door.leases(address)))
+    with visit_of(address) as visit, visit_of(address) as other:
         visit.ask({})
         other.ask({})
         visit.close()
         assert wait_for(lambda: left == [[os.getpid()]])
 
 
-def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, name):
-    door.open(name, lambda request: ({}, []))
-    with Visit(name, 5.0) as visit:
+def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door):
+    address = door.open(NAME, lambda request: ({}, []))
+    with visit_of(address) as visit:
         visit.ask({})
         thread = threading.Thread(target=visit.wait_until_over)
         thread.start()
@@ -184,30 +323,34 @@ def test_a_wait_of_another_thread_ends_when_the_visitor_hangs_up(door, name):
         assert not thread.is_alive()
 
 
-def test_too_many_visitors_are_refused_and_cost_nothing(door, name):
-    door.open(name, lambda request: ({}, []))
+def test_too_many_viewers_are_refused_and_cost_nothing(door):
+    addresses = [door.open(NAME, lambda request: ({}, []), most=40) for _ in range(2)]
     visits = []
-    for _ in range(256):
-        visits.append(Visit(name, 5.0))
+    for number in range(40):
+        visits.append(visit_of(addresses[number % 2]))
         visits[-1].ask({})
     before = descriptors()
-    with Visit(name, 5.0) as visit, pytest.raises(UnsupportedError, match="256 visitors already"):
+    refused = pytest.raises(UnsupportedError, match="40 visitors already")
+    with visit_of(addresses[0]) as visit, refused:
         visit.ask({})
+    with visit_of(door.open(NAME, lambda request: ({}, []))) as rank:
+        assert rank.ask({}) == ({}, [])
+        before += 1  # that opening
     visits.pop().close()
-    assert wait_for(lambda: len(door.leases(name)) == 255)
+    assert wait_for(lambda: len(door._leases) == 39)
     assert descriptors() == before - 2
-    with Visit(name, 5.0) as visit:
+    with visit_of(addresses[0]) as visit:
         assert visit.ask({}) == ({}, [])
     for visit in visits:
         visit.close()
 
 
-def test_a_process_without_descriptors_turns_visitors_away_and_does_not_spin(name):
-    source = f"""
+def test_a_process_without_descriptors_turns_visitors_away_and_does_not_spin():
+    source = """
 import os, resource, sys, time
 from mpishare.memory.door import Door
 door = Door()
-door.open({name!r}, lambda request: ({{}}, []))
+address = door.open("test", lambda request: ({}, []))
 files = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
@@ -215,7 +358,7 @@ try:
         files.append(os.dup(0))
 except OSError:
     pass
-print("full", flush=True)
+print(address, flush=True)
 sys.stdin.readline()
 begin = time.process_time()
 time.sleep(0.5)
@@ -232,14 +375,14 @@ sys.stdin.readline()
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout.readline() == "full\n"
-        with Visit(name, 5.0) as visit, pytest.raises(HandleError, match="is gone"):
+        address = process.stdout.readline().strip()
+        with visit_of(address) as visit, pytest.raises(HandleError, match="is gone"):
             visit.ask({})
         process.stdin.write("\n")
         process.stdin.flush()
         assert float(process.stdout.readline()) < 0.2
         assert process.stdout.readline() == "room\n"
-        with Visit(name, 5.0) as visit:
+        with visit_of(address) as visit:
             assert visit.ask({}) == ({}, [])
         process.stdin.close()
 
@@ -273,42 +416,42 @@ def fork():
         os.waitpid(child, 0)
 
 
-def test_a_forked_child_keeps_no_door_open(door, name, fork):
-    door.open(name, lambda request: ({}, []))
-    with Visit(name, 5.0) as visit:
+def test_a_forked_child_keeps_no_door_open(door, fork):
+    address = door.open(NAME, lambda request: ({}, []))
+    with visit_of(address) as visit:
         visit.ask({})
         fork(lambda: None)
-        door.shut(name)
+        door.shut(address)
         assert wait_for(visit.is_over)
     with pytest.raises(HandleError, match="nobody answers"):
-        Visit(name, 0.5)
+        visit_of(address, 0.5)
 
 
 @pytest.mark.parametrize("call", [lambda door, _: door.close(), Door.shut])
-def test_a_forked_child_that_closes_its_door_leaves_that_of_its_parent(door, name, fork, call):
-    door.open(name, lambda request: ({"word": request["word"]}, []))
-    fork(lambda: call(door, name))
-    with Visit(name, 2.0) as visit:
+def test_a_forked_child_that_closes_its_door_leaves_that_of_its_parent(door, fork, call):
+    address = door.open(NAME, lambda request: ({"word": request["word"]}, []))
+    fork(lambda: call(door, address))
+    with visit_of(address, 2.0) as visit:
         assert visit.ask({"word": "hello"})[0] == {"word": "hello"}
 
 
-def test_what_a_door_says_on_its_own_account_is_no_answer(door, name):
+def test_what_a_door_says_on_its_own_account_is_no_answer(door):
     """Else a viewer would map memory whose owner has stopped counting who does."""
-    door.open(name, lambda request: ({"asked": True}, []))
-    with Visit(name, 5.0) as visit:
+    address = door.open(NAME, lambda request: ({"asked": True}, []))
+    with visit_of(address) as visit:
         assert visit.ask({}) == ({"asked": True}, [])
-        door.withdraw(name, "kept")
-        door.tell("kept", {"is_over": True})
+        door.withdraw(address)
+        door.tell(address, {"is_over": True})
         with pytest.raises(HandleError, match="ended the visit"):
             visit.ask({"maps": True})
-        assert door.leases("kept", "maps") == []
+        assert door.leases(address, "maps") == []
 
 
-def test_a_forked_child_of_a_visitor_ends_no_lease(door, name, fork):
-    door.open(name, lambda request: ({}, []))
-    with Visit(name, 5.0) as visit:
+def test_a_forked_child_of_a_visitor_ends_no_lease(door, fork):
+    address = door.open(NAME, lambda request: ({}, []))
+    with visit_of(address) as visit:
         visit.ask({})
         fork(lambda: (visit.hang_up(), visit.close()))
         assert not visit.is_over()
         visit.ask({})
-        assert door.leases(name) == [os.getpid()]
+        assert door.leases(address) == [os.getpid()]

@@ -23,7 +23,6 @@ LAYERS = (
     "context",
     "ordering",
     "viewers",
-    "attach",
     "window event",
     "allocate setup",
     "share pool channel",

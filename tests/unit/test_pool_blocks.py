@@ -4,22 +4,24 @@ One process plays all ranks: they share the table and the memory file, as ranks 
 """
 
 import gc
+import hashlib
 import os
+import pickle
 import threading
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mpishare.backends import BlockLayout
 from mpishare.backends.host import HostBackend
 from mpishare.backends.host_pool import HostPool
-from mpishare.backends.pool_blocks import OpenBlocks, OwnBlocks
+from mpishare.backends.pool_blocks import Block, OpenBlocks, OwnBlocks
 from mpishare.backends.pool_handle import c_strides, is_inside, pack, unpack
 from mpishare.errors import HandleError, UnsupportedError
-from mpishare.memory import block_table, shared
+from mpishare.memory import block_table, dtypes, shared
 from mpishare.memory.block_table import BlockTable
 
 KEY = b"pool"
@@ -185,9 +187,9 @@ def test_what_is_dropped_within_a_call_is_let_go_by_it(monkeypatch):
     memory = ranks.others[0]._memory
     really_open = memory.open
 
-    def collecting(token):
+    def collecting(*arguments):
         opened.clear()
-        return really_open(token)
+        return really_open(*arguments)
 
     monkeypatch.setattr(memory, "open", collecting)
     second = ranks.allocate(1)
@@ -264,11 +266,95 @@ def test_a_pool_without_pages_left_gives_its_span_back(monkeypatch):
         (0, (2, 3), (16, 8), False),
         (0, (), (), True),
         (25, (), (), False),
-        (99, (0, 5), (8, 8), True),
+        (32, (0, 5), (8, 8), True),
+        (33, (0, 5), (8, 8), False),
+        (-8, (0, 5), (8, 8), False),
+        (31, (), (), False),
     ],
 )
 def test_a_layout_inside_its_block(offset, shape, strides, is_right):
     assert is_inside(BlockLayout(offset, shape, strides, np.dtype("f8")), 32) == is_right
+
+
+ARRAY = BlockLayout(8, (2, 3), (24, 8), np.dtype("f8"))
+BLOCK = Block(0, 64, 5, 3)
+HANDLE = pack(KEY, BLOCK, bytes(8), ARRAY)
+
+
+def test_a_handle_comes_back():
+    for layout in (ARRAY, ARRAY._replace(shape=(), strides=(), dtype=np.dtype("S3"))):
+        block, found = unpack(KEY, bytearray(pack(KEY, BLOCK, b"token", layout)))
+        assert found == layout
+        assert (block.nbytes, block.slot, block.generation, block.token) == (64, 5, 3, b"token")
+    assert unpack(KEY, memoryview(HANDLE).cast("B", (1, len(HANDLE))))[1] == ARRAY
+
+
+@given(at=st.integers(0, len(HANDLE) - 1), bit=st.integers(0, 7))
+def test_any_changed_bit_is_refused(at, bit):
+    changed = bytearray(HANDLE)
+    changed[at] ^= 1 << bit
+    with pytest.raises(HandleError, match="digest"):
+        unpack(KEY, changed)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+@pytest.mark.parametrize("key", [b"", b"another"])
+@given(body=st.one_of(st.binary(max_size=99), st.just(HANDLE[16:]), st.just(pickle.dumps(Evil()))))
+def test_what_does_not_know_the_key_is_refused(key, body):
+    forged = hashlib.blake2b(body, digest_size=16, key=key).digest() + body
+    with pytest.raises(HandleError, match="digest"):
+        unpack(KEY, forged)
+
+
+@given(body=st.binary(max_size=120))
+def test_what_knows_the_key_is_refused_in_words(body):
+    forged = hashlib.blake2b(body, digest_size=16, key=KEY).digest() + body
+    with pytest.raises(HandleError):
+        unpack(KEY, forged)
+
+
+@pytest.mark.parametrize(
+    ("block", "layout"),
+    [
+        ({"slot": -1}, {}),
+        ({"slot": 1 << 20}, {}),
+        ({"generation": 0}, {}),
+        ({"generation": 2}, {}),
+        ({"generation": -1}, {}),
+        ({"nbytes": 55}, {}),
+        ({"nbytes": -1}, {"shape": (0, 3)}),
+        ({}, {"offset": -8}),
+        ({}, {"offset": 17}),
+        ({}, {"offset": 1 << 40, "shape": (0, 3)}),
+        ({}, {"shape": (-1, 3)}),
+        ({}, {"shape": (1 << 40, 3)}),
+        ({}, {"shape": (1 << 40, 1 << 40), "strides": (0, 0)}),
+        ({}, {"strides": (40, 8)}),
+        ({}, {"strides": (-24, 8)}),
+        ({}, {"dtype": np.dtype("O")}),
+    ],
+    ids=str,
+)
+def test_a_right_digest_of_what_cannot_be(monkeypatch, block, layout):
+    monkeypatch.setattr(dtypes, "dump", lambda dtype: f'"{dtype.str}"')  # objects too
+    fields = {"nbytes": 64, "slot": 5, "generation": 3} | block
+    handle = pack(KEY, Block(0, **fields), bytes(8), ARRAY._replace(**layout))
+    with pytest.raises(HandleError):
+        unpack(KEY, handle)
+
+
+@pytest.mark.parametrize("token", [b"\xff" * 8, b"\xff" * 255, b"\1", b"\0\0\x10"], ids=repr)
+def test_a_block_that_is_not_in_the_pool_is_not_opened(token):
+    memory = HostPool.create(1 << 20)
+    with pytest.raises(HandleError, match="not in the pool"):
+        memory.open(token, 8)
+    with pytest.raises(HandleError, match="not in the pool"):
+        memory.open(bytes(8), (1 << 20) + 1)
+    memory.close()
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 0, 3)])

@@ -1,16 +1,25 @@
 """Names of windows, and the page by which viewers know that a snapshot is whole."""
 
+import contextlib
+import itertools
 import os
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mpishare
 from mpishare import HandleError
 from mpishare.errors import CudaError
+from mpishare.memory.door import Door
 from mpishare.viewers import names
 from mpishare.viewers import page as layout
+from mpishare.viewers.description import Description, Segment
 from mpishare.viewers.live import map_on_gpu
 from mpishare.viewers.page import BEGIN, BUFFERS, END, HOST, MARK
-from mpishare.viewers.readers import Segment
 
 
 @pytest.fixture
@@ -131,17 +140,19 @@ class WalledGpu:
 
 
 def test_memory_that_one_rank_hides_does_not_hide_that_of_the_others():
-    segments = [Segment(rank, (2,), None, 8 * rank, f"GPU-{rank}") for rank in (0, 2, 3)]
-    mapped, refused = map_on_gpu(WalledGpu(), segments, ["a", "", "walled", "d"])
+    tokens = {0: "a", 2: "walled", 3: "d"}
+    segments = [Segment(r, (2,), None, 8 * r, f"GPU-{r}", tokens[r]) for r in tokens]
+    mapped, refused = map_on_gpu(WalledGpu(), segments)
     assert mapped == {0: ("a", 1, "GPU-0"), 3: ("d", 24, "GPU-3")}
     assert refused == {2: "cuIpcOpenMemHandle failed"}
 
 
 def test_the_longest_name_and_job_fit_an_address():
-    from mpishare.memory.door import _address
-
-    door = names.door_name(names.job_text("j" * 99), "n" * 40)
-    assert len(_address(door).replace(str(os.getuid()).encode(), b"4294967295", 1)) <= 107
+    name = names.door_name(names.job_text("j" * 99), "n" * 40)
+    door = Door()
+    address = door.open(name, lambda request: ({}, []))
+    door.close()
+    assert len(address.replace(str(os.getuid()), "4294967295", 1)) == 106  # behind a zero
 
 
 @pytest.mark.parametrize(
@@ -164,5 +175,123 @@ def test_the_job_is_the_schedulers_else_the_leader(monkeypatch, env, job):
 
 def test_a_name_that_nobody_has_says_what_is_there_and_what_may_be():
     with pytest.raises(HandleError, match="in another network namespace") as told:
-        names.find("nobody-has-this", None)
+        names.find("nobody-has-this", None, 5.0)
     assert "Windows that are there:" in str(told.value)
+
+
+GOOD = Description("host", np.dtype("i8"), 1, (Segment(0, (4,), None, 32),), "", 1).pack()
+SEGMENT = GOOD["segments"][0]
+
+
+@pytest.fixture
+def fake():
+    """A door of this process that answers as it is told, beside the files of a window of 32 B."""
+    door = Door()
+    with tempfile.TemporaryFile() as file:
+        file.truncate(4 << 20)
+
+        def open_door(reply, name="fake", files=2):
+            fds = [file.fileno()] * files if isinstance(files, int) else files
+            answers = itertools.chain(reply if isinstance(reply, list) else [reply] * 99)
+            return door.open(f"window/77/{name}", lambda _: (next(answers), fds))
+
+        yield open_door
+    door.close()
+
+
+def test_a_door_that_is_none_of_a_job_but_tells_all_is_attached_to(fake):
+    fake(GOOD)
+    with mpishare.attach("fake") as there:
+        assert there.array.tolist() == [0] * 4
+        assert (there.job, there.ranks) == ("77", (0,))
+
+
+def test_two_hundred_viewers_that_come_at_once_all_attach():
+    """More than a backlog holds: the door is held until all are there."""
+    door, go_on, are_in = Door(), threading.Event(), threading.Barrier(200)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(4 << 20)
+
+        def answer(request):
+            assert go_on.wait(30)
+            return GOOD, [file.fileno()] * 2
+
+        door.open("window/77/crowd", answer, most=200)
+
+        def come(number):
+            if number == 199:
+                go_on.set()
+            with mpishare.attach("crowd", timeout_s=30) as there:
+                are_in.wait(30)
+                return there.array.tolist()
+
+        with ThreadPoolExecutor(200) as pool:
+            assert list(pool.map(come, range(200))) == [[0] * 4] * 200
+    door.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"version": 1}, {"version": "2"}, {"version": None}, {"version": "\x1b[2J"}),
+        *({"dtype": text} for text in ("__import__('os')._exit(3)", "'<i8'", '"zz"', '"|O"', 3)),
+        *({"backend": backend} for backend in ("rocm", "", None, ["host"])),
+        *({"size": size} for size in (0, -1, 1 << 40, "1", True, None)),
+        *({"segments": segments} for segments in ([], [None], {}, "a", [SEGMENT] * 2)),
+        *({"why_not_live": None}, {"why_not_live": "\x1b[2J"}, {"pid": -1}, {"pid": "1"}),
+        *({"since": "now"}, {"viewers": 3}, {"viewers": ["\x1b"]}),
+        *({"shape": shape} for shape in (None, [-4], ["a"], [[1]], 4, [1 << 60], [1 << 70])),
+        *({"strides": strides} for strides in ([1 << 40], [8, 8], [-8], "8", [8.0])),
+        *({"rank": rank} for rank in (1, -1, "0", None)),
+        *({"uuid": None}, {"uuid": "\n"}, {"token": None}, {"token": "zz"}, {"token": "00"}),
+        {"shape": [1 << 30]},
+    ],
+    ids=ascii,
+)
+def test_a_description_that_is_wrong_is_refused_in_words(fake, wrong):
+    of_segment = {key: wrong[key] for key in wrong if key in SEGMENT}
+    told = GOOD | wrong | ({"segments": [SEGMENT | of_segment]} if of_segment else {})
+    fake(told)
+    for missing in (False, True):
+        if missing and wrong.get("shape") == [1 << 30]:
+            continue  # right, but for the file
+        key = next(iter(wrong))
+        if missing and key in SEGMENT:
+            told["segments"][0].pop(key)
+        elif missing:
+            told.pop(key)
+        with pytest.raises(HandleError, match=r"^attach\('fake'\) failed: ") as caught:
+            mpishare.attach("fake")
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("reply", "files", "told"),
+    [
+        ({}, 2, "speaks version None"),
+        ([GOOD, *[{}] * 99], 0, "0 files came with the window, not 2"),
+        (GOOD | {"segments": [SEGMENT | {"rank": r} for r in range(9)], "size": 9}, 8, "too small"),
+        (GOOD | {"version": 9}, 99, "speaks version 9"),
+    ],
+    ids=["nothing", "no file", "small files", "many files"],
+)
+def test_a_window_whose_files_are_wrong_is_refused_and_none_stays(fake, reply, files, told):
+    with tempfile.TemporaryFile() as file:
+        fake(reply, files=[file.fileno()] * files)
+        with pytest.raises(HandleError, match=rf"^attach\('fake'\) failed: .*{told}"):
+            mpishare.attach("fake", timeout_s=0.5)
+        copies = 0
+        for fd in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the door's thread closes its own
+                copies += fd.samefile(f"/proc/self/fd/{file.fileno()}")
+        assert copies == 1
+
+
+def test_files_that_are_too_small_are_refused(fake):
+    with tempfile.TemporaryFile() as small, tempfile.TemporaryFile() as large:
+        large.truncate(4 << 20)
+        for number, files in enumerate([(small, large), (large, small)]):
+            fake(GOOD, name=f"small-{number}", files=[file.fileno() for file in files])
+            with pytest.raises(HandleError, match=r"a file of 0 B, which is too small: .* needed"):
+                mpishare.attach(f"small-{number}")

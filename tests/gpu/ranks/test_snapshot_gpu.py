@@ -191,13 +191,13 @@ def test_an_array_that_is_dropped_ends_the_lease(node, view):
     door = node._context.descriptors.door
     publication = window._publication
     if node.rank == 0:
-        assert len(door.leases(publication._door, "maps")) == 1
+        assert len(door.leases(publication._address, "maps")) == 1
     view("del live")
     if node.rank == 0:
         end = time.monotonic() + 5
-        while door.leases(publication._door, "maps") and time.monotonic() < end:
+        while door.leases(publication._address, "maps") and time.monotonic() < end:
             time.sleep(0.01)
-        assert not door.leases(publication._door, "maps")
+        assert not door.leases(publication._address, "maps")
     node.barrier()
 
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import math
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError
-from mpishare.memory.door import Visit
-from mpishare.viewers import page as layout
+from mpishare.viewers.description import MAX_FDS, VERSION, Description
 from mpishare.viewers.frame import Frame
 from mpishare.viewers.live import map_files, map_on_gpu, open_gpu
-from mpishare.viewers.names import check_name, door_name, find, job_text
-from mpishare.viewers.readers import CudaReader, HostReader, segments_of
+from mpishare.viewers.names import check_name, find, job_text
+from mpishare.viewers.readers import CudaReader, HostReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
+    from mpishare.memory.visit import Visit
 
 _PAUSE_S = 0.0005
 _TRIES = 16
@@ -48,38 +46,38 @@ class Attached:
     def __init__(
         self,
         visit: Visit,
-        told: dict[str, Any],
+        window: Description,
         fds: list[int],
         name: str,
         job: str,
         timeout_s: float,
-        *,
         writable: bool,
     ) -> None:
         self.name = name
         self.job = job
-        self.dtype = np.lib.format.descr_to_dtype(ast.literal_eval(told["dtype"]))
+        self.dtype = window.dtype
         self._visit = visit
         self._timeout_s = timeout_s
         self._writable = writable
-        self._segments = segments_of(told, self.dtype.itemsize)
+        self._segments = window.segments
         self.ranks = tuple(segment.rank for segment in self._segments)
         self.shape = self._segments[0].shape
         self._lock = threading.RLock()
         self._arrays: dict[int, Any] = {}
         self._memories: list[CudaMemory] = []
-        why = told["why_not_live"]
+        why = window.why_not_live
         self._refusals: dict[int, str] = dict.fromkeys(self.ranks, why) if why else {}
         self._why_not_here = ""  # why frames come through host memory, if they do
         self._is_closed = False
         self._is_over = False
         self._thread: threading.Thread | None = None
         self._reader: CudaReader | HostReader | None = None
-        size = len(told["shapes"])
-        is_on_gpu = told["backend"] == "cuda"
-        backend = self._open_memory(told["tokens"], fds[0], size) if is_on_gpu else None
+        is_on_gpu = window.backend == "cuda"
+        backend = self._open_memory(fds[0], window.size) if is_on_gpu else None
         if self._reader is None:
-            self._reader = HostReader(fds[0], self._segments, size, self.dtype, is_on_gpu=is_on_gpu)
+            self._reader = HostReader(
+                fds[0], self._segments, window.size, self.dtype, is_on_gpu=is_on_gpu
+            )
         if self._why_not_here:
             visit.ask({"wants_host_copies": True})
         if backend is not None:
@@ -208,7 +206,7 @@ class Attached:
 
     # --- making
 
-    def _open_memory(self, tokens: list[str], fd: int, size: int) -> CudaBackend | None:
+    def _open_memory(self, fd: int, size: int) -> CudaBackend | None:
         """Map the segments on this process's GPU, all that can be; None where none can."""
         try:
             backend, hidden = open_gpu([segment.uuid for segment in self._segments])
@@ -221,7 +219,7 @@ class Attached:
         if self._refusals:  # shared in place: their snapshots alone can be mapped
             self._why_not_here = reader.map_hidden(hidden)
         else:
-            memories, self._refusals = map_on_gpu(backend, self._segments, tokens)
+            memories, self._refusals = map_on_gpu(backend, self._segments)
             self._why_not_here = next(iter(self._refusals.values()), "")
             self._memories = list(memories.values())
             for segment in self._segments:
@@ -350,29 +348,37 @@ def attach(
         If it has too many visitors.
     """
     check_name("attach", name)
-    wanted = find(name, None if job is None else job_text(job))
-    visit = Visit(door_name(wanted.job, name), timeout_s)
+    window, visit = find(name, None if job is None else job_text(job), timeout_s)
+    with contextlib.ExitStack() as undo:
+        undo.callback(visit.close)
+        try:
+            told, _ = visit.ask({"version": VERSION, "attaches": True})
+            described = Description.parse(told)
+            with _files(visit, described.n_files) as fds:
+                there = Attached(visit, described, fds, name, window.job, timeout_s, writable)
+        except HandleError as error:
+            raise HandleError(f"attach({name!r}) failed: {error}") from None
+        undo.pop_all()
+    return there
+
+
+@contextlib.contextmanager
+def _files(visit: Visit, count: int) -> Iterator[list[int]]:
+    """Ask for so many descriptors, which are closed in the end."""
     fds: list[int] = []
     try:
-        told, _ = visit.ask({"version": layout.VERSION, "attaches": True})
-        _check_version(name, told["version"])
-        while len(fds) < told["fds"]:
-            fds += visit.ask({"fds": len(fds)})[1]
-        return Attached(visit, told, fds, name, wanted.job, timeout_s, writable=writable)
-    except BaseException:
-        visit.close()
-        raise
+        while len(fds) < count:
+            more = visit.ask({"fds": len(fds)}, most_fds=min(count - len(fds), MAX_FDS))[1]
+            fds += more
+            if not more:
+                raise HandleError(
+                    f"{len(fds)} files came with the window, not {count}: the job is none of "
+                    "mpishare, or this process has no descriptors left (ulimit -n)"
+                )
+        yield fds
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def _check_version(name: str, version: int) -> None:
-    if version != layout.VERSION:
-        raise HandleError(
-            f"attach({name!r}) failed: the job's mpishare speaks version {version} of the "
-            f"protocol, this one {layout.VERSION}. Use the same mpishare."
-        )
 
 
 def attach_again(name: str, job: str, writable: bool = True) -> Attached:

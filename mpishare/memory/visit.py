@@ -1,0 +1,207 @@
+"""The other side of a door: connect to it, ask, and hold the lease."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import struct
+import time
+from typing import Any, Self
+
+from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
+from mpishare.memory.door import NBYTES, UNASKED, peer_of
+
+_TIMEVAL = struct.Struct("@ll")  # seconds, microseconds
+_RETRY_S = 0.001
+_SHOWN = 500  # characters of a text of another process
+
+
+class Visit:
+    """A connection to a door, and the lease that it stands for. Local; ends with `close`.
+
+    Parameters
+    ----------
+    address : str
+        As `Door.open` returned it.
+    name : str
+        What errors call the door.
+    timeout_s : float, s
+        For each answer.
+    connect_s : float, s, optional
+        For the connection, while others come to the door. Default: as for an answer.
+
+    Raises
+    ------
+    HandleError
+        If no process of this user answers there, on this machine and in this network namespace.
+    PeerTimeout
+        If the door takes no connection in time.
+    """
+
+    def __init__(
+        self, address: str, name: str, timeout_s: float, connect_s: float | None = None
+    ) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._pid = os.getpid()
+        self._connection = connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as undo:
+            undo.callback(connection.close)
+            try:
+                is_in = _connect(connection, address, timeout_s if connect_s is None else connect_s)
+            except OSError as error:
+                raise HandleError(
+                    f"nobody answers for {name} on this machine ({error.strerror}): the process "
+                    "has ended, or it is in another network namespace"
+                ) from None
+            if not is_in:
+                raise self._late()
+            if (owner := peer_of(connection)[1]) != os.getuid():
+                raise HandleError(f"{name} is answered by a process of another user, {owner}")
+            connection.settimeout(timeout_s)
+            undo.pop_all()
+
+    def is_over(self) -> bool:
+        """Whether the door has ended the connection, or said something on its own account."""
+        return bool(self._wait(0))
+
+    def wait_until_over(self) -> None:
+        """Block until `is_over`, or until another thread calls `hang_up`."""
+        self._wait(None)
+
+    def _wait(self, timeout_ms: int | None) -> list[tuple[int, int]]:
+        waiter = select.poll()  # not `select`, for descriptors above 1023; one cannot be shared
+        waiter.register(self._connection, select.POLLIN)
+        return waiter.poll(timeout_ms)
+
+    def hang_up(self) -> None:
+        """End the connection for both sides, and a wait of another thread; `close` follows.
+
+        Not in a fork: the connection is its parent's.
+        """
+        if os.getpid() != self._pid:
+            return
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to wait for what the door says on its own account."""
+        return self._connection.fileno()
+
+    def ask(
+        self, request: dict[str, Any], *, most_fds: int = 0
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Return the reply to a request, and the file descriptors that came with it. Blocks.
+
+        Parameters
+        ----------
+        most_fds : int
+            Descriptors that are taken; the kernel closes others.
+
+        Raises
+        ------
+        UnsupportedError
+            If the door refuses, with its words.
+        PeerTimeout
+            If it does not answer in time.
+        HandleError
+            If the process ended, ends the visit on its own account, or does not speak as a door
+            does.
+        """
+        try:
+            self._connection.send(json.dumps(request).encode())
+            text, fds, _, _ = socket.recv_fds(self._connection, NBYTES, most_fds)
+        except TimeoutError:
+            raise self._late() from None
+        except OSError as error:
+            text, fds = self._last_words(), []
+            if not text:
+                raise self._gone(error.strerror or "") from None
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        try:
+            return self._reply(text), fds
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _reply(self, text: bytes) -> dict[str, Any]:
+        """Return what a door said, unless it is the end of the visit or a refusal."""
+        if not text:
+            raise self._gone("the connection was closed")
+        try:
+            reply = json.loads(text)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise HandleError(f"{self._name} is answered by a process that is no mpishare")
+        if UNASKED in reply:
+            raise self._gone("it ended the visit")
+        if "refused" in reply:
+            raise UnsupportedError(f"{self._name} was refused: {printable(reply['refused'])}")
+        return reply
+
+    def _last_words(self) -> bytes:
+        """Return what a door said before it hung up: that it refuses, and why."""
+        try:
+            return self._connection.recv(NBYTES)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """End the connection, and with it the lease. May be repeated."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        """Return the visit."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _late(self) -> PeerTimeout:
+        return PeerTimeout(
+            f"no answer from {self._name} within {self._timeout_s:g} s: its process is stopped",
+            ranks=[],
+            timeout_s=self._timeout_s,
+        )
+
+    def _gone(self, why: str) -> HandleError:
+        return HandleError(f"the process that answered for {self._name} is gone ({why})")
+
+
+def _connect(connection: socket.socket, address: str, wait_s: float) -> bool:
+    """Connect as soon as there is room; return whether there was before the time was over.
+
+    connect(2) waits for room in turn with others, for as long as a send may. With a timeout of
+    Python's the socket would be non-blocking, and connect(2) would not wait at all.
+    """
+    end = time.monotonic() + wait_s
+    connection.setblocking(wait_s > 0)
+    while True:
+        left_us = max(int(1e6 * (end - time.monotonic())), 1)
+        timeval = _TIMEVAL.pack(*divmod(left_us, 1_000_000))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        try:
+            connection.connect(f"\0{address}")
+            connection.getpeername()  # Python returns from a connect that a signal interrupted
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOTCONN):
+                raise
+        else:
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_RETRY_S)  # where the kernel does not wait, as gVisor's
+
+
+def printable(text: Any) -> str:
+    """Return text of another process as one short line that a terminal takes for text."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[:_SHOWN])
+    return shown if len(str(text)) <= _SHOWN else f"{shown}..."
