@@ -31,7 +31,7 @@ _PACKAGES = {"numpy": "numpy", "mpi4py": "mpi4py", "cupy": "cupy", "torch": "tor
 _PACKAGES |= {
     "cuda-bindings": "cuda.bindings",
     "nvshmem4py": "nvshmem",
-    "nccl": "mpishare.bench.baselines.nccl",
+    "nccl": "mpishare.bench.nccl",
     "nccl4py": "nccl.core",
 }
 #: Settings of mpishare and other libraries that a reader must know.
@@ -77,6 +77,7 @@ def gather(session: Session) -> dict[str, Any]:
         "cores": hosts[0]["cores"],
         "cores_per_rank": len(ranks[0]["affinity"]),
         "cores_of_machine": os.cpu_count(),
+        "load": os.getloadavg()[0],  # of the last minute
         "hosts": hosts,
         "gpus": _gpus(ranks),
         "links": [link for seen in ranks for link in seen["links"]],
@@ -86,7 +87,7 @@ def gather(session: Session) -> dict[str, Any]:
         "mpi_library": MPI.Get_library_version().strip("\0 \n").partition("\n")[0].strip(),
         "versions": versions(),
         "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
-        "command": command(comm.size, sys.argv[1:], os.environ),
+        "command": command(session.options.prog, comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
     found["notes"] = crowded(ranks) + notes(found["gpus"])
@@ -172,7 +173,7 @@ def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+def command(prog: str, ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
     """Return the command of this run, with the settings that change what is measured."""
     settings = [f"{name}={shlex.quote(variables[name])}" for name in _SETTINGS if name in variables]
     kept, rest = [], iter(arguments)
@@ -182,7 +183,7 @@ def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) 
         elif argument.partition("=")[0] not in _REPORT_OPTIONS:
             kept.append(argument)
     # The ranks do not know which launcher started them.
-    started = f"mpirun -n {ranks} python -m mpishare.bench"
+    started = f"mpirun -n {ranks} {prog}"
     return " ".join([*settings, started, *map(shlex.quote, kept)])
 
 

@@ -3,29 +3,119 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
-from mpishare.bench.measure import Budget
-from mpishare.bench.progress import Progress
-from mpishare.cli import Signals
+from mpishare.bench.report import size_text
+from mpishare.cli import Signals, columns_of
+from mpishare.coordination.abort import is_output_read, wait_briefly
 from mpishare.errors import format_nbytes
 from mpishare.halo.routes import agree_on_forced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
-    from mpishare.bench.baselines.library import Library
     from mpishare.bench.cases import Case
+    from mpishare.bench.library import Library
     from mpishare.bench.options import Options
-    from mpishare.bench.report.rows import Row
+    from mpishare.bench.report import Row
 
 Made = TypeVar("Made")
+#: Move to the line above, and empty it.
+_UP = "\x1b[1A\x1b[2K"
+
+
+class Budget:
+    """The time that ``--seconds`` gives a run: each part has an equal share of what is left.
+
+    A part is the comparison of one case and size. Rank 0's clock decides for all.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, seconds: float | None) -> None:
+        self._comm, self._seconds, self._parts = comm, seconds, 1
+        self._end = self._part_end = monotonic() + (seconds or 0.0)
+
+    def expect(self, parts: int) -> None:
+        """Set how many parts there will be."""
+        self._parts = max(parts, 1)
+
+    def begin(self) -> None:
+        """Begin a part. Local."""
+        now = monotonic()
+        self._part_end = now + (self._end - now) / self._parts
+        self.skip()
+
+    def skip(self) -> None:
+        """Count a part that is left out. Local."""
+        self._parts = max(self._parts - 1, 1)
+
+    def left_out(self) -> str | None:
+        """Return why there is no time for another part, None where there is. Collective."""
+        if self._seconds is None or self._comm.bcast(monotonic() < self._end):
+            return None
+        return f"the {self._seconds:g} s of --seconds were over"
+
+    def allows(self, more_s: float) -> bool:
+        """Return whether the part has that much time left. Collective."""
+        return self._seconds is None or self._comm.bcast(monotonic() + more_s <= self._part_end)
+
+
+class Progress:
+    """A line on the stderr of rank 0 where a person sees it, else nothing.
+
+    It is drawn by these calls alone, between timed blocks, so that it takes no time from them.
+    Every write ends its line, since Open MPI passes on whole lines.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._columns = columns_of(sys.stderr) if is_shown else 0
+        self._is_drawn = False
+        self._done = self._turns = 0
+
+    def expect(self, turns: int) -> None:
+        """Set how often `advance` will be called."""
+        self._turns = turns
+
+    def show(self, case: str, nbytes: int, variant: str) -> None:
+        """Show what is being timed."""
+        if self._columns:
+            size = f" {size_text(nbytes)}" if nbytes else ""
+            line = f"{100 * self._done // max(self._turns, 1):3d} %  {case}{size}: {variant}"
+            self._write(line[: self._columns - 1])
+            self._is_drawn = True
+
+    def advance(self, turns: int = 1) -> None:
+        """Count turns: in each every variant has run once more."""
+        self._done += turns
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"{_UP if self._is_drawn else ''}{line}\n")
+        sys.stderr.flush()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Remove the line for what goes to stdout, which may be the same terminal."""
+        self.close()
+        yield
+        sys.stdout.flush()
+        if self._columns:
+            wait_briefly(is_output_read)
+
+    def close(self) -> None:
+        """Remove the line."""
+        if self._is_drawn:
+            self._write("")
+            # Two pipes lead to one terminal: what comes next must not overtake this.
+            wait_briefly(is_output_read)
+            self._is_drawn = False
 
 
 def _available_nbytes() -> int | None:
@@ -45,8 +135,7 @@ class Session:
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
         #: All ranks of the run; the maximum over the ranks is taken here.
-        self.comm = comm
-        self.options = options
+        self.comm, self.options = comm, options
         self.progress = Progress(is_shown=comm.rank == 0)
         self.budget = Budget(comm, options.limit_s)
         self.node = Node(comm, timeout_s=options.timeout_s)
@@ -67,7 +156,7 @@ class Session:
         self.ranks_per_gpu = max(gpus.values(), default=0)
         #: The libraries that were opened, or None and the reason.
         self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
-        #: Of each program of `trial` that was run: why it failed, or None.
+        #: Of each trial that was run: why it failed, or None.
         self.trials: dict[str, str | None] = {}
         #: The rows that are finished, and for each case the sizes that were left out.
         self.rows: list[Row] = []
@@ -134,7 +223,7 @@ class Session:
         if reason is None:
             _, reason = self.attempt(lambda: self.require_memory(needed_nbytes))
         if reason is not None:
-            self.left_out[case.name].append(f"{format_nbytes(nbytes)} left out: {reason}")
+            self.left_out[case.name].append(f"{size_text(nbytes)} left out: {reason}")
             self.skip()
         return reason is None
 

@@ -10,7 +10,9 @@ import pytest
 from mpishare.halo.cuda.records import RECORD_OPTIONS
 from tests.helpers.launch import ROOT
 
-SOURCES = sorted((ROOT / "mpishare").rglob("*.cu"))
+SOURCES = sorted(
+    path for name in ("mpishare", "benchmarks") for path in (ROOT / name).rglob("*.cu")
+)
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 
