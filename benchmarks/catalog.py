@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpishare.bench.cases import AXES, BROUGHT, CASES, LIBRARIES, NOTES, Case, Way, halo
+from mpishare.bench.cases import AXES, BROUGHT, CASES, LIBRARIES, NOTES, TRIAL, Case, Way, halo
 
 BOTH = ("host", "cuda")
 #: Libraries between GPUs; "ceilings" is what the machine can do at best, see `upper_bounds`.
@@ -110,7 +110,7 @@ _CASES = (
         "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
         ("new arrays", "kept, copied", "arrays in turn", "kept array"),
         {"host": ("sendrecv",), "cuda": ("staged",)},
-        "benchmarks.halos",
+        "benchmarks.fresh",
         is_sized=True,
         sizes={
             "host": (512, 8 << 10, 72 << 10, 1 << 20),
@@ -179,10 +179,11 @@ def extend() -> None:
     for name, brought in _BROUGHT.items():
         case = CASES[name]
         on_cuda = dict.fromkeys((*case.baselines["cuda"], *brought))
+        fresh = {"fresh"} - {*case.baselines["host"]} if case.naxes else ()
         asked = frozenset() if name in ("setup", "fence") else frozenset(brought)
         CASES[name] = replace(
             case,
-            baselines={**case.baselines, "cuda": tuple(on_cuda)},
+            baselines={"host": (*case.baselines["host"], *fresh), "cuda": tuple(on_cuda)},
             on_request=case.on_request | asked,
         )
     windows = {"nccl windows": Way("NcclSend")}
@@ -198,8 +199,10 @@ def extend() -> None:
     BROUGHT.update(
         {
             "counters": "benchmarks.ring",
+            "fresh": "benchmarks.fresh",
             "handles": "benchmarks.handles",
             "naive": "benchmarks.halos",
+            TRIAL: "benchmarks.sharing",
             UPPER_BOUNDS: "benchmarks.upper_bounds",
         }
     )
@@ -209,6 +212,7 @@ def extend() -> None:
             "called": "the exchange, called without JAX",
             UPPER_BOUNDS: "what the machine can do with no order in it, or with no data",
             "counters": "the order alone, by stream memory operations",
+            "fresh": "fields that are others at each call, of mpishare and of Sendrecv",
             "first axis": "faces that are one piece of memory each",
             "handles": "an allgather of memory handles, and opening those of the neighbors",
             "memcpy": "a bare copy between the same places",

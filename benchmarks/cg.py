@@ -23,8 +23,7 @@ import mpishare
 from benchmarks.catalog import UPPER_BOUNDS
 from benchmarks.links import Links, MpiLinks, NcclLinks, StagedLinks
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.graph import capture
-from mpishare.bench.library import open_library
+from mpishare.bench.library import capture, open_library
 from mpishare.bench.report import BASELINE, UPPER_BOUND
 from scripts.applications.poisson import Poisson, poisson
 

@@ -9,12 +9,7 @@ and out of host memory. ``inplace`` compares fields shared where they are with f
 `Node.allocate_each`. ``calls`` times how long the host is busy with a call of
 `HaloExchange.exchange`: on CUDA, where a call is stream-ordered, the time until it returns, with a
 queue that is never full; 26 neighbors and sixteen fields take no more launches than two neighbors
-and one. ``fresh`` exchanges arrays that are new at each call, as programs make that keep none:
-*new arrays* copies its array into a new one and exchanges that, as does the baseline *sendrecv*,
-which is three lines of MPI (on CUDA *staged*, through pinned memory). *kept, copied* copies to and
-fro between two arrays: the same work without new addresses. *arrays in turn* makes its arrays
-before, more of them than a plan remembers, as do the *fresh fields* of the halo cases, and stands
-beside *kept array*, the same call on one array; neither copies, so neither has a baseline here.
+and one.
 """
 
 from __future__ import annotations
@@ -29,13 +24,13 @@ from benchmarks.catalog import UPPER_BOUNDS
 from mpishare.bench.comparison import Comparison, Wrapper
 from mpishare.bench.grid import Block, Exchange, Grid
 from mpishare.bench.halo import (
-    FreshFields,
     PrivateFields,
     WindowFields,
     add_baselines,
     make_grid,
     run_on_blocks,
 )
+from mpishare.bench.library import Captured
 from mpishare.bench.measure import time_batches
 from mpishare.bench.mpi import (
     Persistent,
@@ -45,7 +40,7 @@ from mpishare.bench.report import BASELINE, UPPER_BOUND
 from mpishare.bench.session import do_nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mpishare import Node, Window
     from mpishare.bench.cases import Case
@@ -72,8 +67,8 @@ def run(session: Session, case: Case) -> list[Row]:
         return _run_calls(session, case)
     if case.name == "faces":
         return run_on_blocks(session, case, _enter_faces, lambda o, _, n: Block.cube(o, n))
-    enter = {"inplace": _enter_inplace, "fresh": _enter_fresh}
-    return run_on_blocks(session, case, enter.get(case.name, _enter_messages))
+    enter = _enter_inplace if case.name == "inplace" else _enter_messages
+    return run_on_blocks(session, case, enter)
 
 
 def _enter_faces(comparison: Comparison, grid: Grid) -> None:
@@ -128,8 +123,12 @@ class _Messages(PrivateFields):
 class _LastAxis(WindowFields):
     """An exchange of fields whose cut axis is the last one in memory."""
 
-    # The views have that axis first, as all fields of the grid.
-    order = (2, 0, 1)
+    def make_window(self, node: Node, shape: tuple[int, ...]) -> Window:
+        return super().make_window(node, (*shape[1:], shape[0]))
+
+    def field_in(self, window: Window) -> Any:
+        # A view with that axis first, as all fields of the grid.
+        return window.array.transpose(2, 0, 1)
 
 
 class _InPlace(WindowFields):
@@ -139,7 +138,7 @@ class _InPlace(WindowFields):
         self._bases: list[Window] = []
         super().__init__(grid)
 
-    def make_window(self, node: Node, shape: list[int]) -> Window:
+    def make_window(self, node: Node, shape: tuple[int, ...]) -> Window:
         if node.backend == "cuda":
             return node.share_each(node.xp.zeros(shape), copy=False)
         self._bases.append(node.allocate_each(shape, float, fill=0))
@@ -158,99 +157,22 @@ class _Calls(Wrapper):
 
     def __init__(self, make: Callable[[], Variant]) -> None:
         super().__init__(make())
+        # The call inside of the step, with as little around it as possible.
+        inner = self.inner
+        if isinstance(inner, Captured):
+            self._call: Callable[[], object] = partial(inner.graph.launch, inner.stream)
+        elif isinstance(inner, PrivateFields):
+            self._call = partial(inner.call, *inner.fields)
 
     def step(self) -> None:
         self.inner.step()
 
     def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
-        call, samples_s = self.inner.call, []
+        call, samples_s = self._call, []
         for _ in range(_BATCHES):
             session.line_up()
             samples_s += time_batches(call, do_nothing, 1, _CALLS)
         return samples_s
-
-
-def _enter_fresh(comparison: Comparison, grid: Grid) -> None:
-    comparison.add("new arrays", partial(_NewArrays, grid))
-    comparison.add("kept, copied", partial(_KeptCopied, grid))
-    comparison.add("arrays in turn", partial(FreshFields, grid), against=())
-    comparison.add("kept array", partial(PrivateFields, grid), against=())
-    name, kind = ("staged", _StagedNew) if grid.session.on_cuda else ("sendrecv", _SendrecvNew)
-    comparison.add_baselines(name, {name: partial(kind, grid)})
-
-
-class _NewArrays(PrivateFields):
-    """Copy the fields into new arrays, and exchange these."""
-
-    def step(self) -> None:
-        self.fields = tuple(field.copy() for field in self.fields)
-        self._exchange(*self.fields)
-
-
-class _KeptCopied(PrivateFields):
-    """Copy the fields into others that are kept, and exchange these."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self._copyto = grid.session.node.xp.copyto
-        self._others = tuple(field.copy() for field in self.fields)
-
-    def step(self) -> None:
-        self.fields, self._others = self._others, self.fields
-        for field, other in zip(self.fields, self._others, strict=True):
-            self._copyto(field, other)
-        self._exchange(*self.fields)
-
-    def close(self) -> None:
-        del self._others
-        super().close()
-
-
-class _SendrecvNew(Exchange[Grid]):
-    """Copy the fields into new arrays, and exchange these by Sendrecv."""
-
-    def step(self) -> None:
-        self.fields = tuple(field.copy() for field in self.fields)
-        sendrecv = self.problem.comm.Sendrecv
-        for side in self.problem.sides:
-            for field in self.fields:
-                out, into = field[side.out], field[side.into]
-                sendrecv(out, side.to, side.number, into, side.source, side.number)
-
-
-class _StagedNew(Exchange[Grid]):
-    """The same through pinned memory."""
-
-    def __init__(self, grid: Grid) -> None:
-        import cupyx
-
-        super().__init__(grid)
-        self._synchronize = grid.session.synchronize
-
-        def pinned() -> list[list[Any]]:
-            faces: Sequence[Any] = [self.fields[0][side.out] for side in grid.sides]
-            return [
-                [cupyx.zeros_pinned(face.shape, face.dtype) for _ in self.fields] for face in faces
-            ]
-
-        self._pinned = list(zip(grid.sides, pinned(), pinned(), strict=True))
-
-    def step(self) -> None:
-        self.fields = tuple(field.copy() for field in self.fields)
-        sendrecv = self.problem.comm.Sendrecv
-        for side, sent, _ in self._pinned:
-            for field, out in zip(self.fields, sent, strict=True):
-                field[side.out].get(out=out, blocking=False)
-        # Also for the copies of the step before, out of what is received into now.
-        self._synchronize()
-        for side, sent, received in self._pinned:
-            for field, out, into in zip(self.fields, sent, received, strict=True):
-                sendrecv(out, side.to, side.number, into, side.source, side.number)
-                field[side.into].set(into)
-
-    def close(self) -> None:
-        self._synchronize()
-        del self._pinned
 
 
 class Naive(Exchange[Grid]):

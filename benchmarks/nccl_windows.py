@@ -38,7 +38,6 @@ class NcclSend(Library):
 
     label = "NCCL windows"
     shared_trial = "nccl4py"
-    trial_file = Path(__file__).with_name("trials.py")
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)

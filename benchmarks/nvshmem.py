@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +29,6 @@ class Nvshmem(Library):
     label = "NVSHMEM"
     halves = 2
     shared_trial = "nvshmem"
-    trial_file = Path(__file__).with_name("trials.py")
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)

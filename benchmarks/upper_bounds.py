@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing
-from mpishare.bench.graph import Captured
 from mpishare.bench.grid import Exchange, Problem
+from mpishare.bench.library import Captured
 from mpishare.bench.report import UPPER_BOUND
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from mpi4py import MPI
 import mpishare
 from mpishare.bench.cases import LIBRARIES
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.graph import Captured
-from mpishare.bench.library import add_reductions
+from mpishare.bench.library import Captured, add_reductions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -121,6 +121,8 @@ LIBRARIES = {
 }
 #: The modules that bring other baselines to the cases here, each by a function enter_NAME.
 BROUGHT: dict[str, str] = {}
+#: The module there that tries a library on ranks that share a GPU, by `try_sharing`.
+TRIAL = "shared GPU"
 #: What baselines do whose names do not tell it.
 NOTES = {
     "float": "MPI of a number that is read from the GPU, and written back",

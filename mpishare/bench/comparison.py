@@ -57,11 +57,6 @@ class Variant:
         """Do once what is timed."""
         raise NotImplementedError
 
-    @property
-    def call(self) -> Callable[[], object]:
-        """The call inside `step`, with as little around it as possible: to time a call itself."""
-        return self.step
-
     def fill(self, token: int) -> None:
         """Write what this rank sends; `token` differs from step to step."""
 

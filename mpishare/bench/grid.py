@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from itertools import cycle, product
+from itertools import product
 from math import isqrt, prod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -102,12 +102,10 @@ ITEM_NBYTES = 8
 #: Owned cells across a thin block, in widths: as few as leave an interior, since each row of cells
 #: is a whole face.
 _ROWS = 4
-#: Sets of fields: in windows and private. Faces beside them, per side: the check's and the
+#: Sets of fields: in windows, private, and two that are new. Faces beside them, per side: those of
+#: the check and of the
 #: baselines'.
-_SETS, _FACES = 2, 20
-#: Fields in turn: more than a plan remembers, each as far from the one before as allocators may
-#: place arrays.
-_IN_TURN, _APART_NBYTES = 80, 512
+_SETS, _FACES = 4, 20
 
 
 @dataclass(frozen=True)
@@ -154,13 +152,7 @@ class Block:
         """The memory of a rank for all variants of a case."""
         face = int((self.n + 2 * self.width) ** (self.naxes - 1)) * prod(self.uncut) * self.width
         faces_nbytes = ITEM_NBYTES * _FACES * 2 * self.naxes * face
-        return self.count * (_SETS * self.private_nbytes + faces_nbytes)
-
-    @property
-    def private_nbytes(self) -> int:
-        """The memory of one private field, and of those in turn, which lie over it."""
-        field_nbytes = -(-ITEM_NBYTES * prod(self.shape) // _APART_NBYTES) * _APART_NBYTES
-        return field_nbytes + _IN_TURN * _APART_NBYTES
+        return self.count * (_SETS * ITEM_NBYTES * prod(self.shape) + faces_nbytes)
 
 
 def _side(area: int) -> int:
@@ -180,7 +172,6 @@ class Grid(Problem):
         self.count, self.corners = block.count, block.corners
         self.shape, self.face_nbytes = block.shape, block.face_nbytes
         self.side_nbytes = block.face_nbytes * block.count
-        self._private_nbytes = block.private_nbytes
         #: The axes of a field that the cart cuts.
         self.axes = tuple(range(naxes))
         dims = MPI.Compute_dims(session.comm.size, naxes)
@@ -195,15 +186,8 @@ class Grid(Problem):
         self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
 
     def allocate(self) -> None:
-        cells, apart = prod(self.shape), _APART_NBYTES // ITEM_NBYTES
-        rows = self.session.node.xp.zeros((self.count, self._private_nbytes // ITEM_NBYTES))
-        #: Fields at many addresses, which lie over each other where they are large; `fields` are
-        #: the first of them.
-        self.in_turn = [
-            tuple(row[start : start + cells].reshape(self.shape) for row in rows)
-            for start in range(0, _IN_TURN * apart, apart)
-        ]
-        self.fields = self.in_turn[0]
+        """Make the private fields and the check. Local."""
+        self.fields = tuple(self.session.node.xp.zeros(self.shape) for _ in range(self.count))
         self.check = HaloCheck(self)
 
     def close(self) -> None:
@@ -256,37 +240,6 @@ class Grid(Problem):
             out=(*out, *rest),
             into=(*into, *rest),
         )
-
-
-class InTurn(Exchange[Grid]):
-    """A variant that exchanges other fields at each step."""
-
-    # They lie over each other: what fills one is wrong in the next.
-    moves = False
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self._turns = cycle(grid.in_turn)
-
-    def exchange(self) -> None:
-        raise NotImplementedError
-
-    def step(self) -> None:
-        self.fields = next(self._turns)
-        self.exchange()
-
-    def checked_step(self, token: int) -> None:
-        self.fields = next(self._turns)
-        self.poison()
-        self.check_around(self.exchange, token)
-
-    def leave(self) -> None:
-        self.fields = self.problem.in_turn[0]
-        self.poison()
-
-    def close(self) -> None:
-        del self._turns
-        super().close()
 
 
 def _oversubscribed(session: Session) -> str | None:

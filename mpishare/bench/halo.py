@@ -1,10 +1,9 @@
 """Cases ``halo1d`` to ``halo3d``: exchanges of ghosts against MPI and libraries between GPUs.
 
-`HaloExchange` is timed on fields in windows, on private ones, and on the host on fresh ones, which
-are others at each call, more of them than a plan remembers. On the host the baselines are the
-exchanges that MPI has, one of them of fresh fields too; on CUDA messages staged through the host,
-and libraries that move data from GPU to GPU. A baseline moves the same cells: with corners, axis by
-axis with ghosts included, or to up to 26 neighbors.
+`HaloExchange` is timed on fields in windows and on private ones. On the host the baselines are the
+exchanges that MPI has; on CUDA messages staged through the host, and libraries that move data from
+GPU to GPU. A baseline moves the same cells: with corners, axis by axis with ghosts included, or to
+up to 26 neighbors.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import mpishare
 from mpishare.bench import mpi
 from mpishare.bench.cases import LIBRARIES
 from mpishare.bench.comparison import Comparison
-from mpishare.bench.grid import Block, Exchange, Grid, InTurn, Problem
+from mpishare.bench.grid import Block, Exchange, Grid, Problem
 from mpishare.bench.library import add_library
 from mpishare.bench.report import BASELINE
 from mpishare.bench.staged import Staged
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 #: The variants of each baseline; several where none of them is the fastest at every size.
 _MPI: dict[str, dict[str, Callable[..., Variant]]] = {
-    "sendrecv": {"sendrecv": mpi.Sendrecv, "sendrecv fresh": mpi.SendrecvFresh},
+    "sendrecv": {"sendrecv": mpi.Sendrecv},
     "isend": {"isend": mpi.Isend},
     "persistent": {"persistent": mpi.Persistent, "persistent waitany": mpi.Waitany},
     "neighborhood": {
@@ -53,8 +52,6 @@ def run(session: Session, case: Case) -> list[Row]:
     def enter(comparison: Comparison, grid: Grid) -> None:
         comparison.add("window fields", partial(WindowFields, grid))
         comparison.add("private fields", partial(PrivateFields, grid))
-        if not session.on_cuda:
-            comparison.add("fresh fields", partial(FreshFields, grid))
         add_baselines(comparison, grid, _MPI)
 
     return run_on_blocks(session, case, enter)
@@ -128,46 +125,32 @@ class PrivateFields(Exchange[Grid]):
             axes=grid.axes,
             node=grid.session.node,
         )
-        self._exchange = self._halo.exchange
+        self.call = self._halo.exchange
 
     def step(self) -> None:
-        self._exchange(*self.fields)
-
-    @property
-    def call(self) -> Callable[[], object]:
-        return partial(self._exchange, *self.fields)
+        self.call(*self.fields)
 
     def close(self) -> None:
         self._halo.close()
         # Windows must have no views left, and the exchange may hold some.
-        del self._halo, self._exchange, self.fields
-
-
-class FreshFields(InTurn, PrivateFields):
-    """The same on other private fields at each call."""
-
-    def exchange(self) -> None:
-        self._exchange(*self.fields)
+        del self._halo, self.call, self.fields
 
 
 class WindowFields(PrivateFields):
     """The same on fields in windows, which neighbors may write into."""
 
-    #: Which axis in memory each axis of a field is; empty where they are in order.
-    order: tuple[int, ...] = ()
-
     def __init__(self, grid: Grid) -> None:
-        node = grid.session.node
-        axes = self.order or tuple(range(len(grid.shape)))
-        shape = [0] * len(axes)
-        for axis, extent in zip(axes, grid.shape, strict=True):
-            shape[axis] = extent
+        node, shape = grid.session.node, grid.shape
         self._windows = [self.make_window(node, shape) for _ in range(grid.count)]
-        super().__init__(grid, [window.array.transpose(axes) for window in self._windows])
+        super().__init__(grid, [self.field_in(window) for window in self._windows])
 
-    def make_window(self, node: Node, shape: list[int]) -> Window:
+    def make_window(self, node: Node, shape: tuple[int, ...]) -> Window:
         """Return the window of one field. Collective."""
         return node.allocate_each(shape, float, fill=0)
+
+    def field_in(self, window: Window) -> Any:
+        """Return the field that a window holds."""
+        return window.array
 
     def close(self) -> None:
         super().close()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpishare.bench.cases import LIBRARIES
-from mpishare.bench.graph import Captured
+from mpishare.bench.cases import BROUGHT, LIBRARIES, TRIAL
+from mpishare.bench.comparison import Wrapper
 from mpishare.bench.grid import Exchange, Problem
 from mpishare.bench.report import BASELINE
 from mpishare.bench.staged import Packing, side_sizes, split
 from mpishare.errors import UnsupportedError
-from mpishare.setup.in_child import run_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +24,41 @@ if TYPE_CHECKING:
     from mpishare.bench.session import Session
 
 
-#: The program that tries a library in a child process, where it may crash or hang.
-TRIAL = Path(__file__).with_name("trial.py")
+def capture(session: Session, work: Callable[[], object]) -> Any:
+    """Return the graph of what `work` puts on the stream.
+
+    Collective: works once first, since what a library sets up or loads at its first use must not be
+    captured. Raises `UnsupportedError` if it cannot be captured.
+    """
+    stream = session.stream
+    work()
+    session.synchronize()
+    try:
+        stream.begin_capture()
+        work()
+        return stream.end_capture()
+    except RuntimeError as exc:  # CuPy's of CUDA and of NCCL
+        # End the capture in any case, and report the first error.
+        with suppress(RuntimeError):
+            stream.end_capture()
+        raise UnsupportedError(f"cannot be captured into a graph: {exc}") from exc
+
+
+class Captured(Wrapper):
+    """The step of `inner` as one graph. Collective, see `capture`."""
+
+    def __init__(self, session: Session, inner: Variant) -> None:
+        super().__init__(inner)
+        self.stream = session.stream
+        self.graph = capture(session, inner.step)
+
+    def step(self) -> None:
+        self.graph.launch(self.stream)
+
+    def close(self) -> None:
+        self.stream.synchronize()
+        del self.graph
+        super().close()
 
 
 @dataclass(frozen=True)
@@ -62,10 +93,8 @@ class Library:
     halves: ClassVar[int] = 1
     #: Whether it takes any memory of the GPU, not only what `empty` returns.
     is_direct: ClassVar[bool] = False
-    #: What ranks try that share a GPU, None where nothing must be tried: a function as in `TRIAL`.
+    #: What ranks that share a GPU must try, None where it works anyway.
     shared_trial: ClassVar[str | None] = None
-    #: The file that has this function.
-    trial_file: ClassVar[Path] = TRIAL
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -76,7 +105,7 @@ class Library:
 
     @classmethod
     def unique_id(cls) -> bytes:
-        """Return what the ranks of a `shared_trial` find each other by. On rank 0, local."""
+        """Return what ranks find each other by. On rank 0, local."""
         raise NotImplementedError
 
     def empty(self, words: int) -> Any:
@@ -128,37 +157,21 @@ def open_library(session: Session, kind: type[Library]) -> tuple[Library | None,
     # Agreed on before any rank enters the library, which would wait for the others there.
     _, reason = session.attempt(lambda: kind.require(session))
     if reason is None and session.ranks_per_gpu > 1:
-        reason = _try_sharing(session, kind)
+        reason = _refusal_to_share(session, kind)
     if reason is None:
         library, reason = session.attempt(lambda: kind(session))
     session.libraries[kind] = library, reason
     return library, reason
 
 
-def _try_sharing(session: Session, kind: type[Library]) -> str | None:
-    """Return why ranks that share a GPU cannot use the library, as it says itself, or None.
-
-    Collective, host-blocking. Children try it, since it may hang or crash.
-    """
-    program = kind.shared_trial
-    if program is None:
+def _refusal_to_share(session: Session, kind: type[Library]) -> str | None:
+    """Return why ranks that share a GPU cannot use the library, or None. Collective."""
+    if kind.shared_trial is None:
         return None
-    if program not in session.trials:
-        session.trials[program] = _failure_on_any(session, kind, program)
-    failure = session.trials[program]
-    return failure and f"{kind.label}: ranks that share a GPU: {failure}"
-
-
-def _failure_on_any(session: Session, kind: type[Library], program: str) -> str | None:
-    """Return why the trial failed on the first rank on which it did, or None. Collective."""
-    comm, number = session.comm, session.node.xp.cuda.Device().id
-    name, reason = session.attempt(lambda: kind.unique_id() if comm.rank == 0 else None)
-    if reason is not None:
-        return reason
-    name = comm.bcast(name, 0)
-    arguments = kind.trial_file, program, name.hex(), comm.rank, comm.size, number
-    answers = comm.allgather(run_in_child(TRIAL, *arguments))
-    return next((answer for answer in answers if answer is not None), None)
+    if TRIAL in BROUGHT:
+        failure = import_module(BROUGHT[TRIAL]).try_sharing(session, kind)
+        return failure and f"{kind.label}: ranks that share a GPU: {failure}"
+    return f"{kind.label}: ranks share a GPU"
 
 
 def add_library(comparison: Comparison, name: str, problem: Problem) -> None:

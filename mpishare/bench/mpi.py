@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from mpishare.bench.grid import Exchange, Grid, InTurn, Problem
+from mpishare.bench.grid import Exchange, Grid, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,37 +81,6 @@ class Sendrecv(Exchange[Problem]):
             for each in arguments:
                 sendrecv(*each)
             copy(unpacks)
-
-
-class SendrecvFresh(InTurn):
-    """The same of other fields at each call: views of their faces are made, and used once."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__(grid)
-        self._axes = [
-            [(side, self._buffers(side)) for side in pair] for pair in grid.sides_by_axis()
-        ]
-
-    def _buffers(self, side: Side) -> tuple[Any, Any] | None:
-        """Return buffers to pack a face into and to receive one in, None where it is contiguous."""
-        out, into = self.fields[0][side.out], self.fields[0][side.into]
-        if out.flags.c_contiguous and into.flags.c_contiguous:
-            return None
-        return np.empty(out.shape), np.empty(into.shape)
-
-    def exchange(self) -> None:
-        sendrecv, copyto = self.problem.comm.Sendrecv, np.copyto
-        for pair in self._axes:
-            for side, buffers in pair:
-                to, source, tag = side.to, side.source, side.number
-                for field in self.fields:
-                    if buffers is None:
-                        sendrecv(field[side.out], to, tag, field[side.into], source, tag)
-                        continue
-                    out, into = buffers
-                    copyto(out, field[side.out])
-                    sendrecv(out, to, tag, into, source, tag)
-                    copyto(field[side.into], into)
 
 
 class Isend(Exchange[Problem]):

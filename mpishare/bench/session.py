@@ -156,8 +156,6 @@ class Session:
         self.ranks_per_gpu = max(gpus.values(), default=0)
         #: The libraries that were opened, or None and the reason.
         self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
-        #: Of each trial that was run: why it failed, or None.
-        self.trials: dict[str, str | None] = {}
         #: The rows that are finished, and for each case the sizes that were left out.
         self.rows: list[Row] = []
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)

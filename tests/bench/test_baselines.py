@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from mpishare.bench.library import TRIAL
+from benchmarks.sharing import PROGRAM
 from mpishare.bench.staged import box_row
 from mpishare.setup.in_child import run_in_child
 from tests.bench.test_cli import HOST, QUICK
-from tests.helpers.launch import ROOT, run_ranks
+from tests.helpers.launch import run_ranks
 
 # The library that takes pointers to a GPU takes those to host memory too.
 ON_HOST = """
@@ -54,8 +54,7 @@ def test_a_trial_loads_the_library_and_no_module_beside_the_program(tmp_path, mo
     (tmp_path / "cupy/__init__.py").write_text("\n".join(lines))
     (tmp_path / "nccl/core.py").write_text("raise RuntimeError('the library itself')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    file = ROOT / "benchmarks" / "trials.py"
-    assert run_in_child(TRIAL, file, "nccl4py", "00", 0, 1, 0) == "RuntimeError: the library itself"
+    assert run_in_child(PROGRAM, "nccl4py", "00", 0, 1, 0) == "RuntimeError: the library itself"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -125,8 +124,8 @@ def test_a_box_is_where_numpy_finds_it() -> None:
 
 NO_SHARING = """
 import sys
+from benchmarks.__main__ import main
 from mpishare.bench import cases
-from mpishare.bench.cli import main
 from mpishare.bench.cuda_mpi import CudaMpi
 from mpishare.bench.session import Session
 

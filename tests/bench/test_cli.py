@@ -195,7 +195,7 @@ def test_output_and_rivals(tmp_path: Path) -> None:
     assert "halo1d: width 1" in result.stdout
     found = json.loads(file.read_text())["rows"]
     arms = {(row["case"], row["arm"]) for row in found}
-    own = {("halo1d", f"{kind} fields") for kind in ("window", "private", "fresh")}
+    own = {("halo1d", f"{kind} fields") for kind in ("window", "private")}
     own |= {("fence", "fence"), ("fence", "node.barrier")}
     assert arms == own | {("halo1d", "isend"), ("halo1d", "staged")}
     # Asked for and not here: a row that says so.
