@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.ring import device_copy
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
 
@@ -116,7 +117,7 @@ class _BareCopy(_Copy):
 
     def __init__(self, memory: _Memory, shift: int) -> None:
         super().__init__(memory, shift)
-        self._copy = memory.session.device_copy(self.target, memory.source)
+        self._copy = device_copy(memory.session, self.target, memory.source)
 
     def step(self) -> None:
         self._copy()

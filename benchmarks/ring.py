@@ -42,6 +42,13 @@ if TYPE_CHECKING:
 LEFTWARD, RIGHTWARD = 0, 1
 
 
+def device_copy(session: Session, target: Any, source: Any) -> Callable[[], None]:
+    """Return a call of the CUDA runtime that copies on the GPU, with addresses found now."""
+    pointers, kind = (int(target.data.ptr), int(source.data.ptr)), 3  # cudaMemcpyKind
+    memcpy = session.node.xp.cuda.runtime.memcpyAsync
+    return partial(memcpy, *pointers, int(source.nbytes), kind, int(session.stream.ptr))
+
+
 class RingCheck:
     """Words for both faces of a `Ring`, checked where they arrive as ghosts."""
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing
+from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing, device_copy
 from mpishare.bench.grid import Exchange, Problem
-from mpishare.bench.library import Captured
+from mpishare.bench.library import captured
 from mpishare.bench.report import UPPER_BOUND
 
 if TYPE_CHECKING:
@@ -44,19 +44,16 @@ def enter_ceilings(comparison: Comparison, problem: Problem) -> None:
     def add(name: str, make: Callable[[], Variant], sent_nbytes: int, unfit: str | None) -> None:
         comparison.add(name, make, kind=UPPER_BOUND, sent_nbytes=sent_nbytes, unfit=unfit)
 
-    def captured(kind: type[Exchange[Ring]]) -> Callable[[], Variant]:
-        return lambda: Captured(session, kind(ring))
-
     add("copy engine", partial(_Copies, ring), 2 * nbytes, refusal)
-    add("SM stores", captured(_Stores), 2 * nbytes, refusal)
-    add("graph launch", captured(_Launch), 0, refusal)
-    add("flag hop", captured(_Hop), 0, refusal or spins)
+    add("SM stores", captured(session, partial(_Stores, ring)), 2 * nbytes, refusal)
+    add("graph launch", captured(session, partial(_Launch, ring)), 0, refusal)
+    add("flag hop", captured(session, partial(_Hop, ring)), 0, refusal or spins)
 
 
 def graph_launch(session: Session) -> tuple[Callable[[], Variant], str | None]:
     """Return what makes the launch of an empty kernel, and why it cannot run or None."""
     ring, refusal = _ring(session, 8)
-    return lambda: Captured(session, _Launch(ring)), refusal
+    return captured(session, partial(_Launch, ring)), refusal
 
 
 def _ring(session: Session, nbytes: int) -> tuple[Ring, str | None]:
@@ -110,7 +107,7 @@ class _Copies(_Stores):
     def prepare(self) -> None:
         ring, faces = self.problem, self.fields[0]
         pairs = (self.to_left[0], faces[LEFTWARD]), (self.to_right[0], faces[RIGHTWARD])
-        self._copies = [ring.session.device_copy(to, face) for to, face in pairs]
+        self._copies = [device_copy(ring.session, to, face) for to, face in pairs]
 
     def step(self) -> None:
         for copy in self._copies:

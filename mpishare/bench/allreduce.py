@@ -18,7 +18,8 @@ from mpi4py import MPI
 import mpishare
 from mpishare.bench.cases import LIBRARIES
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.library import Captured, add_reductions
+from mpishare.bench.library import add_reductions, captured
+from mpishare.bench.session import do_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from mpishare.bench.cases import Case
     from mpishare.bench.report import Row
     from mpishare.bench.session import Session
+
+    Bound = tuple[Callable[[], object], Callable[[], object]]
 
 
 _IN_GRAPH = 20
@@ -48,7 +51,7 @@ def _run_size(session: Session, case: Case, nbytes: int) -> list[Row]:
     comparison.add("reduce", partial(make, own_sum))
     if session.on_cuda:
         for name, steps in (("reduce graph", 1), (f"reduce graph of {_IN_GRAPH}", _IN_GRAPH)):
-            comparison.add(name, partial(_captured, session, partial(make, own_sum, steps=steps)))
+            comparison.add(name, captured(session, partial(make, own_sum, steps=steps)))
     else:
         comparison.add("window", partial(make, own_sum, in_window=True))
     if nbytes >= 16:
@@ -62,29 +65,12 @@ def _run_size(session: Session, case: Case, nbytes: int) -> list[Row]:
     return comparison.run()
 
 
-def _captured(session: Session, make: Callable[[], Variant]) -> Variant:
-    return Captured(session, make())
-
-
 class Sum(Variant):
     """An array of numbers that is replaced by its sum over all ranks, again and again.
 
     Timed with zeros, whose sum is zero at every step; a checked step has integers, whose sum is
-    exact in any order.
-
-    Parameters
-    ----------
-    session : Session
-        The run's.
-    nbytes : int
-        Of the array.
-    bind : callable
-        Given the session and the array, returns the call that sums it, and the call that frees what
-        that needs.
-    steps : int
-        How many sums a step is.
-    allocate : callable, optional
-        Returns zeros for the array, given how many words of 8 bytes it has.
+    exact in any order. `bind` returns the call that sums an array, and the call that frees what
+    that needs; `allocate` returns zeros for so many words of 8 bytes.
     """
 
     moves = False
@@ -93,7 +79,7 @@ class Sum(Variant):
         self,
         session: Session,
         nbytes: int,
-        bind: Callable[[Session, Any], tuple[Callable[[], object], Callable[[], object]]],
+        bind: Callable[[Session, Any], Bound],
         *,
         dtype: str = "f8",
         steps: int = 1,
@@ -143,17 +129,17 @@ class Sum(Variant):
         self.check_around(self.step, token)
 
 
-def own_sum(session: Session, array: Any) -> tuple[Callable[[], object], Callable[[], object]]:
+def own_sum(session: Session, array: Any) -> Bound:
     """Return `Allreduce.reduce` of an array. Collective."""
     total = mpishare.Allreduce(session.comm, array, node=session.node)
     return partial(total.reduce, array), total.close
 
 
-def _mpi_sum(session: Session, array: Any) -> tuple[Callable[[], object], Callable[[], object]]:
-    return partial(session.comm.Allreduce, MPI.IN_PLACE, array), _nothing
+def _mpi_sum(session: Session, array: Any) -> Bound:
+    return partial(session.comm.Allreduce, MPI.IN_PLACE, array), do_nothing
 
 
-def _staged_sum(session: Session, array: Any) -> tuple[Callable[[], object], Callable[[], object]]:
+def _staged_sum(session: Session, array: Any) -> Bound:
     import cupyx
 
     comm, stream = session.comm, session.stream
@@ -170,14 +156,10 @@ def _staged_sum(session: Session, array: Any) -> tuple[Callable[[], object], Cal
     return sum_, synchronize
 
 
-def _float_sum(session: Session, array: Any) -> tuple[Callable[[], object], Callable[[], object]]:
+def _float_sum(session: Session, array: Any) -> Bound:
     comm = session.comm
 
     def sum_() -> None:
         array.fill(comm.allreduce(float(array[0])))
 
-    return sum_, _nothing
-
-
-def _nothing() -> None:
-    pass
+    return sum_, do_nothing

@@ -94,8 +94,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
         return fail_run(options.prog, comm, exc)
     found = {**environment.gather(session), "left_out": session.left_out}
     is_shown = options.format == "table" and comm.rank == 0
-    columns = columns_of(sys.stdout) if is_shown else 0
-    width = min(columns or WIDTH, WIDTH)
+    width = min((columns_of(sys.stdout) if is_shown else 0) or WIDTH, WIDTH)
 
     def show(text: str) -> None:
         if is_shown:
@@ -103,7 +102,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
                 sys.stdout.write(text)
 
     def finish(case: str) -> None:
-        show(of_case(case, found, session.rows, width, is_color=columns > 0))
+        show(of_case(case, found, session.rows, width))
 
     def write(interrupted: str | None = None) -> int:
         found["interrupted"] = interrupted

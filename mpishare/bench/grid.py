@@ -103,8 +103,7 @@ ITEM_NBYTES = 8
 #: is a whole face.
 _ROWS = 4
 #: Sets of fields: in windows, private, and two that are new. Faces beside them, per side: those of
-#: the check and of the
-#: baselines'.
+#: the check and the baselines.
 _SETS, _FACES = 4, 20
 
 

@@ -61,6 +61,11 @@ class Captured(Wrapper):
         super().close()
 
 
+def captured(session: Session, make: Callable[[], Variant]) -> Callable[[], Variant]:
+    """Return what makes a variant, and captures its step."""
+    return lambda: Captured(session, make())
+
+
 @dataclass(frozen=True)
 class Transfer:
     """Words that leave for one rank in a step, and as many that arrive from another.
@@ -200,15 +205,9 @@ def _make(problem: Problem, library: Library | None, way: Way) -> Variant:
 def add_reductions(
     comparison: Comparison, name: str, session: Session, make: Callable[..., Variant], steps: int
 ) -> None:
-    """Enter a library's sums over all ranks: called and, where that works, captured.
+    """Enter a library's sums over all ranks, made as `allreduce.Sum` is: called, and captured.
 
-    Parameters
-    ----------
-    make : callable
-        Given ``bind(session, array)``, which returns the call that sums and the one that frees,
-        makes the variant, with the array in what `allocate` returns for its number of words.
-    steps : int
-        How many go into the larger of both graphs.
+    One graph has one of them and one has `steps`, where the library can be in a graph.
     """
     if not comparison.includes(name):
         return
@@ -229,13 +228,12 @@ def add_reductions(
             raise UnsupportedError(str(refusal))
         return make(bind, steps=count, allocate=None if library.is_direct else library.empty)
 
-    def make_captured(count: int) -> Variant:
-        return Captured(session, make_one(count))
-
     comparison.add(name, make_one, kind=BASELINE, unfit=refusal)
     if any(way.is_captured for way in ways.values()):
         for label, count in ((f"{name} graph", 1), (f"{name} graph of {steps}", steps)):
-            comparison.add(label, partial(make_captured, count), kind=BASELINE, unfit=refusal)
+            comparison.add(
+                label, captured(session, partial(make_one, count)), kind=BASELINE, unfit=refusal
+            )
 
 
 class LibraryExchange(Exchange[Problem]):

@@ -28,7 +28,6 @@ UPPER_BOUND: Kind = "ceiling"
 #: Columns of a table, where no terminal has fewer.
 WIDTH = 100
 _GAP = "  "
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _HEADS = ["size", "cells", "variant", "median", "p95", "speed", "median", "p95", "GB/s", "speed"]
 _GROUPS = {3: "latency, us", 6: "back to back, us"}
 #: The columns that are left out where a table is too wide, the first one first.
@@ -216,18 +215,8 @@ def _filled(lines: Sequence[str], width: int, indent: str = "  ") -> str:
     return "".join(f"{wrap.fill(line)}\n" for line in lines)
 
 
-def of_case(
-    case: str,
-    environment: dict[str, Any],
-    rows: Sequence[Row],
-    width: int = WIDTH,
-    *,
-    is_color: bool = False,
-) -> str:
-    """Return the tables of a case, and what was left out of it.
-
-    `is_color`: the text goes to a terminal.
-    """
+def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: int = WIDTH) -> str:
+    """Return the tables of a case, and what was left out of it."""
     found = [row for row in rows if row.case == case]
     bounds = [row for row in found if row.kind == UPPER_BOUND]
     others = [row for row in found if row.kind != UPPER_BOUND]
@@ -236,10 +225,10 @@ def of_case(
         title = f"{case}{_halo_text(others[0])}"
         if case in CASES and CASES[case].note:
             title += "\n" + _filled([CASES[case].note], width).rstrip()
-        texts.append(_table(title, others, width, is_color=is_color))
+        texts.append(_table(title, others, width))
     if bounds:
         title = f"{case}: upper bounds, which leave out order or data"
-        texts.append(_table(title, bounds, width, is_color=is_color))
+        texts.append(_table(title, bounds, width))
     left_out = environment["left_out"].get(case, ())
     return "\n".join(texts) + _filled([f"{case} {text}" for text in left_out], width)
 
@@ -253,7 +242,7 @@ def _halo_text(row: Row) -> str:
     return f": width {row.width}, {fields}, {kind}; cells: of a rank, along an axis"
 
 
-def _table(title: str, rows: Sequence[Row], width: int, *, is_color: bool) -> str:
+def _table(title: str, rows: Sequence[Row], width: int) -> str:
     """Return one table: a line per variant and size, with both clocks side by side."""
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
     lines, owners = [_HEADS], [rows[0]]
@@ -287,8 +276,6 @@ def _table(title: str, rows: Sequence[Row], width: int, *, is_color: bool) -> st
         if row.reason is not None and printed[number] and number:
             verdict = "wrong" if row.wrong else "not run"
             printed[number] = f"{printed[number]:{lead}}{verdict} [{reasons.index(row.reason) + 1}]"
-        if is_color and number and printed[number] and row.kind == OWN:
-            printed[number] = f"{_BOLD}{printed[number]}{_PLAIN}"
     return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
 
 

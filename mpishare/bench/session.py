@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections import Counter, defaultdict
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
 from mpishare.bench.report import size_text
-from mpishare.cli import Signals, columns_of
-from mpishare.coordination.abort import is_output_read, wait_briefly
+from mpishare.cli import Progress, Signals
 from mpishare.errors import format_nbytes
 from mpishare.halo.routes import agree_on_forced
+from mpishare.memory.shared import available_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mpi4py import MPI
 
@@ -29,8 +24,6 @@ if TYPE_CHECKING:
     from mpishare.bench.report import Row
 
 Made = TypeVar("Made")
-#: Move to the line above, and empty it.
-_UP = "\x1b[1A\x1b[2K"
 
 
 class Budget:
@@ -66,64 +59,6 @@ class Budget:
     def allows(self, more_s: float) -> bool:
         """Return whether the part has that much time left. Collective."""
         return self._seconds is None or self._comm.bcast(monotonic() + more_s <= self._part_end)
-
-
-class Progress:
-    """A line on the stderr of rank 0 where a person sees it, else nothing.
-
-    It is drawn by these calls alone, between timed blocks, so that it takes no time from them.
-    Every write ends its line, since Open MPI passes on whole lines.
-    """
-
-    def __init__(self, *, is_shown: bool) -> None:
-        self._columns = columns_of(sys.stderr) if is_shown else 0
-        self._is_drawn = False
-        self._done = self._turns = 0
-
-    def expect(self, turns: int) -> None:
-        """Set how often `advance` will be called."""
-        self._turns = turns
-
-    def show(self, case: str, nbytes: int, variant: str) -> None:
-        """Show what is being timed."""
-        if self._columns:
-            size = f" {size_text(nbytes)}" if nbytes else ""
-            line = f"{100 * self._done // max(self._turns, 1):3d} %  {case}{size}: {variant}"
-            self._write(line[: self._columns - 1])
-            self._is_drawn = True
-
-    def advance(self, turns: int = 1) -> None:
-        """Count turns: in each every variant has run once more."""
-        self._done += turns
-
-    def _write(self, line: str) -> None:
-        sys.stderr.write(f"{_UP if self._is_drawn else ''}{line}\n")
-        sys.stderr.flush()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Remove the line for what goes to stdout, which may be the same terminal."""
-        self.close()
-        yield
-        sys.stdout.flush()
-        if self._columns:
-            wait_briefly(is_output_read)
-
-    def close(self) -> None:
-        """Remove the line."""
-        if self._is_drawn:
-            self._write("")
-            # Two pipes lead to one terminal: what comes next must not overtake this.
-            wait_briefly(is_output_read)
-            self._is_drawn = False
-
-
-def _available_nbytes() -> int | None:
-    try:
-        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-    except OSError:
-        return None
-    return None if found is None else int(found[1]) << 10
 
 
 def do_nothing() -> None:
@@ -186,23 +121,17 @@ class Session:
 
         return synchronize_and_call
 
-    def device_copy(self, target: Any, source: Any) -> Callable[[], None]:
-        """Return a call of the CUDA runtime that copies on the GPU, with addresses found now."""
-        pointers, kind = (int(target.data.ptr), int(source.data.ptr)), 3  # cudaMemcpyKind
-        memcpy = self.node.xp.cuda.runtime.memcpyAsync
-        return partial(memcpy, *pointers, int(source.nbytes), kind, int(self.stream.ptr))
-
     def require_memory(self, nbytes: int) -> None:
         """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank.
 
         Local. A host overcommits memory and then kills the process that touches it.
         """
         if self.on_cuda:
-            available: int | None = self.node.xp.cuda.runtime.memGetInfo()[0]
+            available: int = self.node.xp.cuda.runtime.memGetInfo()[0]
             where, needed = "GPU", nbytes * self.ranks_per_gpu
         else:
-            where, needed, available = "node", nbytes * self.node.size, _available_nbytes()
-        if available is not None and needed > available:
+            where, needed, available = "node", nbytes * self.node.size, available_nbytes()
+        if needed > available:
             raise MemoryError(
                 f"{format_nbytes(needed)} of memory are needed on a {where} and "
                 f"{format_nbytes(available)} available"

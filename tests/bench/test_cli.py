@@ -59,8 +59,8 @@ from mpi4py import MPI
 from mpishare.bench import session
 from mpishare.bench.cli import main
 
-available = session._available_nbytes
-session._available_nbytes = lambda: 1 << 20 if MPI.COMM_WORLD.rank == 1 else available()
+available = session.available_nbytes
+session.available_nbytes = lambda: 1 << 20 if MPI.COMM_WORLD.rank == 1 else available()
 sys.exit(main(sys.argv[1:]))
 """
 
