@@ -17,7 +17,6 @@ def _messages(name: str, naxes: int, max_nbytes: int | None) -> Case:
     return Case(
         name,
         f"halos by MPI messages, as to another node, in a cart of {AXES[naxes]}",
-        ("messages", "through the host"),
         {"host": ("persistent",), "cuda": ("mpi", "packed")},
         "benchmarks.halos",
         is_sized=True,
@@ -30,28 +29,24 @@ _CASES = (
     Case(
         "pairwise",
         "post, start, complete and wait with both neighbors, no data",
-        ("pairwise",),
         {"host": ("sendrecv", "barrier"), "cuda": ("sendrecv", "counters")},
         "benchmarks.ring",
     ),
     Case(
         "event",
         "record and wait: one hop to every waiter, and there and back",
-        ("hop", "pingpong"),
         dict.fromkeys(BOTH, ("bcast", "send")),
         "benchmarks.event",
     ),
     Case(
         "dot",
         "the sum over all ranks of the products of two arrays of 2^20 numbers",
-        ("dot",),
         dict.fromkeys(BOTH, ("vdot and allreduce",)),
         "benchmarks.dot",
     ),
     Case(
         "channel",
         "a stream of arrays from one rank to the next, written in place by a copy",
-        ("channel",),
         dict.fromkeys(BOTH, ("window", "send")),
         "benchmarks.channel",
         is_sized=True,
@@ -60,7 +55,6 @@ _CASES = (
     Case(
         "bandwidth",
         "copies into a rank's own and into its neighbor's segment",
-        ("own", "neighbor"),
         dict.fromkeys(BOTH, ("memcpy",)),
         "benchmarks.bandwidth",
         is_sized=True,
@@ -68,7 +62,6 @@ _CASES = (
     Case(
         "ring",
         "both neighbors' faces moved through windows",
-        ("window pairwise", "window fence"),
         {
             "host": ("isend", "persistent", "sendrecv"),
             "cuda": ("staged", *GPU_LIBRARIES, UPPER_BOUNDS),
@@ -88,7 +81,6 @@ _CASES = (
     Case(
         "faces",
         "ghosts across the last axis of a cube beside those across its first",
-        ("last axis",),
         dict.fromkeys(BOTH, ("first axis",)),
         "benchmarks.halos",
         is_sized=True,
@@ -99,7 +91,6 @@ _CASES = (
     Case(
         "inplace",
         "ghosts of fields that were shared in place, beside fields of allocate_each",
-        ("in place",),
         dict.fromkeys(BOTH, ("window fields",)),
         "benchmarks.halos",
         is_sized=True,
@@ -108,7 +99,6 @@ _CASES = (
     Case(
         "fresh",
         "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
-        ("new arrays", "kept, copied", "arrays in turn", "kept array"),
         {"host": ("sendrecv",), "cuda": ("staged",)},
         "benchmarks.fresh",
         is_sized=True,
@@ -126,7 +116,6 @@ _CASES = (
     Case(
         "jax",
         "an exchange in each of a hundred steps of a program that JAX has compiled",
-        ("loop", "recorded", "unrolled", "padded"),
         dict.fromkeys(BOTH, ("alone", "called", "mpi4jax")),
         "benchmarks.jitted",
         on_request=frozenset({"mpi4jax"}),
@@ -137,7 +126,6 @@ _CASES = (
     Case(
         "cg",
         "a pass of conjugate gradients in a box: 3 kernels, an exchange and 2 sums",
-        ("calls", "calls, dot", "graph", "one graph"),
         {"host": ("isend",), "cuda": ("staged", "nccl", UPPER_BOUNDS)},
         "benchmarks.cg",
         on_request=frozenset({"nccl"}),
@@ -148,7 +136,6 @@ _CASES = (
     Case(
         "calls",
         "how long the host is busy with an exchange: on CUDA not until it is done",
-        ("2 neighbors, 1 field", "26 neighbors, 16 fields"),
         {"host": (), "cuda": (UPPER_BOUNDS,)},
         "benchmarks.halos",
     ),

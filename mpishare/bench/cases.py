@@ -14,7 +14,6 @@ class Case:
 
     name: str
     summary: str  # what it times, in one line
-    variants: tuple[str, ...]  # of mpishare
     baselines: dict[str, tuple[str, ...]]  # for each backend
     module: str  # whose run(session, case) times it
     # The baselines that run only if the command line names them, or all: they take long to set up.
@@ -50,7 +49,6 @@ def halo(
     return Case(
         name,
         f"ghosts of blocks in a cart of {AXES[naxes]}, n cells a rank along each",
-        ("window fields", "private fields", "on the host fresh fields, others at each call"),
         {
             "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
             "cuda": ("staged", "mpi", "nccl"),
@@ -72,7 +70,6 @@ CASES = {
         Case(
             "setup",
             "making a node, windows, an event and plans; closing them is not counted",
-            ("Node, event, allocate, allocate_each, share_each", "plans"),
             {"host": ("allocate_shared",), "cuda": ()},
             "mpishare.bench.setup",
             is_default=True,
@@ -80,7 +77,6 @@ CASES = {
         Case(
             "fence",
             "Window.fence: every rank's work before every rank's next",
-            ("fence", "node.barrier"),
             {"host": ("barrier",), "cuda": ("barrier",)},
             "mpishare.bench.fence",
             is_default=True,
@@ -97,7 +93,6 @@ CASES = {
         Case(
             "allreduce",
             "the sum over all ranks of an array, in place",
-            ("reduce", "reduce graph", "reduce graph of 20", "window", "complex128"),
             {"host": ("allreduce",), "cuda": ("staged", "float", "mpi", "nccl")},
             "mpishare.bench.allreduce",
             on_request=frozenset({"mpi"}),

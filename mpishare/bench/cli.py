@@ -55,14 +55,10 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def case_list() -> str:
-    """Return what ``list`` prints: each case with its variants, and its baselines by backend.
-
-    Then what baselines do whose names do not tell it.
-    """
+    """Return what ``list`` prints: each case, its baselines by backend, and what these do."""
     lines = []
     for case in CASES.values():
         lines.append(f"{case.name:<10} {case.summary}")
-        lines.append(f"{_INDENT}{'; '.join(case.variants)}")
         lines += textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
         for backend, names in case.baselines.items():
             unasked = [name for name in names if name not in case.on_request]

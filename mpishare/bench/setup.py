@@ -20,7 +20,7 @@ from mpishare.bench.session import do_nothing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare import Event
+    from mpishare import Event, Window
     from mpishare.bench.cases import Case
     from mpishare.bench.measure import BlockSize
     from mpishare.bench.report import Clock, Row
@@ -44,32 +44,29 @@ def run(session: Session, case: Case) -> list[Row]:
 
     def add(name: str, *functions: Callable[..., Any], nbytes: int = 0, against: str = "") -> None:
         make = partial(Make, session, *functions)
-        comparison.add(name, make, nbytes=nbytes, against=tuple(filter(None, [against])))
+        comparison.add(name, make, nbytes=nbytes, against=(against,))
+
+    def wrong_of_all(window: Window) -> int:
+        return sum(_wrong_words(window.segment(rank)) for rank in range(node.size))
+
+    def allocate() -> Window:
+        return node.allocate(shape, "u8", fill=_FILL)
+
+    def allocate_each() -> Window:
+        return node.allocate_each(shape, "u8", fill=_FILL)
 
     add("Node", lambda: Node(session.comm, timeout_s=timeout_s), partial(_wrong_node, node))
     add("event", node.event, partial(_wrong_event, session))
-    add(
-        "allocate",
-        lambda: node.allocate(shape, "u8", fill=_FILL),
-        lambda window: _wrong_words(window.array),
-        nbytes=_NBYTES,
-        against="allocate_shared",
-    )
-    add(
-        "allocate_each",
-        lambda: node.allocate_each(shape, "u8", fill=_FILL),
-        lambda window: sum(_wrong_words(window.segment(rank)) for rank in range(node.size)),
-        nbytes=_NBYTES,
-    )
+    add("allocate", allocate, _wrong_of_one, nbytes=_NBYTES, against="allocate_shared")
+    add("allocate_each", allocate_each, wrong_of_all, nbytes=_NBYTES)
     # On the host, memory that exists already and can be shared is that of a window.
-    base = node.allocate_each(shape, "u8", fill=_FILL)
+    base = allocate_each()
     on_gpu = node.xp.full(shape, _FILL, "u8") if node.backend == "cuda" else None
-    add(
-        "share_each",
-        lambda: node.share_each(base.array if on_gpu is None else on_gpu, copy=False),
-        lambda window: sum(_wrong_words(window.segment(rank)) for rank in range(node.size)),
-        nbytes=_NBYTES,
-    )
+
+    def share_each() -> Window:
+        return node.share_each(base.array if on_gpu is None else on_gpu, copy=False)
+
+    add("share_each", share_each, wrong_of_all, nbytes=_NBYTES)
     cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
     for name, plan, count in (
         ("plan", _Plan, 1),
@@ -78,8 +75,7 @@ def run(session: Session, case: Case) -> list[Row]:
     ):
         make = partial(plan, session, cart, count)
         comparison.add(name, make, nbytes=FACE_NBYTES, against=("handles",))
-    shared = partial(_SharedWindow, node), lambda window: _wrong_words(window.array)
-    make_shared: Callable[[], Variant] = partial(Make, session, *shared)
+    make_shared = partial(Make, session, partial(_SharedWindow, node), _wrong_of_one)
     comparison.add_baselines("allocate_shared", {"allocate_shared": make_shared}, nbytes=_NBYTES)
     comparison.add_brought(session)
     rows = comparison.run(_LEAST_TURNS)
@@ -114,6 +110,10 @@ def _wrong_event(session: Session, made: Event) -> int:
         made.wait()
     session.synchronize()
     return 0
+
+
+def _wrong_of_one(window: Any) -> int:
+    return _wrong_words(window.array)
 
 
 def _wrong_words(array: Any) -> int:
