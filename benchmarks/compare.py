@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 PROG = "python -m benchmarks compare"
 _CLOCKS = {"latency": "latency", "throughput": "back to back"}
+_KEY = ("case", "nbytes", "n", "width", "fields", "corners", "arm", "clock")
+
+Run = tuple[dict[str, Any], dict[tuple[Any, ...], Row]]
 
 
 def main(argv: Sequence[str]) -> int:
     """Compare two files and return the exit status: 2 if they are not two runs."""
-    parser = Parser(
-        prog=PROG,
-        description="Show the medians of two runs side by side, by case, variant, size and clock.",
-        allow_abbrev=False,
-    )
+    about = "Show the medians of two runs side by side, by case, variant, size and clock."
+    parser = Parser(prog=PROG, description=about, allow_abbrev=False)
     parser.add_argument("a", metavar="a.json", help="the JSON of a run (--output a.json)")
     parser.add_argument("b", metavar="b.json", help="the JSON of another one")
     try:
@@ -38,43 +38,32 @@ def main(argv: Sequence[str]) -> int:
 
 def compared(a: str, b: str) -> str:
     """Return the table of two runs; `UsageError` if they have nothing in common."""
-    (environment_a, rows_a), (environment_b, rows_b) = read_run(a), read_run(b)
-    found_a, found_b = ({_key(row): row for row in rows} for rows in (rows_a, rows_b))
-    both = [key for key in found_a if key in found_b]
-    if not both:
+    runs = {"a": read_run(a), "b": read_run(b)}
+    (_, found), (_, others) = runs.values()
+    if not found.keys() & others.keys():
         raise UsageError(f"{a} and {b} have no case, arm, size and clock in common")
     lines = [["case", "size", "variant", "clock", "a, us", "b, us", "b / a"]]
     last: tuple[Any, ...] = ()
-    for key in both:
-        row, other = found_a[key], found_b[key]
-        place = row.case, row.nbytes
-        case, size = (row.case, size_text(row.nbytes)) if place != last else ("", "")
-        last = place
-        cells = [case, size if row.nbytes else "", row.arm, _CLOCKS[row.clock]]
-        lines.append([*cells, _median(row), _median(other), _ratio(row, other)])
-    texts = [f"a: {a}: {_origin(environment_a)}", f"b: {b}: {_origin(environment_b)}", ""]
-    texts += aligned(lines, left=(0, 2, 3))
-    for letter, found, other_found in (("a", found_a, found_b), ("b", found_b, found_a)):
-        alone = len(found.keys() - other_found.keys())
-        if alone:
-            texts += ["", f"in {letter} alone: {alone} of {len(found)} rows"]
+    for row, other in ((row, others[key]) for key, row in found.items() if key in others):
+        is_new, last = (row.case, row.nbytes) != last, (row.case, row.nbytes)
+        head = [row.case if is_new else "", size_text(row.nbytes) if is_new and row.nbytes else ""]
+        ratio = "" if None in (row.median_us, other.median_us) else _ratio(row, other)
+        times = [_median(row), _median(other), ratio]
+        lines.append([*head, row.arm, _CLOCKS[row.clock], *times])
+    names = {"a": a, "b": b}
+    texts = [f"{x}: {names[x]}: {_origin(header)}" for x, (header, _) in runs.items()]
+    texts += ["", *aligned(lines, left=(0, 2, 3))]
+    for letter, mine, theirs in (("a", found, others), ("b", others, found)):
+        alone = len(mine.keys() - theirs.keys())
+        texts += ["", f"in {letter} alone: {alone} of {len(mine)} rows"] if alone else []
     return "\n".join(texts) + "\n"
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    return row.case, row.nbytes, row.n, row.width, row.fields, row.corners, row.arm, row.clock
-
-
-def _origin(environment: dict[str, Any]) -> str:
+def _origin(header: dict[str, Any]) -> str:
     """Return where a run is from: a difference here is one of the machine, not of the program."""
-    gpus = sorted({str(gpu.get("name")) for gpu in environment.get("gpus", ())})
-    parts = [
-        environment.get("hostname"),
-        *gpus,
-        counted(environment.get("ranks", 0), "rank"),
-        environment.get("date"),
-    ]
-    return ", ".join(str(part) for part in [*parts, environment.get("git_revision")] if part)
+    gpus = sorted({str(gpu.get("name")) for gpu in header.get("gpus", ())})
+    parts = [header.get("hostname"), *gpus, counted(header.get("ranks", 0), "rank")]
+    return ", ".join(filter(None, [*parts, header.get("date"), header.get("git_revision")]))
 
 
 def _median(row: Row) -> str:
@@ -83,18 +72,18 @@ def _median(row: Row) -> str:
 
 
 def _ratio(row: Row, other: Row) -> str:
-    is_known = row.median_us and other.median_us
-    return f"{(other.median_us or 0) / (row.median_us or 1):.2f}" if is_known else ""
+    return f"{(other.median_us or 0) / (row.median_us or 1):.2f}"
 
 
-def read_run(name: str) -> tuple[dict[str, Any], list[Row]]:
-    """Return the environment and the rows of a run; `UsageError` if the file is not one."""
+def read_run(name: str) -> Run:
+    """Return the header and the rows of a run; `UsageError` if the file is not one."""
     try:
         found = json.loads(Path(name).read_text())
         # A file of another revision may have more keys.
-        rows = [{key: row[key] for key in COLUMNS if key in row} for row in found["rows"]]
-        return dict(found["header"]), [Row(**row) for row in rows]
+        rows = [Row(**{key: row[key] for key in COLUMNS if key in row}) for row in found["rows"]]
+        header = dict(found["header"])
     except OSError as exc:
         raise UsageError(f"{name}: {exc.strerror}") from None
     except (ValueError, TypeError, LookupError):
         raise UsageError(f"{name}: not the JSON of a run (--output a.json)") from None
+    return header, {tuple(getattr(row, key) for key in _KEY): row for row in rows}
