@@ -9,13 +9,15 @@ import signal
 import stat
 import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from mpishare.coordination.abort import abort_after, say
+from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
+from mpishare.errors import format_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 # Programs that read the output of the ranks they started, and write it to their own.
 _LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
+
+#: Move to the line above, and empty it.
+_UP = "\x1b[1A\x1b[2K"
 
 
 class UsageError(Exception):
@@ -200,6 +205,56 @@ def _columns_of_launcher(fd: int) -> int:
         return os.get_terminal_size(terminal).columns if os.isatty(terminal) else 0
     finally:
         os.close(terminal)
+
+
+class Progress:
+    """A line on the stderr of rank 0 where a person sees it, else nothing.
+
+    It is drawn by these calls alone, between timed blocks, so that it takes no time from them.
+    Every write ends its line, since Open MPI passes on whole lines.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._columns = columns_of(sys.stderr) if is_shown else 0
+        self._is_drawn = False
+        self._done = self._turns = 0
+
+    def expect(self, turns: int) -> None:
+        """Set how often `advance` will be called."""
+        self._turns = turns
+
+    def show(self, case: str, nbytes: int, variant: str) -> None:
+        """Show what is being timed."""
+        if self._columns:
+            size = f" {format_nbytes(nbytes)}" if nbytes else ""
+            line = f"{100 * self._done // max(self._turns, 1):3d} %  {case}{size}: {variant}"
+            self._write(line[: self._columns - 1])
+            self._is_drawn = True
+
+    def advance(self, turns: int = 1) -> None:
+        """Count turns: in each every variant has run once more."""
+        self._done += turns
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"{_UP if self._is_drawn else ''}{line}\n")
+        sys.stderr.flush()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Remove the line for what goes to stdout, which may be the same terminal."""
+        self.close()
+        yield
+        sys.stdout.flush()
+        if self._columns:
+            wait_briefly(is_output_read)
+
+    def close(self) -> None:
+        """Remove the line."""
+        if self._is_drawn:
+            self._write("")
+            # Two pipes lead to one terminal: what comes next must not overtake this.
+            wait_briefly(is_output_read)
+            self._is_drawn = False
 
 
 def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import BASELINE_NOTES, CASES
+from mpishare.bench.cases import CASES, NOTES
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
-from mpishare.bench.report import compare
-from mpishare.bench.report.render import FILE_FORMATS, WIDTH, heading, of_case, render
+from mpishare.bench.report import WIDTH, as_json, heading, of_case, summary, table
 from mpishare.cli import (
     StoppedError,
     UsageError,
@@ -31,26 +30,23 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.bench.report.rows import Row
+    from mpishare.bench.report import Row
     from mpishare.bench.session import Session
 
 _INDENT = " " * 11  # under the names of cases
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run ``python -m mpishare.bench`` and return its exit status.
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """Run the benchmark and return its exit status.
 
     Collective over COMM_WORLD, host-blocking. 0: every result was right. 1: a result was wrong, or
     the run failed. 2: the command line is wrong. 130: it was interrupted. A rank that raises aborts
     all with status 1.
     """
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["compare"]:
-        return compare.main(arguments[1:])
     try:
-        options = parse(arguments)
+        options = parse(argv, prog)
     except UsageError as exc:
-        return fail_usage(PROG, str(exc))
+        return fail_usage(prog, str(exc))
     if options.cases == ("list",):
         if is_first_process():
             sys.stdout.write(case_list())
@@ -59,14 +55,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def case_list() -> str:
-    """Return what ``list`` prints: each case with its variants, and its baselines by backend.
-
-    Then what baselines do whose names do not tell it.
-    """
+    """Return what ``list`` prints: each case, its baselines by backend, and what these do."""
     lines = []
     for case in CASES.values():
         lines.append(f"{case.name:<10} {case.summary}")
-        lines.append(f"{_INDENT}{'; '.join(case.variants)}")
         lines += textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
         for backend, names in case.baselines.items():
             unasked = [name for name in names if name not in case.on_request]
@@ -74,12 +66,12 @@ def case_list() -> str:
             texts = [", ".join(unasked), "when named " + ", ".join(named) if named else ""]
             if names:
                 lines.append(f"{_INDENT}{backend}: against {'; '.join(filter(None, texts))}")
-        options = "takes --width, --fields, --corners" if case.takes_halo else ""
+        options = "takes --width, --fields, --corners" if case.naxes else ""
         absent = "" if case.is_default else "runs by its name or by 'all'"
         if options or absent:
             lines.append(f"{_INDENT}{'; '.join(filter(None, (options, absent)))}")
     lines += ["", "baselines whose names do not tell what they do:"]
-    lines += [f"{name:<10} {text}" for name, text in BASELINE_NOTES.items()]
+    lines += [f"{name:<10} {NOTES[name]}" for name in sorted(NOTES)]
     return "\n".join(lines) + "\n"
 
 
@@ -91,15 +83,14 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
     # Before the run: only rank 0 writes the files, and knows whether it can.
     problem = comm.bcast(_problem(options) if comm.rank == 0 else None, 0)
     if problem is not None:
-        return fail_usage(PROG, problem)
+        return fail_usage(options.prog, problem)
     try:
         session = Session(comm, options)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
-        return fail_run(PROG, comm, exc)
+        return fail_run(options.prog, comm, exc)
     found = {**environment.gather(session), "left_out": session.left_out}
     is_shown = options.format == "table" and comm.rank == 0
-    columns = columns_of(sys.stdout) if is_shown else 0
-    width = min(columns or WIDTH, WIDTH)
+    width = min((columns_of(sys.stdout) if is_shown else 0) or WIDTH, WIDTH)
 
     def show(text: str) -> None:
         if is_shown:
@@ -107,7 +98,7 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
                 sys.stdout.write(text)
 
     def finish(case: str) -> None:
-        show(of_case(case, found, session.rows, width, is_color=columns > 0))
+        show(of_case(case, found, session.rows, width))
 
     def write(interrupted: str | None = None) -> int:
         found["interrupted"] = interrupted
@@ -115,21 +106,22 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
         try:
             _write(options, found, session.rows)
         except OSError as error:
-            return fail_run(PROG, comm, error)
+            return fail_run(options.prog, comm, error)
         return int(any(row.wrong for row in session.rows))
 
     show(heading(found, width))
     interrupted = measure_all(session, finish, write)
+    show(summary(session.rows, width))
     status = write() if comm.rank == 0 and not interrupted else 0
     if comm.rank == 0 and options.plot:
-        from mpishare.bench.report.plot import draw
+        from mpishare.bench.plot import draw
 
         draw(Path(options.plot), found, session.rows)
     sys.stdout.flush()
     if interrupted:
         if comm.rank == 0:
             kept = f"{options.output} has" if options.output else "above is"
-            say(f"{PROG}: interrupted in {interrupted}; {kept} what was finished\n")
+            say(f"{options.prog}: interrupted in {interrupted}; {kept} what was finished\n")
         return session.signals.exit_status
     # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
     return int(comm.bcast(status))
@@ -150,7 +142,7 @@ def measure_all(
         progress.expect(options.repeat * sum(turns))
         session.budget.expect(sum(turns))
         for name in options.cases:
-            module = import_module(f"mpishare.bench.cases.{CASES[name].module or name}")
+            module = import_module(CASES[name].module)
             if session.comm.rank == 0:
                 session.signals.first = partial(write, name)
             try:
@@ -180,20 +172,16 @@ def _problem(options: Options) -> str | None:
 
 
 def _write(options: Options, environment: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Write the report to the file of the options, and what is not a table to stdout."""
-    suffix = Path(options.output or "").suffix[1:]
-    file_format = suffix if suffix in FILE_FORMATS else options.format
-    # Tables are there already.
-    if options.format != "table" and (options.output is None or file_format != options.format):
-        sys.stdout.write(render(options.format, environment, rows))
-    if options.output is not None:
-        text = render(file_format, environment, rows)
-        try:
-            Path(options.output).write_text(text)
-        except OSError:
-            # A full disk must not lose the run: the report goes to stdout.
-            sys.stdout.write(text)
-            raise
-    if options.format == "csv":
-        # Stdout has rows and nothing else.
-        sys.stderr.write("".join(f"{note}\n" for note in environment["notes"]))
+    """Write the report to the file of the options, and JSON to stdout; tables are there already."""
+    data = as_json(environment, [row.as_dict() for row in rows])
+    if options.output is None:
+        sys.stdout.write(data if options.format == "json" else "")
+        return
+    is_data = options.format == "json" or Path(options.output).suffix == ".json"
+    text = data if is_data else table(environment, rows)
+    try:
+        Path(options.output).write_text(text)
+    except OSError:
+        # A full disk must not lose the run: the report goes to stdout.
+        sys.stdout.write(text)
+        raise

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpishare.bench.cases import BROUGHT
 from mpishare.bench.measure import block_size, max_over_ranks, time_batches, time_each
-from mpishare.bench.report.rows import BASELINE, CLOCKS, OWN, Clock, Row, set_ratios
+from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Row, compare
 from mpishare.cli import StoppedError
 from mpishare.errors import UnsupportedError
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from mpishare.bench.cases import Case
     from mpishare.bench.measure import BlockSize
-    from mpishare.bench.report.rows import Kind
+    from mpishare.bench.report import Kind
     from mpishare.bench.session import Session
 
     Make = Callable[[], "Variant"]
@@ -54,11 +56,6 @@ class Variant:
     def step(self) -> None:
         """Do once what is timed."""
         raise NotImplementedError
-
-    @property
-    def call(self) -> Callable[[], object]:
-        """The call inside `step`, with as little around it as possible: to time a call itself."""
-        return self.step
 
     def fill(self, token: int) -> None:
         """Write what this rank sends; `token` differs from step to step."""
@@ -112,7 +109,6 @@ class Wrapper(Variant):
             setattr(self, name, getattr(inner, name))
 
     def close(self) -> None:
-        """Close the inner variant."""
         self.inner.close()
 
 
@@ -149,7 +145,8 @@ class Comparison:
             return False
         if baseline in case.baselines[backend]:
             return True
-        if baseline in (options.against or ()):
+        is_elsewhere = any(baseline in names for names in case.baselines.values())
+        if is_elsewhere and baseline in (options.against or ()):
             self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes)
             self._timed[-1].reason = f"the {backend} backend has no rival {baseline}"
         return False
@@ -191,6 +188,12 @@ class Comparison:
             for name, make in variants.items():
                 self.add(name, make, kind=BASELINE, nbytes=nbytes)
 
+    def add_brought(self, problem: object) -> None:
+        """Enter the baselines that other packages bring, of what the case measures."""
+        for name, module in BROUGHT.items():
+            if self.includes(name):
+                getattr(import_module(module), f"enter_{name}")(self, problem)
+
     def run(self, least_turns: int = 1) -> list[Row]:
         """Time all variants and return a row for each of them and each clock.
 
@@ -207,7 +210,7 @@ class Comparison:
         rows = [row for each in timed for row in each.rows()]
         baselines = tuple(each.row.arm for each in timed if each.row.kind == BASELINE)
         own = [each for each in timed if each.row.kind == OWN]
-        set_ratios(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
+        compare(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
         self._close()
         self._session.rows += rows
         return rows

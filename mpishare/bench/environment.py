@@ -31,7 +31,7 @@ _PACKAGES = {"numpy": "numpy", "mpi4py": "mpi4py", "cupy": "cupy", "torch": "tor
 _PACKAGES |= {
     "cuda-bindings": "cuda.bindings",
     "nvshmem4py": "nvshmem",
-    "nccl": "mpishare.bench.baselines.nccl",
+    "nccl": "mpishare.bench.nccl",
     "nccl4py": "nccl.core",
 }
 #: Settings of mpishare and other libraries that a reader must know.
@@ -72,21 +72,22 @@ def gather(session: Session) -> dict[str, Any]:
         "host_code": node.report().host_code,
         "ranks": comm.size,
         "nodes": len(hosts),
-        "cpu": _cpu(),
+        "cpu": _found_in("/proc/cpuinfo", r"^model name\s*: (.*)$"),
         # Of the host of rank 0: those of its ranks, which may be bound; of rank 0; of the machine.
         "cores": hosts[0]["cores"],
         "cores_per_rank": len(ranks[0]["affinity"]),
         "cores_of_machine": os.cpu_count(),
+        "load": os.getloadavg()[0],  # of the last minute
         "hosts": hosts,
         "gpus": _gpus(ranks),
         "links": [link for seen in ranks for link in seen["links"]],
         "mps": None if node.device is None else node.device.mps,
-        "driver": _driver_version(),
+        "driver": _found_in("/proc/driver/nvidia/version", r"\s(\d+\.\d+(?:\.\d+)?)\s"),
         "cuda": _cuda_version(session),
         "mpi_library": MPI.Get_library_version().strip("\0 \n").partition("\n")[0].strip(),
         "versions": versions(),
         "git_revision": session.options.revision or (_git_revision() if comm.rank == 0 else None),
-        "command": command(comm.size, sys.argv[1:], os.environ),
+        "command": command(session.options.prog, comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
     found["notes"] = crowded(ranks) + notes(found["gpus"])
@@ -105,17 +106,12 @@ def _describe_rank(session: Session) -> dict[str, Any]:
     device = node.device
     links = []
     if node.rank == 0 and device is not None:
-        links = [
-            {
-                "origin": node.ranks[pair.origin],
-                "target": node.ranks[pair.target],
-                "link": pair.link,
-                "route": pair.route,
-                "reason": pair.reason,
-            }
-            for pair in node.report().pairs
-            if pair.origin != pair.target
-        ]
+        for pair in node.report().pairs:
+            if pair.origin != pair.target:
+                ends = {"origin": node.ranks[pair.origin], "target": node.ranks[pair.target]}
+                links.append(
+                    {**ends, "link": pair.link, "route": pair.route, "reason": pair.reason}
+                )
     names = ("name", "uuid", "pci_id", "mps")
     gpu = None if device is None else {name: getattr(device, name) for name in names}
     return {
@@ -172,7 +168,7 @@ def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+def command(prog: str, ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
     """Return the command of this run, with the settings that change what is measured."""
     settings = [f"{name}={shlex.quote(variables[name])}" for name in _SETTINGS if name in variables]
     kept, rest = [], iter(arguments)
@@ -182,7 +178,7 @@ def command(ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) 
         elif argument.partition("=")[0] not in _REPORT_OPTIONS:
             kept.append(argument)
     # The ranks do not know which launcher started them.
-    started = f"mpirun -n {ranks} python -m mpishare.bench"
+    started = f"mpirun -n {ranks} {prog}"
     return " ".join([*settings, started, *map(shlex.quote, kept)])
 
 
@@ -192,23 +188,12 @@ def _imported_version(module: str) -> str | None:
     return None if version is None else str(version)
 
 
-def _cpu() -> str | None:
-    """Return the model of the CPU, None where the system does not say."""
+def _found_in(file: str, pattern: str) -> str | None:
+    """Return the group of a pattern in a file of the system, None where there is no such thing."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(pattern, Path(file).read_text(), re.MULTILINE)
     except OSError:
         return None
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1] if found else None
-
-
-def _driver_version() -> str | None:
-    """Return the version of the kernel driver, e.g. 580.159."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return None
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found[1] if found else None
 
 

@@ -6,7 +6,7 @@ import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,43 +42,6 @@ def block_size(iters: int | None, step_s: float) -> BlockSize:
         iters = min(max(int(BLOCK_S / max(step_s, 1e-9)), _MIN_ITERS), _MAX_ITERS)
     batches = min(_BATCHES, iters)
     return BlockSize(iters, batches, iters // batches)
-
-
-class Budget:
-    """The time that ``--seconds`` gives a run: each part has an equal share of what is left.
-
-    A part is the comparison of one case and size. Rank 0's clock decides for all.
-    """
-
-    def __init__(self, comm: MPI.Intracomm, seconds: float | None) -> None:
-        self._comm = comm
-        self._seconds = seconds
-        self._parts = 1
-        self._end = self._part_end = monotonic() + (seconds or 0.0)
-
-    def expect(self, parts: int) -> None:
-        """Set how many parts there will be."""
-        self._parts = max(parts, 1)
-
-    def begin(self) -> None:
-        """Begin a part. Local."""
-        now = monotonic()
-        self._part_end = now + (self._end - now) / self._parts
-        self.skip()
-
-    def skip(self) -> None:
-        """Count a part that is left out. Local."""
-        self._parts = max(self._parts - 1, 1)
-
-    def left_out(self) -> str | None:
-        """Return why there is no time for another part, None where there is. Collective."""
-        if self._seconds is None or self._comm.bcast(monotonic() < self._end):
-            return None
-        return f"the {self._seconds:g} s of --seconds were over"
-
-    def allows(self, more_s: float) -> bool:
-        """Return whether the part has that much time left. Collective."""
-        return self._seconds is None or self._comm.bcast(monotonic() + more_s <= self._part_end)
 
 
 @contextmanager

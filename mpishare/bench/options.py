@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import BASELINES, CASES, DEFAULT_CASES
+from mpishare.bench.cases import CASES, baselines, default_cases, halo_cases
 from mpishare.cli import Parser, UsageError, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 PROG = "python -m mpishare.bench"
-
 #: The sizes of a full run, in bytes; ``--min`` and ``--max`` cut it and stand in it themselves.
 SIZES = (8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 #: The sizes of a run that names none; a machine without a GPU copies a hundred times slower.
@@ -24,18 +23,13 @@ DEFAULT_SIZES = {
     "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20),
 }
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
-
 #: The words of the check have four bits for the number of the field.
 _MAX_FIELDS = 16
-_HALO_CASES = ", ".join(name for name, case in CASES.items() if case.takes_halo)
-
-_EPILOG = f"""\
+_EPILOG = """\
 cases: 'list' says what each of them times, and what the baselines are; 'all' runs every case at
 every size. Without a case these run, at the sizes that end soon:
-{", ".join(DEFAULT_CASES)}.
-'compare a.json b.json' shows two runs side by side.
+{defaults}.
 Sizes are in bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case it is the
 size of a face: n, the cells per rank along each axis, is chosen to come near it, and the row has
 the bytes that result.
@@ -83,18 +77,13 @@ def _number(flag: str, default: Any, text: str, parser: Callable[[str], Any]) ->
 class Options:
     """What the command line asks for; the help texts describe the options.
 
-    Attributes
-    ----------
-    cases : tuple of str
-        The cases to run, in order; ``("list",)`` to print them.
-    full : bool
-        Whether a case runs at every size where the command line names none.
-    against : tuple of str or None
-        The baselines to run beside mpishare; None for those that a case runs by default, and
-        ``"all"`` among them for every one that it has on the backend.
+    `cases` may be ``("list",)``, to print them. `full`: a case runs at every size where the command
+    line names none. `against` is None for the baselines that a case runs by default, and has
+    ``"all"`` for every one that it has on the backend.
     """
 
-    cases: tuple[str, ...] = DEFAULT_CASES
+    cases: tuple[str, ...] = ()
+    prog: str = PROG
     full: bool = False
     min_nbytes: int | None = _option("--min", None, "smallest face", "SIZE", type=parse_nbytes)
     max_nbytes: int | None = _option("--max", None, "largest face", "SIZE", type=parse_nbytes)
@@ -111,27 +100,27 @@ class Options:
     against: tuple[str, ...] | None = _option(
         "--against",
         None,
-        f"none, all, or some of: {', '.join(BASELINES)}; without it, those that end soon",
+        "none, all, or some of: {baselines}; without it, those that end soon",
         "BASELINE,...",
     )
-    width: int = _number("--width", 1, f"ghost cells per side, for {_HALO_CASES}", _integer(1))
+    width: int = _number("--width", 1, "ghost cells per side, for {halo}", _integer(1))
     fields: int = _number(
         "--fields",
         1,
-        f"fields per exchange, 1 to {_MAX_FIELDS}, for {_HALO_CASES}",
+        f"fields per exchange, 1 to {_MAX_FIELDS}, for {{halo}}",
         _integer(1, _MAX_FIELDS),
     )
     corners: bool = _option(
-        "--corners", False, f"edges and corners too, for {_HALO_CASES}", action="store_true"
+        "--corners", False, "edges and corners too, for {halo}", action="store_true"
     )
     format: str = _option(
-        "--format", "table", "of the report (%(default)s)", choices=("table", "json", "csv")
+        "--format", "table", "of the report (%(default)s)", choices=("table", "json")
     )
     output: str | None = _option(
-        "--output", None, "write the report to FILE; as JSON or CSV by its name", "FILE"
+        "--output", None, "write the report to FILE; as JSON where its name ends in .json", "FILE"
     )
     plot: str | None = _option(
-        "--plot", None, f"draw time and ratios over size: {', '.join(PLOT_SUFFIXES)}", "FILE"
+        "--plot", None, f"draw the times over the size: {', '.join(PLOT_SUFFIXES)}", "FILE"
     )
     revision: str | None = _option(
         "--revision", None, "of mpishare in the report, where git does not know it", "TEXT"
@@ -170,27 +159,28 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """Return the options that change a number, for the report."""
         options = asdict(self)
-        for name in ("format", "output", "plot", "revision"):
+        for name in ("format", "output", "plot", "prog", "revision"):
             del options[name]
         return options
 
 
-def _parser() -> Parser:
+def _parser(prog: str) -> Parser:
     parser = Parser(
-        prog=f"mpirun -n 4 {PROG}",
+        prog=f"mpirun -n 4 {prog}",
         description="Measure mpishare against baselines, with every result checked.",
-        epilog=_EPILOG,
+        epilog=_EPILOG.format(defaults=", ".join(default_cases())),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     listed = "list, all, or some of: " + ", ".join(CASES)
     parser.add_argument("cases", nargs="*", metavar="case", help=listed)
+    names = {"baselines": ", ".join(baselines()), "halo": halo_cases()}
     for each in fields(Options):
         if each.metadata:
             arguments = dict(each.metadata)
-            parser.add_argument(
-                arguments.pop("flag"), dest=each.name, default=each.default, **arguments
-            )
+            arguments["help"] = arguments["help"].format(**names)
+            flag = arguments.pop("flag")
+            parser.add_argument(flag, dest=each.name, default=each.default, **arguments)
     return parser
 
 
@@ -212,7 +202,7 @@ def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
     if "all" in names:
         return tuple(CASES), True
     # In the order they were named, each once.
-    return tuple(dict.fromkeys(names)) or DEFAULT_CASES, False
+    return tuple(dict.fromkeys(names)) or default_cases(), False
 
 
 def _chosen_baselines(text: str | None) -> tuple[str, ...] | None:
@@ -224,22 +214,22 @@ def _chosen_baselines(text: str | None) -> tuple[str, ...] | None:
     names = [name.strip() for name in text.split(",")]
     if "none" in names:
         raise UsageError("--against: 'none' stands alone")
-    _require_known("--against: unknown baseline", names, ("none", "all", *BASELINES))
+    _require_known("--against: unknown baseline", names, ("none", "all", *baselines()))
     return tuple(dict.fromkeys(names))
 
 
-def parse(argv: list[str] | None = None) -> Options:
+def parse(argv: Sequence[str] | None = None, prog: str = PROG) -> Options:
     """Parse the command line, the same on every rank; `UsageError` if it is wrong."""
-    found = vars(_parser().parse_intermixed_args(argv))
+    found = vars(_parser(prog).parse_intermixed_args(argv))
     found["cases"], found["full"] = _chosen_cases(found["cases"])
     found["against"] = _chosen_baselines(found["against"])
-    options = Options(**found)
+    options = Options(**found, prog=prog)
     low, high = options.min_nbytes, options.max_nbytes
     if low is not None and high is not None and low > high:
         raise UsageError(f"--min ({low} bytes) is larger than --max ({high} bytes)")
     # Options of the halo cases would change nothing where none of these runs.
-    if options.cases != ("list",) and not any(CASES[name].takes_halo for name in options.cases):
+    if options.cases != ("list",) and not any(CASES[name].naxes for name in options.cases):
         for name in ("width", "fields", "corners"):
             if getattr(options, name) != getattr(Options, name):
-                raise UsageError(f"--{name} is for {_HALO_CASES}, and none of them is to run")
+                raise UsageError(f"--{name} is for {halo_cases()}, and none of them is to run")
     return options

@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from functools import partial
-from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
-from mpishare.bench.measure import Budget
-from mpishare.bench.progress import Progress
-from mpishare.cli import Signals
+from mpishare.bench.report import size_text
+from mpishare.cli import Progress, Signals
 from mpishare.errors import format_nbytes
 from mpishare.halo.routes import agree_on_forced
+from mpishare.memory.shared import available_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
 
-    from mpishare.bench.baselines.library import Library
     from mpishare.bench.cases import Case
+    from mpishare.bench.library import Library
     from mpishare.bench.options import Options
-    from mpishare.bench.report.rows import Row
+    from mpishare.bench.report import Row
 
 Made = TypeVar("Made")
 
 
-def _available_nbytes() -> int | None:
-    try:
-        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-    except OSError:
-        return None
-    return None if found is None else int(found[1]) << 10
+class Budget:
+    """The time that ``--seconds`` gives a run: each part has an equal share of what is left.
+
+    A part is the comparison of one case and size. Rank 0's clock decides for all.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, seconds: float | None) -> None:
+        self._comm, self._seconds, self._parts = comm, seconds, 1
+        self._end = self._part_end = monotonic() + (seconds or 0.0)
+
+    def expect(self, parts: int) -> None:
+        """Set how many parts there will be."""
+        self._parts = max(parts, 1)
+
+    def begin(self) -> None:
+        """Begin a part. Local."""
+        now = monotonic()
+        self._part_end = now + (self._end - now) / self._parts
+        self.skip()
+
+    def skip(self) -> None:
+        """Count a part that is left out. Local."""
+        self._parts = max(self._parts - 1, 1)
+
+    def left_out(self) -> str | None:
+        """Return why there is no time for another part, None where there is. Collective."""
+        if self._seconds is None or self._comm.bcast(monotonic() < self._end):
+            return None
+        return f"the {self._seconds:g} s of --seconds were over"
+
+    def allows(self, more_s: float) -> bool:
+        """Return whether the part has that much time left. Collective."""
+        return self._seconds is None or self._comm.bcast(monotonic() + more_s <= self._part_end)
 
 
 def do_nothing() -> None:
@@ -45,8 +70,7 @@ class Session:
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
         #: All ranks of the run; the maximum over the ranks is taken here.
-        self.comm = comm
-        self.options = options
+        self.comm, self.options = comm, options
         self.progress = Progress(is_shown=comm.rank == 0)
         self.budget = Budget(comm, options.limit_s)
         self.node = Node(comm, timeout_s=options.timeout_s)
@@ -67,8 +91,6 @@ class Session:
         self.ranks_per_gpu = max(gpus.values(), default=0)
         #: The libraries that were opened, or None and the reason.
         self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
-        #: Of each program of `trial` that was run: why it failed, or None.
-        self.trials: dict[str, str | None] = {}
         #: The rows that are finished, and for each case the sizes that were left out.
         self.rows: list[Row] = []
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
@@ -99,23 +121,17 @@ class Session:
 
         return synchronize_and_call
 
-    def device_copy(self, target: Any, source: Any) -> Callable[[], None]:
-        """Return a call of the CUDA runtime that copies on the GPU, with addresses found now."""
-        pointers, kind = (int(target.data.ptr), int(source.data.ptr)), 3  # cudaMemcpyKind
-        memcpy = self.node.xp.cuda.runtime.memcpyAsync
-        return partial(memcpy, *pointers, int(source.nbytes), kind, int(self.stream.ptr))
-
     def require_memory(self, nbytes: int) -> None:
         """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank.
 
         Local. A host overcommits memory and then kills the process that touches it.
         """
         if self.on_cuda:
-            available: int | None = self.node.xp.cuda.runtime.memGetInfo()[0]
+            available: int = self.node.xp.cuda.runtime.memGetInfo()[0]
             where, needed = "GPU", nbytes * self.ranks_per_gpu
         else:
-            where, needed, available = "node", nbytes * self.node.size, _available_nbytes()
-        if available is not None and needed > available:
+            where, needed, available = "node", nbytes * self.node.size, available_nbytes()
+        if needed > available:
             raise MemoryError(
                 f"{format_nbytes(needed)} of memory are needed on a {where} and "
                 f"{format_nbytes(available)} available"
@@ -134,7 +150,7 @@ class Session:
         if reason is None:
             _, reason = self.attempt(lambda: self.require_memory(needed_nbytes))
         if reason is not None:
-            self.left_out[case.name].append(f"{format_nbytes(nbytes)} left out: {reason}")
+            self.left_out[case.name].append(f"{size_text(nbytes)} left out: {reason}")
             self.skip()
         return reason is None
 

@@ -276,7 +276,7 @@ def _check_room(nbytes: int) -> None:
     free = free_nbytes()
     if nbytes > free:
         raise _no_room(nbytes, free)
-    available = _available()
+    available = available_nbytes()
     if nbytes > available:
         raise UnsupportedError(
             f"cannot reserve {format_nbytes(nbytes)} of shared memory: this machine has "
@@ -307,7 +307,7 @@ def _no_room(nbytes: int, free: int) -> UnsupportedError:
     )
 
 
-def _available() -> int:
+def available_nbytes() -> int:
     """Return how much memory this machine has left."""
     meminfo = Path("/proc/meminfo").read_text()
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)

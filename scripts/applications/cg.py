@@ -5,7 +5,7 @@ exchange of one field and two sums over the ranks; its scalars stay on the GPU, 
 that ends the solve: `mpishare.capture` makes the loop a part of the graph. Without a GPU the same
 program runs on NumPy. With `--product csr` the matrix is a sparse one, multiplied by cuSPARSE (on
 the host by SciPy), both sums are those of `Allreduce.dot`, and the host makes the loop.
-`python -m mpishare.bench cg` times the same solve beside NCCL and staged MPI.
+`python -m benchmarks cg` times the same solve beside NCCL and staged MPI.
 
     mpirun -n 4 python scripts/applications/cg.py --n 32 --check --plot cg.png
 """
@@ -24,17 +24,16 @@ import numpy as np
 import outcome
 import picture
 import timing
+from poisson import poisson
 
 import mpishare
-from mpishare.bench.problems.poisson import poisson
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
     from mpi4py import MPI
-
-    from mpishare.bench.problems.poisson import Poisson
+    from poisson import Poisson
 
 AT_MOST = 100_000  # iterations
 PER_LOOK = 4  # iterations on a GPU between two looks at the flag; further ones do no harm

@@ -12,7 +12,7 @@ arrows                 pairs of rooms of which the first imports from the second
 floors                 rooms on the longest chain of imports; rooms that import each other in a
                        circle stand on one floor
 circles                such groups of rooms
-lines                  of *.py, *.cu and *.cuh: mpishare without bench, bench, tests
+lines                  of *.py, *.cu and *.cuh: mpishare without bench, bench, benchmarks, tests
 polling loops          loops in mpishare without bench that sleep, yield, or look at a clock in
                        their own lines: sleep, sched_yield, monotonic, perf_counter, or a wait
                        or join with a timeout
@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE, APPLICATIONS = "mpishare", "applications"
+PACKAGE, APPLICATIONS, BENCHMARKS = "mpishare", "applications", "benchmarks"
 CLOCKS = {"sleep", "sched_yield", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
 TIMED = {"wait", "join"}
 LONG, COMPLEX, WORST = 400, 10, 10
@@ -210,7 +210,7 @@ def measure(root: Path) -> Structure:
     bench = root / PACKAGE / "bench"
     sources = {
         folder: sorted(path for end in ("py", "cu", "cuh") for path in folder.rglob(f"*.{end}"))
-        for folder in (root / PACKAGE, bench, root / "tests")
+        for folder in (root / PACKAGE, bench, root / BENCHMARKS, root / "tests")
     }
     lines = {path: path.read_text().count("\n") for paths in sources.values() for path in paths}
     n_lines = {folder: sum(lines[path] for path in paths) for folder, paths in sources.items()}
@@ -228,6 +228,7 @@ def measure(root: Path) -> Structure:
     of.add("circles", circles)
     of.rows["lines of the library"] = n_lines[root / PACKAGE] - n_lines[bench]
     of.rows["lines of the bench"] = n_lines[bench]
+    of.rows["lines of benchmarks"] = n_lines[root / BENCHMARKS]
     of.rows["lines of tests"] = n_lines[root / "tests"]
     of.add("polling loops", polling_loops(root, library))
     of.add(

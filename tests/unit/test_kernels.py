@@ -10,7 +10,9 @@ import pytest
 from mpishare.halo.cuda.records import RECORD_OPTIONS
 from tests.helpers.launch import ROOT
 
-SOURCES = sorted((ROOT / "mpishare").rglob("*.cu"))
+FOLDERS = ROOT / "mpishare", ROOT / "benchmarks"
+SOURCES = sorted(path for folder in FOLDERS for path in folder.rglob("*.cu"))
+SOURCES.append(ROOT / "scripts" / "applications" / "poisson.cu")
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 

@@ -162,7 +162,7 @@ def test_the_package_stands():
         ("window", "\n" * MAX_LINES + "x = 1\n", "more than"),
         ("cellar", "", "cellar is in no layer"),
         ("attic/box", "", "attic.box is in no layer"),
-        ("bench/cases/ring", "from mpishare.bench import variant\nimport mpishare", None),
+        ("bench/halo", "from mpishare.bench import variant\nimport mpishare", None),
         ("halo/host/engine", "from mpishare.halo import message", None),
         ("halo/host/engine", "from mpishare.halo.cuda import engine", "imports halo.cuda.engine"),
         ("halo/host/engine", "from mpishare.halo import plan", "imports halo.plan"),

@@ -18,7 +18,7 @@ def test_one_version_everywhere():
 
 def test_neither_an_mpi_nor_cupy_is_a_hard_dependency():
     needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]}
-    assert needed == {"mpi4py", "numpy", "rich"}
+    assert needed == {"mpi4py", "numpy"}
     assert set(PROJECT["optional-dependencies"]) == EXTRAS
 
 

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from mpishare.bench.report.render import as_json
+from mpishare.bench.report import as_json
 from tests.helpers.launch import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts" / "lib"))  # where it imports from, started as a program
-spec = importlib.util.spec_from_file_location("results", ROOT / "scripts" / "lib" / "results.py")
+TABLES = ROOT / "benchmarks" / "tables"
+sys.path.insert(0, str(TABLES))  # where it imports from, started as a program
+spec = importlib.util.spec_from_file_location("results", TABLES / "results.py")
 results = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(results)
 

@@ -104,6 +104,7 @@ def test_a_known_tree(tree):
             if name.startswith("mpishare/") and "/bench/" not in name
         ),
         "lines of the bench": 2,
+        "lines of benchmarks": 0,
         "lines of tests": 401,
         "polling loops": 3,
         "one importer": 2,

@@ -1,0 +1,210 @@
+"""The cases and baselines that stand beside those of `mpishare.bench`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mpishare.bench.cases import AXES, BROUGHT, CASES, LIBRARIES, NOTES, TRIAL, Case, Way, halo
+
+BOTH = ("host", "cuda")
+#: Libraries between GPUs; "ceilings" is what the machine can do at best, see `upper_bounds`.
+NEWEST = ("nccl4py", "nvshmem", "torch")
+GPU_LIBRARIES = ("mpi", "nccl", *NEWEST)
+UPPER_BOUNDS = "ceilings"
+
+
+def _messages(name: str, naxes: int, max_nbytes: int | None) -> Case:
+    return Case(
+        name,
+        f"halos by MPI messages, as to another node, in a cart of {AXES[naxes]}",
+        {"host": ("persistent",), "cuda": ("mpi", "packed")},
+        "benchmarks.halos",
+        is_sized=True,
+        max_nbytes=max_nbytes,
+        naxes=naxes,
+    )
+
+
+_CASES = (
+    Case(
+        "pairwise",
+        "post, start, complete and wait with both neighbors, no data",
+        {"host": ("sendrecv", "barrier"), "cuda": ("sendrecv", "counters")},
+        "benchmarks.ring",
+    ),
+    Case(
+        "event",
+        "record and wait: one hop to every waiter, and there and back",
+        dict.fromkeys(BOTH, ("bcast", "send")),
+        "benchmarks.event",
+    ),
+    Case(
+        "dot",
+        "the sum over all ranks of the products of two arrays of 2^20 numbers",
+        dict.fromkeys(BOTH, ("vdot and allreduce",)),
+        "benchmarks.dot",
+    ),
+    Case(
+        "channel",
+        "a stream of arrays from one rank to the next, written in place by a copy",
+        dict.fromkeys(BOTH, ("window", "send")),
+        "benchmarks.channel",
+        is_sized=True,
+        sizes=dict.fromkeys(BOTH, (4 << 10, 1 << 20, 64 << 20)),
+    ),
+    Case(
+        "bandwidth",
+        "copies into a rank's own and into its neighbor's segment",
+        dict.fromkeys(BOTH, ("memcpy",)),
+        "benchmarks.bandwidth",
+        is_sized=True,
+    ),
+    Case(
+        "ring",
+        "both neighbors' faces moved through windows",
+        {
+            "host": ("isend", "persistent", "sendrecv"),
+            "cuda": ("staged", *GPU_LIBRARIES, UPPER_BOUNDS),
+        },
+        "benchmarks.ring",
+        on_request=frozenset({*GPU_LIBRARIES, UPPER_BOUNDS}),
+        is_sized=True,
+    ),
+    halo(
+        "halo2d",
+        2,
+        {"host": (512, 4 << 10, 16 << 10), "cuda": (512, 4 << 10, 64 << 10)},
+        64 << 10,
+    ),
+    _messages("messages1d", 1, None),
+    _messages("messages3d", 3, 16 << 20),
+    Case(
+        "faces",
+        "ghosts across the last axis of a cube beside those across its first",
+        dict.fromkeys(BOTH, ("first axis",)),
+        "benchmarks.halos",
+        is_sized=True,
+        sizes={"host": (4 << 10, 64 << 10), "cuda": (64 << 10, 1 << 20)},
+        max_nbytes=1 << 20,
+        naxes=1,
+    ),
+    Case(
+        "inplace",
+        "ghosts of fields that were shared in place, beside fields of allocate_each",
+        dict.fromkeys(BOTH, ("window fields",)),
+        "benchmarks.halos",
+        is_sized=True,
+        naxes=1,
+    ),
+    Case(
+        "fresh",
+        "a ring's faces, of arrays that are new at each call, beside arrays that are kept",
+        {"host": ("sendrecv",), "cuda": ("staged",)},
+        "benchmarks.fresh",
+        is_sized=True,
+        sizes={
+            "host": (512, 8 << 10, 72 << 10, 1 << 20),
+            "cuda": (8, 4 << 10, 64 << 10, 1 << 20),
+        },
+        max_nbytes=1 << 20,
+        naxes=1,
+        note="'new arrays' copies the fields into new arrays and exchanges these, as the messages "
+        "below do; 'kept, copied' does the same work on arrays that are kept. 'arrays in turn' "
+        "exchanges arrays that were made before, more of them than a plan remembers; 'kept array' "
+        "one of them, again and again: without a copy, so that messages are no measure of it.",
+    ),
+    Case(
+        "jax",
+        "an exchange in each of a hundred steps of a program that JAX has compiled",
+        dict.fromkeys(BOTH, ("alone", "called", "mpi4jax")),
+        "benchmarks.jitted",
+        on_request=frozenset({"mpi4jax"}),
+        is_sized=True,
+        sizes=dict.fromkeys(BOTH, (8, 4 << 10, 64 << 10)),
+        max_nbytes=1 << 20,
+    ),
+    Case(
+        "cg",
+        "a pass of conjugate gradients in a box: 3 kernels, an exchange and 2 sums",
+        {"host": ("isend",), "cuda": ("staged", "nccl", UPPER_BOUNDS)},
+        "benchmarks.cg",
+        on_request=frozenset({"nccl"}),
+        is_sized=True,
+        sizes={"host": (8 << 10,), "cuda": (128 << 10,)},
+        max_nbytes=1 << 20,
+    ),
+    Case(
+        "calls",
+        "how long the host is busy with an exchange: on CUDA not until it is done",
+        {"host": (), "cuda": (UPPER_BOUNDS,)},
+        "benchmarks.halos",
+    ),
+)
+#: What runs on CUDA beside the baselines of the package; all but the first two on request.
+_BROUGHT = {
+    "setup": ("handles",),
+    "fence": ("counters",),
+    "halo1d": ("naive", *NEWEST, UPPER_BOUNDS),
+    "halo2d": ("naive", *NEWEST),
+    "halo3d": ("naive", *NEWEST),
+    "allreduce": NEWEST,
+}
+
+
+def _graphs(arm: str, kind: str) -> dict[str, Way]:
+    """Return a library called, captured into a graph, and in a graph without packing."""
+    return {
+        arm: Way(kind),
+        f"{arm} graph": Way(kind, is_captured=True),
+        f"{arm} in place": Way(kind, is_captured=True, in_place=True),
+    }
+
+
+def extend() -> None:
+    """Add all of it to the catalog, once or again."""
+    CASES.update({case.name: case for case in _CASES})
+    for name, brought in _BROUGHT.items():
+        case = CASES[name]
+        on_cuda = dict.fromkeys((*case.baselines["cuda"], *brought))
+        fresh = {"fresh"} - {*case.baselines["host"]} if case.naxes else ()
+        asked = frozenset() if name in ("setup", "fence") else frozenset(brought)
+        CASES[name] = replace(
+            case,
+            baselines={"host": (*case.baselines["host"], *fresh), "cuda": tuple(on_cuda)},
+            on_request=case.on_request | asked,
+        )
+    windows = {"nccl windows": Way("NcclSend")}
+    windows |= _graphs("nccl put", "NcclPut") | _graphs("nccl device", "NcclDevice")
+    LIBRARIES.update(
+        {
+            "packed": (LIBRARIES["mpi"][0], {"mpi packed": Way("CudaMpi", is_packed=True)}),
+            "nccl4py": ("benchmarks.nccl_windows", windows),
+            "nvshmem": ("benchmarks.nvshmem", _graphs("nvshmem", "Nvshmem")),
+            "torch": ("benchmarks.symmetric", _graphs("torch", "TorchSymmetric")),
+        }
+    )
+    BROUGHT.update(
+        {
+            "counters": "benchmarks.ring",
+            "fresh": "benchmarks.fresh",
+            "handles": "benchmarks.handles",
+            "naive": "benchmarks.halos",
+            TRIAL: "benchmarks.sharing",
+            UPPER_BOUNDS: "benchmarks.upper_bounds",
+        }
+    )
+    NOTES.update(
+        {
+            "alone": "the same program without the exchange",
+            "called": "the exchange, called without JAX",
+            UPPER_BOUNDS: "what the machine can do with no order in it, or with no data",
+            "counters": "the order alone, by stream memory operations",
+            "fresh": "fields that are others at each call, of mpishare and of Sendrecv",
+            "first axis": "faces that are one piece of memory each",
+            "handles": "an allgather of memory handles, and opening those of the neighbors",
+            "memcpy": "a bare copy between the same places",
+            "naive": "MPI through the host, each face copied by itself",
+            "packed": "MPI that is given GPU memory into which faces were packed",
+            "window": "windows in turn, in the order of start, complete, post and wait",
+        }
+    )

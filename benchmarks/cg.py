@@ -1,0 +1,258 @@
+"""``cg``: Poisson's equation in a box by conjugate gradients; the times are those of a pass.
+
+A pass is three kernels, the exchange of the ghosts of one field, and two sums over the ranks. All
+variants and baselines run the same kernels and solve the same problem to the same tolerance; every
+solution is compared with the one from which the right-hand side was made. ``kernels`` is the lower
+bound: the kernels alone, where each rank solves in its own block as if it were the whole box.
+
+``one graph`` is one launch per solve, since the graph holds the loop and its end. ``graph`` is a
+graph of some passes, which the host launches again until one was the last, and ``calls`` launches
+kernel by kernel. ``calls, dot`` adds up both products by `Allreduce.dot` instead of in the kernels.
+Calls of NCCL can be in a graph, but in no loop of one: cuGraphInstantiate fails then (NCCL 2.28).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+import mpishare
+from benchmarks.catalog import UPPER_BOUNDS
+from benchmarks.links import Links, MpiLinks, NcclLinks, StagedLinks
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.library import capture, open_library
+from mpishare.bench.report import BASELINE, UPPER_BOUND
+from scripts.applications.poisson import Poisson, poisson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.bench.cases import Case
+    from mpishare.bench.measure import BlockSize
+    from mpishare.bench.report import Clock, Row
+    from mpishare.bench.session import Session
+
+
+#: Of the residual, as part of the right-hand side.
+TOLERANCE = 1e-8
+#: A solve that takes more passes than that has failed.
+MOST_PASSES = 5000
+#: Passes between two looks of the host at the flag, where the loop is the host's.
+PASSES = 50
+#: Solves of a timed block.
+_SOLVES = 2
+
+
+class Solve(Variant):
+    """A solve: `advance` makes some passes, and is called until one of them is the last.
+
+    The times are those of a pass.
+    """
+
+    is_calibrated = False
+
+    def __init__(self, session: Session, problem: Poisson, links: Links) -> None:
+        self.session, self.problem, self.links = session, problem, links
+        #: Makes some passes, all of them if it can.
+        self.advance: Callable[[], object] = self.passes
+
+    def one_pass(self) -> None:
+        problem, links = self.problem, self.links
+        problem.descend()
+        links.add_squares()
+        links.start()
+        problem.turn()
+        links.wait()
+        problem.multiply()
+        links.add_product()
+
+    def passes(self) -> None:
+        for _ in range(PASSES if self.session.on_cuda else 1):
+            self.one_pass()
+
+    def step(self) -> None:
+        problem = self.problem
+        problem.begin(TOLERANCE)
+        while True:
+            self.advance()
+            if problem.done[0] or problem.passes[0] > MOST_PASSES:  # waits for the GPU
+                return
+
+    def fill(self, token: int) -> None:
+        self.problem.pose(token)
+
+    def poison(self) -> None:
+        self.problem.forget()
+
+    def verify(self, token: int) -> None:  # noqa: ARG002
+        self.problem.verify()
+
+    def wrong(self) -> int:
+        return self.problem.wrong()
+
+    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+        samples_s = []
+        for _ in range(session.options.iters or _SOLVES):
+            session.line_up()
+            begin = perf_counter()
+            self.step()
+            session.synchronize()
+            samples_s.append((perf_counter() - begin) / int(self.problem.passes[0]))
+        return samples_s
+
+    def close(self) -> None:
+        self.session.synchronize()
+        self.advance = self.passes
+        self.links.close()
+
+
+#: A loop of a graph takes some microseconds to ask for its end; passes beyond it do no harm.
+_PASSES_PER_LOOK = 4
+
+
+def run(session: Session, case: Case) -> list[Row]:
+    """Run the case and return its rows. Collective, host-blocking."""
+    rows: list[Row] = []
+    for nbytes in session.options.sizes(session.node.backend, case.name):
+        shape = (max(round((nbytes / 8) ** 0.5), 2),) * 3
+        if session.fits(case, nbytes, 2 * Poisson.needed_nbytes(shape)):
+            rows += _run(session, case, shape)
+    return rows
+
+
+def _run(session: Session, case: Case, shape: tuple[int, ...]) -> list[Row]:
+    comm, node = session.comm, session.node
+    cart = comm.Create_cart(MPI.Compute_dims(comm.size, 3), reorder=False)
+    problem, unfit = session.attempt(lambda: poisson(node, cart, shape))
+    comparison = Comparison(
+        session, case, nbytes=8 * shape[0] ** 2, unfit=unfit, clocks=("throughput",)
+    )
+    if problem is not None:
+        solve = partial(Solve, session, problem)
+        comparison.add("calls", lambda: solve(MpishareLinks(problem)))
+        comparison.add("calls, dot", lambda: solve(MpishareLinks(problem, by_dot=True)))
+        if session.on_cuda:
+            comparison.add("graph", lambda: InGraphs(solve(MpishareLinks(problem))))
+            comparison.add("one graph", lambda: InOneGraph(solve(MpishareLinks(problem))))
+        _add_baselines(comparison, session, problem)
+        if session.on_cuda and comparison.includes(UPPER_BOUNDS):
+            comparison.add("kernels", partial(_Kernels, session, shape), kind=UPPER_BOUND)
+    rows = comparison.run()
+    if problem is not None:
+        problem.close()
+    cart.Free()
+    return rows
+
+
+def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -> None:
+    """Enter the same solve with links of others."""
+    refusal = "one rank: there is nothing to exchange" if session.comm.size == 1 else None
+
+    def add(name: str, make: Callable[[], Solve], unfit: str | None = refusal) -> None:
+        comparison.add(name, make, kind=BASELINE, unfit=unfit)
+
+    def solve(links: Callable[..., Links], *arguments: Any) -> Callable[[], Solve]:
+        return lambda: Solve(session, problem, links(session, problem, *arguments))
+
+    def in_graphs(make: Callable[[], Solve]) -> Callable[[], Solve]:
+        return lambda: InGraphs(make())
+
+    if comparison.includes("isend"):
+        add("isend", solve(MpiLinks))
+    if comparison.includes("staged"):
+        add("staged", solve(StagedLinks))
+    if comparison.includes("nccl"):
+        from mpishare.bench.nccl import Nccl
+
+        library, reason = (None, refusal) if refusal else open_library(session, Nccl)
+        for suffix, beside in (("", False), (" beside", True)):
+            make = solve(NcclLinks, library, beside)
+            add(f"nccl{suffix}", make, reason)
+            add(f"nccl graph{suffix}", in_graphs(make), reason)
+
+
+class MpishareLinks(Links):
+    """`HaloExchange` and `Allreduce`."""
+
+    def __init__(self, problem: Poisson, *, by_dot: bool = False) -> None:
+        self._problem, self._by_dot = problem, by_dot
+        node, cart = problem.node, problem.cart
+        self._halo = mpishare.HaloExchange(cart, problem.r, width=1, node=node)
+        self._total = mpishare.Allreduce(cart, problem.rr, node=node)
+        self._owned = [field[problem.owned] for field in (problem.r, problem.p, problem.q)]
+
+    def add_squares(self) -> None:
+        r, _, _ = self._owned
+        self._add(self._problem.rr, r, r)
+
+    def start(self) -> None:
+        self._halo.start(self._problem.r)
+
+    def wait(self) -> None:
+        self._halo.wait()
+
+    def add_product(self) -> None:
+        _, p, q = self._owned
+        self._add(self._problem.pq, p, q)
+
+    def _add(self, scalar: Any, a: Any, b: Any) -> None:
+        if self._by_dot:
+            self._total.dot(a, b, out=scalar)
+        else:
+            self._total.reduce(scalar)
+
+    def close(self) -> None:
+        self._owned.clear()
+        self._total.close()
+        self._halo.close()
+
+
+class InGraphs(Solve):
+    """The same as `inner`, its passes in a graph of some of them."""
+
+    def __init__(self, inner: Solve) -> None:
+        super().__init__(inner.session, inner.problem, inner.links)
+        inner.problem.begin(0.0)
+        graph = capture(inner.session, inner.passes)
+        self.advance = partial(graph.launch, inner.session.stream)
+
+
+class InOneGraph(Solve):
+    """The same as `inner`, in a graph that holds the loop."""
+
+    def __init__(self, inner: Solve) -> None:
+        super().__init__(inner.session, inner.problem, inner.links)
+        problem = inner.problem
+
+        def some_passes() -> None:
+            for _ in range(_PASSES_PER_LOOK):
+                inner.one_pass()
+
+        self._graph = mpishare.capture(
+            problem.node,
+            some_passes,
+            until=lambda: problem.done,
+            at_most=MOST_PASSES // _PASSES_PER_LOOK,
+        )
+        self.advance = self._graph
+
+    def close(self) -> None:
+        self.session.synchronize()
+        self._graph.close()
+        super().close()
+
+
+class _Kernels(InGraphs):
+    """The kernels alone, in a problem of this rank's own."""
+
+    def __init__(self, session: Session, shape: tuple[int, ...]) -> None:
+        cart = MPI.COMM_SELF.Create_cart([1] * 3)
+        super().__init__(Solve(session, poisson(session.node, cart, shape), Links()))
+
+    def close(self) -> None:
+        super().close()
+        self.problem.close()
+        self.problem.cart.Free()

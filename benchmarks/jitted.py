@@ -1,0 +1,260 @@
+"""``jax``: an exchange in each of a hundred steps of one compiled program.
+
+A step adds to each cell of a block its neighbors along the first axis. XLA runs *loop*, a
+plain `scan`, with a call of Python for each exchange. On a GPU it can record steps in a command
+buffer and replay them without Python: *recorded* is the same loop with the option for that, and
+*unrolled*, ten steps at a time, has enough in a row to be recorded without. All three write the
+new cells into the old block, for which XLA copies them out first; *padded* is unrolled too, and
+pads them to a new block, in one kernel. Beside them the same programs without the exchange, the
+exchange alone as it is called without JAX, and mpi4jax's `sendrecv` in the same programs. Times are
+of one step.
+
+What arrives is compared with the same steps on the whole, with `jax.numpy.pad` for the exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import mpishare
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.report import BASELINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.bench.cases import Case
+    from mpishare.bench.report import Row
+    from mpishare.bench.session import Session
+
+    Step = Callable[[Any], Any]
+
+_STEPS = 100
+_ROWS = 8  # of each rank, each as large as a face
+_ENDS = ((1, 1), (0, 0))  # a row before and one behind
+
+
+class _Form(NamedTuple):
+    """How the program of a hundred steps is written."""
+
+    unroll: int = 1
+    is_padded: bool = False
+    options: tuple[tuple[str, int], ...] = ()  # of XLA
+
+
+_FORMS = {
+    "loop": _Form(),
+    "recorded": _Form(options=(("xla_gpu_graph_min_graph_size", 1),)),
+    "unrolled": _Form(10),
+    "padded": _Form(10, is_padded=True),
+}
+
+
+def run(session: Session, case: Case) -> list[Row]:
+    """Run the case and return its rows. Collective, host-blocking."""
+    rows: list[Row] = []
+    jax, unfit = session.attempt(partial(_import_jax, session))
+    for nbytes in session.options.sizes(session.node.backend, case.name):
+        problem = _Problem(session, jax, nbytes)
+        comparison = Comparison(
+            session,
+            case,
+            nbytes=nbytes,
+            sent_nbytes=2 * nbytes,
+            unfit=unfit,
+            clocks=("throughput",),
+        )
+        theirs = {f"mpi4jax, {name}": form for name, form in _FORMS.items()}
+        against = ("exchange called", *theirs)
+        for name, form in _FORMS.items():
+            comparison.add(name, partial(_Jitted, problem, problem.exchange, form), against=against)
+        alone = {f"{name} alone": partial(_Jitted, problem, None, _FORMS[name]) for name in _FORMS}
+        comparison.add_baselines("alone", alone)
+        comparison.add_baselines("called", {"exchange called": partial(_Called, problem)})
+        if comparison.includes("mpi4jax"):
+            mpi4jax, missing = session.attempt(partial(_import, "mpi4jax"))
+            step = partial(problem.sendrecv, mpi4jax)
+            for name, form in theirs.items():
+                make = partial(_Jitted, problem, step, form)
+                comparison.add(name, make, kind=BASELINE, unfit=missing)
+        rows += comparison.run()
+        problem.close()
+    return rows
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise mpishare.UnsupportedError(f"{name} cannot be imported: {error}") from error
+
+
+def _import_jax(session: Session) -> Any:
+    """Return JAX, which computes where the node shares memory."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = _import("jax")
+    device = session.node.device
+    if device is None:
+        jax.config.update("jax_platforms", "cpu")
+        return jax
+    try:
+        jax.config.update("jax_default_device", jax.devices("cuda")[device.ordinal])
+    except RuntimeError as error:
+        raise mpishare.UnsupportedError(f"JAX has no GPU: {error}") from error
+    # To find its GPUs JAX makes another one the current one.
+    session.node.xp.cuda.Device(device.ordinal).use()
+    return jax
+
+
+class _Problem:
+    """The ring of blocks, and what a program must make of it. Collective."""
+
+    def __init__(self, session: Session, jax: Any, nbytes: int) -> None:
+        self.session, self.jax = session, jax
+        self.comm, node = session.comm, session.node
+        self.shape = _ROWS + 2, nbytes // 4
+        like, ring = mpishare.Layout(self.shape, "u4"), (self.comm.size,)
+        self.halo = mpishare.HaloExchange(
+            self.comm, like, 1, axes=(0,), dims=ring, periods=True, node=node
+        )
+        first = _ROWS * self.comm.rank
+        self._mine = slice(first, first + _ROWS)
+
+    def exchange(self, u: Any) -> Any:
+        """Return a block with its ghosts brought up to date."""
+        from mpishare.jax import exchange
+
+        return exchange(self.halo, u)
+
+    def sendrecv(self, mpi4jax: Any, u: Any) -> Any:
+        """Do the same by the `sendrecv` of mpi4jax."""
+        sendrecv = mpi4jax.sendrecv
+        rank, size, comm = self.comm.rank, self.comm.size, self.comm
+        left, right = (rank - 1) % size, (rank + 1) % size
+        above = sendrecv(u[1:2], u[-1:], source=right, dest=left, comm=comm)
+        below = sendrecv(u[-2:-1], u[:1], source=left, dest=right, comm=comm)
+        return u.at[-1:].set(above).at[:1].set(below)
+
+    def block(self, token: int) -> Any:
+        """Return this rank's block at the start; wrong ghosts are in it."""
+        return np.pad(self._whole(token)[self._mine], _ENDS)
+
+    def is_right(self, u: Any, token: int, *, steps: int, is_exchanged: bool) -> bool:
+        """Whether a block is what so many steps make of that start, with or without exchange."""
+        whole = self._whole(token)
+        start, mine = (whole, self._mine) if is_exchanged else (whole[self._mine], slice(None))
+        right = self._reference(start, steps, is_exchanged=is_exchanged)
+        return np.array_equal(np.asarray(right)[mine], np.asarray(u)[1:-1])
+
+    @functools.cached_property
+    def _reference(self) -> Callable[..., Any]:
+        """The same steps on the whole, or on a block whose ghosts stay wrong."""
+        jnp, lax = self.jax.numpy, self.jax.lax
+
+        def reference(start: Any, steps: int, *, is_exchanged: bool) -> Any:
+            def step(_: int, u: Any) -> Any:
+                padded = jnp.pad(u, _ENDS, mode="wrap" if is_exchanged else "constant")
+                return padded[:-2] + padded[1:-1] + padded[2:]
+
+            return lax.fori_loop(0, steps, step, start)
+
+        return self.jax.jit(reference, static_argnames="is_exchanged")  # type: ignore[no-any-return]
+
+    def has_ghosts(self, u: Any, token: int) -> bool:
+        """Whether the ghosts of a block are the rows of that start beside it."""
+        whole = self._whole(token)
+        ends = whole[self._mine.start - 1], whole[self._mine.stop % len(whole)]
+        found = u if isinstance(u, np.ndarray) else u.get()
+        return np.array_equal(found[[0, -1]], np.stack(ends))
+
+    def _whole(self, token: int) -> Any:
+        shape = _ROWS * self.comm.size, self.shape[1]
+        return np.random.default_rng(token).integers(1 << 32, size=shape, dtype="u4")
+
+    def close(self) -> None:
+        """Close the plan, once JAX has forgotten the programs that hold it. Collective."""
+        if self.jax is not None:
+            self.jax.clear_caches()
+        self.halo.close()
+
+
+class _Checked(Variant):
+    """A variant that does a hundred steps from a start that depends on the token."""
+
+    steps = _STEPS
+
+    def __init__(self, problem: _Problem) -> None:
+        self.problem = problem
+        self._wrong = 0
+        self.fill(0)
+
+    def is_right(self, token: int) -> bool:
+        raise NotImplementedError
+
+    def verify(self, token: int) -> None:
+        self._wrong += not self.is_right(token)
+
+    def wrong(self) -> int:
+        wrong, self._wrong = self._wrong, 0
+        return wrong
+
+
+class _Jitted(_Checked):
+    """A program of a hundred steps, with or without an exchange in each."""
+
+    def __init__(self, problem: _Problem, exchange: Step | None, form: _Form) -> None:
+        self._is_exchanged = exchange is not None
+        jax = problem.jax
+
+        def step(u: Any, _: Any) -> tuple[Any, None]:
+            u = u if exchange is None else exchange(u)
+            cells = u[:-2] + u[1:-1] + u[2:]
+            return jax.numpy.pad(cells, _ENDS) if form.is_padded else u.at[1:-1].set(cells), None
+
+        def program(u: Any) -> Any:
+            return jax.lax.scan(step, u, None, length=_STEPS, unroll=form.unroll)[0]
+
+        self._run = jax.jit(program, donate_argnums=0, compiler_options=dict(form.options))
+        self._wait = jax.block_until_ready
+        self._u: Any = None
+        self._programs = 0  # since the start
+        super().__init__(problem)
+
+    def step(self) -> None:
+        self._u = self._wait(self._run(self._u))
+        self._programs += 1
+
+    def fill(self, token: int) -> None:
+        self._u = self.problem.jax.numpy.asarray(self.problem.block(token))
+        self._programs = 0
+
+    def is_right(self, token: int) -> bool:
+        steps = self._programs * _STEPS
+        return self.problem.is_right(self._u, token, steps=steps, is_exchanged=self._is_exchanged)
+
+
+class _Called(_Checked):
+    """As many exchanges, called one after the other without JAX, and nothing between them."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self._xp = problem.session.node.xp
+        self._synchronize = problem.session.synchronize
+        super().__init__(problem)
+
+    def step(self) -> None:
+        exchange, u = self.problem.halo.exchange, self._u
+        for _ in range(_STEPS):
+            exchange(u)
+        self._synchronize()
+
+    def fill(self, token: int) -> None:
+        self._u = self._xp.asarray(self.problem.block(token))
+
+    def is_right(self, token: int) -> bool:
+        return self.problem.has_ghosts(self._u, token)

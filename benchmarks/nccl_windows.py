@@ -1,0 +1,246 @@
+"""NCCL through nccl4py: windows, puts with signals, and its interface for kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from ctypes import string_at
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.bench.library import Library, refusals
+from mpishare.bench.nccl import one_group, set_environment
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.library import Transfer
+    from mpishare.bench.session import Session
+
+
+#: The first version with puts that signal.
+_LEAST = (2, 29)
+_BLOCK = 512
+#: Thread blocks of all transfers, on all ranks that share a GPU: each waits for others.
+_MAX_BLOCKS = 264
+#: Up to how many words per block and in how many transfers each travels with a number beside it.
+_FEW_BLOCKS, _FEW_TRANSFERS = 16, 8
+#: A transfer as `nccl_windows.cuh` reads it, in words of 8 bytes.
+_TRANSFER = [(name, "u8") for name in ("out", "into", "window", "offset", "words", "to")]
+
+
+class NcclSend(Library):
+    """Grouped sends and receives between windows."""
+
+    label = "NCCL windows"
+    shared_trial = "nccl4py"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        from nccl import core
+        from nccl.bindings import nccl as calls
+
+        self._core, self._calls = core, calls
+        self._stream, self._type = int(session.stream.ptr), int(core.UINT64)
+        #: Each allocation by its address, with the window that it is registered in.
+        self._windows: dict[int, tuple[Any, Any]] = {}
+        comm = session.comm
+        name = comm.bcast(self.unique_id() if comm.rank == 0 else None, 0)
+        with refusals(self.label, calls.NCCLError):
+            self._comm = core.Communicator.init(
+                comm.size, comm.rank, core.UniqueId.from_bytes(name)
+            )
+        self._handle = self._comm._comm
+
+    @classmethod
+    def require(cls, session: Session) -> None:
+        set_environment(session)
+        if find_spec("nccl") is None:
+            raise UnsupportedError(f"{cls.label}: nccl4py is not installed")
+        with refusals(cls.label, ImportError, OSError, RuntimeError):
+            from nccl import core
+
+            library = core.get_version().libnccl
+        if library is None:
+            raise UnsupportedError(f"{cls.label}: nccl4py finds no NCCL")
+        if library.version.release < _LEAST:
+            raise UnsupportedError(f"{cls.label}: NCCL {library.version} has no puts that signal")
+
+    @classmethod
+    def unique_id(cls) -> bytes:
+        from nccl import core
+
+        return bytes(core.get_unique_id().as_bytes)
+
+    def empty(self, words: int) -> Any:
+        with refusals(self.label, self._calls.NCCLError):
+            memory = self._core.cupy.empty(words, "u8")
+            memory.fill(0)
+            window = self._comm.register_window(memory, self._core.WindowFlag.COLL_SYMMETRIC)
+        self._windows[int(memory.data.ptr)] = memory, window
+        return memory
+
+    def free(self, memory: Any) -> None:
+        self.session.synchronize()
+        _, window = self._windows.pop(int(memory.data.ptr))
+        window.close()
+
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+        calls = self._calls
+        group = calls.group_start, calls.group_end
+        rest = self._handle, self._stream
+        return one_group(transfers, group, (calls.send, calls.recv), self._type, *rest)
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        address, count = int(array.data.ptr), int(array.size)
+        kind, operation = int(self._core.FLOAT64), int(self._core.SUM)
+        arguments = address, address, count, kind, operation, self._handle, self._stream
+        return partial(self._calls.all_reduce, *arguments)
+
+    def place(self, view: Any) -> tuple[Any, int]:
+        """Return the window of a view, None where it is in none, and the bytes before it there.
+
+        The k-th view that all ranks ask for is at the same place on each of them.
+        """
+        address = int(view.data.ptr)
+        for first, (memory, window) in self._windows.items():
+            if first <= address < first + memory.nbytes:
+                return window._window, address - first
+        return None, 0
+
+    def close(self) -> None:
+        self.session.synchronize()
+        self._comm.destroy()
+
+
+class NcclPut(NcclSend):
+    """A put with a signal per transfer, and a wait for the signals."""
+
+    label = "NCCL put"
+    halves = 2
+
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        put, wait, signal = self._calls.put_signal, self._calls.wait_signal, self._calls.signal
+        start, end = self._calls.group_start, self._calls.group_end
+        rest = 0, 0, 0, self._handle, self._stream  # signal, context, flags: one of each for now
+        puts = [
+            (int(e.out.data.ptr), e.words, self._type, e.to, *self.place(e.into), *rest)
+            for e in transfers
+        ]
+        self.session.line_up()  # what `empty` wrote is there on all ranks before any rank puts
+        if early:
+            waits = self._waits([each.source for each in transfers])
+
+            def move() -> None:
+                start()
+                for each in puts:
+                    put(*each)
+                end()
+                wait(*waits)
+
+            return move
+        # One after the other: in a graph a put waits until the put to the same rank before it was
+        # waited for. The reader says first that it has read the words of the step before.
+        steps = [
+            ((e.source, *rest), self._waits([e.to]), one, self._waits([e.source]))
+            for e, one in zip(transfers, puts, strict=True)
+        ]
+
+        def move_in_turn() -> None:
+            for is_read, until_read, one, until_here in steps:
+                signal(*is_read)
+                wait(*until_read)
+                put(*one)
+                wait(*until_here)
+
+        return move_in_turn
+
+    def _waits(self, ranks: Sequence[int]) -> tuple[Any, ...]:
+        """Return the arguments of a wait for one signal of each of these ranks."""
+        kind = self._core.WaitSignalDesc
+        counts = Counter(ranks).items()
+        found = b"".join(bytes(kind(peer=r, op_count=n)._to_lowpp()) for r, n in counts)
+        return len(counts), bytearray(found), self._handle, self._stream
+
+
+class NcclDevice(NcclSend):
+    """A kernel that stores into the windows of other ranks, with the barriers of NCCL for kernels.
+
+    Words that land in no window come by one of two staging buffers in turn, and the same kernel
+    copies them to where they belong.
+    """
+
+    label = "NCCL device"
+    halves = 2
+    is_direct = True
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        device = session.node.device
+        if session.node.size < session.comm.size:
+            raise UnsupportedError(f"{self.label}: the ranks are on several nodes")
+        if session.ranks_per_gpu > 1 and device is not None and not device.mps:
+            raise UnsupportedError(f"{self.label}: it spins, and ranks share a GPU without MPS")
+        headers = Path(self._core.get_version().libnccl.path).parents[1] / "include"
+        if not (headers / "nccl_device.h").exists():
+            raise UnsupportedError(f"{self.label}: {headers} has no nccl_device.h")
+        xp = session.node.xp
+        nbytes = int(self._calls.dev_comm_dtype.itemsize)
+        options = "-std=c++17", f"-I{headers}", f"-DDEV_COMM_NBYTES={nbytes}"
+        code = Path(__file__).with_suffix(".cuh").read_text()
+        with refusals(self.label, RuntimeError, OSError, xp.cuda.compiler.CompileException):
+            module = xp.RawModule(code=code, backend="nvcc", options=options)
+            names = "exchange", "exchange_words"
+            self._kernel, self._few_kernel = (module.get_function(name) for name in names)
+        self._blocks = _MAX_BLOCKS // max(session.ranks_per_gpu, 1)
+        most = _FEW_TRANSFERS * _BLOCK + session.comm.size
+        few = self._core.LLA2ARequirement(_FEW_BLOCKS, most, 8)
+        needs = self._core.NCCLDevCommRequirements(lsa_barrier_count=self._blocks, resources=(few,))
+        with refusals(self.label, self._calls.NCCLError):
+            self._device_comm = self._comm.create_dev_comm(needs)
+        state = string_at(int(self._device_comm.dev_comm.ptr), nbytes)
+        # One element, which CuPy passes by value.
+        self._state = np.frombuffer(state, f"V{nbytes}").copy()
+
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        session, xp = self.session, self.session.node.xp
+        rows = np.zeros(len(transfers), _TRANSFER)
+        rows["out"] = [int(each.out.data.ptr) for each in transfers]
+        rows["words"] = [each.words for each in transfers]
+        rows["to"] = [each.to for each in transfers]
+        rows["into"] = [int(each.into.data.ptr) for each in transfers]
+        most, count = max(each.words for each in transfers), np.int32(len(transfers))
+        if most <= _FEW_BLOCKS * _BLOCK and count <= _FEW_TRANSFERS:
+            (handle,) = self._device_comm.resource_handles
+            few = np.uint32(handle.buf_handle), np.uint32(handle.n_slots)
+            words = self._state, xp.asarray(rows.view("u1")), count, *few
+            session.line_up()  # all ranks are here before any of them spins
+            return partial(self._few_kernel, (-(-most // _BLOCK),), (_BLOCK,), words)
+        places = [self.place(each.into) for each in transfers]
+        is_staged = not all(window for window, _ in places)
+        if is_staged:
+            # An even number of words each, so that all copies are of 16 bytes where they can be.
+            ends = np.cumsum([0, *(each.words + each.words % 2 for each in transfers)]).tolist()
+            staging = self.empty(2 * ends[-1])
+            window, _ = self.place(staging)
+            places = [(window, 8 * end) for end in ends[:-1]]
+        else:
+            rows["into"] = 0
+        rows["window"] = [window.handle for window, _ in places]
+        rows["offset"] = [offset for _, offset in places]
+        half = 8 * ends[-1] if is_staged else 0
+        blocks = min(-(-most // (2 * _BLOCK)), self._blocks)  # a thread copies 2 words at a time
+        table, steps = xp.asarray(rows.view("u1")), xp.zeros(blocks, "u4")
+        is_ready_first = np.int32(not (early or is_staged))
+        arguments = self._state, table, count, is_ready_first, np.int64(half), steps
+        session.line_up()  # what `empty` wrote is there on all ranks before any rank stores
+        return partial(self._kernel, (blocks,), (_BLOCK,), arguments)
+
+    def close(self) -> None:
+        self.session.synchronize()
+        self._device_comm.close()
+        super().close()

@@ -1,0 +1,149 @@
+"""NVSHMEM: puts with a signal on the stream, and waits of the stream for the signals."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.bench.library import Library, refusals
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.library import Transfer
+    from mpishare.bench.session import Session
+
+
+class Nvshmem(Library):
+    """NVSHMEM over all ranks of the run, through nvshmem4py.
+
+    Words alternate between two buffers: before a rank puts into one of them again it has waited for
+    the signal in between, which the reader sent after reading.
+    """
+
+    label = "NVSHMEM"
+    halves = 2
+    shared_trial = "nvshmem"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        import nvshmem.core
+        from cuda.core import Device
+
+        self._core, self._bindings = nvshmem.core, nvshmem.bindings
+        self._signals: list[Any] = []
+        comm, device = session.comm, Device(session.node.xp.cuda.Device().id)
+        device.set_current()
+        types = nvshmem.core.nvshmem_types
+        errors = types.NvshmemError, types.NvshmemInvalid, nvshmem.bindings.nvshmem.NVSHMEMError
+        name = nvshmem.core.get_unique_id(empty=comm.rank != 0)
+        comm.Bcast(name._data.view(np.int8), 0)
+        with refusals(self.label, *errors):
+            nvshmem.core.init(
+                device=device,
+                uid=name,
+                rank=comm.rank,
+                nranks=comm.size,
+                initializer_method="uid",
+            )
+
+    @classmethod
+    def require(cls, session: Session) -> None:
+        # Before the library is loaded: puts do not use multicast, and its setup affects every GPU
+        # of the host, including those of other users.
+        os.environ["NVSHMEM_DISABLE_NVLS"] = "1"
+        if session.ranks_per_gpu > 1:
+            # Under MPS it asks for shares of the GPU that add up to 100 % at most.
+            os.environ.setdefault("NVSHMEM_IGNORE_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
+        if find_spec("nvshmem") is None:
+            raise UnsupportedError("NVSHMEM: nvshmem4py is not installed")
+        with refusals(cls.label, ImportError, OSError, RuntimeError):
+            import nvshmem.core
+
+            nvshmem.core.get_version()  # loads the library
+
+    @classmethod
+    def unique_id(cls) -> bytes:
+        import nvshmem.core
+
+        return bytes(nvshmem.core.get_unique_id()._data.view(np.int8).tobytes())
+
+    def empty(self, words: int) -> Any:
+        memory = self._core.array((words,), dtype="uint64")
+        memory.fill(0)
+        return memory
+
+    def free(self, memory: Any) -> None:
+        self.session.synchronize()
+        self._core.free_array(memory)
+
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return one put with a signal and one wait per transfer. Stream-ordered.
+
+        Without two buffers, or in a graph, which would repeat the number of a signal: puts between
+        two barriers.
+        """
+        stream = int(self.session.stream.ptr)
+        if not early:
+            return self._between_barriers(transfers, stream)
+        put = self._bindings.putmem_signal_on_stream
+        wait = self._bindings.signal_wait_until_on_stream
+        put_value = int(self._core.SignalOp.SIGNAL_SET)
+        reached = int(self._core.ComparisonType.CMP_GE)
+        # Held: the calls have addresses only.
+        signals = self.empty(len(transfers))
+        self._signals.append(signals)
+        # What `empty` wrote is there on all ranks before any rank puts.
+        self.session.synchronize()
+        self.session.comm.Barrier()
+        first = int(signals.data.ptr)
+        # The k-th `into` and the k-th signal have the same address on all ranks.
+        puts = [
+            (int(each.into.data.ptr), int(each.out.data.ptr), 8 * each.words, first + 8 * k)
+            for k, each in enumerate(transfers)
+        ]
+        to = [each.to for each in transfers]
+        waits = [first + 8 * k for k in range(len(transfers))]
+        step = 0
+
+        def move() -> None:
+            nonlocal step
+            step += 1
+            for arguments, peer in zip(puts, to, strict=True):
+                put(*arguments, step, put_value, peer, stream)
+            for signal in waits:
+                wait(signal, reached, step, stream)
+
+        return move
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        address, stream = int(array.data.ptr), int(self.session.stream.ptr)
+        team = int(self._bindings.nvshmem.Team_id.TEAM_WORLD)
+        arguments = team, address, address, int(array.size), stream
+        return partial(self._bindings.double_sum_reduce_on_stream, *arguments)
+
+    def _between_barriers(self, transfers: Sequence[Transfer], stream: int) -> Callable[[], None]:
+        put = self._bindings.putmem_on_stream
+        sync, barrier = self._bindings.sync_all_on_stream, self._bindings.barrier_all_on_stream
+        puts = [
+            (int(each.into.data.ptr), int(each.out.data.ptr), 8 * each.words, each.to, stream)
+            for each in transfers
+        ]
+
+        def move() -> None:
+            sync(stream)
+            for each in puts:
+                put(*each)
+            barrier(stream)
+
+        return move
+
+    def close(self) -> None:
+        for signals in self._signals:
+            self.free(signals)
+        self._core.finalize()

@@ -1,0 +1,384 @@
+"""Cases ``ring`` and ``pairwise``, and the order of ranks by bare stream memory operations.
+
+``ring`` moves a face to both neighbors and one from each through windows; it is a halo exchange
+along one axis whose faces and ghosts are buffers of their own. The baselines move the same bytes
+between private memory; on CUDA MPI is staged, with one copy of both faces to pinned memory and one
+of both ghosts back. ``pairwise`` has post, start, complete and wait with both neighbors, and no
+data. Its baselines are what one writes without windows: wait for the GPU, then `MPI_Barrier`, or a
+message of no bytes to both neighbors; and, on CUDA, the same order by bare stream memory
+operations, in the same four batches.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from mpishare.bench.check import Pattern
+from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.fence import OrderAll
+from mpishare.bench.grid import Exchange, Problem, Side
+from mpishare.bench.halo import add_baselines
+from mpishare.bench.mpi import (
+    Isend,
+    Persistent,
+    Sendrecv,
+)
+from mpishare.bench.report import BASELINE
+from mpishare.bench.staged import Staged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.cases import Case
+    from mpishare.bench.report import Row
+    from mpishare.bench.session import Session
+
+
+#: The sides of a ring, by the way a face travels: place k of the faces goes to place k of the
+#: ghosts of the left or of the right neighbor.
+LEFTWARD, RIGHTWARD = 0, 1
+
+
+def device_copy(session: Session, target: Any, source: Any) -> Callable[[], None]:
+    """Return a call of the CUDA runtime that copies on the GPU, with addresses found now."""
+    pointers, kind = (int(target.data.ptr), int(source.data.ptr)), 3  # cudaMemcpyKind
+    memcpy = session.node.xp.cuda.runtime.memcpyAsync
+    return partial(memcpy, *pointers, int(source.nbytes), kind, int(session.stream.ptr))
+
+
+class RingCheck:
+    """Words for both faces of a `Ring`, checked where they arrive as ghosts."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._pattern = Pattern(ring.node.xp, ring.words)
+        self._rank = ring.node.rank
+        self._owners = {LEFTWARD: ring.right, RIGHTWARD: ring.left}
+
+    def fill(self, fields: Sequence[Any], token: int) -> None:
+        """Write both faces."""
+        for way in self._owners:
+            self._pattern.fill(fields[0][way], self._rank, way, token)
+
+    def poison(self, fields: Sequence[Any]) -> None:
+        """Overwrite both ghosts."""
+        self._pattern.poison(fields[1])
+
+    def verify(self, fields: Sequence[Any], token: int) -> None:
+        """Compare both ghosts with what the neighbors filled."""
+        for way, owner in self._owners.items():
+            self._pattern.verify(fields[1][way], owner, way, token)
+
+    def wrong(self) -> int:
+        """Return how many words were wrong since the last call; waits for the GPU."""
+        return self._pattern.wrong()
+
+
+#: Faces of memory that a rank allocates: its own, the check's, the windows' and the baselines'.
+_COPIES = 17
+
+
+class Ring(Problem):
+    """The ranks of a node, the faces and the ghosts of each, by the way they travel."""
+
+    has_buffers = True
+
+    def __init__(self, session: Session, nbytes: int) -> None:
+        node = session.node
+        self.session, self.comm = session, session.comm
+        self.node = node
+        self.words, self.needed_nbytes = nbytes // 8, _COPIES * nbytes
+        self.side_nbytes = nbytes
+        # Ranks in node.comm; this rank itself where it is alone.
+        self.left = (node.rank - 1) % node.size
+        self.right = (node.rank + 1) % node.size
+        self.peers = sorted({self.left, self.right} - {node.rank})
+        left, right = node.ranks[self.left], node.ranks[self.right]
+        self.sides = (
+            Side(left, right, LEFTWARD, LEFTWARD, LEFTWARD),
+            Side(right, left, RIGHTWARD, RIGHTWARD, RIGHTWARD),
+        )
+
+    def allocate(self) -> None:
+        self.fields = tuple(self.node.xp.zeros((2, self.words), "u8") for _ in range(2))
+        self.check = RingCheck(self)
+
+    def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
+        return [self.sides]
+
+    def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        return [fields[0][side.out]]
+
+    def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        return [fields[1][side.into]]
+
+
+class WindowRing(Exchange[Ring]):
+    """A variant that stores both faces into the neighbors' segments of a window."""
+
+    #: Places for the ghosts in each segment.
+    places = 1
+
+    def __init__(self, ring: Ring) -> None:
+        self.place = 0  # of the last step
+        self.window = ring.node.allocate_each((self.places, 2, ring.words), "u8", fill=0)
+        # For each place the ghosts of the neighbors.
+        left, right = self.window.segment(ring.left), self.window.segment(ring.right)
+        self.to_left = [left[place, LEFTWARD] for place in range(self.places)]
+        self.to_right = [right[place, RIGHTWARD] for place in range(self.places)]
+        super().__init__(ring)
+
+    def current(self) -> Sequence[Any]:
+        return self.fields[0], self.window.array[self.place]
+
+    def store(self) -> None:
+        copyto, faces, place = self.problem.node.xp.copyto, self.fields[0], self.place
+        copyto(self.to_left[place], faces[LEFTWARD])
+        copyto(self.to_right[place], faces[RIGHTWARD])
+
+    def close(self) -> None:
+        del self.to_left, self.to_right
+        self.window.close()
+
+
+class PairwiseRing(WindowRing):
+    """Store between start and complete."""
+
+    def step(self) -> None:
+        window, peers = self.window, self.problem.peers
+        window.post(peers)
+        window.start(peers)
+        self.store()
+        window.complete()
+        window.wait()
+
+
+class FenceRing(WindowRing):
+    """Store, then order all ranks with one call: by default a fence.
+
+    A place is written again two steps later, when its reader has come through the call in between.
+    """
+
+    places = 2
+
+    def __init__(self, ring: Ring, order: Callable[[], None] | None = None) -> None:
+        super().__init__(ring)
+        self.order = self.window.fence if order is None else order
+
+    def move(self) -> None:
+        """Move both faces."""
+        self.place = 1 - self.place
+        self.store()
+        self.order()
+
+    def step(self) -> None:
+        self.move()
+
+
+class StagedPersistent(Staged):
+    """The same with persistent requests."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        comm = self.comm
+        self._sends = [comm.Send_init(*each) for each in self.sends]
+        self._receives = [[comm.Recv_init(*each) for each in half] for half in self.receives]
+        self._all = [[*half, *self._sends] for half in self._receives]
+
+    def step(self) -> None:
+        half = self.half
+        MPI.Prequest.Startall(self._receives[half])
+        self.copy_out()
+        MPI.Prequest.Startall(self._sends)
+        MPI.Request.Waitall(self._all[half])
+        self.copy_in()
+
+    def close(self) -> None:
+        for request in (*self._sends, *self._receives[0], *self._receives[1]):
+            request.Free()
+        super().close()
+
+
+_READY, _DONE = 0, 1
+_SLOT_NBYTES = 128
+_PURPOSES = 2
+
+
+def run(session: Session, case: Case) -> list[Row]:
+    """Run a case and return its rows. Collective, host-blocking."""
+    if case.name == "ring":
+        return _run_ring(session, case)
+    comparison, ring = Comparison(session, case), Ring(session, nbytes=8)
+    ring.allocate()
+    comparison.add("pairwise", partial(_Pairwise, ring))
+    sendrecv = partial(_OrderNeighbors, ring, _exchange_nothing(ring))
+    comparison.add_baselines("sendrecv", {"sendrecv": sendrecv})
+    barrier = partial(_OrderNeighbors, ring, session.node.comm.Barrier)
+    comparison.add_baselines("barrier", {"barrier": barrier})
+    comparison.add_baselines("counters", {"counters": partial(_CountersOfNeighbors, ring)})
+    return comparison.run()
+
+
+def enter_counters(comparison: Comparison, session: Session) -> None:
+    """Enter the baseline of the case fence."""
+    make = partial(_CountersOfAll, session, Pattern(session.node.xp, 1))
+    comparison.add("counters", make, kind=BASELINE)
+
+
+class _CountersOfAll(OrderAll):
+    """A word written to every other rank and waited for from each, in one batch."""
+
+    def __init__(self, session: Session, pattern: Pattern) -> None:
+        others = [rank for rank in range(session.node.size) if rank != session.node.rank]
+        self._counters = _Counters(session)
+        super().__init__(session, pattern, self._counters.batch(others, others))
+
+    def close(self) -> None:
+        self._counters.close()
+        super().close()
+
+
+class _Pairwise(PairwiseRing):
+    """The calls of a window; a checked step has a word between start and complete."""
+
+    moves = False
+
+    def step(self) -> None:
+        window, peers = self.window, self.problem.peers
+        window.post(peers)
+        window.start(peers)
+        window.complete()
+        window.wait()
+
+    def checked_step(self, token: int) -> None:
+        self.check_around(super().step, token)
+
+
+class _OrderNeighbors(FenceRing):
+    """One call that orders at least the neighbors; a checked step stores a word before it."""
+
+    moves = False
+
+    def step(self) -> None:
+        self.order()
+
+    def checked_step(self, token: int) -> None:
+        self.check_around(self.move, token)
+
+
+class _CountersOfNeighbors(PairwiseRing):
+    """The four calls as bare operations: ready written, waited for, done written, waited for."""
+
+    moves = False
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        self._counters = _Counters(ring.session)
+        batch, peers = self._counters.batch, ring.peers
+        self._post, self._start = batch(peers, [], _READY), batch([], peers, _READY)
+        self._complete, self._wait = batch(peers, [], _DONE), batch([], peers, _DONE)
+
+    def step(self) -> None:
+        self._post()
+        self._start()
+        self._complete()
+        self._wait()
+
+    def checked_step(self, token: int) -> None:
+        self.check_around(self._step_with_data, token)
+
+    def _step_with_data(self) -> None:
+        self._post()
+        self._start()
+        self.store()
+        self._complete()
+        self._wait()
+
+    def close(self) -> None:
+        self._counters.close()
+        super().close()
+
+
+def _exchange_nothing(ring: Ring) -> Callable[[], None]:
+    """Return a call that sends no bytes to both neighbors and receives none from each."""
+    comm, left, right = ring.node.comm, ring.left, ring.right
+    synchronize, nothing = ring.session.synchronize, bytearray(0)
+
+    def exchange() -> None:
+        synchronize()
+        comm.Sendrecv(nothing, right, 0, nothing, left, 0)
+        comm.Sendrecv(nothing, left, 1, nothing, right, 1)
+
+    return exchange
+
+
+class _Counters:
+    """Bare stream memory operations: the cost of order with no library around it. CUDA only.
+
+    Each rank has a word for every rank and purpose in its own device memory, 128 bytes apart. A
+    peer writes the number of the step there; the owner's stream waits until the word has reached
+    it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        node = session.node
+        nbytes = node.size * _PURPOSES * _SLOT_NBYTES
+        self._window = node.allocate_each((nbytes // 8,), "u8", fill=0)
+        self._rank = node.rank
+        self._bases = [int(self._window.segment(rank).data.ptr) for rank in range(node.size)]
+        self._stream = int(session.stream.ptr)
+
+    def _address(self, owner: int, writer: int, purpose: int) -> int:
+        return self._bases[owner] + (writer * _PURPOSES + purpose) * _SLOT_NBYTES
+
+    def batch(
+        self, writes: Sequence[int], waits: Sequence[int], purpose: int = 0
+    ) -> Callable[[], None]:
+        """Return a call that enqueues one batch, of the number of the call. Stream-ordered.
+
+        The batch writes that number to the words of the ranks `writes`, then waits until the ranks
+        `waits` have written it here.
+        """
+        from mpishare.backends.driver import CudaSignals
+
+        operations = [("write", self._address(peer, self._rank, purpose)) for peer in writes]
+        operations += [("wait", self._address(self._rank, peer, purpose)) for peer in waits]
+        count, stream, value = len(operations), self._stream, 0
+        signals = CudaSignals(operations, 0, "the bench's bare operations")
+
+        def enqueue() -> None:
+            nonlocal value
+            value += 1
+            if count:
+                signals.enqueue(stream, [value] * count)
+
+        return enqueue
+
+    def close(self) -> None:
+        self._window.close()
+
+
+#: The variants of each baseline; several where none of them is the fastest at every size.
+_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
+    "isend": {"isend": Isend},
+    "persistent": {"persistent": Persistent},
+    "sendrecv": {"sendrecv": Sendrecv},
+    "staged": {"staged": Staged, "staged persistent": StagedPersistent},
+}
+
+
+def _run_ring(session: Session, case: Case) -> list[Row]:
+    rows: list[Row] = []
+    for nbytes in session.options.sizes(session.node.backend, case.name):
+        ring = Ring(session, nbytes)
+        if not session.fits(case, nbytes, ring.needed_nbytes):
+            continue
+        _, unfit = session.attempt(ring.allocate)
+        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=2 * nbytes, unfit=unfit)
+        comparison.add("window pairwise", partial(PairwiseRing, ring))
+        comparison.add("window fence", partial(FenceRing, ring))
+        add_baselines(comparison, ring, _MPI)
+        rows += comparison.run()
+    return rows

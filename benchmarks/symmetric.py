@@ -1,0 +1,162 @@
+"""PyTorch's symmetric memory: copies into a neighbor's tensor, and its signals on the stream."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpishare.bench.library import Library, refusals
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.library import Transfer
+    from mpishare.bench.session import Session
+
+
+#: Read when it allocates. Copies do not use multicast, and its setup affects every GPU of the host,
+#: including those of other users; each tensor has memory of its own, so that offsets in it count
+#: from its beginning.
+_SETTINGS = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_SYMMMEM": "CUDA",
+    "TORCH_SYMMMEM_IMPLICIT_POOL": "0",
+}
+
+
+class TorchSymmetric(Library):
+    """A process group over all ranks of the run, which are those of one node.
+
+    The group meets through a file of rank 0 and uses gloo, which does not touch the GPU. Words
+    alternate between two buffers, as with every library that writes into another rank's memory: the
+    signal in between says that they were read.
+    """
+
+    label = "torch symmetric memory"
+    halves = 2
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        import torch
+        import torch.distributed._symmetric_memory as symmetric
+        from torch import distributed
+
+        self._torch, self._symmetric, self._distributed = torch, symmetric, distributed
+        comm, number = session.comm, session.node.xp.cuda.Device().id
+        self._device = torch.device("cuda", number)
+        torch.cuda.set_device(self._device)
+        # From here on PyTorch works on the stream of the bench.
+        torch.cuda.set_stream(torch.cuda.ExternalStream(session.stream.ptr, self._device))
+        folder = tempfile.mkdtemp(prefix="mpishare-") if comm.rank == 0 else None
+        self._folder = Path(comm.bcast(folder, 0))
+        store = distributed.FileStore(str(self._folder / "store"), comm.size)
+        with refusals(self.label, RuntimeError):
+            distributed.init_process_group(
+                "gloo",
+                store=store,
+                rank=comm.rank,
+                world_size=comm.size,
+                timeout=timedelta(seconds=session.options.timeout_s),
+            )
+        self._tensors: dict[int, tuple[Any, Any]] = {}
+
+    @classmethod
+    def require(cls, session: Session) -> None:
+        if session.node.size < session.comm.size:
+            raise UnsupportedError("torch symmetric memory: the ranks are on several nodes")
+        os.environ.update(_SETTINGS)
+        if find_spec("torch") is None:
+            raise UnsupportedError("torch symmetric memory: PyTorch is not installed")
+        with refusals(cls.label, ImportError, OSError):
+            import torch
+            import torch.distributed._symmetric_memory
+        if not torch.cuda.is_available():
+            raise UnsupportedError("torch symmetric memory: this PyTorch sees no GPU")
+
+    def empty(self, words: int) -> Any:
+        xp = self.session.node.xp
+        with refusals(self.label, RuntimeError):
+            tensor = self._symmetric.empty(words, dtype=self._torch.int64, device=self._device)
+            handle = self._symmetric.rendezvous(tensor, self._distributed.group.WORLD)
+        memory = xp.from_dlpack(tensor).view("u8")
+        memory.fill(0)
+        self._tensors[int(memory.data.ptr)] = tensor, handle
+        return memory
+
+    def free(self, memory: Any) -> None:
+        self.session.synchronize()
+        del self._tensors[int(memory.data.ptr)]
+
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        """Return a copy, a signal and a wait per transfer. Stream-ordered.
+
+        Without two buffers: copies between two barriers.
+        """
+        # What `empty` wrote is there on all ranks before any rank copies.
+        self.session.synchronize()
+        self.session.comm.Barrier()
+        from_dlpack = self._torch.from_dlpack
+        copies, signals = [], []
+        for channel, each in enumerate(transfers):
+            # The k-th `into` has the same offset on all ranks.
+            first, handle = self._offset(each.into)
+            here = handle.get_buffer(handle.rank, (each.words,), self._torch.int64, first)
+            if here.data_ptr() != int(each.into.data.ptr):
+                raise UnsupportedError(
+                    f"{self.label}: a tensor does not begin where its memory does"
+                )
+            there = handle.get_buffer(each.to, (each.words,), self._torch.int64, first)
+            copies.append((there, from_dlpack(each.out.view("i8"))))
+            signals.append((handle, each.to, each.source, channel))
+
+        def move_between_barriers() -> None:
+            handle.barrier()
+            for there, out in copies:
+                there.copy_(out, non_blocking=True)
+            handle.barrier()
+
+        def move() -> None:
+            for (there, out), (handle, to, _, channel) in zip(copies, signals, strict=True):
+                there.copy_(out, non_blocking=True)
+                handle.put_signal(to, channel)
+            for handle, _, source, channel in signals:
+                handle.wait_signal(source, channel)
+
+        return move if early else move_between_barriers
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        tensor = self._torch.from_dlpack(array)
+        total = self._torch.empty_like(tensor)
+        group = self._distributed.group.WORLD.group_name
+        arguments = tensor, "sum", group, total
+        reduce = self._torch.ops.symm_mem.one_shot_all_reduce_out
+        with refusals(self.label, RuntimeError, AttributeError):
+            reduce(*arguments)  # it may not take such numbers
+
+        def sum_() -> None:
+            reduce(*arguments)
+            tensor.copy_(total, non_blocking=True)
+
+        return sum_
+
+    def _offset(self, into: Any) -> tuple[int, Any]:
+        """Return the offset of `into` in its tensor, in words, and the handle of the tensor."""
+        address = int(into.data.ptr)
+        for first, (tensor, handle) in self._tensors.items():
+            if first <= address < first + 8 * tensor.numel():
+                return (address - first) // 8, handle
+        raise ValueError("the words land in memory that is not symmetric")
+
+    def close(self) -> None:
+        self.session.synchronize()
+        self._tensors.clear()
+        self._distributed.destroy_process_group()
+        self.session.comm.Barrier()
+        if self.session.comm.rank == 0:
+            (self._folder / "store").unlink(missing_ok=True)
+            self._folder.rmdir()

@@ -1,0 +1,158 @@
+"""Upper bounds of a ring of GPUs: no exchange can be faster. CUDA only.
+
+None of them is an exchange: ``copy engine`` and ``SM stores`` move both faces into the neighbors'
+memory with no order between the ranks, ``graph launch`` launches an empty kernel, ``flag hop``
+writes a number to both neighbors and waits for both of theirs, with no data.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing, device_copy
+from mpishare.bench.grid import Exchange, Problem
+from mpishare.bench.library import captured
+from mpishare.bench.report import UPPER_BOUND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare.bench.comparison import Comparison, Variant
+    from mpishare.bench.session import Session
+
+
+_BLOCK = 512
+#: Thread blocks per face: with 264 in all the stores of an H200 are as fast as it can.
+_MAX_BLOCKS = 132
+_WORDS_PER_THREAD = 2
+#: A flag has 128 bytes of its own, as in the kernel.
+_FLAG_WORDS = 16
+
+
+def enter_ceilings(comparison: Comparison, problem: Problem) -> None:
+    """Enter the upper bounds of moving as many bytes to each neighbor. Collective."""
+    session, nbytes = problem.session, problem.side_nbytes
+    ring, refusal = _ring(session, nbytes)
+    device = session.node.device
+    is_shared = session.ranks_per_gpu > 1 and device is not None and not device.mps
+    spins = "it spins, and ranks share a GPU without MPS" if is_shared else None
+
+    def add(name: str, make: Callable[[], Variant], sent_nbytes: int, unfit: str | None) -> None:
+        comparison.add(name, make, kind=UPPER_BOUND, sent_nbytes=sent_nbytes, unfit=unfit)
+
+    add("copy engine", partial(_Copies, ring), 2 * nbytes, refusal)
+    add("SM stores", captured(session, partial(_Stores, ring)), 2 * nbytes, refusal)
+    add("graph launch", captured(session, partial(_Launch, ring)), 0, refusal)
+    add("flag hop", captured(session, partial(_Hop, ring)), 0, refusal or spins)
+
+
+def graph_launch(session: Session) -> tuple[Callable[[], Variant], str | None]:
+    """Return what makes the launch of an empty kernel, and why it cannot run or None."""
+    ring, refusal = _ring(session, 8)
+    return captured(session, partial(_Launch, ring)), refusal
+
+
+def _ring(session: Session, nbytes: int) -> tuple[Ring, str | None]:
+    ring = Ring(session, nbytes)
+    _, refusal = session.attempt(ring.allocate)
+    if session.node.size < session.comm.size:
+        refusal = "a ceiling is that of one node"
+    return ring, refusal
+
+
+def _kernel(ring: Ring, name: str) -> Any:
+    code = Path(__file__).with_suffix(".cu").read_text()
+    return ring.node.xp.RawModule(code=code).get_function(name)
+
+
+class _Stores(WindowRing):
+    """A kernel stores both faces into the neighbors' segments."""
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        self.prepare()
+
+    def prepare(self) -> None:
+        ring = self.problem
+        threads = -(-ring.words // _WORDS_PER_THREAD)
+        blocks = min(-(-threads // _BLOCK), _MAX_BLOCKS)
+        self._kernel = _kernel(ring, "store")
+        self._launch = (blocks, 2), (_BLOCK,)
+        words = np.int64(ring.words)
+        self._arguments: Any = self.to_left[0], self.to_right[0], self.fields[0], words
+
+    def step(self) -> None:
+        self._kernel(*self._launch, self._arguments)
+
+    def check_around(self, step: Callable[[], None], token: int) -> None:
+        self.fill(token)
+        self.window.fence()
+        step()
+        self.window.fence()
+        self.verify(token)
+        self.poison()
+
+    def close(self) -> None:
+        self._arguments = None
+        super().close()
+
+
+class _Copies(_Stores):
+    """Two copies of the copy engine, one after the other: one of them saturates the link."""
+
+    def prepare(self) -> None:
+        ring, faces = self.problem, self.fields[0]
+        pairs = (self.to_left[0], faces[LEFTWARD]), (self.to_right[0], faces[RIGHTWARD])
+        self._copies = [device_copy(ring.session, to, face) for to, face in pairs]
+
+    def step(self) -> None:
+        for copy in self._copies:
+            copy()
+
+
+class _Launch(Exchange[Ring]):
+    """An empty kernel: there is nothing to check."""
+
+    moves = False
+    kernel = "nothing"
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        self._kernel = _kernel(ring, self.kernel)
+        self._arguments: Any = ()
+
+    def step(self) -> None:
+        self._kernel((1,), (1,), self._arguments)
+
+    def check_around(self, step: Callable[[], None], token: int) -> None:  # noqa: ARG002
+        step()
+
+
+class _Hop(_Launch):
+    """A number to both neighbors, and theirs back; checked by the numbers, which it counts."""
+
+    kernel = "hop"
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        node = ring.node
+        self._window = node.allocate_each((2, _FLAG_WORDS), "u8", fill=0)
+        self._launches = node.xp.zeros(1, "u8")
+        self._arguments = (
+            self._window.segment(ring.left)[LEFTWARD],
+            self._window.segment(ring.right)[RIGHTWARD],
+            self._window.array,
+            self._launches,
+        )
+
+    def wrong(self) -> int:
+        # The neighbors that have written less than this rank.
+        return int((self._window.array[:, 0] < self._launches).sum())
+
+    def close(self) -> None:
+        self._arguments = None
+        self._window.close()

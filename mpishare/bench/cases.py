@@ -1,0 +1,142 @@
+"""The catalog: what each case times, and against which baselines; other packages may add to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: How many axes a cart has.
+AXES = {1: "one axis", 2: "two axes", 3: "three axes"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case, as ``list`` shows it."""
+
+    name: str
+    summary: str  # what it times, in one line
+    baselines: dict[str, tuple[str, ...]]  # for each backend
+    module: str  # whose run(session, case) times it
+    # The baselines that run only if the command line names them, or all: they take long to set up.
+    on_request: frozenset[str] = frozenset()
+    is_sized: bool = False  # whether it runs once for each size
+    is_default: bool = False  # whether it runs where no case is named
+    # The sizes in bytes on each backend of a run that names none; by default those of `Options`.
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    max_nbytes: int | None = None  # a larger size runs only if the command line names it
+    naxes: int = 0  # of a halo case, to which --width, --fields and --corners apply
+    note: str = ""  # what is timed under names that do not tell it
+
+
+@dataclass(frozen=True)
+class Way:
+    """One variant of a library: by which class, and how its step is run."""
+
+    kind: str
+    is_captured: bool = False  # into a graph
+    in_place: bool = False  # the fields are memory of the library, and nothing is packed
+    is_packed: bool = False  # packed, also where the library could send the faces as they lie
+
+
+def halo(
+    name: str,
+    naxes: int,
+    sizes: dict[str, tuple[int, ...]],
+    max_nbytes: int | None,
+    *,
+    is_default: bool = False,
+) -> Case:
+    """Return the case of a halo exchange in a cart of so many axes."""
+    return Case(
+        name,
+        f"ghosts of blocks in a cart of {AXES[naxes]}, n cells a rank along each",
+        {
+            "host": ("sendrecv", "isend", "persistent", "neighborhood", "datatypes"),
+            "cuda": ("staged", "mpi", "nccl"),
+        },
+        "mpishare.bench.halo",
+        on_request=frozenset({"mpi"}),
+        is_sized=True,
+        is_default=is_default,
+        sizes=sizes,
+        max_nbytes=max_nbytes,
+        naxes=naxes,
+    )
+
+
+#: Every case by its name, in the order of a full run.
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "setup",
+            "making a node, windows, an event and plans; closing them is not counted",
+            {"host": ("allocate_shared",), "cuda": ()},
+            "mpishare.bench.setup",
+            is_default=True,
+        ),
+        Case(
+            "fence",
+            "Window.fence: every rank's work before every rank's next",
+            {"host": ("barrier",), "cuda": ("barrier",)},
+            "mpishare.bench.fence",
+            is_default=True,
+        ),
+        halo("halo1d", 1, {}, None, is_default=True),
+        # A volume grows as the cube of a face's side: at the largest sizes, gigabytes per rank.
+        halo(
+            "halo3d",
+            3,
+            {"host": (4 << 10, 64 << 10), "cuda": (4 << 10, 64 << 10, 1 << 20)},
+            1 << 20,
+            is_default=True,
+        ),
+        Case(
+            "allreduce",
+            "the sum over all ranks of an array, in place",
+            {"host": ("allreduce",), "cuda": ("staged", "float", "mpi", "nccl")},
+            "mpishare.bench.allreduce",
+            on_request=frozenset({"mpi"}),
+            is_sized=True,
+            is_default=True,
+            sizes={
+                "host": (8, 1 << 10, 64 << 10, 1 << 20),
+                "cuda": (8, 128, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20),
+            },
+        ),
+    )
+}
+#: Libraries that move data from GPU to GPU: for each name of ``--against`` its module, and its
+#: variants in the report.
+LIBRARIES = {
+    "mpi": ("mpishare.bench.cuda_mpi", {"mpi": Way("CudaMpi")}),
+    "nccl": (
+        "mpishare.bench.nccl",
+        {"nccl": Way("Nccl"), "nccl graph": Way("Nccl", is_captured=True)},
+    ),
+}
+#: The modules that bring other baselines to the cases here, each by a function enter_NAME.
+BROUGHT: dict[str, str] = {}
+#: The module there that tries a library on ranks that share a GPU, by `try_sharing`.
+TRIAL = "shared GPU"
+#: What baselines do whose names do not tell it.
+NOTES = {
+    "float": "MPI of a number that is read from the GPU, and written back",
+    "mpi": "MPI that is given GPU memory",
+    "staged": "MPI through the host, all faces in one copy to pinned memory and one back",
+}
+
+
+def default_cases() -> tuple[str, ...]:
+    """Return the cases of a run that names none."""
+    return tuple(name for name, case in CASES.items() if case.is_default)
+
+
+def halo_cases() -> str:
+    """Return the names of the cases that --width, --fields and --corners apply to."""
+    return ", ".join(name for name, case in CASES.items() if case.naxes)
+
+
+def baselines() -> tuple[str, ...]:
+    """Return every baseline that some case has on some backend."""
+    every = (names for case in CASES.values() for names in case.baselines.values())
+    return tuple(sorted({name for names in every for name in names}))

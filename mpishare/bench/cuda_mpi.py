@@ -1,0 +1,89 @@
+"""CUDA-aware MPI: persistent requests with pointers to memory of the GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from mpishare.bench.library import Library
+from mpishare.errors import UnsupportedError
+from mpishare.setup.gpu_messages import why_not
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.library import Transfer
+    from mpishare.bench.session import Session
+
+
+class CudaMpi(Library):
+    """The MPI of the run, where it takes pointers to memory of the GPU."""
+
+    label = "CUDA-aware MPI"
+    halves = 2
+    is_direct = True
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._requests: list[MPI.Prequest] = []
+
+    @classmethod
+    def require(cls, session: Session) -> None:
+        """Raise where the MPI of this rank failed the trial.
+
+        Local. One rank per node tries it, which saves the others the memory and time of a child.
+        """
+        node = session.node
+        if not node.is_leader or node.device is None:
+            return
+        failure = why_not(node.device.ordinal)
+        if failure is not None:
+            raise UnsupportedError(f"MPI: not CUDA-aware: {failure}")
+
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
+        comm, synchronize = self.session.comm, self.session.synchronize
+        startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
+        synchronize()  # what `empty` wrote is there before any message
+        receives = [
+            comm.Recv_init(_buffer(each.into), each.source, tag)
+            for tag, each in enumerate(transfers)
+        ]
+        sends = [
+            comm.Send_init(_buffer(each.out), each.to, tag) for tag, each in enumerate(transfers)
+        ]
+        requests = [*receives, *sends]
+        self._requests += requests
+
+        def move() -> None:
+            if early:
+                startall(receives)
+                synchronize()
+                startall(sends)
+            else:
+                synchronize()
+                startall(requests)
+            waitall(requests)
+
+        return move
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        comm, synchronize = self.session.comm, self.session.synchronize
+        kind = MPI.DOUBLE_COMPLEX if array.dtype.kind == "c" else MPI.DOUBLE
+        buffer = [_buffer(array)[0], kind]
+
+        def sum_() -> None:
+            synchronize()
+            comm.Allreduce(MPI.IN_PLACE, buffer)
+
+        return sum_
+
+    def close(self) -> None:
+        for request in self._requests:
+            request.Free()
+
+
+def _buffer(array: Any) -> list[Any]:
+    """Return the buffer that mpi4py takes, made once: it would inspect an array at each call."""
+    address = array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr
+    return [MPI.buffer.fromaddress(int(address), int(array.nbytes)), MPI.BYTE]

@@ -1,0 +1,250 @@
+"""Blocks in a periodic cart, their sides, and the variants that exchange ghosts across these.
+
+Every rank owns a block of n cells along each axis of the cart, with ghosts around it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import product
+from math import isqrt, prod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mpi4py import MPI
+
+from mpishare.bench.check import HaloCheck
+from mpishare.bench.comparison import Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.bench.options import Options
+    from mpishare.bench.session import Session
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side of a block, through which cells leave for one rank, and the opposite ghosts arrive.
+
+    All ranks list their sides in the same order, and what leaves through a side of one rank arrives
+    as the same side of another: `number` serves as a tag.
+    """
+
+    to: int  # ranks in the communicator of the problem
+    source: int
+    number: int
+    out: Any  # index of the cells that `to` gets
+    into: Any  # index of the ghosts that `source` fills
+
+
+class Problem:
+    """One exchange: the data, the neighbors and the check."""
+
+    session: Session
+    comm: MPI.Intracomm  # of messages, with the ranks of the session's
+    #: Private memory of this rank, which all variants without memory of their own use by turns.
+    fields: Sequence[Any]
+    #: The sides, whose faces may move at the same time.
+    sides: tuple[Side, ...]
+    check: Any  # fills, poisons and verifies fields, as `HaloCheck` does
+    #: What leaves through a side.
+    side_nbytes: int
+    #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
+    #: variant may put into any memory; otherwise it packs.
+    has_buffers = False
+    #: Why a baseline that spins cannot run here.
+    oversubscribed: str | None = None
+
+    def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
+        """Return the faces of each axis, which may need the ghosts of the axes before it."""
+        raise NotImplementedError
+
+    def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        """Return the cells of each field that leave through a side."""
+        return [field[side.out] for field in fields]
+
+    def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
+        """Return the ghosts of each field that arrive as a side."""
+        return [field[side.into] for field in fields]
+
+
+P = TypeVar("P", bound=Problem)
+
+
+class Exchange(Variant, Generic[P]):
+    """A variant that exchanges the ghosts of `fields`."""
+
+    def __init__(self, problem: P, fields: Sequence[Any] | None = None) -> None:
+        self.problem = problem
+        self.fields = tuple(problem.fields if fields is None else fields)
+        # Ghosts that no exchange may write are compared too, from the first step on.
+        self.poison()
+
+    def current(self) -> Sequence[Any]:
+        return self.fields
+
+    def fill(self, token: int) -> None:
+        self.problem.check.fill(self.current(), token)
+
+    def poison(self) -> None:
+        self.problem.check.poison(self.current())
+
+    def verify(self, token: int) -> None:
+        self.problem.check.verify(self.current(), token)
+
+    def wrong(self) -> int:
+        return int(self.problem.check.wrong())
+
+
+Slices = tuple[slice, ...]
+ITEM_NBYTES = 8
+#: Owned cells across a thin block, in widths: as few as leave an interior, since each row of cells
+#: is a whole face.
+_ROWS = 4
+#: Sets of fields: in windows, private, and two that are new. Faces beside them, per side: those of
+#: the check and the baselines.
+_SETS, _FACES = 4, 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """The block of every rank, the same on all."""
+
+    n: int  # owned cells along each axis that is cut
+    uncut: tuple[int, ...]  # the extents of the axes after them
+    naxes: int  # axes that are cut
+    width: int = 1  # ghosts per side
+    count: int = 1  # fields
+    corners: bool = False  # whether edges and corners have ghosts that are exchanged
+
+    @classmethod
+    def of(cls, options: Options, naxes: int, nbytes: int) -> Block:
+        """Return the block whose face, of one field, is as near to `nbytes` as possible.
+
+        With one axis that is cut the block is thin, so that a face has any size.
+        """
+        width = options.width
+        area = max(nbytes // (ITEM_NBYTES * width), 1)
+        n = {1: _ROWS * width, 2: max(area, width), 3: max(_side(area), width)}[naxes]
+        uncut = (area,) if naxes == 1 else ()
+        return cls(n, uncut, naxes, width, options.fields, options.corners)
+
+    @classmethod
+    def cube(cls, options: Options, nbytes: int) -> Block:
+        """Return the cube, cut along one axis, whose face is as near to `nbytes` as possible."""
+        n = max(_side(max(nbytes // (ITEM_NBYTES * options.width), 1)), options.width)
+        return cls(n, (n, n), 1, options.width, options.fields)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a field, ghosts included."""
+        return (self.n + 2 * self.width,) * self.naxes + self.uncut
+
+    @property
+    def face_nbytes(self) -> int:
+        """The size of one face of one field."""
+        return ITEM_NBYTES * self.width * int(self.n ** (self.naxes - 1)) * prod(self.uncut)
+
+    @property
+    def needed_nbytes(self) -> int:
+        """The memory of a rank for all variants of a case."""
+        face = int((self.n + 2 * self.width) ** (self.naxes - 1)) * prod(self.uncut) * self.width
+        faces_nbytes = ITEM_NBYTES * _FACES * 2 * self.naxes * face
+        return self.count * (_SETS * ITEM_NBYTES * prod(self.shape) + faces_nbytes)
+
+
+def _side(area: int) -> int:
+    """Return the side of the nearest square."""
+    side = isqrt(area)
+    # (s + 1/2)^2 is not an integer: up to s^2 + s the square of s is nearer.
+    return side + (area > side * (side + 1))
+
+
+class Grid(Problem):
+    """One size of a halo case. Collective over the session's communicator: makes the cart."""
+
+    def __init__(self, session: Session, block: Block) -> None:
+        naxes = block.naxes
+        self.session = session
+        self.naxes, self.n, self.width = naxes, block.n, block.width
+        self.count, self.corners = block.count, block.corners
+        self.shape, self.face_nbytes = block.shape, block.face_nbytes
+        self.side_nbytes = block.face_nbytes * block.count
+        #: The axes of a field that the cart cuts.
+        self.axes = tuple(range(naxes))
+        dims = MPI.Compute_dims(session.comm.size, naxes)
+        # No reordering: the node and the report use the ranks of the session.
+        self.comm = self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
+        self._coords = self.cart.Get_coords(self.cart.rank)
+        # Where some node has more ranks than cores: each step would take time slices, and the run
+        # minutes.
+        self.oversubscribed = _oversubscribed(session)
+        self.sides = self._sides()
+        #: Everything that one rank sends in an exchange.
+        self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
+
+    def allocate(self) -> None:
+        """Make the private fields and the check. Local."""
+        self.fields = tuple(self.session.node.xp.zeros(self.shape) for _ in range(self.count))
+        self.check = HaloCheck(self)
+
+    def close(self) -> None:
+        self.cart.Free()
+
+    def size(self, side: Side) -> int:
+        """Return how many cells of one field a side has."""
+        spans = zip(side.out, self.shape, strict=True)
+        return prod(len(range(*span.indices(extent))) for span, extent in spans)
+
+    def rank_at(self, direction: tuple[int, ...]) -> int:
+        """Return the rank in that direction, which may be this one."""
+        steps = zip(self._coords, direction, strict=True)
+        return self.cart.Get_cart_rank([coord + step for coord, step in steps])
+
+    def sides_by_axis(self) -> list[tuple[Side, Side]]:
+        """Return both faces of each axis, to be exchanged one axis after the other.
+
+        With corners a face includes the ghosts of the axes before it, so that edges and corners are
+        exchanged with it.
+        """
+        pairs = []
+        for axis in self.axes:
+            full = range(axis) if self.corners else ()
+            units = [tuple(step * (axis == each) for each in self.axes) for step in (-1, 1)]
+            low, high = (self._side(unit, 2 * axis + i, full) for i, unit in enumerate(units))
+            pairs.append((low, high))
+        return pairs
+
+    def _sides(self) -> tuple[Side, ...]:
+        every = product((-1, 0, 1), repeat=self.naxes)
+        most = self.naxes if self.corners else 1
+        kept = [each for each in every if 1 <= sum(map(abs, each)) <= most]
+        return tuple(self._side(each, number) for number, each in enumerate(kept))
+
+    def _side(self, direction: tuple[int, ...], number: int, full: Any = ()) -> Side:
+        n, w = self.n, self.width
+        owned, every = slice(w, w + n), slice(None)
+        # Indexed by the step along an axis; -1 is the last.
+        sources = (owned, slice(n, w + n), slice(w, 2 * w))
+        targets = (owned, slice(0, w), slice(w + n, n + 2 * w))
+        out = [every if i in full else sources[step] for i, step in enumerate(direction)]
+        into = [every if i in full else targets[step] for i, step in enumerate(direction)]
+        rest = [every] * (len(self.shape) - self.naxes)
+        backward = tuple(-step for step in direction)
+        return Side(
+            to=self.rank_at(direction),
+            source=self.rank_at(backward),
+            number=number,
+            out=(*out, *rest),
+            into=(*into, *rest),
+        )
+
+
+def _oversubscribed(session: Session) -> str | None:
+    """Return which node has more ranks than cores, None where none has. Collective."""
+    # Ranks may be bound, each to cores of its own.
+    affinities = session.node.comm.allgather(os.sched_getaffinity(0))
+    mine = len(affinities), len(set().union(*affinities))
+    found = [each for each in session.comm.allgather(mine) if each[0] > each[1]]
+    return f"it spins, and {found[0][0]} ranks share {found[0][1]} cores" if found else None

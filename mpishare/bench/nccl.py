@@ -1,0 +1,113 @@
+"""NCCL: grouped sends and receives, as kernels on the stream."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cupy.cuda import nccl
+
+from mpishare.bench.library import Library, refusals
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.bench.library import Transfer
+    from mpishare.bench.session import Session
+
+
+_NUMBER = nccl.get_version() if nccl.available else 0
+__version__ = f"{_NUMBER // 10000}.{_NUMBER % 10000 // 100}.{_NUMBER % 100}" if _NUMBER else None
+
+
+def set_environment(session: Session) -> None:
+    """Set what NCCL reads when it makes its first communicator. Local."""
+    # Sends, receives and puts do not use multicast, and its setup affects every GPU of the host,
+    # including those of other users.
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    if session.ranks_per_gpu > 1:
+        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # since 2.30
+
+
+def one_group(
+    transfers: Sequence[Transfer],
+    group: tuple[Callable[[], object], Callable[[], object]],
+    calls: tuple[Callable[..., object], Callable[..., object]],
+    kind: int,
+    *rest: int,
+) -> Callable[[], None]:
+    """Return the call of one group of all sends and receives, by any binding of NCCL. Local.
+
+    `group` begins and ends one, `calls` send and receive: words of the type `kind`, with `rest` as
+    their last arguments.
+    """
+    begin, end = group
+    send, recv = calls
+    # Between two ranks NCCL matches the messages in order.
+    moves = [partial(send, int(e.out.data.ptr), e.words, kind, e.to, *rest) for e in transfers]
+    moves += [
+        partial(recv, int(e.into.data.ptr), e.words, kind, e.source, *rest) for e in transfers
+    ]
+
+    def move() -> None:
+        begin()
+        for each in moves:
+            each()
+        end()
+
+    return move
+
+
+class Nccl(Library):
+    """One communicator over all ranks of the run."""
+
+    label = "NCCL"
+    is_direct = True
+    shared_trial = "nccl"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        comm = session.comm
+        name = comm.bcast(nccl.get_unique_id() if comm.rank == 0 else None, 0)
+        with refusals(self.label, nccl.NcclError):
+            self._comm = nccl.NcclCommunicator(comm.size, name, comm.rank)
+
+    @property
+    def communicator(self) -> nccl.NcclCommunicator:
+        return self._comm
+
+    @classmethod
+    def require(cls, session: Session) -> None:
+        set_environment(session)
+        if not nccl.available:
+            raise UnsupportedError("NCCL: not installed, or not where CuPy looks for it")
+
+    @classmethod
+    def unique_id(cls) -> bytes:
+        name = nccl.get_unique_id()  # bytes; until CuPy 13 a tuple of numbers
+        return name if isinstance(name, bytes) else np.array(name, "i1").tobytes()
+
+    def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:  # noqa: ARG002
+        stream, comm = int(self.session.stream.ptr), self._comm
+        group = nccl.groupStart, nccl.groupEnd
+        return one_group(transfers, group, (comm.send, comm.recv), nccl.NCCL_UINT64, stream)
+
+    def bind_sum(self, array: Any) -> Callable[[], None]:
+        numbers = array.view("f8")
+        address, stream = int(numbers.data.ptr), int(self.session.stream.ptr)
+        return partial(
+            self._comm.allReduce,
+            address,
+            address,
+            int(numbers.size),
+            nccl.NCCL_FLOAT64,
+            nccl.NCCL_SUM,
+            stream,
+        )
+
+    def close(self) -> None:
+        self.session.synchronize()
+        self._comm.destroy()

@@ -1,0 +1,314 @@
+"""The rows of a report, and its text: the header, a table per case, the summary, JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from mpishare.bench.cases import CASES
+from mpishare.errors import counted, format_nbytes, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Clock = Literal["latency", "throughput"]
+CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
+#: As in the files: a variant of mpishare, a baseline, or an upper bound, which is what the machine
+#: can do with no order in it or no data.
+Kind = Literal["own", "rival", "ceiling"]
+OWN: Kind = "own"
+BASELINE: Kind = "rival"
+UPPER_BOUND: Kind = "ceiling"
+#: Columns of a table, where no terminal has fewer.
+WIDTH = 100
+_GAP = "  "
+_HEADS = ["size", "cells", "variant", "median", "p95", "speed", "median", "p95", "GB/s", "speed"]
+_GROUPS = {3: "latency, us", 6: "back to back, us"}
+#: The columns that are left out where a table is too wide, the first one first.
+_SPARE = {7: "p95 back to back", 4: "p95", 8: "GB/s", 1: "cells"}
+
+
+@dataclass
+class Row:
+    """What one variant took at one size on one clock. The fields are the keys in JSON."""
+
+    case: str
+    arm: str  # the variant
+    backend: str
+    ranks: int  # each time is the maximum over them
+    nbytes: int  # one face or message; 0 where no data moves
+    clock: Clock  # latency: a synchronize after each iteration; throughput: after a batch of them
+    # Of one iteration; None where the variant did not run, or gave a wrong result.
+    median_us: float | None = None
+    p95_us: float | None = None
+    min_us: float | None = None
+    quartiles_us: tuple[float, float] | None = None
+    count: int = 0  # of samples: iterations, or batches of them
+    gb_per_s: float | None = None  # what one rank sends in an iteration, over the median
+    ok: bool = False  # whether it ran and no check found it wrong
+    reason: str | None = None  # why there is no number
+    wrong: bool = False  # whether that is because a check found a wrong result
+    kind: Kind = OWN
+    # Of a variant of mpishare: the fastest baseline, the median over that of this baseline, and
+    # what they amount to: "2.3 x faster", "1.4 x slower" or "as fast".
+    fastest: str | None = None
+    ratio: float | None = None
+    speed: str | None = None
+    # For a halo case: owned cells per rank along each axis, ghosts per side, fields per exchange,
+    # and whether edges and corners were exchanged too.
+    n: int | None = None
+    width: int | None = None
+    fields: int | None = None
+    corners: bool | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as in JSON."""
+        values = {name: getattr(self, name) for name in COLUMNS}
+        # Six digits are more than any clock resolves.
+        return {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in values.items()
+        }
+
+    def fill(self, samples_s: Sequence[float], sent_nbytes: int) -> None:
+        """Set the statistics from the time of each iteration, the maximum over the ranks.
+
+        `sent_nbytes` is what one rank sends in an iteration.
+        """
+        us = np.asarray(samples_s) * 1e6
+        low, self.median_us, high, self.p95_us = map(float, np.percentile(us, (25, 50, 75, 95)))
+        self.quartiles_us = float(f"{low:.6g}"), float(f"{high:.6g}")
+        self.min_us = float(us.min())
+        self.count = int(us.size)
+        if sent_nbytes and self.median_us > 0:
+            self.gb_per_s = sent_nbytes / self.median_us / 1e3
+        self.ok = True
+
+    def fail(self, reason: str, *, wrong: bool) -> None:
+        """Set why there is no number."""
+        self.reason, self.wrong = reason, wrong
+
+
+#: The keys of a row in JSON.
+COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
+
+
+def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
+    """Compare each variant of one case and size with the fastest `against` it."""
+    for row in rows:
+        others = [
+            other
+            for other in rows
+            if other.clock == row.clock
+            and other.kind == BASELINE
+            and other.arm in against.get(row.arm, ())
+            and other.median_us
+        ]
+        if row.kind == OWN and row.median_us and others:
+            fastest = min(others, key=lambda other: other.median_us or 0)
+            row.fastest = fastest.arm
+            row.ratio = row.median_us / (fastest.median_us or 1)
+            row.speed = _speed(row, fastest)
+
+
+def _speed(row: Row, other: Row) -> str:
+    """Return how fast a row is, beside another: no difference unless the quartiles are apart."""
+    low, high = row.quartiles_us or (0, 0)
+    other_low, other_high = other.quartiles_us or (0, 0)
+    if low <= other_high and other_low <= high:
+        return "as fast"
+    ratio = row.ratio or 1
+    factor = max(ratio, 1 / ratio)
+    shown = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
+    return "as fast" if shown == "1.0" else f"{shown} x {'faster' if ratio < 1 else 'slower'}"
+
+
+def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Return a run as JSON with one line per key of the header and one line per row."""
+    keys = ",\n".join(f"  {json.dumps(key)}: {json.dumps(of)}" for key, of in environment.items())
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    return f'{{\n "header": {{\n{keys}\n }},\n "rows": [\n{lines}\n ]\n}}\n'
+
+
+def table(environment: dict[str, Any], rows: Sequence[Row]) -> str:
+    """Return the whole report as text."""
+    names = dict.fromkeys([*(row.case for row in rows), *environment["left_out"]])
+    cases = "".join(of_case(name, environment, rows) for name in names)
+    return heading(environment) + cases + summary(rows)
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size with one decimal place at most."""
+    number, unit = format_nbytes(nbytes).split()
+    return f"{round(float(number), 1):g} {unit}"
+
+
+def format_us(us: float) -> str:
+    """Return microseconds with three significant digits."""
+    if us >= 100:
+        return f"{us:,.0f}"
+    return f"{us:.1f}" if us >= 10 else f"{us:.2f}"
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Return the lines of a table, whose columns stand to the right unless they are in `left`."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        _GAP.join(
+            text.ljust(width) if index in left else text.rjust(width)
+            for index, (text, width) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+        for cells in lines
+    ]
+
+
+def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
+    """Return the lines above the tables: on what the run is, and what the columns are."""
+    versions = ", ".join(f"{name} {text}" for name, text in environment["versions"].items() if text)
+    where = f"{counted(environment['ranks'], 'rank')} on {counted(environment['nodes'], 'node')}"
+    load, ncores = environment["load"], environment["cores"]
+    cores = f"{counted(ncores, 'core')}, load average {load:.1f}"
+    code = {"compiled": " (compiled C)", "python": " (Python)", None: ""}[environment["host_code"]]
+    lines = [
+        f"mpishare bench, {environment['date']}",
+        f"{where}, backend {environment['backend']}{code}, {cores}, {environment['hostname']}",
+        f"{environment['mpi_library']}",
+        versions,
+    ]
+    for gpu in environment["gpus"]:
+        mps = ", under MPS" if gpu["mps"] else ""
+        ranks = name_ranks(gpu["ranks"])
+        lines.append(f"{gpu['name']} {gpu['uuid']} at {gpu['pci_id']}{mps}: {ranks}")
+    if environment["gpus"]:
+        links = sorted({str(link["link"]) for link in environment["links"]})
+        driver = f"driver {environment['driver']}, CUDA {environment['cuda']}"
+        lines.append(f"{driver}, links: {', '.join(links) or 'none'}")
+    if environment["git_revision"]:
+        lines.append(f"git {environment['git_revision']}")
+    checked = "every result checked" if environment["options"]["check"] else "results NOT checked"
+    lines += [
+        "",
+        "*: mpishare; the others are baselines. Times are of the slowest rank, latency with a "
+        f"synchronize after each, back to back with one after a batch; {checked}.",
+        "speed: of a variant of mpishare beside the fastest baseline, by their medians: 'x faster' "
+        "or 'x slower' where the quartiles of their times are apart, else 'as fast'.",
+    ]
+    if load > ncores / 2:
+        lines.append("Other programs were busy when the run began: repeat it on a quiet machine.")
+    if environment["ranks"] == 1:
+        lines.append(
+            "One rank is its own neighbor, and nothing goes to another process. Start several: "
+            "mpirun -n 4 python -m mpishare.bench"
+        )
+    return _filled([*lines, *environment["notes"]], width)
+
+
+def _filled(lines: Sequence[str], width: int, indent: str = "  ") -> str:
+    """Return lines of text, those that are too long broken."""
+    wrap = textwrap.TextWrapper(width, subsequent_indent=indent, break_on_hyphens=False)
+    return "".join(f"{wrap.fill(line)}\n" for line in lines)
+
+
+def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: int = WIDTH) -> str:
+    """Return the tables of a case, and what was left out of it."""
+    found = [row for row in rows if row.case == case]
+    bounds = [row for row in found if row.kind == UPPER_BOUND]
+    others = [row for row in found if row.kind != UPPER_BOUND]
+    texts = [""]
+    if others:
+        title = f"{case}{_halo_text(others[0])}"
+        if case in CASES and CASES[case].note:
+            title += "\n" + _filled([CASES[case].note], width).rstrip()
+        texts.append(_table(title, others, width))
+    if bounds:
+        title = f"{case}: upper bounds, which leave out order or data"
+        texts.append(_table(title, bounds, width))
+    left_out = environment["left_out"].get(case, ())
+    return "\n".join(texts) + _filled([f"{case} {text}" for text in left_out], width)
+
+
+def _halo_text(row: Row) -> str:
+    """Return what all rows of a halo case have in common, nothing for other cases."""
+    if row.width is None:
+        return ""
+    kind = "with corners" if row.corners else "faces alone"
+    fields = counted(row.fields or 0, "field")
+    return f": width {row.width}, {fields}, {kind}; cells: of a rank, along an axis"
+
+
+def _table(title: str, rows: Sequence[Row], width: int) -> str:
+    """Return one table: a line per variant and size, with both clocks side by side."""
+    reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
+    lines, owners = [_HEADS], [rows[0]]
+    for (nbytes, arm), of_variant in groupby(rows, key=lambda row: (row.nbytes, row.arm)):
+        clocks = {row.clock: row for row in of_variant}
+        row = next(iter(clocks.values()))
+        is_new = len(lines) == 1 or nbytes != owners[-1].nbytes
+        if is_new and len(lines) > 1:
+            lines.append([""] * len(_HEADS))
+            owners.append(row)
+        cells = [size_text(nbytes) if is_new and nbytes else ""]
+        cells += [str(row.n) if is_new and row.n else "", f"{' *'[row.kind == OWN]} {arm}"]
+        lines.append(cells + [text for clock in CLOCKS for text in _cells(clock, clocks)])
+        owners.append(row)
+    widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
+    columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
+    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+    left_out: list[str] = []
+    for index, name in _SPARE.items():
+        if index in columns and sum(widths[each] for each in columns) - len(_GAP) > width:
+            columns.remove(index)
+            left_out.append(name)
+    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] if left_out else []
+    groups = ""
+    for index, name in _GROUPS.items():
+        if index in columns:
+            groups = groups.ljust(sum(widths[each] for each in columns if each < index)) + name
+    lead = sum(widths[index] for index in columns if index < 3)
+    printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
+    for number, row in enumerate(owners):
+        if row.reason is not None and printed[number] and number:
+            verdict = "wrong" if row.wrong else "not run"
+            printed[number] = f"{printed[number]:{lead}}{verdict} [{reasons.index(row.reason) + 1}]"
+    return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
+
+
+def _cells(clock: Clock, clocks: Mapping[Clock, Row]) -> list[str]:
+    """Return the cells of one clock, with the rate for throughput."""
+    row = clocks.get(clock)
+    cells = [""] * (4 if clock == "throughput" else 3)
+    if row is not None and row.median_us is not None and row.p95_us is not None:
+        cells[:2], cells[-1] = [format_us(row.median_us), format_us(row.p95_us)], row.speed or ""
+        if clock == "throughput" and row.gb_per_s is not None:
+            cells[2] = f"{row.gb_per_s:.2f}"
+    return cells
+
+
+def summary(rows: Sequence[Row], width: int = WIDTH) -> str:
+    """Return a line per case: the fastest variant of mpishare beside the fastest baseline.
+
+    By size where the case has sizes, else by variant.
+    """
+    lines = []
+    for case, of in groupby(rows, key=lambda row: row.case):
+        found = list(of)
+        clock = found[-1].clock
+        fastest: dict[str, Row] = {}
+        for row in found:
+            if row.speed and row.clock == clock:
+                label = size_text(row.nbytes) if CASES[case].is_sized else row.arm
+                best = fastest.setdefault(label, row)
+                if (row.median_us or 0) < (best.median_us or 0):
+                    fastest[label] = row
+        texts = [f"{label}: {row.speed}" for label, row in fastest.items()]
+        wrong = dict.fromkeys(row.arm for row in found if row.wrong)
+        texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
+        lines.append(f"{case:<10} {', '.join(texts) or 'nothing to compare with'}")
+    title = "\nmpishare beside the fastest baseline, back to back:\n"
+    return title + _filled(lines, width, " " * 11) if lines else ""

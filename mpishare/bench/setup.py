@@ -1,0 +1,220 @@
+"""Case ``setup``: making a node, windows, an event and plans; closing them is not counted.
+
+All of it blocks the host, so that there is one clock. The baseline is a window of MPI alone, made
+and filled by one rank.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from mpishare import HaloExchange, Node
+from mpishare.bench.comparison import Comparison, RefusedError, Variant
+from mpishare.bench.measure import time_each
+from mpishare.bench.session import do_nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpishare import Event, Window
+    from mpishare.bench.cases import Case
+    from mpishare.bench.measure import BlockSize
+    from mpishare.bench.report import Clock, Row
+    from mpishare.bench.session import Session
+
+
+_NBYTES = 1 << 20
+_FILL = 0x5A5A_5A5A_5A5A_5A5A
+#: A node takes long enough that the median of a few is enough.
+_LEAST_TURNS = 3
+#: The fields of a plan: owned rows, and the cells of one, which is a face.
+_OWNED, _CELLS = 4, 64
+FACE_NBYTES = 8 * _CELLS
+
+
+def run(session: Session, case: Case) -> list[Row]:
+    """Run the case and return its rows. Collective, host-blocking."""
+    comparison = Comparison(session, case, clocks=("latency",))
+    node, timeout_s = session.node, session.options.timeout_s
+    shape = (_NBYTES // 8,)
+
+    def add(name: str, *functions: Callable[..., Any], nbytes: int = 0, against: str = "") -> None:
+        make = partial(Make, session, *functions)
+        comparison.add(name, make, nbytes=nbytes, against=(against,))
+
+    def wrong_of_all(window: Window) -> int:
+        return sum(_wrong_words(window.segment(rank)) for rank in range(node.size))
+
+    def allocate() -> Window:
+        return node.allocate(shape, "u8", fill=_FILL)
+
+    def allocate_each() -> Window:
+        return node.allocate_each(shape, "u8", fill=_FILL)
+
+    add("Node", lambda: Node(session.comm, timeout_s=timeout_s), partial(_wrong_node, node))
+    add("event", node.event, partial(_wrong_event, session))
+    add("allocate", allocate, _wrong_of_one, nbytes=_NBYTES, against="allocate_shared")
+    add("allocate_each", allocate_each, wrong_of_all, nbytes=_NBYTES)
+    # On the host, memory that exists already and can be shared is that of a window.
+    base = allocate_each()
+    on_gpu = node.xp.full(shape, _FILL, "u8") if node.backend == "cuda" else None
+
+    def share_each() -> Window:
+        return node.share_each(base.array if on_gpu is None else on_gpu, copy=False)
+
+    add("share_each", share_each, wrong_of_all, nbytes=_NBYTES)
+    cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
+    for name, plan, count in (
+        ("plan", _Plan, 1),
+        ("plan, 16 fields", _Plan, 16),
+        ("second plan", _SecondPlan, 1),
+    ):
+        make = partial(plan, session, cart, count)
+        comparison.add(name, make, nbytes=FACE_NBYTES, against=("handles",))
+    make_shared = partial(Make, session, partial(_SharedWindow, node), _wrong_of_one)
+    comparison.add_baselines("allocate_shared", {"allocate_shared": make_shared}, nbytes=_NBYTES)
+    comparison.add_brought(session)
+    rows = comparison.run(_LEAST_TURNS)
+    cart.Free()
+    base.close()
+    return rows
+
+
+class _SharedWindow:
+    """A window of MPI alone, made and filled by one rank. Collective."""
+
+    def __init__(self, node: Node) -> None:
+        comm = cast("MPI.Intracomm", node.comm)
+        self._window = MPI.Win.Allocate_shared(_NBYTES if node.is_leader else 0, 8, comm=comm)
+        self.array: Any = np.asarray(self._window.Shared_query(node.leader)[0]).view("u8")
+        if node.is_leader:
+            self.array.fill(_FILL)
+        comm.Barrier()
+
+    def close(self) -> None:
+        self._window.Free()
+
+
+def _wrong_node(node: Node, made: Node) -> int:
+    return int(made.ranks != node.ranks) + int(made.rank != node.rank)
+
+
+def _wrong_event(session: Session, made: Event) -> int:
+    if session.node.is_leader:
+        made.record()
+    else:
+        made.wait()
+    session.synchronize()
+    return 0
+
+
+def _wrong_of_one(window: Any) -> int:
+    return _wrong_words(window.array)
+
+
+def _wrong_words(array: Any) -> int:
+    return int((array != _FILL).sum())
+
+
+class Make(Variant):
+    """One thing that is made, checked and closed in each timed block.
+
+    `make` makes it, collectively; `wrong_in` returns how many words of it are wrong.
+    """
+
+    is_calibrated = False
+
+    def __init__(
+        self, session: Session, make: Callable[[], Any], wrong_in: Callable[[Any], int]
+    ) -> None:
+        self.session = session
+        self.node = session.node
+        self._make, self._wrong_in = make, wrong_in
+        self._wrong = 0
+
+    def prepare(self) -> None:
+        """Make what must exist before it, untimed. Collective."""
+
+    def tidy(self) -> None:
+        """Close what `prepare` made. Collective."""
+
+    def free(self, made: Any) -> None:
+        made.close()
+
+    def once(self) -> list[float]:
+        """Make it once, check it and close it, and return the time of making in seconds."""
+        made: Any = None
+        reason: str | None = None
+
+        def step() -> None:
+            nonlocal made, reason
+            made, reason = self.session.attempt(self._make)
+
+        self.prepare()
+        self.session.line_up()
+        samples_s = time_each(step, do_nothing, 1)
+        if made is not None:
+            if self.session.options.check:
+                self._wrong += self._wrong_in(made)
+            self.free(made)
+        self.tidy()
+        if reason is not None:
+            raise RefusedError(reason)
+        return samples_s
+
+    def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
+        return self.once()
+
+    def checked_step(self, token: int) -> None:
+        """Do nothing: every block is checked."""
+
+    def wrong(self) -> int:
+        wrong, self._wrong = self._wrong, 0
+        return wrong
+
+
+class _Plan(Make):
+    """The first plan of a node, for the ghosts of thin blocks in a ring, with warm kernels."""
+
+    def __init__(self, session: Session, cart: MPI.Cartcomm, count: int) -> None:
+        super().__init__(session, self.make, self.wrong_ghosts)
+        self.cart = cart
+        shape = (_OWNED + 2, _CELLS)
+        self.fields = [self.node.xp.full(shape, cart.rank, float) for _ in range(count)]
+        # Loads the kernels, of the exchange and of its check.
+        self.once()
+
+    def prepare(self) -> None:
+        # Nothing has been opened on it yet.
+        self._new = Node(self.session.comm, timeout_s=self.session.options.timeout_s)
+
+    def make(self) -> Any:
+        return HaloExchange(self.cart, self.fields, 1, axes=(0,), node=self._new)
+
+    def tidy(self) -> None:
+        self._new.close()
+
+    def wrong_ghosts(self, made: Any) -> int:
+        for field in self.fields:
+            field[[0, -1]] = -1
+        made.exchange(*self.fields)
+        left, right = self.cart.Shift(0, 1)
+        pairs = [(field[0], left) for field in self.fields]
+        pairs += [(field[-1], right) for field in self.fields]
+        return sum(int((ghosts != rank).sum()) for ghosts, rank in pairs)
+
+
+class _SecondPlan(_Plan):
+    """A plan on a node that has another one of the same ranks."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._first = self.make()
+
+    def tidy(self) -> None:
+        self._first.close()
+        super().tidy()

@@ -1,0 +1,289 @@
+"""The report of a run: rows, speeds, the table, the summary, the files, the plot. No MPI."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpishare.bench import cli
+from mpishare.bench.environment import notes
+from mpishare.bench.options import Options
+from mpishare.bench.plot import draw
+from mpishare.bench.report import COLUMNS, Row, as_json, compare, heading, of_case, summary, table
+
+HEADER = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "hostname": "n7",
+    "backend": "host",
+    "host_code": "python",
+    "ranks": 4,
+    "nodes": 1,
+    "cores": 2,
+    "load": 0.2,
+    "gpus": [],
+    "links": [],
+    "driver": None,
+    "cuda": None,
+    "mpi_library": "Some MPI 1.0",
+    "versions": {"mpishare": "0", "cupy": None},
+    "git_revision": None,
+    "options": {"check": True},
+    "notes": [],
+    "left_out": {},
+}
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+
+
+def row(arm: str, times_us: tuple[float, ...] = (), clock: str = "throughput", **more) -> Row:
+    found = Row("halo1d", arm, "host", 4, 8, clock, **more)
+    if times_us:
+        found.fill([us * 1e-6 for us in times_us], 16)
+    return found
+
+
+def rows(times_us: dict[str, float | None]) -> list[Row]:
+    """A halo of two sizes; an arm without a time did not run."""
+    found = []
+    for nbytes in (8, 1 << 20):
+        of_size = []
+        for arm, us in times_us.items():
+            for clock in ("latency", "throughput"):
+                each = row(arm, () if us is None else (us,), clock)
+                each.nbytes, each.kind = nbytes, "own" if arm == "fused" else "rival"
+                if us is None:
+                    each.fail("it is not installed", wrong=False)
+                of_size.append(each)
+        compare(of_size, {"fused": tuple(times_us)})
+        found += of_size
+    return found
+
+
+def write(file: Path, times_us: dict[str, float | None]) -> str:
+    file.write_text(as_json(HEADER, [each.as_dict() for each in rows(times_us)]))
+    return str(file)
+
+
+def test_statistics_of_a_row() -> None:
+    found = row("own")
+    found.fill([1e-6] * 60 + [2e-6] * 30 + [5e-6] * 10, sent_nbytes=2000)
+    assert (found.median_us, found.min_us, found.count) == pytest.approx((1, 1, 100))
+    assert found.p95_us == pytest.approx(5)
+    assert found.quartiles_us == pytest.approx((1, 2))
+    assert found.gb_per_s == pytest.approx(2.0)
+    assert found.ok
+    assert tuple(found.as_dict()) == COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "speed"),
+    [
+        ((2.0, 2.1, 2.2), (4.2, 4.3, 4.4), "2.0 x faster"),
+        ((4.2, 4.3, 4.4), (3.0, 3.1, 3.2), "1.4 x slower"),
+        ((2.0, 2.0, 90.0, 95.0), (4.2, 4.3, 4.4), "as fast"),  # the quartiles overlap
+        ((2.0,), (2.02,), "as fast"),  # apart, and still the same
+        ((1.0,), (36.6,), "37 x faster"),
+    ],
+)
+def test_a_speed_has_one_direction_and_needs_quartiles_that_are_apart(mine, theirs, speed) -> None:
+    found = [row("own", mine), row("isend", theirs, kind="rival")]
+    compare(found, {"own": ["isend"]})
+    assert (found[0].speed, found[0].fastest) == (speed, "isend")
+    assert found[0].ratio == pytest.approx(found[0].median_us / found[1].median_us)
+    assert found[1].speed is found[1].ratio is None
+
+
+def test_the_fastest_baseline_is_of_those_against_and_of_the_same_clock() -> None:
+    found = [
+        row("own", (2.0,)),
+        row("slow", (8.0,), kind="rival"),
+        row("fast", (4.0,), kind="rival"),
+        row("fast", (1.0,), "latency", kind="rival"),
+        row("unrelated", (0.1,), kind="rival"),
+        row("broken", kind="rival", reason="none here"),
+        row("ceiling", (0.1,), kind="ceiling"),
+    ]
+    compare(found, {"own": ["slow", "fast", "broken", "ceiling"]})
+    assert (found[0].fastest, found[0].ratio) == ("fast", 0.5)
+    assert all(each.ratio is None for each in found[1:])
+
+
+def test_json_has_the_header_and_every_row() -> None:
+    found = json.loads(as_json(HEADER, [each.as_dict() for each in rows({"fused": 2, "nccl": 4})]))
+    assert found["header"] == HEADER
+    assert [tuple(each) for each in found["rows"]] == [COLUMNS] * 8
+    assert found["rows"][0]["median_us"] == pytest.approx(2)
+    assert found["rows"][0]["ratio"] == pytest.approx(0.5)
+    assert found["rows"][0]["speed"] == "2.0 x faster"
+
+
+def test_table_says_why_there_is_no_number() -> None:
+    bad, absent = row("bad"), row("absent", kind="rival")
+    bad.fail("wrong result: 3 on rank 1", wrong=True)
+    absent.fail("there is none", wrong=False)
+    text = table(HEADER, [row("own", (2.0,)), bad, absent])
+    assert "4 ranks on 1 node, backend host (Python), 2 cores, load average 0.2, n7" in text
+    assert "wrong [1]" in text
+    assert "[1] wrong result: 3 on rank 1" in text
+    assert "not run [2]" in text
+    assert "halo1d     WRONG: bad" in text
+    assert "\x1b" not in text
+
+
+def test_the_heading_tells_of_a_busy_machine_and_of_one_rank() -> None:
+    assert "Other programs were busy" not in heading(HEADER)
+    assert "Other programs were busy" in heading({**HEADER, "load": 1.1})
+    gpu = {"name": "H200", "uuid": "GPU-1f3c", "pci_id": "0000:06:00.0", "mps": False, "ranks": [0]}
+    text = heading({**HEADER, "ranks": 1, "cores": 1, "gpus": [gpu]})
+    assert "\nOne rank is its own neighbor" in text
+    assert "mpirun -n 4" in text
+    assert "One rank" not in heading(HEADER)
+    assert "1 rank on 1 node, backend host (Python), 1 core, load" in text
+    assert "GPU-1f3c at 0000:06:00.0: rank 0" in text
+
+
+def test_the_heading_tells_of_a_gpu_shared_without_mps() -> None:
+    shared = {"uuid": "GPU-1f3c", "ranks": [0, 1, 2, 3], "mps": False}
+    alone = {**shared, "ranks": [0]}
+    assert notes([{**shared, "mps": True}, alone]) == []
+    (note,) = notes([alone, shared])
+    assert "GPU-1f3c" in note
+    assert "nvidia-cuda-mps-control -d" in note
+    assert note in " ".join(heading({**HEADER, "notes": [note]}).split())
+
+
+def halo_rows() -> list[Row]:
+    """Two sizes: mpishare is slower at the first, faster at the second; one baseline is absent."""
+    times_us = {
+        ("window fields", "own"): (4.0, 6.0),
+        ("private fields", "own"): (5.0, 18.0),
+        ("persistent", "rival"): (2.0, 12.6),
+        ("neighborhood packed", "rival"): (3.0, 15.0),
+        ("persistent waitany", "rival"): None,
+    }
+    found = []
+    for place, nbytes in enumerate((8, 4232)):
+        of_size = []
+        for (arm, kind), us in times_us.items():
+            for clock in ("latency", "throughput"):
+                each = row(arm, () if us is None else (us[place],), clock, kind=kind)
+                each.nbytes, each.n, each.width, each.fields, each.corners = nbytes, 4, 1, 2, False
+                if us is None:
+                    each.fail("it spins, and 4 ranks share 2 cores", wrong=False)
+                of_size.append(each)
+        baselines = [arm for arm, kind in times_us if kind == "rival"]
+        compare(of_size, {"window fields": baselines, "private fields": baselines})
+        found += of_size
+    return found
+
+
+AT_80 = """
+halo1d: width 1, 2 fields, faces alone; cells: of a rank, along an axis
+
+                                latency, us           back to back, us
+   size  variant                median         speed  median         speed
+    8 B  * window fields          4.00  2.0 x slower    4.00  2.0 x slower
+         * private fields         5.00  2.5 x slower    5.00  2.5 x slower
+           persistent             2.00                  2.00
+           neighborhood packed    3.00                  3.00
+           persistent waitany   not run [1]
+
+4.1 KiB  * window fields          6.00  2.1 x faster    6.00  2.1 x faster
+         * private fields         18.0  1.4 x slower    18.0  1.4 x slower
+           persistent             12.6                  12.6
+           neighborhood packed    15.0                  15.0
+           persistent waitany   not run [1]
+[1] it spins, and 4 ranks share 2 cores
+Left out at 80 columns: p95 back to back, p95, GB/s, cells.
+"""
+
+
+def test_a_table_at_80_columns() -> None:
+    text = of_case("halo1d", HEADER, halo_rows(), 80)
+    assert text == AT_80
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [70, 80, 100])
+def test_columns_are_left_out_until_a_table_fits(width: int) -> None:
+    found = halo_rows()
+    for each in found:
+        if each.ok:
+            each.fill([max(each.median_us, 2000.0) * 1e-6], 16)
+    text = of_case("halo1d", HEADER, found, width)
+    assert max(map(len, text.splitlines()[2:])) <= max(width, 74)  # what remains
+    assert f"Left out at {width} columns: " in text or width == 100
+    assert "2,000" in text
+
+
+def test_the_summary_has_a_line_per_case_with_the_fastest_variant() -> None:
+    fences = [row("fence", (2.0,)), row("node.barrier", (1.0,)), row("barrier", (4.0,))]
+    for each in fences:
+        each.case, each.nbytes = "fence", 0
+    fences[-1].kind = "rival"
+    compare(fences, dict.fromkeys(("fence", "node.barrier"), ("barrier",)))
+    setup = replace(row("Node", (3.0,), "latency"), case="setup")
+    assert summary([setup, *fences, *halo_rows()]).splitlines()[2:] == [
+        "setup      nothing to compare with",
+        "fence      fence: 2.0 x faster, node.barrier: 4.0 x faster",
+        "halo1d     8 B: 2.0 x slower, 4.1 KiB: 2.1 x faster",
+    ]
+    assert summary([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shown", "filed"),
+    [
+        ("table", "run.json", "", "{"),  # the tables are shown as the cases end
+        ("json", "run.json", "", "{"),
+        ("json", None, "{", None),
+        ("table", "run.txt", "", "mpishare bench"),
+        ("json", "run.txt", "", "{"),
+    ],
+)
+def test_where_a_report_goes(tmp_path, capsys, kind, name, shown, filed) -> None:
+    options = Options(format=kind, output=name and str(tmp_path / name))
+    cli._write(options, HEADER, rows({"fused": 1.0}))
+    out = capsys.readouterr().out
+    assert out.startswith(shown) if shown else out == ""
+    assert name is None or (tmp_path / name).read_text().startswith(filed)
+
+
+@needs_matplotlib
+def test_a_plot_has_mpishare_and_the_fastest_baseline_and_is_the_same_again(tmp_path: Path) -> None:
+    found = rows({"fused": 4.0, "staged": 8.0, "mpi": 6.0, "nccl": None})
+    files = [tmp_path / "a.svg", tmp_path / "b.svg"]
+    for file in files:
+        draw(file, HEADER, found)
+    texts = [file.read_text() for file in files]
+    assert texts[0] == texts[1]
+    for word in ("mpishare, fused", "mpi -->", "1 MiB", "us, with quartiles"):
+        assert texts[0].count(f"<!-- {word}") == 1, word
+    assert "<!-- mpishare bench: 4 ranks on 2 cores, back to back, 2026-01-02" in texts[0]
+    assert "nccl" not in texts[0]
+    assert "staged" not in texts[0]
+
+
+@needs_matplotlib
+def test_a_plot_has_no_case_of_one_size_or_of_none(tmp_path: Path) -> None:
+    """The rows of ``setup`` have bytes too: those of its plans."""
+    draw(tmp_path / "a.svg", HEADER, rows({"fused": 1.0})[:2])
+    assert "no case ran at several sizes" in (tmp_path / "a.svg").read_text()
+    others = [replace(each, case="setup", arm="plan") for each in rows({"fused": 1.0})]
+    draw(tmp_path / "b.svg", HEADER, [*rows({"fused": 1.0}), *others])
+    assert "plan -->" not in (tmp_path / "b.svg").read_text()
+
+
+@needs_matplotlib
+def test_a_plot_of_an_unknown_kind_is_refused_before_the_run() -> None:
+    said = cli._problem(Options(plot="a.xyz"))
+    assert said == "--plot: 'a.xyz' must end in .svg, .png, .pdf"
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_run(monkeypatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert "matplotlib is not installed" in str(cli._problem(Options(plot="a.svg")))
+    assert cli._problem(Options()) is None

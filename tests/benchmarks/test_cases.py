@@ -1,0 +1,229 @@
+"""The cases and baselines of benchmarks/: every one runs, and one that is wrong is found."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import catalog
+from mpishare.bench.cases import CASES, NOTES, baselines
+from mpishare.bench.cli import case_list
+from tests.bench.test_cli import HOST, QUICK, SPINNING, check_rows, is_all_ok
+from tests.helpers.launch import Result, run_ranks
+
+BENCHMARKS = (sys.executable, "-m", "benchmarks")
+catalog.extend()
+
+# A fence that orders nothing, on ranks that are never at the same place.
+WITHOUT_FENCE = """
+import sys, time
+import mpishare
+from benchmarks.__main__ import main
+
+def fence(self, stream=None):
+    time.sleep(0.002 * self._rank)
+
+mpishare.Window.fence = fence
+sys.exit(main(sys.argv[1:]))
+"""
+
+# One neighbor never gets its face.
+WITHOUT_A_FACE = """
+import sys
+from benchmarks.__main__ import main
+from benchmarks.ring import PairwiseRing
+
+def store(self):
+    self.problem.node.xp.copyto(self.to_left[0], self.problem.fields[0][0])
+
+PairwiseRing.store = store
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+# Consumers that do not wait for a frame, of a producer that is late.
+WITHOUT_A_WAIT = """
+import sys, time
+from benchmarks.__main__ import main
+from mpishare.ordering.slots import Get, Put
+
+enter = Put.__enter__
+
+def enter_late(self):
+    time.sleep(0.002)
+    return enter(self)
+
+Get._find_sent = lambda self, number: None
+Put.__enter__ = enter_late
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+# The ghosts of a solve never come.
+WITHOUT_GHOSTS = """
+import sys
+import mpishare
+from benchmarks.__main__ import main
+
+class Deaf(mpishare.HaloExchange):
+    def start(self, *fields, stream=None):
+        pass
+
+    def wait(self, stream=None):
+        pass
+
+mpishare.HaloExchange = Deaf
+sys.exit(main(sys.argv[1:]))
+"""
+
+# One rank keeps its own product.
+WITHOUT_A_SUM = """
+import sys
+import mpishare
+from benchmarks.__main__ import main
+
+dot = mpishare.Allreduce.dot
+
+def dot_but_on_one(self, x, y, out, stream=None):
+    dot(self, x, y, out, stream=stream)
+    out[...] = (x * y).sum() if self._setup.comm.rank else out
+
+mpishare.Allreduce.dot = dot_but_on_one
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run(n: int, *words: str) -> Result:
+    return run_ranks(n, [*BENCHMARKS, *words, "--format", "json"], timeout_s=60.0, env=HOST)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_channels_rings_and_events(ranks: int) -> None:
+    result = run(ranks, "channel", "ring", "pairwise", "event", "--max", "4KiB", *QUICK)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in CASES}
+    assert arms["channel"] == {"channel", "window", "send"}
+    assert arms["event"] == {"hop", "pingpong", "bcast", "send"}
+    assert arms["pairwise"] == {"pairwise", "sendrecv", "barrier"}
+    assert arms["ring"] == {"window pairwise", "window fence", "isend", "persistent", "sendrecv"}
+    alone = ranks == 1  # an event and a channel need two
+    assert all(row["ok"] != (alone and row["case"] in ("channel", "event")) for row in rows), (
+        result.describe()
+    )
+
+
+def test_a_frame_that_was_not_waited_for_is_a_wrong_result() -> None:
+    words = ["channel", "--max", "4KiB", "--format", "json", *QUICK]
+    result = run_ranks(2, WITHOUT_A_WAIT, args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["arm"] for row in rows if not row["ok"]} == {"channel"}, result.describe()
+
+
+SOLVE = ("cg", "--min", "512", "--max", "512", "--repeat", "2")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_conjugate_gradients(ranks: int) -> None:
+    result = run(ranks, *SOLVE)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    assert {row["arm"]: row["ok"] for row in rows} == {
+        "calls": True,
+        "calls, dot": True,
+        "isend": ranks > 1,
+    }
+    assert {(row["nbytes"], row["clock"]) for row in rows} == {(512, "throughput")}
+
+
+def test_a_solve_without_ghosts_is_a_wrong_result() -> None:
+    result = run_ranks(2, WITHOUT_GHOSTS, args=[*SOLVE, "--format", "json"], env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["arm"] for row in rows if row["wrong"]} == {"calls", "calls, dot"}
+    assert {row["arm"] for row in rows if row["ok"]} == {"isend"}
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_cases_that_run_by_their_names_alone(ranks: int) -> None:
+    cases = ("faces", "inplace", "calls", "fresh", "bandwidth", "messages1d")
+    words = (*cases, "--max", "4KiB", "--repeat", "2")
+    result = run(ranks, *words)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    assert is_all_ok(rows, ranks), result.describe()
+    arms = {case: {row["arm"] for row in rows if row["case"] == case} for case in cases}
+    assert arms == {
+        "faces": {"last axis", "first axis"},
+        "inplace": {"in place", "window fields"},
+        "calls": {"2 neighbors, 1 field", "26 neighbors, 16 fields"},
+        "bandwidth": {"own", "neighbor", "memcpy"},
+        "messages1d": {"messages", "through the host", "persistent", SPINNING},
+        "fresh": {"new arrays", "arrays in turn", "kept, copied", "kept array", "sendrecv"},
+    }
+
+
+def test_steps_of_jax_with_and_without_the_exchange() -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    words = ("jax", "--max", "8", "--iters", "2", "--repeat", "1")
+    result = run(2, *words, "--against", "all")
+    assert result.returncode == 0, result.describe()
+    rows = {row["arm"]: row for row in json.loads(result.stdout)["rows"]}
+    forms = {"loop", "recorded", "unrolled", "padded"}
+    expected = forms | {f"{form} alone" for form in forms} | {"exchange called"}
+    assert {arm for arm in rows if rows[arm]["ok"]} >= expected, result.describe()
+    for arm in set(rows) - expected:
+        assert "mpi4jax" in arm
+        assert rows[arm]["ok"] or "cannot be imported" in rows[arm]["reason"]
+
+
+def test_a_product_that_misses_a_rank_is_seen() -> None:
+    words = ["dot", "--format", "json", *QUICK]
+    result = run_ranks(2, WITHOUT_A_SUM, args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    for row in json.loads(result.stdout)["rows"]:
+        assert row["ok"] == (row["arm"] != "dot"), row
+
+
+@pytest.mark.parametrize(
+    ("program", "arms"),
+    [(WITHOUT_FENCE, {"fence", "window fence"}), (WITHOUT_A_FACE, {"window pairwise"})],
+    ids=["fence", "face"],
+)
+def test_a_ring_without_order_or_a_face_is_seen(program: str, arms: set[str]) -> None:
+    words = ["fence", "ring", "--max", "512", "--format", "json", *QUICK]
+    result = run_ranks(4, program, args=words, env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["arm"] for row in rows if row["wrong"]} == arms, result.describe()
+
+
+def test_the_cases_of_the_package_are_there_too() -> None:
+    """With the baselines that stand here, and a row for one that the backend lacks."""
+    result = run(2, "halo2d", "fence", "--max", "512", "--against", "isend,counters", *QUICK)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)
+    assert found["header"]["command"].startswith("MPISHARE_BACKEND=host mpirun -n 2 python -m benc")
+    reasons = {row["arm"]: row["reason"] for row in found["rows"] if not row["ok"]}
+    assert reasons == {"counters": "the host backend has no rival counters"}
+
+
+def test_a_block_without_memory_is_left_out() -> None:
+    result = run(2, "halo2d", "--min", "16MiB", "--max", "16MiB", *QUICK)
+    assert result.returncode == 0, result.describe()
+    found = json.loads(result.stdout)
+    assert found["rows"] == []
+    (text,) = found["header"]["left_out"]["halo2d"]
+    assert text.startswith("16 MiB left out: "), text
+
+
+def test_a_case_whose_names_do_not_tell_explains_them() -> None:
+    case = CASES["fresh"]
+    assert " ".join(case.note.split()) in " ".join(case_list().split())
+    names = ("new arrays", "kept, copied", "arrays in turn", "kept array")
+    assert all(f"'{name}'" in case.note for name in names)
+    assert set(NOTES) <= set(baselines())
