@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -89,7 +89,11 @@ class Handle:
             )
         if digest != _digest(body):
             raise HandleError("a handle was damaged on its way: its digest does not match")
-        handle = cls(**json.loads(body))
+        told = json.loads(body)
+        kinds = {field.name: field.type for field in fields(cls)}
+        if {name: type(told[name]).__name__ for name in told} != kinds:
+            raise HandleError("a handle of other fields was received")
+        handle = cls(**told)
         for what, got, wanted in (
             ("backend", handle.backend, backend),
             ("process", handle.nonce, nonce),
@@ -110,5 +114,6 @@ class Handle:
 
 
 def _digest(body: str) -> str:
-    # Against damage and mix-ups, not against an attacker: ranks of one job trust each other.
+    # Against damage and mix-ups, not against an attacker: it travels by agreements of the node
+    # alone, in memory and messages of its ranks, and never through the hands of the user.
     return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()

@@ -396,7 +396,7 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
         hostile = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert hostile.stdout.readline() == b"squatting\n"
     stage.world.Barrier()
-    for number in range(8):
+    for number in range(4):
         node.pool(max_nbytes=1 << 16).close()
         stage.attempt(f"window {number}", lambda: node.allocate(4, name="foreign").close())
     window = stage.attempt("window", lambda: node.allocate(4, name="foreign", fill=3.0))
@@ -422,7 +422,7 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
 def test_another_user_takes_every_address_and_neither_job_nor_viewer_is_misled():
     played = play(2, beside_another_user, SQUATTER, FOREIGN, NOBODY)
     played.ended_well()
-    played.worked([0, 1], "window", *(f"window {number}" for number in range(8)))
+    played.worked([0, 1], "window", *(f"window {number}" for number in range(4)))
     told = played.rank(0)
     assert told["saw"] == [3.0] * 4
     assert told["seconds"] < 5  # not the deadline, though one socket takes no connection

@@ -53,7 +53,7 @@ def test_a_descriptor_travels(door, tmp_path):
     with path.open() as file:
         address = door.open(NAME, lambda request: ({"echo": request["word"]}, [file.fileno()]))
         with visit_of(address) as visit:
-            reply, fds = visit.ask({"word": "hello"})
+            reply, fds = visit.ask({"word": "hello"}, most_fds=1)
             assert reply == {"echo": "hello"}
             assert os.pread(fds[0], 100, 0) == b"the same file"
             assert not os.get_inheritable(fds[0])
@@ -271,7 +271,7 @@ def test_no_descriptor_is_left():
         door = Door()
         address = door.open(NAME, lambda request: ({}, [0]))
         with visit_of(address) as visit:
-            _, fds = visit.ask({})
+            _, fds = visit.ask({}, most_fds=1)
             os.close(fds[0])
         door.close()
 

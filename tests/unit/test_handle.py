@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare import HandleError
+from mpishare.memory import handle
 from mpishare.memory.handle import Handle, boot_id
 
 HANDLE = Handle(
@@ -77,6 +78,15 @@ def test_whole_but_not_what_was_expected(changes, wanted, told):
     with pytest.raises(HandleError, match=told) as caught:
         Handle.unpack(text, **{**WANTED, **wanted})
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"nbytes": "4096"}, {"offset": None}, {"other": 1}, {"kind": 3}]
+)
+def test_fields_of_other_kinds_are_refused(monkeypatch, changes):
+    monkeypatch.setattr(handle, "asdict", lambda made: dataclasses.asdict(made) | changes)
+    with pytest.raises(HandleError, match="other fields"):
+        Handle.unpack(HANDLE.pack(), **WANTED)
 
 
 def test_another_version_is_named(monkeypatch):

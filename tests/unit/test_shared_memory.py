@@ -181,7 +181,7 @@ def test_more_than_the_folder_has(monkeypatch):
 
 
 def test_more_than_the_machine_has(monkeypatch):
-    monkeypatch.setattr(shared, "_available", lambda: 3 * PAGE)
+    monkeypatch.setattr(shared, "available_nbytes", lambda: 3 * PAGE)
     with pytest.raises(UnsupportedError, match="of memory left"):
         shared.create(3 * PAGE + 1)
 
@@ -227,7 +227,7 @@ def test_pages_are_reserved_not_promised():
 
 def test_available_memory_is_a_number_of_this_machine():
     total = os.sysconf("SC_PHYS_PAGES") * PAGE
-    assert 0 < shared._available() <= total
+    assert 0 < shared.available_nbytes() <= total
 
 
 def test_more_than_a_memory_limit_leaves(monkeypatch):

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -243,7 +244,10 @@ def test_a_viewer_that_cannot_map_the_memory_of_one_rank(node, view):
     """As where a control group hides a GPU: live memory of the others, frames by the host."""
     last = node.size - 1
     window = node.allocate_each(100, "i4", fill=node.rank + 1, name="walled")
-    window._publication._tokens[last] = "00" * 64  # the driver knows no such memory
+    publication = window._publication
+    segments = [*publication._window.segments]
+    segments[last] = segments[last]._replace(token="00" * 64)  # the driver knows no such memory
+    publication._window = replace(publication._window, segments=tuple(segments))
     assert view("there = attach('walled')") is None
     told = view(f"there.segment({last})")
     assert told["error"] == "UnsupportedError"
