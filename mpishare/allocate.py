@@ -260,7 +260,8 @@ def _describe_fill(call: str, fill: Any, dtype: np.dtype[Any]) -> str | None:
         with np.errstate(over="raise", invalid="raise"):
             value[...] = fill
         is_kept = _is_kept(fill, value)
-    except (ArithmeticError, TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError, DeprecationWarning) as error:
+        # NumPy 1 warns of an integer that does not fit, and warnings may be errors.
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}") from error
     if not is_kept:
         raise ValueError(f"{call} failed: fill={fill!r} does not fit {dtype}: it would be {value}")

@@ -149,6 +149,8 @@ class Window(Epochs, NodeObject):
                 f"{self.name} is in GPU memory, which NumPy cannot read. Copy it to the host: "
                 "window.array.get()"
             )
+        if copy is None:  # NumPy 1 knows no such value
+            return np.asarray(self.array, dtype=dtype)
         return np.array(self.array, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:

@@ -223,9 +223,15 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
         raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
     try:
-        return np.from_dlpack(field)
+        array = np.from_dlpack(field)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
         raise TypeError(f"{name} is not an array that NumPy can read: {error}") from error
+    if not array.flags.writeable and hasattr(field, "__array__"):
+        # Before 2.2 NumPy calls all that it gets by DLPack read-only.
+        found = np.asarray(field)
+        if found.ctypes.data == array.ctypes.data:  # no copy
+            return found
+    return array
 
 
 def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
