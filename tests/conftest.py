@@ -37,6 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and why_no_gpu():
-        pytest.skip(why_no_gpu())
+        pytest.skip(f"no GPU: {why_no_gpu()}")
     if item.get_closest_marker("recovery") and launch.launcher()[1] != "openmpi":
         pytest.skip("only Open MPI keeps the survivors of a killed rank")
