@@ -18,6 +18,7 @@ from mpishare.graphs.step import capture
 from mpishare.halo import HaloExchange, Layout, NeighborExchange
 from mpishare.node import Node
 from mpishare.pool import Pool
+from mpishare.setup.outside import outside_environment
 from mpishare.viewers.attached import attach
 from mpishare.window import Window
 
@@ -43,6 +44,7 @@ __all__ = [
     "__version__",
     "attach",
     "capture",
+    "outside_environment",
 ]
 
 __version__ = "0.1.0"

@@ -2,12 +2,14 @@
 
 import ctypes
 import functools
+import os
 import shutil
 import tempfile
 
 import pytest
 
 from tests.helpers import launch
+from tests.helpers.compiled import WHY_NONE
 
 pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.guard", "tests.helpers.shares")
 
@@ -33,10 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.basetemp is None:
         config.option.basetemp = folder = tempfile.mkdtemp(prefix="pytest-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    if WHY_NONE:
+        # Asked for, Python's code is no reason for a warning; many tests want none on stderr.
+        os.environ.setdefault("MPISHARE_HOST_CODE", "python")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and why_no_gpu():
-        pytest.skip(why_no_gpu())
+        pytest.skip(f"no GPU: {why_no_gpu()}")
     if item.get_closest_marker("recovery") and launch.launcher()[1] != "openmpi":
         pytest.skip("only Open MPI keeps the survivors of a killed rank")

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from mpishare.setup.outside import outside_environment
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-#: Where launchers describe the job to a rank. A child without these variables is a job of its own,
-#: of one rank, with the same library and the same settings.
-_OF_THE_JOB = ("HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI", "PRTE_", "SLURM_")
 TRIAL_S = 60.0
 """A child starts MPI and a GPU in some seconds."""
-
-
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child that is not a rank of this job."""
-    return {name: text for name, text in environment.items() if not name.startswith(_OF_THE_JOB)}
 
 
 def run_in_child(program: Path, *arguments: object, timeout_s: float = TRIAL_S) -> str | None:
@@ -34,7 +26,7 @@ def run_in_child(program: Path, *arguments: object, timeout_s: float = TRIAL_S) 
     try:
         done = subprocess.run(  # noqa: S603 - a fixed command
             command,
-            env=child_environment(os.environ),
+            env=outside_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

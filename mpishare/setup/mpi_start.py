@@ -1,8 +1,9 @@
-"""A deadline for MPI's own start, which waits for ever where ranks cannot reach each other.
+"""MPI's own start: what it needs, and a deadline.
 
-MPICH was seen to do so where the ranks of a machine have different /dev/shm (5.0.2). No Python runs
-in a process that is inside ``MPI_Init``: a forked child speaks for it, and the C thread of
-`faulthandler` ends it.
+MPICH (5.0.2) ends in ``MPI_Init`` where /dev/shm is read-only, by SIGBUS where that is too small,
+and waits for ever where the ranks of a machine have different ones. No Python runs in a process
+that is inside ``MPI_Init``: a forked child speaks for it, and the C thread of `faulthandler` ends
+it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import faulthandler
 import os
 import select
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpishare.errors import format_nbytes
+from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.memory import shared
 from mpishare.setup.surroundings import find_container, namespaces
 
@@ -26,6 +28,9 @@ WARN_AFTER_S = 10.0
 """After which it is said that MPI has not started, if the deadline is not sooner."""
 _LEAD_S = 2.0  # of the last words before the end, as the first end of a rank ends the job
 
+_LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_OF_MPICH_NBYTES = 1100 << 10
+"""What MPICH takes in /dev/shm for each rank of a machine: measured 1036 KiB."""
 _ADVICE = (
     " MPICH waits for ever where the ranks of a machine have different /dev/shm: start their "
     "containers with --ipc=host; with MPIR_CVAR_NOLOCAL=1 each rank is a node of its own."
@@ -34,7 +39,7 @@ _ADVICE = (
 
 @contextlib.contextmanager
 def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[None]:
-    """Within, MPI may be started; the process ends with status 1 where that takes too long. Local.
+    """Within, MPI may be started; the process ends with status 1 where it cannot be in time. Local.
 
     Parameters
     ----------
@@ -48,6 +53,14 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
     if "mpi4py.MPI" in sys.modules:
         yield
         return
+    try:
+        _require_shared_memory()
+    except UnsupportedError as error:
+        if _is_told_by_another():
+            time.sleep(_LEAD_S)
+        else:
+            _say(f"{prog}: {error}\n")
+        raise SystemExit(1) from None
     sys.stdout.flush()
     sys.stderr.flush()
     over, alive = os.pipe()
@@ -66,6 +79,35 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
         nowhere.close()
         os.close(alive)  # the child ends
         os.waitpid(child, 0)
+
+
+def _require_shared_memory() -> None:
+    """Raise UnsupportedError where MPICH, and mpishare, would find no room in /dev/shm."""
+    shared.create(1).close()
+    size = os.environ.get("MPI_LOCALNRANKS", "")  # of MPICH's launcher
+    count = int(size) if size.isdecimal() else 1
+    room = os.statvfs(shared.FOLDER)
+    left, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    # Of the room that is left, the other ranks may have taken their part already.
+    if left < _OF_MPICH_NBYTES or total < count * _OF_MPICH_NBYTES:
+        raise UnsupportedError(
+            f"{shared.FOLDER} has {format_nbytes(left)} left of {format_nbytes(total)}, and MPICH "
+            f"takes {format_nbytes(_OF_MPICH_NBYTES)} for each rank, {count} here. In a container, "
+            "start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; else "
+            f"enlarge it with `mount -o remount,size=SIZE {shared.FOLDER}`."
+        )
+
+
+def _is_told_by_another() -> bool:
+    """Whether the first rank of this machine has the same /dev/shm: that of what started both."""
+    rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
+    if rank == "0":
+        return False
+    try:
+        of_parent = Path(f"/proc/{os.getppid()}/root{shared.FOLDER}").stat()
+        return os.path.samestat(of_parent, Path(shared.FOLDER).stat())
+    except OSError:  # another user's process, or one outside of this container
+        return False
 
 
 def _speak(prog: str, over: int, deadline_s: float, *, is_first: bool) -> None:

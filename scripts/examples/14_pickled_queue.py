@@ -3,10 +3,12 @@
     mpirun -n 1 python -m mpi4py scripts/examples/14_pickled_queue.py
 
 A named window pickles. What comes out of the queue in a process that was spawned is the same
-memory, attached.
+memory, attached. That process imports this file again, MPI too: it is started outside of the job.
 """
 
 import multiprocessing
+
+from mpi4py import MPI
 
 import mpishare
 
@@ -14,7 +16,8 @@ N = 1024
 
 
 def child(queue, answers):
-    """Run in a process of its own, without MPI."""
+    """Run in a process of its own, which is a job of one rank."""
+    assert MPI.COMM_WORLD.size == 1
     with queue.get() as there:
         data = there.array
         is_right = data.tolist() == [100.0 + k for k in range(N)]
@@ -31,7 +34,8 @@ def main():
         if node.is_leader:
             queue, answers = context.Queue(), context.Queue()
             process = context.Process(target=child, args=(queue, answers))
-            process.start()
+            with mpishare.outside_environment():
+                process.start()
             queue.put(window)
             is_right, last = answers.get(timeout=60)
             process.join()

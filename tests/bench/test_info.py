@@ -10,6 +10,7 @@ import pytest
 
 from mpishare.setup.preflight import is_wsl2
 from tests.helpers.launch import OF_A_JOB, run_ranks
+from tests.helpers.mounts import mount_before_jobs
 
 INFO = (sys.executable, "-m", "mpishare.info")
 HOST = {"MPISHARE_BACKEND": "host"}
@@ -173,6 +174,26 @@ def test_a_node_that_cannot_be_made_is_one_message() -> None:
         assert "--mpi=" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr, done.stderr
         assert not done.stdout.strip(), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "cause", "cure"),
+    [
+        ("ro", "Read-only file system", "mount -t tmpfs"),
+        ("size=64k", "has 64 KiB left of 64 KiB, and MPICH takes", "--shm-size"),
+        ("size=2m", "1.074 MiB for each rank, 2 here", "remount,size="),
+    ],
+)
+def test_where_mpi_could_not_start_one_line_says_why(
+    monkeypatch, tmp_path, option: str, cause: str, cure: str
+) -> None:
+    mount_before_jobs(monkeypatch, tmp_path, f"mount -t tmpfs -o {option} tmpfs /dev/shm")
+    result = run_ranks(2, INFO)
+    assert (result.returncode, result.stdout) == (1, ""), result.describe()
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("python -m mpishare.info: "), result.describe()
+    assert cause in line
+    assert cure in line
 
 
 def test_wrong_words_end_with_status_2() -> None:

@@ -3,8 +3,12 @@
 `scripts/ports/veros` runs Veros itself, which takes a network and some minutes.
 """
 
+import os
 import re
+import subprocess
 import sys
+
+import pytest
 
 from tests.docs.pages import ROOT
 from tests.helpers.launch import run_ranks
@@ -81,3 +85,12 @@ def test_the_lines_of_the_patch_exchange(tmp_path) -> None:
     done = run_ranks(2, [sys.executable, "-m", "mpi4py", str(program)], timeout_s=40)
     assert done.returncode == 0, done.describe()
     assert done.stdout.count("exchanged") == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_folder_of_another_user_is_refused(tmp_path):
+    """Its programs would be run: the page names a folder in /tmp, which anybody can make first."""
+    os.chown(tmp_path, 65534, 65534)
+    done = subprocess.run([SCRIPT, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{tmp_path} belongs to another user" in done.stderr

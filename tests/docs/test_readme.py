@@ -12,6 +12,7 @@ import pytest
 
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_pages import NOT_RUN
+from tests.gpu.evidence import git
 from tests.helpers.launch import OF_A_JOB, run_ranks
 
 FILE = ROOT / "README.md"
@@ -48,8 +49,9 @@ def script() -> str:
 def test_the_commands_run_in_order_in_a_fresh_clone(tmp_path) -> None:
     """In a copy of the files that git knows, with nothing of the environment of this test."""
     clone = tmp_path / "clone"
-    git = ["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard", "-z"]
-    listed = subprocess.run(git, capture_output=True, text=True, check=True).stdout
+    listed = git(ROOT, "ls-files", "-co", "--exclude-standard", "-z")
+    if listed is None:
+        pytest.skip("no git here, or no repository of this user's")
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (clone / name).parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ import pytest
 import mpishare
 from tests.faults.scenes import play
 from tests.faults.stage import Stage, leftovers
-from tests.helpers import launch
 from tests.helpers.mounts import SMALL, mount_before_jobs
 from tests.helpers.reporting import report
 
@@ -135,30 +134,3 @@ def test_read_only():
     played.worked(range(3), "second node")
     assert all(played.rank(rank)["leftovers"] == [] for rank in range(3))
     played.ended_well()
-
-
-INFO = """
-import subprocess, sys
-from mpi4py import MPI
-from mpishare.info import main
-
-if MPI.COMM_WORLD.rank == 0:
-    subprocess.run("mount -t tmpfs -o ro tmpfs /dev/shm".split(), check=True)
-MPI.COMM_WORLD.Barrier()
-status = main([])
-MPI.COMM_WORLD.Barrier()
-if MPI.COMM_WORLD.rank == 0:
-    subprocess.run(["umount", "/dev/shm"], check=True)
-sys.exit(status)
-"""
-
-
-def test_info_says_in_one_line_that_it_is_read_only():
-    result = launch.run_ranks(2, INFO)
-    assert result.returncode == 1, result.describe()
-    assert result.stdout == "", result.describe()
-    (line,) = [line for line in result.stderr.splitlines() if "mpishare" in line]
-    assert line.startswith("python -m mpishare.info: "), result.describe()
-    assert "Read-only file system" in line
-    assert "Traceback" not in result.stderr, result.describe()
-    assert "Abort(" not in result.stderr, result.describe()

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mpishare.setup.gpu_messages import MPI_TRIAL
-from mpishare.setup.in_child import child_environment, run_in_child
+from mpishare.setup.in_child import run_in_child
 from tests.helpers.launch import run_ranks
 
 A_TRIAL = """
@@ -58,9 +58,3 @@ def test_a_trial_that_hangs_ends(tmp_path) -> None:
     program = tmp_path / "hangs.py"
     program.write_text("import signal\nsignal.pause()\n")
     assert run_in_child(program, timeout_s=0.5) == "no answer within 0.5 s"
-
-
-def test_a_child_does_not_hear_of_the_job() -> None:
-    job = {"PMI_RANK": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "1"}
-    kept = {"OMPI_MCA_pml": "ucx", "UCX_TLS": "cuda", "PATH": "/bin"}
-    assert child_environment({**job, **kept}) == kept

@@ -40,13 +40,16 @@ def why_no_namespaces() -> str | None:
     """Why containers cannot be pretended here; None where they can."""
     if os.geteuid():
         return "it needs root"
-    tried = subprocess.run(
-        ["unshare", "-mpiun", "--fork", "--mount-proc", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f"no namespaces here: {tried.stderr.strip()}" if tried.returncode else None
+    return why_refused(["unshare", "-mpiun", "--fork", "--mount-proc", "true"])
+
+
+def why_refused(command: Sequence[str | Path]) -> str | None:
+    """Why a command of unshare cannot be run here; None where it can."""
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return f"{command[0]} is not installed"
+    return f"no such namespace here: {tried.stderr.strip()}" if tried.returncode else None
 
 
 def separate_ranks(
@@ -57,11 +60,13 @@ def separate_ranks(
     In a PID namespace it is process 1, as in most containers, unless `is_init` is false: that one
     cannot be killed from within. What was before the ranks already comes behind.
     """
-    options = [option for name in own for option in OWN[name][0]]
+    unshare = ["unshare", *dict.fromkeys(option for name in own for option in OWN[name][0])]
+    if why := why_refused([*unshare, "true"]):
+        pytest.skip(why)
     first = " && ".join(OWN[name][1] for name in own)
     before = os.environ.get("RANK_WRAPPER", "")
     start = f'exec {before} "$@"' if is_init else f'{before} "$@"; exit $?'
-    words = ["unshare", *dict.fromkeys(options), "bash", "-c", f"{first} && {start}", "bash"]
+    words = [*unshare, "bash", "-c", f"{first} && {start}", "bash"]
     text = f'#!/bin/bash\nexec {shlex.join(words)} "$@"\n'
     _put_before_ranks(monkeypatch, folder / "separate", text)
 

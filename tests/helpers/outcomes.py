@@ -1,6 +1,7 @@
 """A pytest plugin: `--outcomes FILE` gets a line of JSON when a test begins and when it ends.
 
-`read` makes {test: {outcome, seconds}} of it. A test that has begun is "unfinished" until it ends,
+`read` makes {test: {outcome, seconds}} of it, and of a skipped test {..., reason}; a module that is
+skipped when it is collected counts as a test. A test that has begun is "unfinished" until it ends,
 so that a job that dies names its killer; lines are only added, since there are thousands.
 SIGTERM, which `timeout` sends, ends pytest as Ctrl-C does: the ranks that the running test started
 are killed, and what has failed so far is printed. Under mpirun it ends the process at once, since
@@ -24,7 +25,7 @@ WORST_FIRST = ("failed", "skipped", "passed")
 class Outcomes:
     def __init__(self, config: pytest.Config, file: Path) -> None:
         self.config, self.file = config, file
-        self.seconds, self.seen = 0.0, set[str]()
+        self.seconds, self.seen, self.reason = 0.0, set[str](), ""
 
     def pytest_sessionstart(self) -> None:
         if not self.config.stash.get(is_silent, False):
@@ -34,8 +35,15 @@ class Outcomes:
         if self.config.stash.get(is_silent, False):
             return
         line = {"test": test, "outcome": outcome, "seconds": round(self.seconds, 3)}
+        if outcome == "skipped":
+            line["reason"] = self.reason
         with self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.reason = reason(report)
+            self.write(report.nodeid, "skipped")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.seconds, self.seen = 0.0, set()
@@ -44,14 +52,24 @@ class Outcomes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds += report.duration
         self.seen.add(report.outcome)
+        if report.skipped:
+            self.reason = reason(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         worst = (outcome for outcome in WORST_FIRST if outcome in self.seen)
         self.write(nodeid, next(worst, "failed"))
 
 
+def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test was skipped, or is expected to fail."""
+    if hasattr(report, "wasxfail"):
+        return f"expected to fail: {report.wasxfail}"
+    _, _, text = report.longrepr
+    return " ".join(text.removeprefix("Skipped: ").split())
+
+
 def read(file: Path) -> dict[str, dict]:
-    """Return {test: {outcome, seconds}} of a file that `--outcomes` wrote."""
+    """Return {test: {outcome, seconds, reason}} of a file that `--outcomes` wrote."""
     tests = {}
     for line in file.read_text().splitlines():
         result = json.loads(line)

@@ -44,6 +44,28 @@ def test_the_wrong_mpirun_is_answered_by_the_right_one(free: Cluster, mpi: Mpi, 
         assert "with the mpirun of the MPI library that mpi4py uses" in done.output, done.describe()
 
 
+CHILD = """
+import os, subprocess, sys
+from mpi4py import MPI
+import mpishare
+
+if sys.argv[1:]:
+    with mpishare.Node() as node:
+        print(node.size, os.environ["SLURM_JOB_ID"])
+elif MPI.COMM_WORLD.rank == 0:
+    subprocess.run([sys.executable, __file__, "child"], env=mpishare.outside_environment())
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_a_child_of_a_rank_is_outside_of_its_step(free: Cluster, mpi: Mpi, folder: Path):
+    program = folder / "child.py"
+    program.write_text(CHILD)
+    job = free.write(f"srun -n2 --mpi={mpi.protocol} {mpi.python} {program}", "-N1", "-n2")
+    done = free.wait(job)
+    assert (done.status, done.output) == (0, f"1 {job}\n"), done.describe()
+
+
 def test_array_jobs_side_by_side(free: Cluster, mpi: Mpi):
     """Two jobs on one node have nodes of their own."""
     text = f'srun --mpi={mpi.protocol} {mpi.python} -c "{MAKE}"'

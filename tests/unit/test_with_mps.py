@@ -245,6 +245,17 @@ def test_where_a_daemon_answers_the_command_is_run_as_it_is(place, is_named):
     assert lives(pid)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_the_daemon_of_another_user_serves_nobody(place):
+    other = place.path / "default"
+    pid = place.start_other(other)
+    os.chown(other, 65534, 65534)
+    status, out, err = place.run("sh", "-c", "echo ran", CUDA_MPS_PIPE_DIRECTORY=str(other))
+    assert (status, out) == (2, "")
+    assert f"CUDA_MPS_PIPE_DIRECTORY={other}, but it belongs to user 65534" in err
+    assert place.daemons() == [pid]
+
+
 def test_one_that_does_not_quit_is_ended_and_no_other(place):
     other = place.path / "other"
     other.mkdir()
