@@ -215,6 +215,7 @@ class Door:
             connection, _ = opening.listener.accept()
         except OSError as error:  # who knocked is gone, or this process has no descriptor left
             if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._strangers += 1  # whoever it is: it costs as much
                 self._turn_away(opening.listener)
             return
         pid, uid = peer_of(connection)
@@ -223,20 +224,17 @@ class Door:
             connection.close()
             return
         self._strangers = 0
-        is_counted = opening.most is not None
-        if opening.most is not None and self._n_counted() >= opening.most:
+        n_counted = sum(lease.is_counted for lease in self._leases)
+        if opening.most is not None and n_counted >= opening.most:
             why = f"it has {opening.most} visitors already"
             with contextlib.suppress(OSError):
                 connection.send(json.dumps({"refused": why}).encode())
             connection.close()
             return
         connection.setblocking(False)
-        lease = _Lease(address, connection, pid, is_counted)
+        lease = _Lease(address, connection, pid, is_counted=opening.most is not None)
         self._leases.append(lease)
         self._selector.register(connection, selectors.EVENT_READ, lease)
-
-    def _n_counted(self) -> int:
-        return sum(lease.is_counted for lease in self._leases)
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Accept with the spare descriptor and hang up; else the selector would report it again."""

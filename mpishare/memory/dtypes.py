@@ -26,7 +26,9 @@ def dump(dtype: np.dtype[Any]) -> str:
     UnsupportedError
         If it is of yet another library, or holds Python objects.
     """
-    return f'"{dtype.str}"' if _is_plain(dtype) else json.dumps(_as_json(dtype))
+    if dtype.isbuiltin == 1 and not dtype.hasobject:  # in a tenth of the time of the others
+        return f'"{dtype.str}"'
+    return json.dumps(_as_json(dtype))
 
 
 @functools.lru_cache(256)
@@ -47,11 +49,6 @@ def load(text: str) -> np.dtype[Any]:
     if dtype.hasobject:
         raise HandleError(f"dtype {dtype} holds Python objects")
     return dtype
-
-
-def _is_plain(dtype: np.dtype[Any]) -> bool:
-    # A builtin of native order, which takes a tenth of the time of the others.
-    return dtype.isbuiltin == 1 and not dtype.hasobject
 
 
 def _as_json(dtype: np.dtype[Any]) -> Any:
