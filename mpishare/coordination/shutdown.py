@@ -114,7 +114,10 @@ class Shutdown:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
-            # Once more: when its death was seen, threads of the rank may still have held the files.
+            # Of names too that a rank is about to leave, which holds its files until its very end.
+            block, others = self._agreement.block, self._agreement.others
+            ending = [rank for rank in others if block.is_being_killed(rank)]
+            wait_briefly(lambda: not any(map(block.is_running, ending)))
             remove_abandoned()
             abort_after(lambda: self._say_in_turn(failure()))
 
