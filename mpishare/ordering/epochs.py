@@ -74,7 +74,7 @@ class Epochs(CounterOrdered):
         self._slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
         self._operations = sum(1 + len(waits) for _, waits in self._rounds)
         compiled = context.compiled
-        self._meet: Callable[[int], int] | None = None
+        self._meet: Callable[[int], Any] | None = None
         if compiled is not None:
             address, looks = compiled.address_of(self._view), context.looks_per_yield
             self._meet = compiled.Fence(address, self._slots, looks).meet
@@ -114,8 +114,9 @@ class Epochs(CounterOrdered):
             handle_of(stream)
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
-        elif (meet := self._meet) is not None:
-            while (slot := meet(epoch)) >= 0:
+        elif self._meet is not None:
+            # Looked up each time: a handler of a signal may have closed the window and the node.
+            while (slot := self._meet(epoch)) >= 0:
                 self._wait("fence", lambda: self._behind(epoch, slot))
         else:
             view, looks = self._view, 0
@@ -238,6 +239,11 @@ class Epochs(CounterOrdered):
         self._exposure = None
 
     # --- what both have in common
+
+    def _end(self) -> None:
+        super()._end()
+        if self._meet is not None:
+            self._meet = self._check
 
     def _pending(self) -> list[int]:
         """Return the ranks whose signal the calls of this rank wait for."""
