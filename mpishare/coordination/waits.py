@@ -31,6 +31,8 @@ from mpishare.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from mpi4py import MPI
+
 Failure = TypeVar("Failure", bound=MpiShareError)
 
 log = logging.getLogger("mpishare")
@@ -64,6 +66,8 @@ class Waits:
         self.size = block.size
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
+        self.group: MPI.Group | None = None
+        """The ranks of the node as MPI knows them."""
         self.progress: Callable[[], object] = int
         """Called while this rank waits: MPI may not deliver what this rank sent without it."""
         self.failure: Callable[[], MpiShareError] | None = None
@@ -169,6 +173,15 @@ class Waits:
         """Whether this is the process that made the node, not a fork of it."""
         return self.block.is_mine
 
+    def ranks_in(self, comm: MPI.Comm) -> list[int]:
+        """Return the other ranks of this node that a communicator has."""
+        if self.group is None:
+            return []
+        group = comm.Get_group()
+        found = self.group.Translate_ranks([*range(self.size)], group)
+        group.Free()
+        return [rank for rank in self.others if found[rank] >= 0]
+
     # --- host waits
 
     def wait(self, call: str, pending: Callable[[], list[int]], timeout_s: float = 0.0) -> None:
@@ -200,11 +213,12 @@ class Waits:
                 raise self.timed_out(call, ranks, timeout_s)
 
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
-        if self.failure is not None:
+        # Asked again, since a rank may do what is waited for and leave, or die, just after. Where
+        # counters are released, none may be taken for what is waited for.
+        if self.failure is not None and (self.block.is_broken() or pending()):
             self._refuse()
         if not self.block.are_all_present():
             gone = [rank for rank in self.others if self.block.state(rank) != State.PRESENT]
-            # Asked again, since a rank may do what is waited for and leave just after.
             missed = [rank for rank in pending() if rank in gone]
             if missed:
                 self.fail_departed(call, missed)
@@ -336,6 +350,12 @@ def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:
 
 
 _all: weakref.WeakSet[Waits] = weakref.WeakSet()
+
+
+def of_this_thread() -> list[Waits]:
+    """Return the whole nodes whose calls are made in this thread."""
+    thread = get_ident()
+    return [each for each in _all if each.failure is None and each.thread == thread]
 
 
 def _after_fork() -> None:

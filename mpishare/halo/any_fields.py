@@ -156,7 +156,7 @@ class AnyFields:
                 setup.name = f"{outer.name} of {_name(setup.same)}"
                 pair = EnginePair(setup, *messages)
                 setup.look = int
-        except Exception:
+        except BaseException:
             # What fails on all ranks leaves the plan as it was. Nobody may go on with it, and be
             # ahead, before all have left the wait in which they look who is.
             if outer.context.agreement.failure is None:

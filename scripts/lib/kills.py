@@ -86,7 +86,8 @@ def main():
         delays = [delay for first, _ in found for delay in first]
         text = f"{' '.join(launcher)}, {place}: named in {len(delays)} of {given.kills} jobs"
         if delays:
-            text += f", after {statistics.median(delays):.1f} ms (median; {max(delays):.1f} at most)"
+            middle, most = statistics.median(delays), max(delays)
+            text += f", after {middle:.1f} ms (median; {most:.1f} at most)"
         print(f"{text}, in {sum(count for _, count in found)} lines", flush=True)
 
 
