@@ -10,6 +10,7 @@ import numpy as np
 
 from mpishare import ranges
 from mpishare.context import NodeObject
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import ClosedError, UnsupportedError, format_nbytes
 from mpishare.ordering.epochs import Epochs
 from mpishare.viewers.attached import attach_again
@@ -271,6 +272,7 @@ class Window(Epochs, NodeObject):
         self._is_closed = True
         if self._publication is not None:
             self._publication.abandon()
+        never_free(self._memories)  # a handler of a signal leaves the node in the midst of calls
         self._arrays.clear()
         self._forget()
 

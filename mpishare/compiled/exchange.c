@@ -50,6 +50,12 @@ static PyObject *ask(Exchange *self, const char *name, const char *format, ...)
         Py_CLEAR(answer);
         PyErr_SetString(PyExc_RuntimeError, "the exchange was closed while it was in a call");
     }
+    if (answer != NULL) { /* a handler may have left the node, too */
+        PyObject *whole = PyObject_CallMethod(self->agreement, "check", NULL);
+        if (whole == NULL)
+            Py_CLEAR(answer);
+        Py_XDECREF(whole);
+    }
     return answer;
 }
 

@@ -30,6 +30,13 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+def say_at_once(text: str) -> None:
+    """Write to stderr in one piece, from any thread: `say` may wait for what others write."""
+    if sys.__stderr__ is not None:
+        with contextlib.suppress(OSError, ValueError):
+            os.write(sys.__stderr__.fileno(), text.encode())
+
+
 def wait_briefly(is_over: Callable[[], object], timeout_s: float = HEARD_S) -> bool:
     """Wait at the end of a process, without burning the core; return whether it came."""
     return poll(is_over, timeout_s, pause_s=HEARD_S / 100)

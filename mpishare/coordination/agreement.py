@@ -46,6 +46,13 @@ class Agreement(Waits):
             for each in self._meeting_rounds
         ]
 
+    def close(self) -> None:
+        """Let go of what needs the block, which is about to be unmapped, or MPI. Local."""
+        self._compiled = []
+        if self.group is not None:
+            self.group.Free()
+            self.group = None
+
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`, then learn how it went on every rank.
 
@@ -98,6 +105,7 @@ class Agreement(Waits):
             self.leave(call, error)
             raise
         if mine is not None:
+            note_agreed(mine)
             try:
                 raise mine
             finally:
@@ -138,12 +146,14 @@ class Agreement(Waits):
     def _meet(self, call: str, count: int, news: int) -> bool | None:
         """Return whether any rank has news; None where one is in another call."""
         parity, value = count & 1, count << 1
-        if self._compiled:
-            meet = self._compiled[parity]
-            while (at := meet(value | news)) >= 0:
-                if not self._wait_for_word(call, value, at):
-                    return None
-            return at == -2
+        # Looked up each time: a handler of a signal may have closed the node, which frees memory.
+        while self._compiled:
+            at = self._compiled[parity](value | news)
+            if at < 0:
+                return at == -2
+            if not self._wait_for_word(call, value, at):
+                return None
+        self.check()
         words, looks = self.block.words, 0
         for mine, awaited in self._meeting_rounds[parity]:
             self.block.sync()
@@ -205,6 +215,26 @@ class Agreement(Waits):
     def _silent(self, number: int) -> list[int]:
         has_mail = self.block.has_mail
         return [rank for rank in self.others if not has_mail(rank, number)]
+
+
+def note_agreed(error: BaseException) -> None:
+    """Note that the other ranks have been told of an error, for `is_agreed`."""
+    error.is_agreed = True  # type: ignore[attr-defined]
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Whether every rank raises this error or hears of it: a step told it, or all find the same.
+
+    Else this rank alone raises it, between two steps or in a wait: a handler of a signal, which may
+    raise anything anywhere.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    origin = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    is_ours = isinstance(error, MpiShareError | TypeError | ValueError)
+    is_ours = is_ours and origin.startswith("mpishare.")
+    return is_ours or getattr(error, "is_agreed", False)
 
 
 def require_same_call(calls: Sequence[tuple[str, int]], rank: int, of: str) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from mpishare.coordination import robust_futex
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ Software Developer's Manual, volume 3, 9.2.2)."""
 
 _STATE_WORDS = 512
 _MAX_TEXT, _MAX_MISSING = 500, 64
-_TEXT_WORDS = _STATE_WORDS - 4  # behind the state; then three words of their own:
-_SAW_DEATH, _ABORTING, _BROKEN = _STATE_WORDS - 3, _STATE_WORDS - 2, _STATE_WORDS - 1
+_TEXT_WORDS = _STATE_WORDS - 5  # behind the state; then four words of their own:
+_LIFE, _SAW_DEATH, _ABORTING, _BROKEN = range(_STATE_WORDS - 4, _STATE_WORDS)
 _STATUS_WORDS = 128
 _TRIES = 1000  # to read what changes; a rank may have died while it wrote
 _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
@@ -177,6 +178,19 @@ class ControlBlock:
         answer = fcntl.fcntl(self.memory.fd, fcntl.F_GETLK, question)
         return bool(struct.unpack("hh4xqqi4x", answer)[0] != fcntl.F_UNLCK)
 
+    def life_address(self, rank: int) -> int:
+        """Return where the word is that a rank's watchdog holds; see `robust_futex`."""
+        return self.memory.address + 8 * (rank * _RANK_WORDS + _LIFE)
+
+    def is_being_killed(self, rank: int) -> bool:
+        """Whether the kernel has begun to end the process of that rank, which was in the node.
+
+        It is known some milliseconds before the lock goes, and without a system call. That it is
+        false proves nothing.
+        """
+        is_marked = self.words[rank * _RANK_WORDS + _LIFE] & robust_futex.DIED
+        return bool(is_marked) and self.state(rank) == State.PRESENT
+
     @property
     def is_mine(self) -> bool:
         """Whether this is the process that took part, not a fork of it."""
@@ -205,9 +219,11 @@ class ControlBlock:
         self.sync()
         return not any(self._states.tolist())
 
-    def say_death(self) -> None:
-        """Publish that this rank has seen another one dead, so that all look for it."""
+    def say_death(self) -> bool:
+        """Publish that this rank has seen another one dead; return whether it is the first to."""
+        is_first = not self.is_death_said()
         self.words[self.rank * _RANK_WORDS + _SAW_DEATH] = 1
+        return is_first
 
     def is_death_said(self) -> bool:
         """Whether any rank has seen another one dead."""

@@ -10,7 +10,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpishare.coordination.abort import abort_unless_over
-from mpishare.coordination.agreement import require_same_call
+from mpishare.coordination.agreement import note_agreed, require_same_call
+from mpishare.coordination.missing_ranks import Bystanders
 from mpishare.coordination.poll import poll
 from mpishare.errors import PeerError, PeerTimeout, describe, peer_error
 
@@ -64,14 +65,14 @@ def allgather(
     if len(data) <= _SHORT_NBYTES:
         mine[_LENGTH.size : _LENGTH.size + len(data)] = data
     rows = bytearray(_ROW_NBYTES * comm.size)
-    wait_request(comm.Iallgather(mine, rows), call, timeout_s, mine, rows, monitor=monitor)
+    wait_request(comm.Iallgather(mine, rows), comm, call, timeout_s, mine, rows, monitor=monitor)
     lengths = [_LENGTH.unpack_from(rows, at)[0] for at in range(0, len(rows), _ROW_NBYTES)]
     if max(lengths) <= _SHORT_NBYTES:
         texts, begins = rows, [*range(_LENGTH.size, len(rows), _ROW_NBYTES)]
     else:
         texts, begins = bytearray(sum(lengths)), [0, *accumulate(lengths[:-1])]
         request = comm.Iallgatherv(data, [texts, lengths, MPI.BYTE])
-        wait_request(request, call, timeout_s, data, texts, lengths, monitor=monitor)
+        wait_request(request, comm, call, timeout_s, data, texts, lengths, monitor=monitor)
     pairs = zip(begins, lengths, strict=True)
     return [json.loads(texts[begin : begin + length].decode()) for begin, length in pairs]
 
@@ -93,12 +94,17 @@ UNSEEN_DEATH = (
 
 
 def wait_request(
-    request: MPI.Request, call: str, timeout_s: float, *memory: Any, monitor: Monitor | None = None
+    request: MPI.Request,
+    comm: MPI.Comm,
+    call: str,
+    timeout_s: float,
+    *memory: Any,
+    monitor: Monitor | None = None,
 ) -> None:
     """Wait for a request with a deadline; a collective that is late cannot be cancelled.
 
-    Without a monitor there is no node yet: then it warns of stragglers by itself, and if the
-    collective is never over the job is aborted at exit.
+    Without a monitor the communicator has no node yet: then it warns of stragglers by itself, and
+    if the collective is never over the job is aborted at exit.
     """
 
     def warn(waited_s: float) -> None:
@@ -111,7 +117,8 @@ def wait_request(
 
     try:
         if monitor is None:
-            is_over = poll(request.Test, timeout_s, warn=warn)
+            with Bystanders(comm, call) as bystanders:
+                is_over = poll(request.Test, timeout_s, bystanders.look, warn=warn)
         else:
             is_over = poll(request.Test, timeout_s, monitor.look, warn=monitor.warn)
     except BaseException:
@@ -178,6 +185,7 @@ def agree_by(
 def raise_together(call: str, error: BaseException | None, failed: Sequence[str | None]) -> None:
     """Raise this rank's own error, or `PeerError` if another rank failed."""
     if error is not None:
+        note_agreed(error)
         raise error
     failures = {rank: text for rank, text in enumerate(failed) if text is not None}
     if failures:

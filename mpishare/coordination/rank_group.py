@@ -148,7 +148,7 @@ class RankGroup:
     ) -> None:
         """Wait for a collective on `comm`, as `wait_request`."""
         self._is_spoiled = True
-        wait_request(request, call, timeout_s, *memory, monitor=monitor)
+        wait_request(request, self.comm, call, timeout_s, *memory, monitor=monitor)
         self._is_spoiled = False
 
 
@@ -189,5 +189,5 @@ def duplicate(
     """Return a duplicate of a communicator. Collective, host-blocking."""
     with making_communicators(call):
         comm, request = given.Idup()
-        wait_request(request, call, timeout_s, comm, monitor=monitor)
+        wait_request(request, given, call, timeout_s, comm, monitor=monitor)
     return comm

@@ -16,6 +16,7 @@ from mpishare.errors import MpiShareError, PeerError, describe
 _LAUNCHERS = ("runpy", "mpi4py")
 _OWN = __name__.partition(".")[0]
 _previous: list[Any] = []
+_printed: list[BaseException] = []
 
 
 def install() -> None:
@@ -26,13 +27,17 @@ def install() -> None:
 
 
 def uncaught() -> BaseException | None:
-    """Return the exception that ends this program; None at an orderly exit or a prompt. Local."""
+    """Return the exception that ends this program; None at an orderly exit or a prompt. Local.
+
+    Not `sys.last_value`, which pytest and others set to exceptions that end a part of a program.
+    """
     if sys.flags.interactive or hasattr(sys, "ps1"):
         return None  # that one was long ago
-    return getattr(sys, "last_value", None)
+    return _printed[-1] if _printed else None
 
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _printed[:] = [error]
     if getattr(error, "is_brief", False):  # another process says the same at length
         say(f"mpishare: {error}\n")
         return

@@ -31,6 +31,8 @@ from mpishare.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from mpi4py import MPI
+
 Failure = TypeVar("Failure", bound=MpiShareError)
 
 log = logging.getLogger("mpishare")
@@ -64,6 +66,8 @@ class Waits:
         self.size = block.size
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
+        self.group: MPI.Group | None = None
+        """The ranks of the node as MPI knows them."""
         self.progress: Callable[[], object] = int
         """Called while this rank waits: MPI may not deliver what this rank sent without it."""
         self.failure: Callable[[], MpiShareError] | None = None
@@ -168,6 +172,15 @@ class Waits:
     def is_own_process(self) -> bool:
         """Whether this is the process that made the node, not a fork of it."""
         return self.block.is_mine
+
+    def ranks_in(self, comm: MPI.Comm) -> list[int]:
+        """Return the other ranks of this node that a communicator has."""
+        if self.group is None:
+            return []
+        group = comm.Get_group()
+        found = self.group.Translate_ranks([*range(self.size)], group)
+        group.Free()
+        return [rank for rank in self.others if found[rank] >= 0]
 
     # --- host waits
 
@@ -336,6 +349,12 @@ def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:
 
 
 _all: weakref.WeakSet[Waits] = weakref.WeakSet()
+
+
+def of_this_thread() -> list[Waits]:
+    """Return the whole nodes whose calls are made in this thread."""
+    thread = get_ident()
+    return [each for each in _all if each.failure is None and each.thread == thread]
 
 
 def _after_fork() -> None:

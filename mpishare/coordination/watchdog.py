@@ -14,6 +14,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from mpishare.coordination import robust_futex
+from mpishare.coordination.abort import say_at_once
 from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import STRAGGLER_S
 from mpishare.errors import MpiShareError, PeerTimeout, describe, describe_stragglers, peer_error
@@ -65,6 +67,8 @@ class Watchdog:
         self._pending_since: dict[tuple[int, int], float] = {}
         self._warned: set[tuple[int, int]] = set()
         self._stop = threading.Event()
+        self._next = (self._block.rank + 1) % self._block.size
+        self._next_life = self._block.life_address(self._next)
         self._broken_at = 0.0
         self._looks = 0
         self.grace_s = GRACE_S
@@ -77,8 +81,9 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread, and wait until it has ended. May be repeated."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        while self._thread.is_alive():
+            robust_futex.wake(self._next_life)  # again, as it may not have waited yet
+            self._thread.join(1e-3)
 
     @contextmanager
     def removing(self, waiting: Waiting) -> Iterator[None]:
@@ -107,8 +112,12 @@ class Watchdog:
             return {item.name: ranks for item in self.objects() if (ranks := item._pending())}
 
     def _run(self) -> None:
+        with robust_futex.holding(self._block.life_address(self._block.rank)):
+            self._watch()
+
+    def _watch(self) -> None:
         try:
-            while not self._stop.wait(self._period_s()):
+            while not self._pause():
                 if self._agreement.failure is None:
                     with self._lock:  # no object is removed meanwhile
                         if self._seems_incomplete():
@@ -121,10 +130,13 @@ class Watchdog:
             text = f"the watchdog of rank {self._agreement.rank} failed: {describe(error)}"
             self._agreement.fail(lambda: MpiShareError(text), fatal=True)
 
-    def _period_s(self) -> float:
+    def _pause(self) -> bool:
+        """Wait a period, or until the next rank dies; return whether to stop."""
+        if self._agreement.failure is None and robust_futex.wait(self._next_life, PERIOD_S):
+            return self._stop.is_set()
         # Long after a break there is little left to release.
         is_pending_since = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
-        return 10 * PERIOD_S if is_pending_since else PERIOD_S
+        return self._stop.wait(10 * PERIOD_S if is_pending_since else PERIOD_S)
 
     def _after_failure(self) -> bool:
         """Release the streams once the node is broken; return whether nothing is left to do."""
@@ -153,15 +165,16 @@ class Watchdog:
         neighbors = {1, 1 + self._looks % len(agreement.others)}
         self._looks += 1
         return (
-            not block.are_all_present()
+            block.is_being_killed(self._next)
+            or not block.are_all_present()
             or block.is_death_said()
             or not all(block.is_running((block.rank + by) % block.size) for by in neighbors)
         )
 
     def _check_deaths(self) -> None:
         agreement, block = self._agreement, self._block
-        dead, left = [], []
-        for rank in agreement.others:
+        dead, left = [rank for rank in agreement.others if block.is_being_killed(rank)], []
+        for rank in () if dead else agreement.others:
             runs = block.is_running(rank)
             # The state is read after the lock: an orderly end says so first, then lets go.
             state = block.state(rank)
@@ -172,9 +185,12 @@ class Watchdog:
             elif state != State.PRESENT and any(rank in ranks for ranks in self.pending().values()):
                 left.append(rank)
         if dead:
-            block.say_death()
-            agreement.fail(_death(dead, agreement), fatal=True)
-            remove_abandoned()  # what it was about to share with the others
+            death = _describe(dead, agreement)
+            agreement.fail(_death(death, dead, agreement), fatal=True)
+            if block.say_death():
+                # Before any system call, in which the main thread gets Python's lock: a launcher
+                # that ends the job may leave this process a few milliseconds.
+                say_at_once(f"mpishare: {death}\n")
         elif left:
             agreement.fail_departed("the node", left)
 
@@ -204,13 +220,15 @@ class Watchdog:
             f"{self.grace_s:g} s since.\n"
         )
         sys.stderr.flush()
+        remove_abandoned()  # what the dead rank was about to share with the others
         os._exit(1)
 
 
-def _death(dead: list[int], agreement: Agreement) -> Callable[[], PeerTimeout]:
+def _describe(dead: list[int], agreement: Agreement) -> str:
     who = "rank " + ", ".join(str(rank) for rank in dead)
-    text = (
-        f"{who} of {agreement.size} died (seen by rank {agreement.rank}). The node cannot be used "
-        "any more; close() is local, and the job is aborted at exit."
-    )
+    return f"{who} of {agreement.size} died (seen by rank {agreement.rank})"
+
+
+def _death(text: str, dead: list[int], agreement: Agreement) -> Callable[[], PeerTimeout]:
+    text += ". The node cannot be used any more; close() is local, and the job is aborted at exit."
     return lambda: PeerTimeout(text, ranks=dead, timeout_s=agreement.timeout_s)

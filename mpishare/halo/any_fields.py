@@ -144,7 +144,7 @@ class AnyFields:
                 setup.name = f"{outer.name} of {_name(setup.same)}"
                 pair = EnginePair(setup, *messages)
                 setup.look = int
-        except Exception:
+        except BaseException:
             # A failure on all ranks leaves the plan as it was. No rank may call it again, and get
             # ahead, before all have left the wait in which they compare their counts of calls.
             if outer.context.agreement.failure is None:

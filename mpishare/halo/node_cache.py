@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from mpishare.coordination.missing_ranks import MissingRanks
 from mpishare.errors import UnsupportedError
-from mpishare.halo.plan_comm import MissingRanks
 from mpishare.node import Node
 
 if TYPE_CHECKING:
@@ -156,14 +156,18 @@ def setup_deadline(
         return
     agreement = context_of(node).agreement
     agreement.check()
-    mine, theirs = node.comm.Get_group(), comm.Get_group()
-    found = mine.Translate_ranks(list(range(node.size)), theirs)
-    ranks = [rank for rank, there in enumerate(found) if there >= 0]
-    mine.Free()
-    theirs.Free()
-    with MissingRanks(agreement, ranks, call, look) as monitor:
+    with MissingRanks(agreement, agreement.ranks_in(comm), call, look) as monitor:
         yield agreement.timeout_s, monitor
 
 
 def context_of(node: Node) -> NodeContext:
     return node._context
+
+
+def leave_node(node: Any, call: str, error: BaseException) -> None:
+    """Leave the node of a plan by an error that the others do not know of. Local.
+
+    Without one that is given or kept, the others hear of it when this process ends.
+    """
+    if isinstance(node, Node):
+        context_of(node).agreement.leave(call, error)

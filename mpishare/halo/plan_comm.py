@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.poll import poll
-from mpishare.coordination.waits import PUBLISH_S, WaitMonitor
-from mpishare.errors import PeerTimeout
+from mpishare.coordination.missing_ranks import MissingRanks
 from mpishare.halo.plan_ranks import PlanRanks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
     from mpishare.context import NodeContext, NodeObject
-    from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.halo.plan_ranks import PlanMemory
 
@@ -25,71 +22,6 @@ if TYPE_CHECKING:
 
 TAGS = 128
 """Tags of one plan: more than there are directions in a grid of four axes."""
-
-_STATUS_S = 4 * PUBLISH_S
-"""Within this time a waiting rank has published its status."""
-
-
-class MissingRanks:
-    """Watches a wait by MPI messages, and names missing ranks of the node; `look` may raise."""
-
-    def __init__(
-        self,
-        agreement: Agreement,
-        ranks: Collection[int],
-        call: str,
-        look: Callable[[], object] = int,
-    ) -> None:
-        self._agreement = agreement
-        self._awaited = [rank for rank in ranks if rank != agreement.rank]
-        self._call = call
-        self._look = look
-        self._monitor: WaitMonitor | None = None  # made late: most messages arrive earlier
-
-    def look(self) -> None:
-        """Raise if the node is broken, or if ranks wait for each other."""
-        self._agreement.check()
-        self._look()
-        self._watch().look()
-
-    def warn(self, waited_s: float) -> None:
-        """Name the stragglers in a warning; for `poll`."""
-        self._watch().warn(waited_s)
-
-    def absent(self) -> list[int]:
-        """Return the ranks that are not waiting in this call now."""
-        found = {rank: self._agreement.status(rank) for rank in self._awaited}
-        return [rank for rank, each in found.items() if each is None or each.call != self._call]
-
-    def missing(self) -> list[int]:
-        """Return the ranks that stay absent for longer than publishing a wait takes."""
-        poll(lambda: not self.absent(), _STATUS_S)
-        return self.absent()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Publish the end of the wait; add the missing ranks of the node to a `PeerTimeout`.
-
-        The node is broken then: a collective that is late cannot be cancelled.
-        """
-        # Only at the end: until then the others must see this rank wait.
-        try:
-            agreement = self._agreement
-            if isinstance(error, PeerTimeout) and agreement.failure is None:
-                missing = self.missing()
-                if not missing:
-                    raise agreement.fail_and_tell(lambda: error, fatal=True) from None
-                raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
-        finally:
-            if self._monitor is not None:
-                self._monitor.end()
-
-    def _watch(self) -> WaitMonitor:
-        if self._monitor is None:
-            self._monitor = WaitMonitor(self._agreement, self._call, self.absent)
-        return self._monitor
 
 
 class PlanComm:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare import ranges
 from mpishare.context import Location
-from mpishare.coordination.agreement import require_same
+from mpishare.coordination.agreement import is_agreed, require_same
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.errors import name_ranks
+from mpishare.errors import PeerTimeout, name_ranks
 from mpishare.halo import gpu_memory, layout, routes
 from mpishare.halo.cuda.direct import locations
 from mpishare.halo.disjoint import Disjoint
@@ -22,6 +22,7 @@ from mpishare.halo.node_cache import (
     NodeChoice,
     context_of,
     find_node,
+    leave_node,
     look_for_node,
     name_plan,
     ranks_left_out,
@@ -64,9 +65,12 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
     try:
         with ranges.span(call):
             yield setup
-    except TimeoutError:
-        raise  # ranks are missing, and freeing a communicator is collective
-    except Exception as error:
+    except PeerTimeout:
+        raise  # ranks are missing, and to free a communicator is collective
+    except BaseException as error:
+        if not is_agreed(error):  # the others are in the next step
+            leave_node(getattr(setup, "node", node), call, error)
+            raise
         # Every rank comes here, since every step is agreed on.
         setup.close()
         if type(error) in (TypeError, ValueError) and not str(error).startswith(call):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import sched_yield
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import NO_COUNTERS
@@ -56,7 +56,7 @@ class CounterOrdered:
     def __init__(self, context: NodeContext, counters: Counters, name: str) -> None:
         self.name = name
         self._counters = counters
-        self._check: Callable[[], None] = context.agreement.check
+        self._check: Callable[..., None] = context.agreement.check
         self._wait_on_host = context.agreement.wait
         self._rank_of = context.rank_of
         self._backend = context.backend
@@ -120,7 +120,12 @@ class CounterOrdered:
             counts[rank] += 1
 
     def _wait(self, call: str, pending: Callable[[], list[int]]) -> None:
-        self._wait_on_host(f"{self.name}: {call}", pending)
+        def still_pending() -> list[int]:
+            if not self._view:  # a handler of a signal has closed the object, or left the node
+                self._check()
+            return pending()
+
+        self._wait_on_host(f"{self.name}: {call}", still_pending)
 
     def _prepare(self, operations: Sequence[tuple[str, int]]) -> Signals:
         address = self._counters.address
@@ -130,7 +135,7 @@ class CounterOrdered:
         """Drop the counters: every later call raises `ClosedError`."""
         name = self.name
 
-        def refuse() -> None:
+        def refuse(*_: Any) -> NoReturn:
             raise ClosedError(f"{name} is closed")
 
         self._check = refuse

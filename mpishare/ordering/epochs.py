@@ -62,7 +62,7 @@ class Epochs(CounterOrdered):
         self._slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
         self._operations = sum(1 + len(waits) for _, waits in self._rounds)
         compiled = context.compiled
-        self._meet: Callable[[int], int] | None = None
+        self._meet: Callable[[int], Any] | None = None
         if compiled is not None:
             self._meet = compiled.Fence(self._view, self._slots, context.looks_per_yield).meet
         # Both sides of a pair count, without communication.
@@ -101,8 +101,9 @@ class Epochs(CounterOrdered):
             handle_of(stream)
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
-        elif (meet := self._meet) is not None:
-            while (slot := meet(epoch)) >= 0:
+        elif self._meet is not None:
+            # Looked up each time: a handler of a signal may have closed the window and the node.
+            while (slot := self._meet(epoch)) >= 0:
                 self._wait("fence", lambda: self._behind(epoch, slot))
         else:
             view, spins = self._view, 0
@@ -225,6 +226,11 @@ class Epochs(CounterOrdered):
         self._exposure = None
 
     # --- pending ranks and groups
+
+    def _end(self) -> None:
+        super()._end()
+        if self._meet is not None:
+            self._meet = self._check
 
     def _pending(self) -> list[int]:
         """Return the ranks for whose signals this rank's calls wait."""

@@ -130,6 +130,7 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     shutdown.cancel()
     node_log.debug("node closed")
     context.backend.unregister(block.memory)
+    agreement.close()
     block.close()
     context.close_chunks()  # after the block, whose pool looks at them
 
@@ -164,6 +165,7 @@ def _build(
 
     block = _control_block(node_comm, deadline_s)
     agreement = Agreement(block, deadline_s)
+    agreement.group = node_comm.Get_group()
     agreement.progress = MPI.COMM_WORLD.Iprobe  # which takes no message away
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
     made: list[Backend] = []

@@ -12,8 +12,9 @@ import pytest
 from tests.helpers.launch import SHM, Result, launcher, run_ranks
 
 HEADER = """\
-import atexit, logging, os, signal, sys, time, warnings
+import atexit, ctypes, functools, gc, importlib, logging, os, signal, sys, time, warnings
 import mpishare
+import numpy as np
 from tests.faults.stage import CALLS, Stage, leftovers, shared_bytes
 from tests.helpers.reporting import report
 

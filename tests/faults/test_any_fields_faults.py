@@ -1,7 +1,10 @@
 """A plan for any fields, and ranks that do not give the same: an error on each, and no hang."""
 
+import importlib
+import signal
 import time
 
+import numpy as np
 import pytest
 
 import mpishare
@@ -143,6 +146,54 @@ def test_a_late_rank_is_no_mismatch(backend):
     played.ended_well()
 
 
+def handled(stage: Stage, module: str, name: str) -> None:
+    """A handler of a signal raises on rank 1, where that calls a function: its first call waits."""
+
+    class HandlerError(ValueError):
+        pass
+
+    def handler(*_: object) -> None:
+        setattr(place, name, function)
+        for rank in (0, 2) if module == "os" else ():
+            stage.world.send(None, rank)  # now they may come
+        raise HandlerError("the words of the handler")
+
+    def interrupt(*arguments: object) -> object:
+        signal.raise_signal(signal.SIGUSR2)
+        return function(*arguments)
+
+    place = importlib.import_module(module)
+    function = getattr(place, name)
+    signal.signal(signal.SIGUSR2, handler)
+    node = stage.node(timeout_s=20)
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    node.barrier()
+    if stage.rank == 1:
+        setattr(place, name, interrupt)
+    elif module == "os":
+        stage.world.recv(source=1)
+    stage.attempt("call", halo.exchange, np.zeros(6))
+    stage.attempt("close", node.close)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("os", "sched_yield"), ("mpishare.halo.setup", "refuse_left_out")]
+)
+def test_a_handler_of_a_signal_raises_at_a_first_sight(module, name):
+    """While it waits for the others' words, or between two steps."""
+    played = play(3, handled, module, name)
+    assert played.raised(1, "call", "HandlerError").text == "the words of the handler"
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert told.failures[1] == "HandlerError: the words of the handler"
+        assert told.seconds < LIMIT_S
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
 def killed(stage: Stage) -> None:
     """Rank 1 dies where the others see something new."""
     node = stage.node()
@@ -167,8 +218,6 @@ def test_a_rank_that_dies_at_a_first_sight():
 
 def on_nodes(stage: Stage) -> None:
     """On several nodes; then the last rank, on a node of its own, gives what is new to it alone."""
-    import numpy as np
-
     node = stage.node(timeout_s=2.0)
     halo = mpishare.HaloExchange(
         stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node

@@ -1,5 +1,6 @@
 """A rank is killed: every survivor is told which one, within seconds, wherever it is."""
 
+import ctypes
 import os
 import time
 
@@ -55,6 +56,49 @@ def test_all_survivors_name_the_killed_rank(place, backend):
         played.worked([rank], "second node")
     assert played.result.returncode != 0, played.describe()
     assert "mpishare: rank 0 aborts the job: rank 1 of 3 died" in played.stderr[0]
+
+
+def sleeping(stage: Stage, victim: int) -> None:
+    stage.node().barrier()
+    if stage.rank == victim:
+        stage.die()
+    time.sleep(60)
+
+
+def test_the_launcher_ends_the_job_and_one_line_names_the_killed_rank():
+    """A launcher kills the survivors as soon as it learns of a death: most often after the line."""
+    for _ in range(8):
+        played = play(4, sleeping, VICTIM)
+        assert played.result.returncode != 0, played.describe()
+        lines = [line for line in played.result.stderr.splitlines() if " died" in line]
+        assert lines in ([], ["mpishare: rank 1 of 4 died (seen by rank 0)"]), played.describe()
+        if lines:
+            return
+    raise AssertionError(f"nobody said who died\n{played.describe()}")
+
+
+def ending(stage: Stage, victim: int) -> None:
+    """Of rank 1 the thread that watches is gone: so it is where the kernel begins to kill it."""
+    node = stage.node(timeout_s=10.0)
+    node.barrier()
+    if stage.rank == victim:
+        exit_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+        node._context.watchdog._pause = lambda: ctypes.CDLL(None).syscall(exit_thread, 0)
+        block = node._context.agreement.block
+        while block.is_here(0) or block.is_here(2):
+            time.sleep(0.01)
+        stage.die()
+    stage.attempt("first", node.barrier)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+def test_a_rank_is_dead_as_soon_as_the_kernel_begins_to_end_it():
+    """Its memory goes first, then its files and locks: by these the launcher learns of it."""
+    played = play(3, ending, VICTIM, survivable=True)
+    for rank in (0, 2):
+        assert played.raised(rank, "first", "PeerTimeout").ranks == [VICTIM]
+    line = "mpishare: rank 1 of 3 died (seen by rank 0)\n"
+    assert [words.count(line) for words in played.stderr.values()] == [1, 0, 0], played.describe()
 
 
 def chained(stage: Stage) -> None:

@@ -1,7 +1,11 @@
 """Ranks that do different things, or the same with other arguments, are told of each other."""
 
+import functools
+
+import numpy as np
 import pytest
 
+import mpishare
 from tests.faults.scenes import BACKENDS, play
 from tests.faults.stage import Stage, leftovers, shared_bytes
 from tests.helpers.reporting import report
@@ -153,3 +157,26 @@ def test_waits_that_lead_in_a_circle_are_seen(calls):
     assert "MismatchError" in errors
     played.worked(range(3), "end", "second node")
     played.ended_well()
+
+
+def remade(stage: Stage, call: str) -> None:
+    """A program with a plan for each shape of its blocks, where one rank has not seen its shape."""
+    u = np.zeros((6, 4))
+    plan = functools.partial(mpishare.HaloExchange, stage.world, dims=(3, 1), periods=True)
+    halo = plan(u, 1)
+    halo.exchange()
+    made = {"HaloExchange": lambda: plan(np.zeros((6, 5)), 1), "Node": stage.node}
+    stage.attempt("call", halo.exchange if stage.rank == 1 else made[call])
+
+
+@pytest.mark.parametrize("call", ["HaloExchange", "Node"])
+def test_what_is_made_where_another_rank_exchanges(call):
+    """Neither is made on the node on which the other rank waits: that is the first plan's own."""
+    played = play(3, remade, call)
+    told = [played.told(rank, "call") for rank in range(3)]
+    assert any(each.error == "MismatchError" for each in told), played.describe()
+    for each in told:
+        assert each.error in ("MismatchError", "PeerError"), played.describe()
+        assert "rank 1 in HaloExchange 1: exchange" in each.text, played.describe()
+        assert f"rank 0 in {call}" in each.text, played.describe()
+        assert each.seconds < LIMIT_S

@@ -1,12 +1,15 @@
 """A rank leaves by an exception, by a signal or by its exit: the others are told at once."""
 
+import gc
 import os
 import signal
 import sys
 import time
 
+import numpy as np
 import pytest
 
+import mpishare
 from tests.faults.scenes import BACKENDS, play
 from tests.faults.stage import CALLS, Stage
 from tests.helpers.reporting import report
@@ -102,6 +105,66 @@ def test_a_keyboard_interrupt_in_a_wait():
         assert told.failures[1] == "KeyboardInterrupt"
         assert told.end - played.rank(0)["sent"] < LIMIT_S
     played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def handled(stage: Stage, code: str) -> None:
+    things = {}
+    calls = {
+        "exchange": lambda: things["halo"].exchange(),
+        "start": lambda: (things["halo"].start(), things["halo"].wait()),
+        "accumulate": lambda: things["halo"].accumulate(),
+        "reduce": lambda: things["sum"].reduce(things["numbers"]),
+        "fence": lambda: things["window"].fence(),
+        "barrier": lambda: things["node"].barrier(),
+    }
+
+    def leave(*_: object) -> None:
+        things["node"].__exit__(RuntimeError, RuntimeError("the words of the handler"), None)
+        stage.world.send(None, 1)
+        stage.world.recv(source=1)  # now rank 1 is there, so that the call finds what it waits for
+        things.clear()
+        gc.collect()
+
+    def interrupt() -> None:
+        os.sched_yield = sched_yield
+        signal.raise_signal(signal.SIGUSR2)
+
+    sched_yield = os.sched_yield
+    signal.signal(signal.SIGUSR2, leave)
+    for name, call in calls.items():
+        things["node"] = node = stage.node()
+        # Faces of 640 kB, which a neighbor reads where they are.
+        things["window"] = node.allocate_each((6, 80000), fill=1.0)
+        cart = {"dims": (2,), "periods": True, "node": node, "axes": (0,)}
+        things["halo"] = mpishare.HaloExchange(node.comm, things["window"], 1, **cart)
+        things["numbers"] = np.zeros(4)
+        things["sum"] = mpishare.Allreduce(node.comm, things["numbers"], node=node)
+        for each in calls.values():
+            each()
+        node.barrier()
+        node._context.watchdog.stop()  # or rank 1 hears of it before its call
+        del node
+        if stage.rank == 0:
+            os.sched_yield = interrupt  # in the midst of its wait
+        else:
+            stage.world.recv(source=0)
+        stage.attempt(name, call)
+        if stage.rank == 1:
+            stage.world.send(None, 0)
+            stage.attempt("close", things["node"].close)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("code", ["compiled", "python"])
+def test_a_handler_of_a_signal_leaves_within_a_call(code):
+    """The memory of the other rank is mapped as long as the call goes on, which may look at it."""
+    played = play(2, handled, code, env={"MPISHARE_HOST_CODE": code})
+    for name in ("exchange", "start", "accumulate", "reduce", "fence", "barrier"):
+        assert played.told(0, name).error in (None, "ClosedError"), played.describe()
+        assert played.told(1, name).error in (None, "PeerError"), played.describe()
+    assert played.raised(0, "exchange", "ClosedError").text.endswith("the words of the handler")
+    played.worked([0, 1], "second node")
     played.ended_well()
 
 

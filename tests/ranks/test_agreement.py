@@ -1,5 +1,6 @@
 """What a failed collective leaves behind: ranks in step, nothing open, and words for everyone."""
 
+import functools
 import gc
 import os
 import random
@@ -128,10 +129,9 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
     monkeypatch.setattr(mpi_agreement, "abort_unless_over", lambda _, why: aborts.append(why))
     memory = [Memory(8)]
     is_alive = weakref.ref(memory[0])
-    assert (
-        raised(PeerTimeout, lambda: mpi_agreement.wait_request(Never(), "test", 0.0, *memory)).ranks
-        == ()
-    )
+    wait = functools.partial(mpi_agreement.wait_request, Never(), comm, "test", 0.0, *memory)
+    assert raised(PeerTimeout, wait).ranks == ()
+    del wait
     assert [why.partition(":")[0] for why in aborts] == ["test failed"]
     memory.clear()
     gc.collect()

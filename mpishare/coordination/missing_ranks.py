@@ -1,0 +1,133 @@
+"""Waits by MPI messages, watched through the nodes: who has not come, and what these wait in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from mpishare.coordination.poll import poll
+from mpishare.coordination.waits import PUBLISH_S, WaitMonitor, of_this_thread
+from mpishare.errors import PeerTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from mpi4py import MPI
+
+    from mpishare.coordination.waits import Waits
+
+_STATUS_S = 4 * PUBLISH_S
+"""By then a rank that waits has published it."""
+
+
+class MissingRanks:
+    """Watches a wait by MPI messages, and names the ranks of this node that have not come.
+
+    Parameters
+    ----------
+    agreement : Waits
+        The node's.
+    ranks : collection of int
+        The ranks of the node that must make the call.
+    call : str
+        Its name.
+    look : callable
+        Called too at each look; what it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        agreement: Waits,
+        ranks: Collection[int],
+        call: str,
+        look: Callable[[], object] = int,
+    ) -> None:
+        self._agreement = agreement
+        self._awaited = [rank for rank in ranks if rank != agreement.rank]
+        self._call = call
+        self._look = look
+        self._monitor: WaitMonitor | None = None  # most messages are there before it is needed
+
+    def look(self) -> None:
+        """Raise if the node is broken, or if ranks wait for each other."""
+        self._agreement.check()
+        self._look()
+        self._watch().look()
+
+    def warn(self, waited_s: float) -> None:
+        """Name the stragglers in a warning; for `poll`."""
+        self._watch().warn(waited_s)
+
+    def absent(self) -> list[int]:
+        """Return the ranks that do not wait in this call now."""
+        found = {rank: self._agreement.status(rank) for rank in self._awaited}
+        return [rank for rank, each in found.items() if each is None or each.call != self._call]
+
+    def missing(self) -> list[int]:
+        """Return the absent ranks, once those that have just come had time to publish it."""
+        poll(lambda: not self.absent(), _STATUS_S)
+        return self.absent()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Publish that this rank goes on; give a `PeerTimeout` the missing ranks of the node.
+
+        The node is broken then: a collective that is late cannot be cancelled.
+        """
+        # Only at the end: the others must not miss this rank before it has left.
+        try:
+            agreement = self._agreement
+            if isinstance(error, PeerTimeout) and agreement.failure is None:
+                missing = self.missing()
+                if not missing:
+                    raise agreement.fail_and_tell(lambda: error, fatal=True) from None
+                raise agreement.timed_out(self._call, missing, agreement.timeout_s) from None
+        finally:
+            if self._monitor is not None:
+                self._monitor.end()
+
+    def _watch(self) -> WaitMonitor:
+        if self._monitor is None:
+            self._monitor = WaitMonitor(self._agreement, self._call, self.absent)
+        return self._monitor
+
+
+class Bystanders:
+    """Watches a wait that is of no node, for all nodes of this process that have ranks of it.
+
+    A rank that waits on one of these for this rank sees in what this one waits, and a circle of
+    such waits is an error on both.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The ranks that must make the call.
+    call : str
+        Its name.
+    """
+
+    def __init__(self, comm: MPI.Comm, call: str) -> None:
+        self._monitors = [
+            (node, {*ranks}, WaitMonitor(node, call, MissingRanks(node, ranks, call).absent))
+            for node in of_this_thread()
+            if (ranks := node.ranks_in(comm))
+        ]
+
+    def look(self) -> None:
+        """Raise if ranks wait for each other, or if one that must call has left such a node."""
+        for node, ranks, monitor in self._monitors:
+            if node.failure is None:
+                monitor.look()
+            elif ranks.intersection(getattr(node.failure(), "ranks", ())):
+                node.check()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Publish that this rank goes on."""
+        for _, _, monitor in self._monitors:
+            monitor.end()

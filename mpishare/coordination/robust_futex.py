@@ -1,0 +1,79 @@
+"""A robust futex: a word of shared memory that the kernel marks when the thread that holds it ends.
+
+It does so before it takes the memory of a killed process, which lasts milliseconds, and before it
+closes the files: by these a launcher learns of the death, and then kills the survivors. Where the
+kernel has no such list, or its memory was taken by force, the word is never marked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DIED = 1 << 30
+_WAITERS = 1 << 31  # without it the kernel wakes nobody
+_WAIT, _WAKE, _ALL = 0, 1, 0x7FFFFFFF
+_FUTEX, _SET_ROBUST_LIST = {"x86_64": (202, 273), "aarch64": (98, 99)}.get(
+    platform.machine(), (None, None)
+)
+"""Numbers of system calls that the C library has no functions for."""
+_syscall = ctypes.CDLL(None).syscall
+
+
+class _Held(ctypes.Structure):
+    """The kernel's list of what a thread holds: here of one word, at `offset` from `entry`."""
+
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        ("offset", ctypes.c_ssize_t),
+        ("pending", ctypes.c_void_p),
+        ("entry", ctypes.c_void_p),
+    )
+    HEAD_NBYTES = ctypes.c_size_t(3 * ctypes.sizeof(ctypes.c_void_p))
+
+
+class _Duration(ctypes.Structure):
+    _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+@contextmanager
+def holding(address: int) -> Iterator[None]:
+    """Hold the word at an address while the block runs: from now on its thread's end marks it."""
+    held, word = _Held(), ctypes.c_uint32.from_address(address)
+    held.first = ctypes.addressof(held) + _Held.entry.offset
+    held.offset = address - held.first
+    held.entry = ctypes.addressof(held)
+    is_held = _FUTEX is not None and not _syscall(
+        _SET_ROBUST_LIST, ctypes.byref(held), _Held.HEAD_NBYTES
+    )
+    word.value = threading.get_native_id() | _WAITERS if is_held else 0
+    try:
+        yield
+    finally:
+        word.value = 0
+        if is_held:
+            _syscall(_SET_ROBUST_LIST, None, _Held.HEAD_NBYTES)
+            wake(address)
+
+
+def wait(address: int, timeout_s: float) -> bool:
+    """Wait until a word is marked, or all are woken who wait for it; False if it cannot be done."""
+    value = ctypes.c_uint32.from_address(address).value
+    if _FUTEX is not None and not value & DIED:
+        timeout = _Duration(int(timeout_s), int(timeout_s % 1 * 1e9))
+        _syscall(
+            _FUTEX, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(value), ctypes.byref(timeout)
+        )
+    return _FUTEX is not None
+
+
+def wake(address: int) -> None:
+    """Wake all who wait for a word."""
+    if _FUTEX is not None:
+        _syscall(_FUTEX, ctypes.c_void_p(address), _WAKE, ctypes.c_int(_ALL))
