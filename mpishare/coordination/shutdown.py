@@ -115,8 +115,10 @@ class Shutdown:
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
             # Once more: when its death was seen, threads of the rank may still have held the files.
-            remove_abandoned()
-            abort_after(lambda: self._say_in_turn(failure()))
+            try:
+                remove_abandoned()
+            finally:
+                abort_after(lambda: self._say_in_turn(failure()))
 
     def _abort_if_unheard(self) -> None:
         """Abort the job where this rank has left and others go on: Finalize would wait for them.

@@ -199,6 +199,11 @@ class Waits:
             if not is_over and (ranks := pending()):
                 raise self.timed_out(call, ranks, timeout_s)
 
+    def require_all_here(self, call: str) -> None:
+        """Raise if a rank has left or died, and say why."""
+        if gone := [rank for rank in self.others if not self.is_here(rank)]:
+            self.wait(call, lambda: gone)
+
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
         if self.failure is not None:
             self._refuse()
