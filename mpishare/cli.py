@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import stat
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
 from mpishare.errors import format_nbytes
+from mpishare.setup.preflight import MAX_DURATION_S, is_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,14 +107,16 @@ def seconds(text: str) -> float:
     Raises
     ------
     argparse.ArgumentTypeError
-        If `text` is not a positive number.
+        If `text` is not a positive number, or too large.
     """
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    if not is_duration(value):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a positive number of seconds up to {MAX_DURATION_S:g}"
+        )
     return value
 
 

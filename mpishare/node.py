@@ -38,7 +38,7 @@ class Node(Factory, NotPicklable):
         active already, else round robin over the ranks of the node. It is made the current one. On
         the host backend it is ignored, and a warning says so.
     timeout_s : float, seconds
-        After this, a wait of the host for another rank raises `PeerTimeout`.
+        After this, a wait of the host for another rank raises `PeerTimeout`. At most 1e9.
 
     Attributes
     ----------
@@ -55,7 +55,8 @@ class Node(Factory, NotPicklable):
     PeerError
         If another rank failed.
     PeerTimeout
-        If not all ranks call it. MPI's own splitting of communicators, inside, has no deadline.
+        If not all ranks call it. Where a rank dies in MPI's own splitting of communicators, which
+        nothing else ends, the job is aborted at the deadline.
     """
 
     def __init__(

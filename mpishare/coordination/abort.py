@@ -10,14 +10,13 @@ import stat
 import struct
 import sys
 import termios
+import threading
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.poll import poll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpi4py import MPI
+    from collections.abc import Callable, Iterator
 
 HEARD_S = 1.0
 """How long an abort waits until the output of all ranks is read, and for the aborts of others."""
@@ -71,28 +70,51 @@ def _unread_nbytes(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, question, bytes(4)))[0])
 
 
-_unfinished: list[tuple[MPI.Request, str, int]] = []
+_reasons: list[tuple[str, Callable[[], object], int]] = []
 
 
-def abort_unless_over(request: MPI.Request, why: str) -> None:
-    """Abort the job at exit if a collective is not over by then: Finalize would hang in it.
+def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
+    """Abort the job at exit, since Finalize would hang; not if all that it would wait for is over.
 
-    For a collective before there is a node, whose own shutdown does that later.
+    For what fails before there is a node, whose own shutdown does that later.
     """
-    if not _unfinished:
+    if not _reasons:
         atexit.register(_at_exit)
-    _unfinished.append((request, why, os.getpid()))
+    _reasons.append((why, is_over, os.getpid()))
 
 
 def _at_exit() -> None:
     from mpi4py import MPI
 
-    request, why, pid = _unfinished[0]
-    if MPI.Is_finalized() or os.getpid() != pid or all(each.Test() for each, _, _ in _unfinished):
-        return
+    why, is_over, pid = _reasons[0]
+    if not MPI.Is_finalized() and os.getpid() == pid and not all(each() for _, each, _ in _reasons):
+        _abort(why, is_over)
+
+
+@contextlib.contextmanager
+def abort_when_late(why: str, timeout_s: float) -> Iterator[None]:
+    """Abort the job once the block takes longer: it makes an MPI call that has no deadline.
+
+    From a thread, since the main one is inside that call.
+    """
+    watch = threading.Timer(timeout_s, _abort, [why, bool])
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+def _abort(why: str, is_over: Callable[[], object]) -> None:
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
 
     def last_words() -> None:
-        say(f"mpishare: rank {MPI.COMM_WORLD.rank} aborts the job: {why}\n")
-        wait_briefly(request.Test)  # the others say it too
+        say(f"mpishare: rank {rank} aborts the job: {why}\n")
+        # The others say it too. Then one after the other: where two abort at once, Open MPI's
+        # launcher may never end.
+        wait_briefly(is_over, HEARD_S * (1 + rank % 8 / 8))
 
     abort_after(last_words)

@@ -12,7 +12,14 @@ from mpishare.coordination.poll import SPINS
 from mpishare.coordination.recording import require_none
 from mpishare.coordination.rounds import rounds
 from mpishare.coordination.waits import Waits
-from mpishare.errors import MismatchError, MpiShareError, UnsupportedError, describe, peer_error
+from mpishare.errors import (
+    HandleError,
+    MismatchError,
+    MpiShareError,
+    UnsupportedError,
+    describe,
+    peer_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +94,7 @@ class Agreement(Waits):
         mine: BaseException | None = None
         self._inside = call
         try:
-            reply = [call, self._steps, None, work()]
+            reply = [call, self._steps, None, self._result(call, work)]
         except BaseException as error:
             mine = error
             reply = [call, self._steps, describe(error), None]
@@ -116,6 +123,13 @@ class Agreement(Waits):
         if failures:
             raise peer_error(call, failures)
         return [reply[3] for reply in replies]
+
+    def _result(self, call: str, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except HandleError:
+            self.require_all_here(call)  # what a rank offers goes with it
+            raise
 
     def meet(self, call: str, *, has_news: bool) -> bool:
         """Wait until all ranks are in this call; return whether any of them has news.

@@ -9,7 +9,7 @@ import struct
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.coordination.abort import abort_unless_over
+from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import note_agreed, require_same_call
 from mpishare.coordination.missing_ranks import Bystanders
 from mpishare.coordination.poll import poll
@@ -93,6 +93,14 @@ UNSEEN_DEATH = (
 """What to do about a rank that died and that no other rank of its node could tell of."""
 
 
+def describe_late(call: str, timeout_s: float) -> str:
+    """Say that ranks are missing, where nobody knows which."""
+    return (
+        f"{call} failed: not every rank of the communicator arrived within {timeout_s:g} s. "
+        f"All of its ranks must call it. {UNSEEN_DEATH}"
+    )
+
+
 def wait_request(
     request: MPI.Request,
     comm: MPI.Comm,
@@ -126,12 +134,9 @@ def wait_request(
         raise
     if not is_over:
         never_free(request, memory)
-        text = (
-            f"{call} failed: not every rank of the communicator arrived within {timeout_s:g} s. "
-            f"All of its ranks must call it. {UNSEEN_DEATH}"
-        )
+        text = describe_late(call, timeout_s)
         if monitor is None:
-            abort_unless_over(request, text)
+            abort_at_exit(text, request.Test)
         raise PeerTimeout(text, ranks=(), timeout_s=timeout_s)
 
 

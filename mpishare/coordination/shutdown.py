@@ -114,9 +114,14 @@ class Shutdown:
         """Abort the job where a rank is missing: Finalize would hang in pending messages."""
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
-            # Once more: when its death was seen, threads of the rank may still have held the files.
-            remove_abandoned()
-            abort_after(lambda: self._say_in_turn(failure()))
+            try:
+                # Of names too that a rank is about to leave, which holds its files until its end.
+                block, others = self._agreement.block, self._agreement.others
+                ending = [rank for rank in others if block.is_being_killed(rank)]
+                wait_briefly(lambda: not any(map(block.is_running, ending)))
+                remove_abandoned()
+            finally:
+                abort_after(lambda: self._say_in_turn(failure()))
 
     def _abort_if_unheard(self) -> None:
         """Abort the job where this rank has left and others go on: Finalize would wait for them.

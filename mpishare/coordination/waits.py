@@ -212,12 +212,18 @@ class Waits:
             if not is_over and (ranks := pending()):
                 raise self.timed_out(call, ranks, timeout_s)
 
+    def require_all_here(self, call: str) -> None:
+        """Raise if a rank has left or died, and say why."""
+        if gone := [rank for rank in self.others if not self.is_here(rank)]:
+            self.wait(call, lambda: gone)
+
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
-        if self.failure is not None:
+        # Asked again, since a rank may do what is waited for and leave, or die, just after. Where
+        # counters are released, none may be taken for what is waited for.
+        if self.failure is not None and (self.block.is_broken() or pending()):
             self._refuse()
         if not self.block.are_all_present():
             gone = [rank for rank in self.others if self.block.state(rank) != State.PRESENT]
-            # Asked again, since a rank may do what is waited for and leave just after.
             missed = [rank for rank in pending() if rank in gone]
             if missed:
                 self.fail_departed(call, missed)

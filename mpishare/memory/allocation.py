@@ -64,7 +64,7 @@ class SharedAllocation:
         if not self._made:
             try:
                 self._made.append(shared.attach(next(filter(None, names)), self._nbytes))
-            except (FileNotFoundError, PermissionError) as error:
+            except PermissionError as error:
                 raise UnsupportedError(
                     f"cannot open the shared memory of another rank in {shared.FOLDER}: "
                     f"{error.strerror}. All ranks of a machine must run as one user; start "

@@ -14,10 +14,13 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import re
+import resource
 import secrets
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +30,9 @@ from mpishare.memory.handle import boot_id
 from mpishare.memory.hugepages import make_huge, map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+log = logging.getLogger("mpishare.node")
 
 FOLDER = "/dev/shm"  # noqa: S108  the shared memory of a Linux machine, not a scratch folder
 _NOT_USABLE = (
@@ -74,7 +79,8 @@ class SharedMemory:
         self.nbytes = nbytes
         self._offset = offset
         try:
-            self._mapping, self.buffer = map_file(fd, nbytes, offset)
+            with _explained(nbytes, {errno.ENOMEM: _no_addresses}):
+                self._mapping, self.buffer = map_file(fd, nbytes, offset)
         except BaseException:
             os.close(fd)
             raise
@@ -114,20 +120,22 @@ def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
     Raises
     ------
     UnsupportedError
-        If /dev/shm, the machine or a memory limit has not that much left, or if no file can be
-        made there. Nothing has been touched by then.
+        If /dev/shm, the machine or a limit has not that much left, or if no file can be made there.
+        Nothing has been touched by then.
     """
-    nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = _whole_pages(nbytes)
     with _usable_folder():
         fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, nbytes)
-        if not is_sparse:
-            return reserve_part(fd, 0, nbytes)
-        with _no_room_is_said(nbytes):
-            return SharedMemory(os.dup(fd), nbytes)
+        with _explained(nbytes, _NO_ROOM):
+            os.ftruncate(fd, nbytes)
+        return SharedMemory(os.dup(fd), nbytes) if is_sparse else reserve_part(fd, 0, nbytes)
     finally:
         os.close(fd)
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def reserve_part(fd: int, offset: int, nbytes: int) -> SharedMemory:
@@ -170,20 +178,24 @@ def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
 
 @contextlib.contextmanager
 def _room_for(nbytes: int) -> Iterator[None]:
-    """Look whether there is room before it is taken, and say where there turned out to be none."""
+    """Look whether there is room before it is taken, and explain where there is none after all."""
     _check_room(nbytes)
-    with _no_room_is_said(nbytes):
+    with _explained(nbytes, _NO_ROOM):
         yield
 
 
 @contextlib.contextmanager
-def _no_room_is_said(nbytes: int) -> Iterator[None]:
+def _explained(
+    nbytes: int, explanations: Mapping[int, Callable[[int], UnsupportedError]]
+) -> Iterator[None]:
+    """Raise what the kernel refuses as an error that says why and what to do."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise _no_room(nbytes, free_nbytes()) from error
-        raise
+        explain = explanations.get(error.errno or 0)
+        if explain is None:
+            raise
+        raise explain(nbytes) from error
 
 
 def publish(memory: SharedMemory) -> str:
@@ -211,23 +223,41 @@ def attach(name: str, nbytes: int) -> SharedMemory:
     Raises
     ------
     HandleError
-        If the name is none of `create`'s, or if the memory is smaller than `nbytes`.
-    OSError
-        If there is no such memory here.
+        If nothing has that name any more, if it is none of `publish`'s or not what `publish` names,
+        or if the memory was not created with `nbytes`.
+    PermissionError
+        If it is another user's.
     """
     fd = open_file(name, os.O_RDWR)
     size = os.fstat(fd).st_size
-    if size < nbytes:
+    if size != _whole_pages(nbytes):
         os.close(fd)
         raise HandleError(f"shared memory of {size} bytes where {nbytes} bytes are needed")
     return SharedMemory(fd, size)
 
 
 def open_file(name: str, flags: int) -> int:
-    """Return a descriptor of the file behind a name. Local; raises as `attach`."""
+    """Return a descriptor of the file behind a name. Local; raises as `attach`.
+
+    Every user of the machine may put something under such a name: a FIFO, a device or a link. It is
+    looked at before it is opened, and what was looked at is what is opened.
+    """
     if not _NAME.fullmatch(name):
         raise HandleError(f"{name!r} is not a name of shared memory")
-    return os.open(f"{FOLDER}/{name}", flags | os.O_CLOEXEC)
+    path = f"{FOLDER}/{name}"
+    try:
+        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise HandleError(f"{path} is gone: the rank that shared it has removed it") from None
+    try:
+        facts = os.fstat(found)
+        if facts.st_uid != os.geteuid():
+            raise PermissionError(errno.EACCES, f"it belongs to user {facts.st_uid}", path)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
+            raise HandleError(f"{path} is not shared memory, or has another name beside this one")
+        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 def forget(name: str) -> None:
@@ -238,22 +268,31 @@ def forget(name: str) -> None:
 def remove_abandoned() -> None:
     """Remove the names of processes that were killed before they could `forget` them. Local.
 
-    The kernel ends a lock with its process, whatever PID namespace that was in.
+    The kernel ends a lock with its process, whatever PID namespace that was in. No job fails by
+    this: what is not ours, or what the system refuses to open, lock or remove, is left alone.
     """
-    for path in Path(FOLDER).glob("mpishare-*"):
-        if not _NAME.fullmatch(path.name):
-            continue
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, PermissionError):
-            continue  # forgotten meanwhile, or another user's
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-        except BlockingIOError:
-            pass  # being attached to
-        finally:
-            os.close(fd)
+    with _leaving_alone(FOLDER):
+        for path in Path(FOLDER).iterdir():
+            if _NAME.fullmatch(path.name):
+                with _leaving_alone(path.name):
+                    _remove_if_abandoned(path.name)
+
+
+def _remove_if_abandoned(name: str) -> None:
+    fd = open_file(name, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while it is being attached to
+        forget(name)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _leaving_alone(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, HandleError) as error:
+        log.debug("%s was left alone: %s", what, error)
 
 
 @contextlib.contextmanager
@@ -273,15 +312,10 @@ def _usable_folder() -> Iterator[None]:
 
 
 def _check_room(nbytes: int) -> None:
-    free = free_nbytes()
-    if nbytes > free:
-        raise _no_room(nbytes, free)
-    available = available_nbytes()
-    if nbytes > available:
-        raise UnsupportedError(
-            f"cannot reserve {format_nbytes(nbytes)} of shared memory: this machine has "
-            f"{format_nbytes(available)} of memory left. Ask for less, or run on more nodes."
-        )
+    if nbytes > free_nbytes():
+        raise _shm_is_full(nbytes)
+    if nbytes > available_nbytes():
+        raise _machine_is_full(nbytes)
     limit = limits.tightest()
     if limit is not None and nbytes > limit.left:
         raise UnsupportedError(
@@ -298,13 +332,47 @@ def free_nbytes() -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _no_room(nbytes: int, free: int) -> UnsupportedError:
+def _shm_is_full(nbytes: int) -> UnsupportedError:
     return UnsupportedError(
         f"cannot reserve {format_nbytes(nbytes)} of shared memory: {FOLDER} has "
-        f"{format_nbytes(free)} "
+        f"{format_nbytes(free_nbytes())} "
         "left. In a container, start it with --shm-size=SIZE (Docker's default is 64 MiB) or "
         f"--ipc=host; else enlarge it with `mount -o remount,size=SIZE {FOLDER}`."
     )
+
+
+def _machine_is_full(nbytes: int) -> UnsupportedError:
+    return UnsupportedError(
+        f"cannot reserve {format_nbytes(nbytes)} of shared memory: this machine has "
+        f"{format_nbytes(available_nbytes())} of memory left. Ask for less, or run on more nodes."
+    )
+
+
+def _file_is_too_large(nbytes: int) -> UnsupportedError:
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return UnsupportedError(
+        f"cannot reserve {format_nbytes(nbytes)} of shared memory: it is a file in {FOLDER}, and "
+        f"this process may make none larger than {format_nbytes(largest)}. Raise that limit with "
+        "`ulimit -f unlimited`."
+    )
+
+
+def _no_addresses(nbytes: int) -> UnsupportedError:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    size = "unlimited" if limit == resource.RLIM_INFINITY else format_nbytes(limit)
+    count = Path("/proc/sys/vm/max_map_count").read_text().strip()
+    return UnsupportedError(
+        f"cannot map {format_nbytes(nbytes)} of shared memory: this process may map no more. What "
+        f"it may map is limited by `ulimit -v` ({size}), by vm.max_map_count ({count} mappings), "
+        "and by the memory of the machine where vm.overcommit_memory is 2."
+    )
+
+
+_NO_ROOM = {
+    errno.ENOSPC: _shm_is_full,
+    errno.ENOMEM: _machine_is_full,
+    errno.EFBIG: _file_is_too_large,
+}
 
 
 def available_nbytes() -> int:

@@ -59,7 +59,7 @@ class HostReduce(HostPlanEngine):
         self._large = LargeReduce(setup.context, self._name, slots, self._fold)
         self._order = order = packing_order(setup)
         self._is_needed = nranks > 1 and count > 0
-        self._is_stacked = nranks > _MAX_FOLDED and count <= _MAX_STACKED and not large
+        self._is_stacked = nranks > _MAX_FOLDED and 0 < count <= _MAX_STACKED and not large
         self._running = np.empty((nranks, count if self._is_stacked else 1), layout.dtype)
         name = f"{operation.name} {layout.dtype}"
         name = _SUMS_OF_PAIRS.get(name, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from mpishare import compiled
 from mpishare.backends import Backend, Device
 from mpishare.context import NodeContext
+from mpishare.coordination.abort import abort_at_exit, abort_when_late
 from mpishare.coordination.agreement import Agreement
 from mpishare.coordination.control_block import ControlBlock, State
-from mpishare.coordination.mpi_agreement import agree, allgather
+from mpishare.coordination.mpi_agreement import agree, allgather, describe_late
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
@@ -36,7 +38,7 @@ from mpishare.setup.report import Member, Report
 from mpishare.setup.surroundings import Surroundings, Survey, warn_of_equal_pids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mpi4py import MPI
 
@@ -72,7 +74,7 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     try:
         chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
         color, notes = _find_node(all_comm, deadline_s)
-        with making_communicators(CALL):
+        with _making_communicator(deadline_s):
             node_comm = all_comm.Split(color, all_comm.rank)
     except PeerTimeout:
         raise
@@ -135,11 +137,18 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     context.close_chunks()  # after the block, whose pool looks at them
 
 
+@contextlib.contextmanager
+def _making_communicator(deadline_s: float) -> Iterator[None]:
+    """Watch a collective of MPI that blocks, and that a rank may die in."""
+    with making_communicators(CALL), abort_when_late(describe_late(CALL, deadline_s), deadline_s):
+        yield
+
+
 def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
     """Return the lowest rank that shares memory with this one, and notes on what looks odd."""
     from mpi4py import MPI
 
-    with making_communicators(CALL):
+    with _making_communicator(deadline_s):
         shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
     first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
     shared_comm.Free()
@@ -186,6 +195,8 @@ def _build(
         for backend in made:
             backend.unregister(block.memory)
         block.close()
+        if agreement.is_fatal:
+            abort_at_exit(describe(error))
         raise
     has_other_nodes = all_comm.size > node_comm.size
     shutdown = Shutdown(
@@ -306,13 +317,13 @@ def _report(
 
 
 def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
-    if node_comm.rank == 0:
-        remove_abandoned()  # of jobs that were killed whole
-    memory = map_on_all_ranks(
-        lambda work: agree(node_comm, CALL, work, deadline_s),
-        ControlBlock.nbytes_for(node_comm.size),
-        is_maker=node_comm.rank == 0,
-    )
+    def step(work: Callable[[], Any]) -> list[Any]:
+        return agree(node_comm, CALL, work, deadline_s)
+
+    is_maker = node_comm.rank == 0
+    step(remove_abandoned if is_maker else int)  # of jobs that were killed whole
+    nbytes = ControlBlock.nbytes_for(node_comm.size)
+    memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
     return ControlBlock(memory, node_comm.rank, node_comm.size)
 
 

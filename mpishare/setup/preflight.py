@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
 import sys
 from pathlib import Path
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
+MAX_DURATION_S = 1e9
+"""31 years. Sockets and threads can wait for ten times that, and raise where it is more."""
 VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
@@ -75,14 +76,15 @@ def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
         name = "the environment variable MPISHARE_BACKEND" if forced else "backend"
         raise ValueError(f"{name} must be one of {BACKENDS}, not {wanted!r}")
     if not is_duration(timeout_s):
-        raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+        wanted = f"timeout_s must be a positive number of seconds, at most {MAX_DURATION_S:g}"
+        raise ValueError(f"{wanted}, not {timeout_s!r}")
     return {"backend": wanted, "timeout_s": timeout_s}
 
 
 def is_duration(value: Any) -> bool:
-    """Whether a value is a positive number of seconds. Local."""
+    """Whether a value is a positive number of seconds that clocks can count. Local."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value < math.inf
+    return is_number and 0 < value <= MAX_DURATION_S
 
 
 def _why_no_gpu(wanted: str) -> str | None:

@@ -78,6 +78,7 @@ def test_sizes_are_read(text: str, nbytes: int) -> None:
         ["--format", "csv"],
         ["--timeout-s", "nan"],
         ["--timeout-s", "0"],
+        ["--timeout-s", "1e300"],
         ["--width", "0"],
         ["--width", "1.5"],
         ["halo3d", "--width", "-1"],

@@ -175,6 +175,40 @@ def test_a_rank_killed_while_it_shares_memory_leaves_no_name():
     assert played.rank(1)["name"].startswith("mpishare-")
 
 
+def dies_in_node(stage: Stage, place: str) -> None:
+    from mpishare.setup import create
+
+    find = create._find_node
+
+    def die_at_once(*_: object) -> None:
+        stage.die()
+
+    def find_and_die(*arguments: object) -> None:
+        find(*arguments)
+        stage.die()
+
+    if stage.rank == 1:
+        if place == "a step":
+            create._make_context = die_at_once
+        else:
+            create._find_node = die_at_once if place == "Split_type" else find_and_die
+    stage.attempt("node", lambda: stage.node(timeout_s=1.5))
+
+
+@pytest.mark.parametrize("place", ["Split_type", "Split", "a step"])
+def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
+    """Inside MPI's own collectives, which wait for ever, as at the end of the program."""
+    played = play(3, dies_in_node, place, survivable=True)
+    assert played.result.returncode != 0
+    assert played.result.seconds < 20, played.describe()
+    why = "rank 1 of 3 died" if place == "a step" else "not every rank of the communicator arrived"
+    for rank in (0, 2):
+        assert f"mpishare: rank {rank} aborts the job: " in played.stderr[rank], played.describe()
+        assert why in played.stderr[rank]
+        if place == "a step":
+            assert played.raised(rank, "node", "PeerTimeout").ranks == [1]
+
+
 def unwatched(stage: Stage) -> None:
     mpishare.coordination.watchdog.Watchdog.start = lambda self: None
     node = stage.node(timeout_s=2.0)

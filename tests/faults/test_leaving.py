@@ -204,3 +204,37 @@ def test_a_rank_exits_outside_of_with(way, python):
         played.ended_well()
     else:
         assert played.result.returncode != 0, played.describe()
+
+
+def takes_away(stage: Stage, call: str, dies: bool) -> None:
+    from mpishare.coordination.poll import poll
+    from mpishare.memory import shared
+
+    node = stage.node(timeout_s=20.0)
+    owner, attach = stage.world.bcast(os.getpid()), shared.attach
+
+    def leave(*_: object) -> None:
+        raise ZeroDivisionError("the words of rank 0")
+
+    def attach_late(name: str, nbytes: int) -> object:
+        if stage.rank == 1:
+            os.kill(owner, signal.SIGKILL if dies else signal.SIGUSR1)
+        assert poll(lambda: not os.path.lexists(f"{shared.FOLDER}/{name}"), 10)
+        return attach(name, nbytes)
+
+    signal.signal(signal.SIGUSR1, leave)
+    shared.attach = attach_late
+    calls = {"allocate": lambda: node.allocate(8), "pool": lambda: node.pool(max_nbytes=4096)}
+    stage.attempt("call", calls[call])
+
+
+@pytest.mark.parametrize(
+    ("call", "dies"), [("allocate", False), ("allocate", True), ("pool", False)]
+)
+def test_an_owner_that_goes_between_publishing_and_opening_is_named(call, dies):
+    """What it shared went with it: the others are told so, and not of a file that is missing."""
+    played = play(3, takes_away, call, dies, survivable=dies)
+    for rank in (1, 2):
+        told = played.raised(rank, "call", "PeerTimeout" if dies else "PeerError")
+        assert told.ranks == [0]
+        assert dies or "ZeroDivisionError: the words of rank 0" in told.text

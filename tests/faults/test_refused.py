@@ -11,13 +11,13 @@ from tests.helpers.reporting import report
 def out_of_memory(stage: Stage, owner: int, nbytes: int, available: int) -> None:
     node = stage.node()
     if available:
-        mpishare.memory.shared._available = lambda: available
+        mpishare.memory.shared.available_nbytes = lambda: available
     before = shared_bytes()
     stage.attempt("allocate", lambda: node.allocate(nbytes, dtype="u1", owner=owner))
     each = nbytes if stage.rank == owner else 16
     stage.attempt("allocate_each", lambda: node.allocate_each(each, dtype="u1"))
     report({"kept bytes": shared_bytes() - before})
-    mpishare.memory.shared._available = lambda: 1 << 30
+    mpishare.memory.shared.available_nbytes = lambda: 1 << 30
     stage.attempt("go on", lambda: node.allocate(16, fill=1.0).fence())
     stage.attempt("close", node.close)
     stage.second_node(stage.world)

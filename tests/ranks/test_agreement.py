@@ -126,7 +126,7 @@ def test_memory_of_a_collective_that_was_given_up_stays_alive(comm, monkeypatch)
         pass
 
     aborts = []
-    monkeypatch.setattr(mpi_agreement, "abort_unless_over", lambda _, why: aborts.append(why))
+    monkeypatch.setattr(mpi_agreement, "abort_at_exit", lambda why, _: aborts.append(why))
     memory = [Memory(8)]
     is_alive = weakref.ref(memory[0])
     wait = functools.partial(mpi_agreement.wait_request, Never(), comm, "test", 0.0, *memory)

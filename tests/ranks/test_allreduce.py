@@ -239,6 +239,14 @@ def test_dot_of_other_numbers_of_elements(node, form):
         assert all(node.comm.allgather(float(on_host(out)[0, 0]) == wanted))
 
 
+@pytest.mark.parametrize("dtype", ["f2", "i2", "f8"])
+def test_dot_of_a_plan_for_no_elements(host_node, dtype):
+    x = np.full(3, host_node.rank + 1, dtype)
+    with Allreduce(host_node.comm, Layout(0, dtype), node=host_node) as total:
+        wanted = 3 * sum((rank + 1) ** 2 for rank in range(host_node.size))
+        assert all(host_node.comm.allgather(int(total.dot(x, x)) == wanted))
+
+
 def test_dot_gives_the_same_bits_again(node):
     x, y = (node.xp.asarray(values("f8", (30_000,), node.rank, seed)) for seed in (1, 2))
     with Allreduce(node.comm, Layout(1), node=node) as total:

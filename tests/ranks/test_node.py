@@ -254,6 +254,13 @@ def test_comm_must_be_a_communicator(call, comm, kind):
         ({"timeout_s": 0}, ValueError, "timeout_s"),
         ({"timeout_s": -1.0}, ValueError, "timeout_s"),
         ({"timeout_s": float("nan")}, ValueError, "timeout_s"),
+        ({"timeout_s": float("inf")}, ValueError, "timeout_s must .* at most 1e\\+09, not inf"),
+        (
+            {"timeout_s": 2**64},
+            ValueError,
+            "timeout_s must .* at most 1e\\+09, not 18446744073709551616",
+        ),
+        ({"timeout_s": 10**400}, ValueError, "timeout_s"),
         ({"timeout_s": "long"}, (TypeError, ValueError), "timeout_s"),
     ],
 )

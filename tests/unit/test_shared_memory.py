@@ -19,6 +19,7 @@ from mpishare import HandleError, UnsupportedError
 from mpishare.backends.host import HostBackend
 from mpishare.memory import limits, shared
 from tests.helpers.held import held
+from tests.helpers.planted import NOBODY, needs_two_users, planted
 
 PAGE = mmap.PAGESIZE
 MISSING = f"mpishare-1-{'0' * 32}"
@@ -66,7 +67,7 @@ def test_name_is_gone_after_forget():
     assert name in held().names
     shared.forget(name)
     shared.forget(name)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(HandleError, match=f"{name} is gone"):
         shared.attach(name, 1)
     memory.close()
 
@@ -104,6 +105,45 @@ def test_a_name_whose_process_was_killed_is_removed_and_no_other(folder):
     shared.attach(mine, 1).close()
     shared.forget(mine)
     memory.close()
+
+
+ATTACKED = """
+import os, sys
+from mpishare import HandleError
+from mpishare.memory import hugepages, limits, shared
+from tests.helpers.planted import names_in
+
+shared.FOLDER, user, *planted = sys.argv[1:]
+os.setgid(int(user))
+os.setuid(int(user))
+for name in planted:
+    try:
+        shared.attach(name, 1)
+    except (HandleError, PermissionError):
+        print(name, "is refused")
+if not os.fork():  # its lock ends with it, and leaves its name abandoned
+    shared.publish(shared.create(1))
+    os._exit(0)
+os.wait()
+shared.remove_abandoned()
+print(sorted(names_in(shared.Path(shared.FOLDER))))
+"""
+
+
+@needs_two_users
+@pytest.mark.parametrize("user", [0, NOBODY - 1], ids=["root", "another"])
+def test_what_another_user_planted_is_neither_opened_nor_removed(folder, user):
+    folder.chmod(0o1777)
+    precious, linked = folder / "precious", f"mpishare-1-{'f' * 32}"
+    precious.touch()
+    os.chown(precious, user, user)
+    os.link(precious, folder / linked)  # as anybody may, where fs.protected_hardlinks is 0
+    with planted(folder) as names:
+        names = sorted({*names, linked})
+        command = [sys.executable, "-c", ATTACKED, str(folder), str(user), *names]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [*(f"{name} is refused" for name in names), str(names)]
 
 
 def test_close_twice():
@@ -186,14 +226,56 @@ def test_more_than_the_machine_has(monkeypatch):
         shared.create(3 * PAGE + 1)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
-def test_room_that_is_taken_meanwhile(monkeypatch, code):
+@pytest.mark.parametrize(
+    ("code", "why"), [(errno.ENOSPC, "--shm-size"), (errno.ENOMEM, "this machine has .* left")]
+)
+def test_room_that_is_taken_meanwhile(monkeypatch, code, why):
     def full(fd, offset, length):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(shared.os, "posix_fallocate", full)
-    with pytest.raises(UnsupportedError, match="--shm-size"):
+    with pytest.raises(UnsupportedError, match=why):
         shared.create(PAGE)
+
+
+LIMITED = """
+import resource
+from mpishare.memory import hugepages, limits, shared
+
+def refused(kind, most, attempt):
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, before[1]))
+    try:
+        attempt()
+    except shared.UnsupportedError as error:
+        print(error)
+    finally:
+        resource.setrlimit(kind, before)
+
+MIB = 1 << 20
+pages = int(open("/proc/self/statm").read().split()[0])
+mapped = pages * resource.getpagesize() + MIB
+pool = shared.create(8 * MIB, is_sparse=True)
+name = shared.publish(pool)
+refused(resource.RLIMIT_AS, mapped, lambda: shared.create(8 * MIB))
+refused(resource.RLIMIT_AS, mapped, lambda: shared.attach(name, 8 * MIB))
+refused(resource.RLIMIT_FSIZE, MIB, lambda: shared.create(8 * MIB))
+shared.forget(name)
+"""
+
+
+def test_a_limit_of_the_process_is_not_taken_for_a_full_folder():
+    command = [sys.executable, "-c", LIMITED]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    mapping, attaching, reserving = said.splitlines()
+    for line in (mapping, attaching):
+        assert line.startswith("cannot map 8 MiB of shared memory")
+        assert "`ulimit -v` (" in line
+        assert "vm.max_map_count" in line
+    assert reserving.startswith("cannot reserve 8 MiB of shared memory")
+    assert "none larger than 1 MiB" in reserving
+    assert "`ulimit -f" in reserving
+    assert "--shm-size" not in said
 
 
 def test_other_errors_are_not_hidden(monkeypatch):
