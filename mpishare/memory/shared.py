@@ -21,6 +21,7 @@ import re
 import resource
 import secrets
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ _NOT_USABLE = (
     errno.EISDIR,  # or one that does not know of them
 )
 _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
+_CLEANING_S = 0.5
+"""How long `remove_abandoned` may look: other users can make any number of such names, while the
+other ranks wait for the one that looks."""
 
 
 def place() -> list[Any] | None:
@@ -271,11 +275,15 @@ def remove_abandoned() -> None:
     The kernel ends a lock with its process, whatever PID namespace that was in. No job fails by
     this: what is not ours, or what the system refuses to open, lock or remove, is left alone.
     """
-    with _leaving_alone(FOLDER):
-        for path in Path(FOLDER).iterdir():
-            if _NAME.fullmatch(path.name):
-                with _leaving_alone(path.name):
-                    _remove_if_abandoned(path.name)
+    deadline = time.monotonic() + _CLEANING_S
+    with _leaving_alone(FOLDER), os.scandir(FOLDER) as entries:
+        for entry in entries:
+            if _NAME.fullmatch(entry.name):
+                with _leaving_alone(entry.name):
+                    _remove_if_abandoned(entry.name)
+            if time.monotonic() >= deadline:
+                log.debug("%s has too many names: the others were not looked at", FOLDER)
+                return
 
 
 def _remove_if_abandoned(name: str) -> None:
