@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import select
 import stat
 import struct
 import sys
@@ -30,10 +31,16 @@ def say(text: str) -> None:
 
 
 def say_at_once(text: str) -> None:
-    """Write to stderr in one piece, from any thread: `say` may wait for what others write."""
+    """Write to stderr in one piece, from any thread, unless its reader leaves no room for that.
+
+    `say` may wait for what others write, and for a reader.
+    """
     if sys.__stderr__ is not None:
         with contextlib.suppress(OSError, ValueError):
-            os.write(sys.__stderr__.fileno(), text.encode())
+            fd, room = sys.__stderr__.fileno(), select.poll()
+            room.register(fd, select.POLLOUT)
+            if room.poll(0):  # for PIPE_BUF bytes, if it is a pipe
+                os.write(fd, text.encode()[: select.PIPE_BUF])
 
 
 def wait_briefly(is_over: Callable[[], object], timeout_s: float = HEARD_S) -> bool:
@@ -46,15 +53,19 @@ def is_output_read() -> bool:
     return not any(map(_unread_nbytes, (1, 2)))
 
 
-def abort_after(last_words: Callable[[], None]) -> None:
-    """Abort the job, once this last output was read: an abort cuts off what was not."""
+def abort_after(last_words: Callable[[], None], is_averted: Callable[[], bool] = bool) -> None:
+    """Abort the job, once this last output was read: an abort cuts off what was not.
+
+    Not if the reason to abort has gone by then.
+    """
     from mpi4py import MPI
 
     try:
         last_words()
         wait_briefly(is_output_read)
     finally:  # whatever signal comes meanwhile
-        MPI.COMM_WORLD.Abort(1)
+        if not is_averted():
+            MPI.COMM_WORLD.Abort(1)
 
 
 def _unread_nbytes(fd: int) -> int:
@@ -97,16 +108,21 @@ def abort_when_late(why: str, timeout_s: float) -> Iterator[None]:
 
     From a thread, since the main one is inside that call.
     """
-    watch = threading.Timer(timeout_s, _abort, [why, bool])
-    watch.daemon = True
-    watch.start()
+    over = threading.Event()
+
+    def watch() -> None:
+        # The second wait is for a process that was stopped: it may go on now.
+        if not over.wait(timeout_s) and not over.wait(HEARD_S):
+            _abort(why, over.is_set, over.is_set)
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        watch.cancel()
+        over.set()
 
 
-def _abort(why: str, is_over: Callable[[], object]) -> None:
+def _abort(why: str, is_over: Callable[[], object], is_averted: Callable[[], bool] = bool) -> None:
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
@@ -117,4 +133,4 @@ def _abort(why: str, is_over: Callable[[], object]) -> None:
         # launcher may never end.
         wait_briefly(is_over, HEARD_S * (1 + rank % 8 / 8))
 
-    abort_after(last_words)
+    abort_after(last_words, is_averted)

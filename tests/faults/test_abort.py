@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -187,3 +188,70 @@ def test_who_is_missing_on_one_node_has_another_number_on_another():
         told = played.raised(rank, "call", "PeerError")
         assert told.ranks == [2], played.describe()
         assert "did not arrive within 1 s" in told.failures[2]
+
+
+GOES_ON = """
+import sys, threading
+from mpi4py import MPI
+from mpishare.coordination import abort
+
+class Heard:
+    def write(self, text):
+        abort.HEARD_S = 30  # and then it listens for others
+        said.set()
+    def flush(self):
+        pass
+
+def late():
+    before = {*threading.enumerate()}
+    with abort.abort_when_late("it is late", 0.01):
+        (thread,) = {*threading.enumerate()} - before
+        yield thread
+    thread.join()
+
+said = threading.Event()
+abort.HEARD_S = 30
+for thread in late():
+    thread.join(0.1)  # its time is over
+assert not said.is_set()
+abort.HEARD_S, sys.stderr = 0.01, Heard()
+for _ in late():
+    assert said.wait(30)
+MPI.Finalize()
+print("end")
+"""
+
+
+def test_what_was_late_and_is_over_aborts_nothing():
+    """As in a process that was stopped, whose thread runs first."""
+    result = run_ranks(1, GOES_ON)
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.describe()
+    assert result.seconds < 25, result.describe()
+
+
+FULL = """
+import os
+from mpishare.coordination.abort import say_at_once
+
+os.set_blocking(2, False)
+for size in (65536, 1):
+    try:
+        while True:
+            os.write(2, bytes(size))
+    except BlockingIOError:
+        pass
+os.set_blocking(2, True)
+say_at_once("rank 1 died")
+print("goes on")
+"""
+
+
+def test_nobody_waits_for_the_reader_of_what_is_said_at_once():
+    read, write = os.pipe()
+    try:
+        command = [sys.executable, "-c", FULL]
+        said = subprocess.run(command, stdout=subprocess.PIPE, stderr=write, timeout=20, check=True)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert said.stdout == b"goes on\n"
