@@ -8,6 +8,7 @@ kernel has no such list, or its memory was taken by force, the word is never mar
 from __future__ import annotations
 
 import ctypes
+import errno
 import platform
 import threading
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 DIED = 1 << 30
 _WAITERS = 1 << 31  # without it the kernel wakes nobody
 _WAIT, _WAKE, _ALL = 0, 1, 0x7FFFFFFF
-_FUTEX, _SET_ROBUST_LIST = {"x86_64": (202, 273), "aarch64": (98, 99)}.get(
-    platform.machine(), (None, None)
-)
+_FUTEX, _SET_ROBUST_LIST, _GET_ROBUST_LIST = {
+    "x86_64": (202, 273, 274),
+    "aarch64": (98, 99, 100),
+}.get(platform.machine(), (None, None, None))
 """Numbers of system calls that the C library has no functions for."""
-_syscall = ctypes.CDLL(None).syscall
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 class _Held(ctypes.Structure):
@@ -44,13 +46,19 @@ class _Duration(ctypes.Structure):
 
 @contextmanager
 def holding(address: int) -> Iterator[None]:
-    """Hold the word at an address while the block runs: from now on its thread's end marks it."""
+    """Hold the word at an address while the block runs: from now on its thread's end marks it.
+
+    Meanwhile the thread can hold no robust mutex: the C library's own list is put aside.
+    """
     held, word = _Held(), ctypes.c_uint32.from_address(address)
     held.first = ctypes.addressof(held) + _Held.entry.offset
     held.offset = address - held.first
     held.entry = ctypes.addressof(held)
-    is_held = _FUTEX is not None and not _syscall(
-        _SET_ROBUST_LIST, ctypes.byref(held), _Held.HEAD_NBYTES
+    before, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
+    is_held = (
+        _FUTEX is not None
+        and not _syscall(_GET_ROBUST_LIST, 0, ctypes.byref(before), ctypes.byref(nbytes))
+        and not _syscall(_SET_ROBUST_LIST, ctypes.byref(held), _Held.HEAD_NBYTES)
     )
     word.value = threading.get_native_id() | _WAITERS if is_held else 0
     try:
@@ -58,19 +66,22 @@ def holding(address: int) -> Iterator[None]:
     finally:
         word.value = 0
         if is_held:
-            _syscall(_SET_ROBUST_LIST, None, _Held.HEAD_NBYTES)
+            _syscall(_SET_ROBUST_LIST, before, nbytes)
             wake(address)
 
 
 def wait(address: int, timeout_s: float) -> bool:
     """Wait until a word is marked, or all are woken who wait for it; False if it cannot be done."""
+    if _FUTEX is None:
+        return False
     value = ctypes.c_uint32.from_address(address).value
-    if _FUTEX is not None and not value & DIED:
-        timeout = _Duration(int(timeout_s), int(timeout_s % 1 * 1e9))
-        _syscall(
-            _FUTEX, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(value), ctypes.byref(timeout)
-        )
-    return _FUTEX is not None
+    if value & DIED:
+        return True
+    timeout = _Duration(int(timeout_s), int(timeout_s % 1 * 1e9))
+    failed = _syscall(
+        _FUTEX, ctypes.c_void_p(address), _WAIT, ctypes.c_uint32(value), ctypes.byref(timeout)
+    )
+    return not failed or ctypes.get_errno() in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 
 
 def wake(address: int) -> None:

@@ -132,7 +132,11 @@ class Watchdog:
 
     def _pause(self) -> bool:
         """Wait a period, or until the next rank dies; return whether to stop."""
-        if self._agreement.failure is None and robust_futex.wait(self._next_life, PERIOD_S):
+        if (
+            self._agreement.failure is None
+            and self._block.state(self._next) == State.PRESENT  # else its mark says nothing new
+            and robust_futex.wait(self._next_life, PERIOD_S)
+        ):
             return self._stop.is_set()
         # Long after a break there is little left to release.
         is_pending_since = self._broken_at and time.monotonic() - self._broken_at > self.grace_s
