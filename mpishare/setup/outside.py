@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Self
 
 #: Where launchers describe the job to a rank; PMIX_MCA_ and the like are settings of the user, and
@@ -11,6 +12,11 @@ _OF_THE_JOB = (
     "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI", "PRTE_",
     "SLURM_LOCALID", "SLURM_MPI_TYPE", "SLURM_PMI", "SLURM_PROCID", "SLURM_STEP",
 )  # fmt: skip
+
+_lock = threading.Lock()
+_taken: dict[str, str] = {}
+_n_inside = 0
+"""Blocks that all threads are in: the variables come back when the last one ends."""
 
 
 def _is_of_the_job(name: str) -> bool:
@@ -22,12 +28,21 @@ class OutsideEnvironment(dict[str, str]):
 
     def __enter__(self) -> Self:
         """Take the launcher's variables from this process, and so from those that it starts."""
-        self._taken = {name: os.environ.pop(name) for name in [*os.environ] if _is_of_the_job(name)}
+        global _n_inside
+        with _lock:
+            _n_inside += 1
+            for name in filter(_is_of_the_job, [*os.environ]):
+                _taken[name] = os.environ.pop(name)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give them back."""
-        os.environ.update(self._taken)
+        """Give them back, unless another block needs them away."""
+        global _n_inside
+        with _lock:
+            _n_inside -= 1
+            if not _n_inside:
+                os.environ.update(_taken)
+                _taken.clear()
 
 
 def outside_environment() -> OutsideEnvironment:
@@ -51,5 +66,6 @@ def outside_environment() -> OutsideEnvironment:
     ...     process.start()
     >>> subprocess.run(command, env=mpishare.outside_environment())
     """
-    kept = {name: text for name, text in os.environ.items() if not _is_of_the_job(name)}
+    with _lock:  # another thread may be taking some
+        kept = {name: text for name, text in os.environ.items() if not _is_of_the_job(name)}
     return OutsideEnvironment(kept)

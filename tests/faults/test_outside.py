@@ -1,6 +1,8 @@
 """Processes that a rank starts, of a program that imports MPI at its top."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mpishare
 from tests.helpers.launch import run_ranks
@@ -87,3 +89,31 @@ def test_a_child_does_not_hear_of_the_job(monkeypatch) -> None:
         assert same is environment
         assert os.environ == kept
     assert os.environ == {**kept, **job}
+
+
+def test_blocks_that_overlap_lose_no_variable(monkeypatch) -> None:
+    """Of one thread with one object, and of two threads that leave in the order they came."""
+    job = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+    monkeypatch.setattr(os, "environ", job.copy())
+    environment = mpishare.outside_environment()
+    with environment:
+        with environment:
+            assert os.environ == {}
+        assert os.environ == {}
+    assert os.environ == job
+
+    first_is_in, second_is_in = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with environment:
+            first_is_in.set()
+            assert second_is_in.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(first)
+        assert first_is_in.wait(30)
+        with mpishare.outside_environment():
+            second_is_in.set()
+            other.result(30)
+            assert os.environ == {}
+    assert os.environ == job
