@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import struct
 from typing import Any
 
@@ -76,8 +75,7 @@ def unpack(key: bytes, handle: Any) -> tuple[Block, BlockLayout]:
         0 <= slot < MAX_BLOCKS
         and generation > 0
         and generation % 2
-        and min(layout.shape, default=0) >= 0
-        and max(math.prod(layout.shape), 1) * layout.dtype.itemsize < 1 << 62
+        and dtypes.can_be_array(layout.shape, layout.dtype.itemsize)
         and is_inside(layout, nbytes)
     )
     if not is_right:

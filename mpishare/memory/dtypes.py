@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import math
 import re
 import sys
 from typing import Any
@@ -16,6 +17,7 @@ from mpishare.errors import HandleError, UnsupportedError
 _PLAIN = re.compile(r"[<>|][biufcmMSUV]\d+(\[\d*(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 _EXTENSION = "ml_dtypes"
 _MAX_DEPTH = 32
+_MAX_AXES = getattr(np, "MAXDIMS", 64)  # NumPy 2 has no name for it
 
 
 def dump(dtype: np.dtype[Any]) -> str:
@@ -49,6 +51,15 @@ def load(text: str) -> np.dtype[Any]:
     if dtype.hasobject:
         raise HandleError(f"dtype {dtype} holds Python objects")
     return dtype
+
+
+def can_be_array(shape: tuple[int, ...], itemsize: int) -> bool:
+    """Whether NumPy can make an array of this shape, which another process may have made up.
+
+    It takes an extent of 0 for 1 where it looks whether its number of bytes fits into a word.
+    """
+    nbytes = math.prod(max(extent, 1) for extent in shape) * max(itemsize, 1)
+    return len(shape) <= _MAX_AXES and min(shape, default=0) >= 0 and nbytes < 1 << 62
 
 
 def _as_json(dtype: np.dtype[Any]) -> Any:

@@ -119,11 +119,10 @@ class Description:
 def _segment(told: dict[str, Any], itemsize: int) -> Segment:
     shape = tuple(_take(told, "shape", _is_counts))
     strides = _take(told, "strides", lambda value: value is None or _is_counts(value))
-    nbytes = math.prod(shape) * itemsize
     is_known = strides is None or (
         len(strides) == len(shape) and is_dense(shape, strides, itemsize)
     )
-    if nbytes >= 1 << 62 or not is_known:
+    if not dtypes.can_be_array(shape, itemsize) or not is_known:
         raise HandleError(
             f"the job told of a segment of shape {printable(shape)}, strides {printable(strides)}"
         )
@@ -131,7 +130,7 @@ def _segment(told: dict[str, Any], itemsize: int) -> Segment:
         _take(told, "rank", _is_count),
         shape,
         None if strides is None else tuple(strides),
-        nbytes,
+        math.prod(shape) * itemsize,
         _take(told, "uuid", _is_text),
         _take(told, "token", lambda value: isinstance(value, str) and _TOKEN.fullmatch(value)),
     )

@@ -333,6 +333,8 @@ def test_what_knows_the_key_is_refused_in_words(body):
         ({}, {"shape": (-1, 3)}),
         ({}, {"shape": (1 << 40, 3)}),
         ({}, {"shape": (1 << 40, 1 << 40), "strides": (0, 0)}),
+        ({}, {"shape": (0, 1 << 40, 1 << 40), "strides": (8, 8, 8)}),
+        ({}, {"shape": (1,) * 80, "strides": (8,) * 80}),
         ({}, {"strides": (40, 8)}),
         ({}, {"strides": (-24, 8)}),
         ({}, {"dtype": np.dtype("O")}),

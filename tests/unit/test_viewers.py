@@ -241,6 +241,7 @@ def test_two_hundred_viewers_that_come_at_once_all_attach():
         *({"why_not_live": None}, {"why_not_live": "\x1b[2J"}, {"pid": -1}, {"pid": "1"}),
         *({"since": "now"}, {"viewers": 3}, {"viewers": ["\x1b"]}),
         *({"shape": shape} for shape in (None, [-4], ["a"], [[1]], 4, [1 << 60], [1 << 70])),
+        *({"shape": shape} for shape in ([0, 1 << 40, 1 << 40], [1] * 80)),
         *({"strides": strides} for strides in ([1 << 40], [8, 8], [-8], "8", [8.0])),
         *({"rank": rank} for rank in (1, -1, "0", None)),
         *({"uuid": None}, {"uuid": "\n"}, {"token": None}, {"token": "zz"}, {"token": "00"}),
