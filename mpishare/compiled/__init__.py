@@ -77,7 +77,7 @@ def load() -> tuple[Any, str]:
     sources = [*_FOLDER.glob("*.[ch]")]  # in a clone: none are installed
     if not _FILE.exists():
         why = "it was not built"
-    elif any(source.stat().st_mtime > _FILE.stat().st_mtime for source in sources):
+    elif any(_changed(source) > _changed(_FILE) for source in sources):
         why = "it is older than its sources"
     else:
         try:
@@ -87,3 +87,11 @@ def load() -> tuple[Any, str]:
     if sources:
         return None, f"{why}; in {_FOLDER.parents[1]} build it: python setup.py build_ext --inplace"
     return None, f"{why}; install mpishare again where there are a C compiler and Python's headers"
+
+
+def _changed(path: Path) -> float:
+    """Return when a file was written; 0 where it is gone, as an editor's files are in no time."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -59,6 +59,14 @@ def test_a_clone_whose_sources_are_newer(copied):
     assert why.startswith("it is older than its sources; in ")
 
 
+@needs_compiled
+def test_a_source_that_is_gone_when_it_is_looked_at(copied):
+    """An editor's lock is a link that leads nowhere."""
+    (copied._FOLDER / ".#wait.h").symlink_to("user@machine.1")
+    module, why = copied.load()
+    assert module is not None, why
+
+
 def test_an_installation_without_a_compiler(copied):
     for path in copied._FOLDER.iterdir():
         if path.suffix in (".c", ".h", ".so"):
