@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
 from mpishare.errors import format_nbytes
+from mpishare.setup.mpi_start import limited_start
 from mpishare.setup.preflight import MAX_DURATION_S, is_duration
 
 if TYPE_CHECKING:
@@ -166,6 +167,12 @@ def start_mpi() -> Any:
         )
         raise SystemExit(1) from None
     return MPI
+
+
+def start_mpi_in_time(prog: str, deadline_s: float) -> None:
+    """Start MPI; end the process, and say why, where it cannot start here or is late. Local."""
+    with limited_start(prog, deadline_s, is_first=is_first_process()):
+        start_mpi()
 
 
 def columns_of(stream: TextIO) -> int:

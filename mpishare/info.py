@@ -12,14 +12,12 @@ from mpishare.cli import (
     UsageError,
     fail_run,
     fail_usage,
-    is_first_process,
     mpi_library,
     run_on_ranks,
     seconds,
-    start_mpi,
+    start_mpi_in_time,
 )
 from mpishare.setup.hardware import Hardware, look
-from mpishare.setup.mpi_start import limited_start
 from mpishare.viewers.survey import as_text, attachable
 
 if TYPE_CHECKING:
@@ -75,8 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         return _list_attachable(is_json=options.json)
     if options.srun_option:
         return _print_srun_option()
-    with limited_start(PROG, options.timeout_s, is_first=is_first_process()):
-        start_mpi()
+    start_mpi_in_time(PROG, options.timeout_s)
     return run_on_ranks(lambda comm: _run(comm, options.timeout_s, is_json=options.json))
 
 

@@ -22,6 +22,7 @@ from mpishare.cli import (
     fail_usage,
     is_first_process,
     run_on_ranks,
+    start_mpi_in_time,
 )
 from mpishare.coordination.abort import say
 
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         if is_first_process():
             sys.stdout.write(case_list())
         return 0
+    start_mpi_in_time(prog, options.timeout_s)
     return run_on_ranks(lambda comm: _run(comm, options))
 
 

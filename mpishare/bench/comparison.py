@@ -148,7 +148,7 @@ class Comparison:
         is_elsewhere = any(baseline in names for names in case.baselines.values())
         if is_elsewhere and baseline in (options.against or ()):
             self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes)
-            self._timed[-1].reason = f"the {backend} backend has no rival {baseline}"
+            self._timed[-1].reason = f"the {backend} backend has no baseline {baseline}"
         return False
 
     def add(

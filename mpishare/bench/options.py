@@ -33,7 +33,8 @@ every size. Without a case these run, at the sizes that end soon:
 Sizes are in bytes, or written as 64KiB, 1MiB; they are multiples of 8. For a halo case it is the
 size of a face: n, the cells per rank along each axis, is chosen to come near it, and the row has
 the bytes that result.
-Clocks: 'latency' synchronizes after each exchange, 'throughput' after a batch of them.
+Clocks: 'latency' synchronizes after each exchange, 'back to back' after a batch of them
+('throughput' in JSON).
 Every time is the maximum over the ranks. The exit status is 1 if a result was wrong.
 """
 

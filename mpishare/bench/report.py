@@ -56,7 +56,7 @@ class Row:
     wrong: bool = False  # whether that is because a check found a wrong result
     kind: Kind = OWN
     # Of a variant of mpishare: the fastest baseline, the median over that of this baseline, and
-    # what they amount to: "2.3 x faster", "1.4 x slower" or "as fast".
+    # what they amount to: "2.3 x faster", "1.4 x slower", "as fast", "unclear".
     fastest: str | None = None
     ratio: float | None = None
     speed: str | None = None
@@ -118,13 +118,13 @@ def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
 
 
 def _speed(row: Row, other: Row) -> str:
-    """Return how fast a row is, beside another: no difference unless the quartiles are apart."""
+    """Return how fast a row is, beside another: no factor unless the quartiles are apart."""
     low, high = row.quartiles_us or (0, 0)
     other_low, other_high = other.quartiles_us or (0, 0)
-    if low <= other_high and other_low <= high:
-        return "as fast"
     ratio = row.ratio or 1
     factor = max(ratio, 1 / ratio)
+    if low <= other_high and other_low <= high:
+        return "as fast" if factor < 1.1 else "unclear"
     shown = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
     return "as fast" if shown == "1.0" else f"{shown} x {'faster' if ratio < 1 else 'slower'}"
 
@@ -197,7 +197,8 @@ def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
         "*: mpishare; the others are baselines. Times are of the slowest rank, latency with a "
         f"synchronize after each, back to back with one after a batch; {checked}.",
         "speed: of a variant of mpishare beside the fastest baseline, by their medians: 'x faster' "
-        "or 'x slower' where the quartiles of their times are apart, else 'as fast'.",
+        "or 'x slower' where the quartiles of their times are apart, else 'as fast', or 'unclear' "
+        "where the medians differ by a tenth or more.",
     ]
     if load > ncores / 2:
         lines.append("Other programs were busy when the run began: repeat it on a quiet machine.")
@@ -290,6 +291,12 @@ def _cells(clock: Clock, clocks: Mapping[Clock, Row]) -> list[str]:
     return cells
 
 
+def _order(row: Row) -> tuple[float, float]:
+    """Return the time of the baseline beside a row, then its own: the fastest baseline counts."""
+    median, ratio = row.median_us or 0.0, row.ratio or 1.0
+    return float(f"{median / ratio:.9g}"), median  # the same for all rows with one baseline
+
+
 def summary(rows: Sequence[Row], width: int = WIDTH) -> str:
     """Return a line per case: the fastest variant of mpishare beside the fastest baseline.
 
@@ -304,11 +311,11 @@ def summary(rows: Sequence[Row], width: int = WIDTH) -> str:
             if row.speed and row.clock == clock:
                 label = size_text(row.nbytes) if CASES[case].is_sized else row.arm
                 best = fastest.setdefault(label, row)
-                if (row.median_us or 0) < (best.median_us or 0):
+                if _order(row) < _order(best):
                     fastest[label] = row
         texts = [f"{label}: {row.speed}" for label, row in fastest.items()]
         wrong = dict.fromkeys(row.arm for row in found if row.wrong)
         texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
         lines.append(f"{case:<10} {', '.join(texts) or 'nothing to compare with'}")
-    title = "\nmpishare beside the fastest baseline, back to back:\n"
-    return title + _filled(lines, width, " " * 11) if lines else ""
+    title = "mpishare's fastest variant beside the fastest baseline, back to back (setup: latency):"
+    return _filled(["", title, *lines], width, " " * 11) if lines else ""

@@ -201,11 +201,11 @@ def test_output_and_rivals(tmp_path: Path) -> None:
     assert arms == own | {("halo1d", "isend"), ("halo1d", "staged")}
     # Asked for and not here: a row that says so.
     assert {row["reason"] for row in found if row["arm"] == "staged"} == {
-        "the host backend has no rival staged"
+        "the host backend has no baseline staged"
     }
     # The summary has a line per case.
     *_, title, halo, fence = result.stdout.splitlines()
-    assert title == "mpishare beside the fastest baseline, back to back:"
+    assert title.startswith("mpishare's fastest variant beside the fastest baseline, back to back")
     assert halo.startswith("halo1d     8 B: ")
     assert fence == "fence      nothing to compare with"
 

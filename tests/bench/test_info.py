@@ -177,21 +177,22 @@ def test_a_node_that_cannot_be_made_is_one_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "cause", "cure"),
+    ("module", "option", "cause", "cure"),
     [
-        ("ro", "Read-only file system", "mount -t tmpfs"),
-        ("size=64k", "has 64 KiB left of 64 KiB, and MPICH takes", "--shm-size"),
-        ("size=2m", "1.074 MiB for each rank, 2 here", "remount,size="),
+        ("info", "ro", "Read-only file system", "mount -t tmpfs"),
+        ("info", "size=64k", "has 64 KiB left of 64 KiB, and MPICH takes", "--shm-size"),
+        ("info", "size=2m", "1.074 MiB for each rank, 2 here", "remount,size="),
+        ("bench", "size=16k", "has 16 KiB left of 16 KiB, and MPICH takes", "--shm-size"),
     ],
 )
 def test_where_mpi_could_not_start_one_line_says_why(
-    monkeypatch, tmp_path, option: str, cause: str, cure: str
+    monkeypatch, tmp_path, module: str, option: str, cause: str, cure: str
 ) -> None:
     mount_before_jobs(monkeypatch, tmp_path, f"mount -t tmpfs -o {option} tmpfs /dev/shm")
-    result = run_ranks(2, INFO)
+    result = run_ranks(2, [sys.executable, "-m", f"mpishare.{module}"])
     assert (result.returncode, result.stdout) == (1, ""), result.describe()
     (line,) = result.stderr.splitlines()
-    assert line.startswith("python -m mpishare.info: "), result.describe()
+    assert line.startswith(f"python -m mpishare.{module}: "), result.describe()
     assert cause in line
     assert cure in line
 

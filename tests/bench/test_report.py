@@ -83,7 +83,8 @@ def test_statistics_of_a_row() -> None:
     [
         ((2.0, 2.1, 2.2), (4.2, 4.3, 4.4), "2.0 x faster"),
         ((4.2, 4.3, 4.4), (3.0, 3.1, 3.2), "1.4 x slower"),
-        ((2.0, 2.0, 90.0, 95.0), (4.2, 4.3, 4.4), "as fast"),  # the quartiles overlap
+        ((2.0, 2.0, 90.0, 95.0), (4.2, 4.3, 4.4), "unclear"),  # the quartiles overlap
+        ((2.0, 4.4, 9.0), (2.0, 4.3, 9.0), "as fast"),  # and the medians are close
         ((2.0,), (2.02,), "as fast"),  # apart, and still the same
         ((1.0,), (36.6,), "37 x faster"),
     ],
@@ -226,12 +227,28 @@ def test_the_summary_has_a_line_per_case_with_the_fastest_variant() -> None:
     fences[-1].kind = "rival"
     compare(fences, dict.fromkeys(("fence", "node.barrier"), ("barrier",)))
     setup = replace(row("Node", (3.0,), "latency"), case="setup")
-    assert summary([setup, *fences, *halo_rows()]).splitlines()[2:] == [
+    lines = summary([setup, *fences, *halo_rows()]).splitlines()
+    assert "mpishare's fastest variant" in lines[1]
+    assert "(setup: latency)" in lines[1]
+    assert lines[2:] == [
         "setup      nothing to compare with",
         "fence      fence: 2.0 x faster, node.barrier: 4.0 x faster",
         "halo1d     8 B: 2.0 x slower, 4.1 KiB: 2.1 x faster",
     ]
     assert summary([]) == ""
+
+
+def test_the_summary_takes_no_softer_baseline_than_the_fastest() -> None:
+    """A variant with the smallest median may be set beside slower baselines of its own."""
+    found = [
+        row("private", (5.1,)),
+        row("fewer bytes", (5.0,)),
+        row("windows", (6.0,)),
+        row("plain", (4.0,), kind="rival"),
+        row("exact", (10.0,), kind="rival"),
+    ]
+    compare(found, {"private": ["plain"], "fewer bytes": ["exact"], "windows": ["plain"]})
+    assert summary(found).splitlines()[2:] == ["halo1d     8 B: 1.3 x slower"]
 
 
 @pytest.mark.parametrize(
