@@ -301,7 +301,7 @@ def missing_among_ids(stage: Stage, way: str) -> None:
     from mpishare.halo import rendezvous
 
     node = stage.node(timeout_s=2.0)
-    answer = rendezvous.Search.answer
+    answer = rendezvous.Search.owners
 
     def fail(*arguments):
         if way == "killed":
@@ -313,7 +313,7 @@ def missing_among_ids(stage: Stage, way: str) -> None:
         return answer(*arguments)
 
     if stage.rank == 1:
-        rendezvous.Search.answer = fail
+        rendezvous.Search.owners = fail
     ids = (np.arange(3) + 2 * stage.rank) % (2 * stage.size)
     make = mpishare.NeighborExchange.from_global_ids
     stage.attempt("make", make, stage.world, ids, 2, np.zeros(3), node=node)

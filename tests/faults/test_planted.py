@@ -40,8 +40,12 @@ def robbed(stage: Stage, is_planted_first: bool) -> None:
             shared.publish = publish_and_die
         stage.attempt("allocate", lambda: node.allocate(8, owner=1))
         if stage.rank == 0:
-            # Its watchdog, or that of rank 2, removes the name that rank 1 has left.
-            report({"cleaned": poll(lambda: names_in(SHM) == names, 5, pause_s=0.01)})
+            # As before the abort: the name that rank 1 has left goes, and what was planted stays.
+            def is_clean() -> bool:
+                shared.remove_abandoned()
+                return names_in(SHM) == names
+
+            report({"cleaned": poll(is_clean, 5, pause_s=0.01)})
         survivors.Barrier()
 
 

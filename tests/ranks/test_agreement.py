@@ -175,6 +175,7 @@ def test_a_barrier_waits_for_each_rank_every_time(comm, code):
             if shake.random() < 0.1:
                 time.sleep(shake.random() * 3e-3)
             win.array[0] = number
+            node.synchronize()  # a barrier of the host waits for no GPU
             node.barrier()
             found = [int(win.segment(rank)[0]) for rank in range(node.size)]
             assert found == [number] * node.size
