@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from mpishare.coordination.poll import poll
+from mpishare.errors import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,6 +93,11 @@ def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
     if not _reasons:
         atexit.register(_at_exit)
     _reasons.append((why, is_over, os.getpid()))
+
+
+def abort_when_left(call: str, error: BaseException) -> None:
+    """Abort the job at exit: an exception of this rank alone left a call that others wait in."""
+    abort_at_exit(f"{call} was left by an exception: {describe(error)}")
 
 
 def _at_exit() -> None:

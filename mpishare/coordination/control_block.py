@@ -37,8 +37,8 @@ Software Developer's Manual, volume 3, 9.2.2)."""
 
 _STATE_WORDS = 512
 _MAX_TEXT, _MAX_MISSING = 500, 64
-_TEXT_WORDS = _STATE_WORDS - 5  # behind the state; then four words of their own:
-_LIFE, _SAW_DEATH, _ABORTING, _BROKEN = range(_STATE_WORDS - 4, _STATE_WORDS)
+_TEXT_WORDS = _STATE_WORDS - 6  # behind the state; then five words of their own:
+_ENDING, _LIFE, _SAW_DEATH, _ABORTING, _BROKEN = range(_STATE_WORDS - 5, _STATE_WORDS)
 _STATUS_WORDS = 128
 _TRIES = 1000  # to read what changes; a rank may have died while it wrote
 _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
@@ -259,6 +259,14 @@ class ControlBlock:
         """Publish, before any counter is released, that this rank releases counters."""
         self.words[self.rank * _RANK_WORDS + _BROKEN] = 1
         self.sync()
+
+    def mark_ending(self) -> None:
+        """Publish that the process of this rank ends: it makes no further call."""
+        self.words[self.rank * _RANK_WORDS + _ENDING] = 1
+
+    def is_ending(self, rank: int) -> bool:
+        """Whether the process of that rank ends or has ended."""
+        return bool(self.words[rank * _RANK_WORDS + _ENDING]) or not self.is_running(rank)
 
     def mark_aborting(self) -> None:
         """Publish that all output of this rank is out, and that it only waits to abort the job."""

@@ -98,7 +98,8 @@ class Bystanders:
     """Watches a wait that is of no node, for all nodes of this process that have ranks of it.
 
     A rank that waits on one of these for this rank sees in what this one waits, and a circle of
-    such waits is an error on both.
+    such waits is an error on both. Of a node that was broken before, only the ranks whose processes
+    end are missed: the others may have caught the error, and come.
 
     Parameters
     ----------
@@ -114,12 +115,16 @@ class Bystanders:
             for node in of_this_thread()
             if (ranks := node.ranks_in(comm))
         ]
+        self._were_broken = {node for node, *_ in self._monitors if node.failure is not None}
 
     def look(self) -> None:
         """Raise if ranks wait for each other, or if one that must call has left such a node."""
         for node, ranks, monitor in self._monitors:
             if node.failure is None:
                 monitor.look()
+            elif node in self._were_broken:
+                if any(map(node.block.is_ending, ranks)):
+                    node.check()
             elif ranks.intersection(getattr(node.failure(), "ranks", ())):
                 node.check()
 

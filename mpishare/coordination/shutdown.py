@@ -68,6 +68,7 @@ class Shutdown:
             self._mpi.Comm.Free_keyval(keyval)
 
     def _depart(self) -> None:
+        self._agreement.block.mark_ending()
         self._finish()
         error = uncaught()
         if self._agreement.failure is None and error is not None:

@@ -358,9 +358,9 @@ _all: weakref.WeakSet[Waits] = weakref.WeakSet()
 
 
 def of_this_thread() -> list[Waits]:
-    """Return the whole nodes whose calls are made in this thread."""
+    """Return the open nodes whose calls are made in this thread, broken ones too."""
     thread = get_ident()
-    return [each for each in _all if each.failure is None and each.thread == thread]
+    return [each for each in _all if each.group is not None and each.thread == thread]
 
 
 def _after_fork() -> None:

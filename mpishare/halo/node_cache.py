@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from mpishare.coordination.abort import abort_when_left
 from mpishare.coordination.missing_ranks import MissingRanks
+from mpishare.coordination.waits import of_this_thread
 from mpishare.errors import UnsupportedError
 from mpishare.node import Node
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from mpishare.context import NodeContext
     from mpishare.coordination.rank_group import RankGroup
+    from mpishare.coordination.waits import Waits
     from mpishare.halo.plan_comm import PlanComm
 
 _DEFAULT_TIMEOUT_S = 300.0
@@ -164,10 +167,18 @@ def context_of(node: Node) -> NodeContext:
     return node._context
 
 
-def leave_node(node: Any, call: str, error: BaseException) -> None:
+def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:
     """Leave the node of a plan by an error that the others do not know of. Local.
 
-    Without one that is given or kept, the others hear of it when this process ends.
+    Without one that is given or kept, all nodes that have ranks of the plan, through which these
+    watch their wait; where there is none, the job is aborted when this process ends.
     """
     if isinstance(node, Node):
-        context_of(node).agreement.leave(call, error)
+        agreements: list[Waits] = [context_of(node).agreement]
+    else:
+        whole = [each for each in of_this_thread() if each.failure is None]
+        agreements = [each for each in whole if each.ranks_in(comm)]
+    for each in agreements:
+        each.leave(call, error)
+    if not agreements:
+        abort_when_left(call, error)

@@ -59,17 +59,20 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanSetup
 
     Collective, host-blocking.
     """
-    with setup_deadline(node, given, call) as (timeout_s, monitor):
-        group = RankGroup.of(given, call, timeout_s, monitor)
-    setup = PlanSetup(call, given, group, node)
+    setup = None
     try:
+        with setup_deadline(node, given, call) as (timeout_s, monitor):
+            group = RankGroup.of(given, call, timeout_s, monitor)
+        setup = PlanSetup(call, given, group, node)
         with ranges.span(call):
             yield setup
     except PeerTimeout:
         raise  # ranks are missing, and to free a communicator is collective
     except BaseException as error:
         if not is_agreed(error):  # the others are in the next step
-            leave_node(getattr(setup, "node", node), call, error)
+            leave_node(getattr(setup, "node", node), given, call, error)
+            raise
+        if setup is None:
             raise
         # Every rank comes here, since every step is agreed on.
         setup.close()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mpishare import compiled
 from mpishare.backends import Backend, Device
 from mpishare.context import NodeContext
-from mpishare.coordination.abort import abort_at_exit, abort_when_late
-from mpishare.coordination.agreement import Agreement
+from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
+from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.mpi_agreement import agree, allgather, describe_late
 from mpishare.coordination.rank_group import (
@@ -61,6 +61,16 @@ class NodeParts:
 
 def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
     """Make the nodes of a communicator. Collective over it; see `Node`."""
+    try:
+        return _create_node(comm, backend, device, timeout_s)
+    except BaseException as error:
+        # An interrupt is told to the ranks of this node at most.
+        if not isinstance(error, Exception) or not is_agreed(error):
+            abort_when_left(CALL, error)
+        raise
+
+
+def _create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
     from mpi4py import MPI
 
     check_fork()
@@ -78,8 +88,9 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
             node_comm = all_comm.Split(color, all_comm.rank)
     except PeerTimeout:
         raise
-    except Exception:
-        all_comm.Free()  # every rank comes here, since every step is agreed on
+    except Exception as error:
+        if is_agreed(error):  # every rank comes here
+            all_comm.Free()
         raise
     made: list[NodeParts] = []
 
@@ -194,6 +205,7 @@ def _build(
         watchdog.stop()
         for backend in made:
             backend.unregister(block.memory)
+        agreement.close()
         block.close()
         if agreement.is_fatal:
             abort_at_exit(describe(error))

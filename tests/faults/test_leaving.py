@@ -12,6 +12,7 @@ import pytest
 import mpishare
 from tests.faults.scenes import BACKENDS, play
 from tests.faults.stage import CALLS, Stage
+from tests.helpers.launch import run_ranks
 from tests.helpers.reporting import report
 
 LIMIT_S = 2.0
@@ -238,3 +239,70 @@ def test_an_owner_that_goes_between_publishing_and_opening_is_named(call, dies):
         told = played.raised(rank, "call", "PeerTimeout" if dies else "PeerError")
         assert told.ranks == [0]
         assert dies or "ZeroDivisionError: the words of rank 0" in told.text
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [("mpishare.Node", "[]"), ("mpishare.HaloExchange", "[np.zeros(8), 1]")],
+    ids=["node", "plan"],
+)
+def test_a_rank_that_left_before_a_call_of_no_node(call, arguments):
+    """The other rank knows it when it calls, and does not wait for that process."""
+    program = f"""
+import numpy as np
+from mpi4py import MPI
+import mpishare
+from mpishare.coordination.poll import poll
+from tests.helpers.reporting import report
+node = mpishare.Node(backend="host")
+cart = MPI.COMM_WORLD.Create_cart([2])
+node.barrier()
+if node.rank == 0:
+    raise ZeroDivisionError("the words of rank 0")
+assert poll(lambda: node._context.agreement.failure, 20)
+try:
+    {call}(cart, *{arguments})
+except mpishare.PeerError as error:
+    report({{"failures": list(error.failures.items())}})
+"""
+    result = run_ranks(2, program, timeout_s=30)
+    assert not result.timed_out, result.describe()
+    failures = result.reports[1]["failures"]
+    assert failures == [[0, "ZeroDivisionError: the words of rank 0"]], result.describe()
+
+
+@pytest.mark.parametrize("way", ["node", "plan", "plan beside a node"])
+def test_an_interrupt_in_a_call_of_no_node(way):
+    """The other rank comes later, and waits in vain: it is told so, or the job ends."""
+    call = "Node(cart, backend='host')" if way == "node" else "HaloExchange(cart, np.zeros(8), 1)"
+    program = f"""
+import signal, time
+import numpy as np
+from mpi4py import MPI
+import mpishare
+from tests.helpers.reporting import report
+cart = MPI.COMM_WORLD.Create_cart([2])
+node = mpishare.Node(backend="host") if {way == "plan beside a node"} else None
+if cart.rank == 0:
+    sleep = time.sleep
+    def interrupt(seconds):
+        time.sleep = sleep
+        cart.isend(None, 1)
+        signal.raise_signal(signal.SIGINT)
+    time.sleep = interrupt  # in the midst of its wait
+else:
+    cart.recv(source=0)
+try:
+    mpishare.{call}
+except mpishare.PeerError as error:
+    report({{"failures": list(error.failures.items())}})
+    raise
+"""
+    result = run_ranks(2, program, timeout_s=30)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0, result.describe()
+    assert "KeyboardInterrupt" in result.stderr, result.describe()
+    if way == "plan beside a node":
+        assert result.reports[1]["failures"] == [[0, "KeyboardInterrupt"]], result.describe()
+    else:
+        assert "was left by an exception: KeyboardInterrupt" in result.stderr, result.describe()
