@@ -209,6 +209,25 @@ def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
             assert played.raised(rank, "node", "PeerTimeout").ranks == [1]
 
 
+def unmarked(stage: Stage) -> None:
+    mpishare.coordination.robust_futex._FUTEX = None
+    node = stage.node()
+    node.barrier()
+    if stage.rank == 1:
+        stage.die()
+    stage.attempt("first", node.barrier)
+    time.sleep(0.3)
+
+
+def test_a_death_is_seen_by_the_lock_alone():
+    """As where the kernel marks no word: on another processor, or where memory ran out."""
+    played = play(2, unmarked, survivable=True)
+    first = played.raised(0, "first", "PeerTimeout")
+    assert first.ranks == [1]
+    assert first.end - played.rank(1)["died"] < LIMIT_S
+    assert played.stderr[0].startswith("mpishare: rank 1 of 2 died (seen by rank 0)\n")
+
+
 def unwatched(stage: Stage) -> None:
     mpishare.coordination.watchdog.Watchdog.start = lambda self: None
     node = stage.node(timeout_s=2.0)

@@ -26,8 +26,12 @@ def importer_dies(stage: Stage, nbytes: int) -> None:
         stage.die()
     stage.attempt("barrier", node.barrier)
     if stage.rank == 0:
+        from mpishare.coordination.poll import poll
 
         def reuse() -> None:
+            # Its death is told before its memory is gone, and until then it may write.
+            block = node._context.agreement.block
+            assert poll(lambda: not block.is_running(1), 5.0)
             array = pool.allocate(nbytes, "u1")
             array[...] = 5
             assert int(array[-1]) == 5
