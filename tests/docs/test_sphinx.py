@@ -16,6 +16,8 @@ import mpishare
 from tests.gpu import evidence
 from tests.helpers.launch import ROOT
 
+pytestmark = pytest.mark.limit(240)  # whichever test comes first builds the site
+
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
