@@ -222,7 +222,12 @@ def takes_away(stage: Stage, call: str, dies: bool) -> None:
     def attach_late(name: str, nbytes: int) -> object:
         if stage.rank == 1:
             os.kill(owner, signal.SIGKILL if dies else signal.SIGUSR1)
-        assert poll(lambda: not os.path.lexists(f"{shared.FOLDER}/{name}"), 10)
+
+        def is_gone() -> bool:
+            shared.remove_abandoned()  # as at the end of any rank
+            return not os.path.lexists(f"{shared.FOLDER}/{name}")
+
+        assert poll(is_gone, 10)
         return attach(name, nbytes)
 
     signal.signal(signal.SIGUSR1, leave)
