@@ -263,7 +263,7 @@ def test_a_bar_is_shown_on_a_terminal_alone() -> None:
     run = functools.partial(subprocess.run, command, env=env, stdout=subprocess.PIPE, check=True)
     assert run(stderr=theirs).stdout.startswith(b"jacobi2d: 1 x 1 ranks")
     os.close(theirs)
-    assert b"100%" in os.read(ours, 1 << 16)
+    assert b"100 %" in os.read(ours, 1 << 16)
     os.close(ours)
     assert run(stderr=subprocess.PIPE).stderr == b""
 

@@ -209,7 +209,7 @@ def test_the_cases_of_the_package_are_there_too() -> None:
     found = json.loads(result.stdout)
     assert found["header"]["command"].startswith("MPISHARE_BACKEND=host mpirun -n 2 python -m benc")
     reasons = {row["arm"]: row["reason"] for row in found["rows"] if not row["ok"]}
-    assert reasons == {"counters": "the host backend has no rival counters"}
+    assert reasons == {"counters": "the host backend has no baseline counters"}
 
 
 def test_a_block_without_memory_is_left_out() -> None:

@@ -92,6 +92,7 @@ def test_one_rank_alone_asks_for_what_is_not_there(absent, monkeypatch):
 
 def test_nothing_is_loaded_from_where_others_may_write(monkeypatch, tmp_path):
     """No cache in the home, nor what lies in the working directory under its name."""
+    monkeypatch.delenv("MPISHARE_HOST_CODE", raising=False)  # where Python is asked for, none is
     for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path)
