@@ -47,7 +47,7 @@ class Agreement(Waits):
         self._compiled: list[Callable[[int], int]] = []
 
     def compile(self, module: Any, looks_per_yield: int) -> None:
-        """Let meetings be made by `mpishare.compiled`. Local; others may go on without."""
+        """Let meetings be made by `mpishare.backends.native`. Local; others may go on without."""
         self._compiled = [
             module.Fence(self.block.words, each, looks_per_yield, spreads_bit=True).meet
             for each in self._meeting_rounds

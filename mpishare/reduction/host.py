@@ -13,8 +13,8 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
-from mpishare.halo.host.plan_engine import HostPlanEngine
-from mpishare.halo.layout import FieldLayout, as_numpy
+from mpishare.plans.engine import HostPlanEngine
+from mpishare.plans.layout import FieldLayout, as_numpy
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
 from mpishare.reduction.order import is_packed, packing_order
@@ -24,7 +24,7 @@ from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.engine import PlanSetup
+    from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
 
     Array = np.ndarray[Any, Any]

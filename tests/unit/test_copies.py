@@ -5,16 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mpishare.halo.host.copies import (
-    WHOLE,
-    add,
-    array_at,
-    bind_copy,
-    bind_copy_within,
-    merge_runs,
-    put,
-)
-from mpishare.halo.layout import host_layout
+from mpishare.halo.host.copies import WHOLE, add, bind_copy, bind_copy_within, merge_runs, put
+from mpishare.plans.layout import array_at, host_layout
 
 
 def numbered(shape, order="C", dtype="f8"):

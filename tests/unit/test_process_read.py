@@ -10,11 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-from mpishare.halo.geometry import Box
 from mpishare.halo.host import process_read
 from mpishare.halo.host.parts import Extent
 from mpishare.halo.host.process_read import ProcessRead, _is_readable, _Readable
-from mpishare.halo.layout import FieldLayout
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import FieldLayout
 
 PAGE = mmap.PAGESIZE
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination import recording
-from mpishare.halo.host.copies import address_of, array_at
 from mpishare.halo.host.lowering import cells_in, cells_of, lower
 from mpishare.halo.host.shared import BoundCall, HostRoute
 from mpishare.halo.host.staging import CONSUMED, READY
+from mpishare.plans.layout import address_of, array_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array, SelfCopy
     from mpishare.halo.host.lowering import Lowered
     from mpishare.halo.host.parts import Incoming, Outgoing, Sender
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message
 
 
 class AddressedCall(BoundCall):

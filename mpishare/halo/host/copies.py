@@ -5,7 +5,6 @@ Cutting a box out of an array takes as long as copying a small one, so it is don
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -17,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpishare.halo.layout import FieldLayout
+    from mpishare.plans.layout import FieldLayout
 
 Array = np.ndarray[Any, Any]
 
@@ -49,23 +48,6 @@ def add(array: Array, key: Any, cells: Array) -> None:
         np.add(target, cells, out=target)
     else:
         np.add.at(array, key, cells)
-
-
-def array_at(address: int, layout: FieldLayout) -> Array:
-    """Return the array at an address, in the dtype in which its cells travel.
-
-    It does not hold the memory: a window could not be unmapped otherwise.
-    """
-    cells = (ctypes.c_char * layout.span_nbytes).from_address(address)
-    return np.ndarray(
-        layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides
-    )
-
-
-def address_of(array: Array) -> int:
-    """Return the address of the first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def bind_copy(store: Store, target: Array, key: Any, source: Array, source_key: Any) -> Copy:

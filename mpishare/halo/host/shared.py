@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING
 
 from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError
-from mpishare.halo.host.copies import (
-    WHOLE,
-    add,
-    address_of,
-    array_at,
-    bind_copy,
-    bind_copy_within,
-    put,
-)
+from mpishare.halo.host.copies import WHOLE, add, bind_copy, bind_copy_within, put
 from mpishare.halo.host.parts import RouteParts, lay_out
 from mpishare.halo.host.process_read import PeerReads
 from mpishare.halo.host.staging import (
@@ -39,15 +31,16 @@ from mpishare.halo.host.staging import (
     table_offset,
     write_table,
 )
-from mpishare.ordering.counter_ops import spin_until
+from mpishare.plans.layout import address_of, array_at
+from mpishare.windows.counter_ops import spin_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array, Copy
     from mpishare.halo.host.parts import Incoming, Sender
-    from mpishare.halo.message import Message
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.message import Message
 
 _MAX_CACHED = 64  # per call and sender, the addresses at which it was read
 _MAX_CALLS = 256

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
-from mpishare.halo.message import parts_sent
+from mpishare.plans.message import parts_sent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array
-    from mpishare.halo.message import MessageInfo, PartKey
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.message import MessageInfo, PartKey
 
 READY, CONSUMED = 0, SLOT_WORDS
 _TABLES = 2 * SLOT_WORDS
