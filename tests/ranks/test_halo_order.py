@@ -521,10 +521,10 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(host_node, monkeypa
     def fail(*_, **__):
         raise MemoryError("none left")
 
-    for place in ("mpi_route.MpiMessages.__init__", "host.shared.lay_out"):
+    for place in ("plans.mpi_route.MpiMessages.__init__", "halo.host.shared.lay_out"):
         with monkeypatch.context() as patch:
             if comm.rank == 1:
-                patch.setattr(f"mpishare.halo.{place}", fail)
+                patch.setattr(f"mpishare.{place}", fail)
             with pytest.raises(MemoryError if comm.rank == 1 else mpishare.PeerError):
                 mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node)
     mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node).close()

@@ -34,7 +34,7 @@ def test_what_is_made_is_logged_and_no_call_of_the_hot_path(node, line, caplog):
         assert not caplog.records
         halo.close()
         window.close()
-    assert [name for name, _ in made] == ["mpishare.windows.window", "mpishare.halo"]
+    assert [name for name, _ in made] == ["mpishare.window", "mpishare.halo"]
     assert "shape (3, 5), dtype float32, 60 B, of rank 0" in made[0][1]
     for peer, route in halo.routes.items():
         assert f"rank {peer} by {route}" in made[1][1]
