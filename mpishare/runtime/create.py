@@ -260,8 +260,8 @@ def _make_context(
     cpus = {cpu for each in replies for cpu in each["cpus"]}
     context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
     if not made[0].has_streams:
-        step = partial(agreement.step, CALL)
-        found = native.find(step, is_first=agreement.rank == 0)
+        step_keeping = partial(agreement.step_keeping, CALL)
+        found = native.find(step_keeping, is_first=agreement.rank == 0)
         context.compiled, context.why_python = found
         if context.compiled is not None:
             agreement.compile(context.compiled, context.looks_per_yield)

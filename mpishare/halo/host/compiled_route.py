@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpishare.halo.host.copies import Array, SelfCopy
     from mpishare.halo.host.lowering import Lowered
     from mpishare.halo.host.parts import Incoming, Outgoing, Sender
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
@@ -45,7 +45,7 @@ class CompiledRoute(HostRoute):
 
     def lay_out(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
         *,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.host.copies import Array
     from mpishare.halo.host.shared import BoundCall
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
 
 _MAX_CACHED = 256  # calls whose arrays are recognized
@@ -57,7 +57,7 @@ class HostEngine(HostPlanEngine):
 
     Parameters
     ----------
-    setup : PlanSetup
+    setup : RoutedSetup
         The plan's.
     sends, recvs : sequence of Message
         What this rank sends and receives.
@@ -69,7 +69,7 @@ class HostEngine(HostPlanEngine):
 
     def __init__(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
         *,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpishare.halo.host.copies import Array
     from mpishare.halo.host.staging import DoubleBuffer
     from mpishare.plans.cells import Box
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, Part, PartInfo
 
@@ -163,7 +163,7 @@ class RouteParts:
 
 
 def lay_out(
-    setup: PlanSetup,
+    setup: RoutedSetup,
     sends: Sequence[Message],
     recvs: Sequence[Message],
     staging: DoubleBuffer,
@@ -240,7 +240,7 @@ def _staged(parts: Iterable[tuple[int, Any, Buffers]]) -> tuple[list[Staged], li
 
 
 def _sources(
-    setup: PlanSetup, sends: Sequence[Message], *, is_reverse: bool
+    setup: RoutedSetup, sends: Sequence[Message], *, is_reverse: bool
 ) -> dict[PartKey, tuple[Any, bool]]:
     """Return for the parts that this rank receives their keys in the fields of their senders.
 

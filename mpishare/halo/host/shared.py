@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.host.copies import Array, Copy
     from mpishare.halo.host.parts import Incoming, Sender
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
 
 _MAX_CACHED = 64  # per call and sender, the addresses at which it was read
@@ -91,7 +91,7 @@ class HostRoute:
 
     Parameters
     ----------
-    setup : PlanSetup
+    setup : RoutedSetup
         The plan's.
     sends : sequence of Message
         What takes this route, the messages of this rank to itself included.
@@ -101,7 +101,7 @@ class HostRoute:
 
     def __init__(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         sends: Sequence[Message],
         *,
         is_reverse: bool,
@@ -128,7 +128,7 @@ class HostRoute:
 
     def lay_out(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
         *,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from mpishare.halo.host.copies import Array
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import MessageInfo, PartKey
 
 READY, CONSUMED = 0, SLOT_WORDS
@@ -78,7 +78,7 @@ class DoubleBuffer:
 
     Parameters
     ----------
-    setup : PlanSetup
+    setup : RoutedSetup
         The plan's.
     messages : sequence of sequence of MessageInfo
         What each rank of the plan sends.
@@ -95,7 +95,7 @@ class DoubleBuffer:
 
     def __init__(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         messages: Sequence[Sequence[MessageInfo]],
         unstaged: Collection[PartKey],
     ) -> None:

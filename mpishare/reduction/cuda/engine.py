@@ -55,9 +55,7 @@ class CudaReduce(CudaPlanEngine):
         self._is_needed = self._count > 0 and self._group.size > 1
         is_fused = route == "fused"
         self.maps_gpu_memory = route != "pinned"
-        found: list[Any] = []
-        comm.step(name, lambda: found.extend(self._shape(setup)))
-        shape, form = found
+        (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
         self._route = kind(self._group, shape, self._count, form=form)
         self._buffers = Buffers(
@@ -68,7 +66,7 @@ class CudaReduce(CudaPlanEngine):
             are_streamed=not is_fused,
         )
         self._flags = self._buffers.flags
-        self._chain = setup.chain = StreamChain(self._backend, name)
+        self._chain = StreamChain(self._backend, name)
         self._order: LaunchOrder | None = None
         self.try_fast: Callable[[Any, Any], bool] | None = None
         self._made: list[PreparedCall] = []
