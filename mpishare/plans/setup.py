@@ -29,6 +29,7 @@ from mpishare.plans.node_cache import (
     leave_node,
     look_for_node,
     name_plan,
+    pairs_of,
     ranks_left_out,
     require_backend,
     setup_deadline,
@@ -237,13 +238,13 @@ def agree_on_routes(
     what that raises becomes an error of all ranks. `chain` is that of a plan to which these
     messages belong.
     """
-    report, forced = setup.node.report(), setup.same["MPISHARE_ROUTE"]
+    pairs, forced = pairs_of(setup.node), setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
 
     def choose() -> dict[str, Any]:
         require_device(setup.mine, setup.node)
         engine_class(setup)
-        found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
+        found = routes.choose(setup.comm, pairs, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
             "sends": pack_messages(sends),
