@@ -174,10 +174,12 @@ def agree_on_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[
     """Choose the routes of messages whose two ends are known to agree. Collective."""
     if "routes" not in setup.agreed.known:
         _choose_routes(setup, sends, recvs)
-        setup.agreed.known["routes"] = setup.sends, setup.recvs, setup.routes
+        found = setup.sends, setup.recvs, setup.routes, setup.is_compiled
+        setup.agreed.known["routes"] = found
     else:
         setup.comm.close_dropped(setup.dropped)
-        setup.sends, setup.recvs, setup.routes = setup.agreed.known["routes"]
+        found = setup.agreed.known["routes"]
+        setup.sends, setup.recvs, setup.routes, setup.is_compiled = found
         setup.locations = [[None] * len(setup.mine)] * setup.comm.size
 
 
@@ -188,7 +190,7 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
 
     def choose() -> dict[str, Any]:
         require_device(setup.mine, setup.node)
-        _engine_class(setup, is_reverse=False)  # imported here: a failure is one of all ranks
+        _engine_class(setup)  # imported here: a failure is one of all ranks
         found = routes.choose(setup.comm, report, peers, forced, on_gpu=setup.on_gpu)
         return {
             "routes": [*found.items()],
@@ -196,6 +198,7 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
             "recvs": pack_messages(recvs, found),
             "locations": _locations(setup.context, setup.fields, setup.mine),
             "gpu memory": gpu_memory.ask(setup),
+            "is compiled": setup.context.compiled is not None,
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -204,6 +207,7 @@ def _choose_routes(setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[M
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
+    setup.is_compiled = all(reply["is compiled"] for reply in replies)
     _settle_messages(setup, [reply["gpu memory"] for reply in replies])
     setup.locations = [
         [place and Location(*place) for place in reply["locations"]] for reply in replies
@@ -234,19 +238,14 @@ def make_engine(
 
     In the reverse, cells that arrive are added, and cells that were sent are set to zero.
     """
-    return _engine_class(setup, is_reverse=is_reverse)(setup, sends, recvs, is_reverse=is_reverse)
+    return _engine_class(setup)(setup, sends, recvs, is_reverse=is_reverse)
 
 
-def _engine_class(setup: PlanSetup, *, is_reverse: bool) -> Callable[..., Engine]:
+def _engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     if setup.on_gpu:
         from mpishare.halo.cuda.engine import CudaEngine
 
         return CudaEngine
-    if setup.context.compiled is not None and not is_reverse:
-        from mpishare.halo.host.compiled_engine import CompiledEngine
-
-        return CompiledEngine
-    # Cells are added by NumPy, in its order.
     from mpishare.halo.host.engine import HostEngine
 
     return HostEngine

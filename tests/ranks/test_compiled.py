@@ -199,10 +199,8 @@ def test_a_subclass_and_a_list_are_taken_by_python(host_node):
             check([field], step)
 
 
-def test_after_a_close_calls_are_refused(host_node):
-    node = host_node
-    if node.report().why_python:
-        pytest.skip(node.report().why_python)
+def test_after_a_close_calls_are_refused(compiled_node):
+    node = compiled_node
     field = np.zeros((4, 8))
     cart = node.comm.Create_cart((node.size,), (True,))
     halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
@@ -247,30 +245,23 @@ def test_another_thread_is_refused_while_the_first_waits(host_node):
     cart.Free()
 
 
-def wait_for_a_closed_window():
-    """Each rank reads the cells of the one below; what the last one has, nobody reads."""
-    with Node(backend="host", timeout_s=20) as node:
-        cart = node.comm.Create_cart((node.size,), (False,))
-        win = node.allocate_each((4, 4096), "f8")
-        halo = mpishare.HaloExchange(cart, win.array, ((1, 0),), axes=(0,), node=node)
-        is_last = node.rank == node.size - 1
-        field = np.zeros((4, 4096)) if is_last else win.array
-        assert halo._forward._host._parts.in_place == [not is_last]
-        for _ in range(2):
-            halo.exchange(field)
-        halo.start(field)
-        win.close()
-        with pytest.raises(MpiShareError, match=r"window 1.* is closed"):
-            halo.wait()
-
-
 @TWO
 @pytest.mark.filterwarnings("ignore:window 1.* was closed while arrays of it are held")
-@pytest.mark.parametrize("code", ["compiled", "python"])
-def test_a_window_that_is_closed_before_the_wait_is_an_error(monkeypatch, code):
+def test_a_window_that_is_closed_before_the_wait_is_an_error(compiled_node):
     """Also on a rank that reads out of windows itself, while nobody reads what it has.
 
-    At once, though the rank that finds out goes on.
+    Each rank reads the cells of the one below; what the last one has, nobody reads.
     """
-    monkeypatch.setenv("MPISHARE_HOST_CODE", code)
-    wait_for_a_closed_window()
+    node = compiled_node
+    cart = node.comm.Create_cart((node.size,), (False,))
+    win = node.allocate_each((4, 4096), "f8")
+    halo = mpishare.HaloExchange(cart, win.array, ((1, 0),), axes=(0,), node=node)
+    is_last = node.rank == node.size - 1
+    field = np.zeros((4, 4096)) if is_last else win.array
+    assert halo._forward._host._parts.in_place == [not is_last]
+    for _ in range(2):
+        halo.exchange(field)
+    halo.start(field)
+    win.close()
+    with pytest.raises(MpiShareError, match=r"window 1.* is closed"):
+        halo.wait()
