@@ -13,8 +13,8 @@ from mpishare.backends.streams import handle_of
 from mpishare.context import NodeObject
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
+from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
-from mpishare.ordering.counter_ops import spin_until
 from mpishare.ordering.stream_chain import StreamChain
 
 if TYPE_CHECKING:

@@ -135,6 +135,10 @@ static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, c
 void move_cells(const Copy *copy, char *to, const char *from)
 {
     static const Axis once = {.count = 1};
-    const int naxes = copy->naxes ? copy->naxes : 1;
-    move_axes(copy->naxes ? copy->axes : &once, naxes, copy, to + copy->to, from + copy->from);
+    to += copy->to;
+    from += copy->from;
+    if (copy->naxes < 2)
+        copy->line(copy->naxes ? copy->axes : &once, copy->run, to, from);
+    else
+        move_axes(copy->axes, copy->naxes, copy, to, from);
 }

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.poll import spin_until
 from mpishare.errors import MpiShareError
 from mpishare.halo.layout import as_numpy
 from mpishare.halo.message import Message
 from mpishare.halo.mpi_route import MpiMessages
-from mpishare.ordering.counter_ops import spin_until
 from mpishare.reduction.quiet import quiet_runner
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 mpirun -n 2 python scripts/lib/host_profile.py [--help]
 
-Prints a row per dimensions, face and kind of fields: microseconds per exchange, back to back, of one
-float64 field: medians of turns, means over the ranks.
+Prints a row per dimensions, face and kind of fields: microseconds per exchange of one float64
+field, back to back: medians of turns, means over the ranks.
 """
 
 import argparse

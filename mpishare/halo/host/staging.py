@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.poll import spin_until
 from mpishare.halo.message import parts_sent
-from mpishare.ordering.counter_ops import spin_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
