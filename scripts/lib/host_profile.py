@@ -3,7 +3,7 @@
 mpirun -n 2 python scripts/lib/host_profile.py [--help]
 
 Prints a row per dimensions, face and kind of fields: microseconds per exchange of one float64
-field, back to back: medians of turns, means over the ranks.
+field, back to back in batches of a millisecond: medians of the maxima over the ranks.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import mpishare
 
-WIDTH, TURNS = 1, 5
+WIDTH, BATCH_S = 1, 1e-3
 CODES = ("compiled", "python")
 HEAD = "| {:5} | {:4} | {:>9} | {:8} | {:>9} | {:>9} |"
 
@@ -52,21 +52,18 @@ class Case:
 
 
 def timed(node, case, seconds):
-    """Microseconds per exchange, the mean over the ranks."""
-    node.barrier()
-    begin = time.perf_counter()
-    for _ in range(4):
-        case.exchange(case.field)
-    each = node.comm.allreduce(time.perf_counter() - begin, MPI.MAX) / 4
-    count = min(5000, max(2, int(seconds / TURNS / each)))
-    taken = []
-    for _ in range(TURNS):
+    """Microseconds per exchange."""
+
+    def batch(count):
         node.barrier()
         begin = time.perf_counter()
         for _ in range(count):
             case.exchange(case.field)
-        taken.append((time.perf_counter() - begin) / count)
-    return 1e6 * node.comm.allreduce(median(taken)) / node.size
+        return node.comm.allreduce(time.perf_counter() - begin, MPI.MAX) / count
+
+    count = max(1, int(BATCH_S / median(batch(20) for _ in range(9))))
+    turns = max(9, int(seconds / BATCH_S))
+    return 1e6 * median(batch(count) for _ in range(turns))
 
 
 def main():
