@@ -139,14 +139,16 @@ def test_random_plans_on_ranks_of_both_kinds(mixed_node):
 
 
 def accumulated(node, case, kinds, values):
-    """The bytes of fields with these values after an exchange and an accumulation."""
+    """The bits of fields with these values after an exchange and an accumulation."""
     fields = make_fields(node, case, node.rank, kinds)
     with plan(node.comm, case, arrays(fields), node=node) as halo:
         for field, value in zip(fields, values, strict=True):
             field.array[...] = value
         halo.exchange()
         halo.accumulate()
-    return [field.array.tobytes() for field in fields]
+    # Long doubles have bytes that mean nothing.
+    found = [field.array.astype(field.array.dtype.str.replace("f16", "f8")) for field in fields]
+    return [array.tobytes() for array in found]
 
 
 @pytest.mark.parametrize("corners", [False, True])
