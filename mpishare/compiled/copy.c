@@ -137,7 +137,9 @@ void move_cells(const Copy *copy, char *to, const char *from)
     static const Axis once = {.count = 1};
     to += copy->to;
     from += copy->from;
-    if (copy->naxes < 2)
+    if (copy->naxes == 0 && copy->line == copy_line) /* small faces are mostly one run */
+        copy_run(to, from, copy->run);
+    else if (copy->naxes < 2)
         copy->line(copy->naxes ? copy->axes : &once, copy->run, to, from);
     else
         move_axes(copy->axes, copy->naxes, copy, to, from);

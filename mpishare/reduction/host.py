@@ -65,6 +65,8 @@ class HostReduce(HostPlanEngine):
         # For each of `CALLS`.
         self._compiled = [None if large else slots.compiled(name, count), slots.compiled(name, 1)]
         self._reduce_packed = self._reduce_large if large else self._reduce_small
+        if self._compiled[REDUCE] is not None:
+            self._reduce_packed = self._reduce_compiled
         if is_packed(layout, order):
             self._reduce = self._reduce_packed
         else:
@@ -93,24 +95,30 @@ class HostReduce(HostPlanEngine):
             raise
 
     def _reduce_small(self, field: Array) -> None:
+        self._combine_in_numpy(field, REDUCE)
+
+    def _reduce_compiled(self, field: Array) -> None:
         self._combine(field, REDUCE)
 
     def _combine(self, field: Array, kind: int) -> None:
         """Fold the elements that all ranks give in a call `kind`, an index of `CALLS`."""
         slots, compiled = self._slots, self._compiled
         parity = slots.parity = slots.parity ^ 1
-        if compiled[kind] is None:
-            flat = field.reshape(-1, order=self._order)  # a view
-            operands = [slot[: flat.size] for slot in slots.pair[parity]]
-            operands[slots.place][...] = flat
-            slots.meet(kind)
-            self._fold(operands, flat)
-            return
         epoch = slots.next_epoch()
         value = 2 * epoch + kind
         # Looked up each time: a handler of a signal may have closed the plan and freed memory.
         while not compiled[kind](field, parity, epoch, value):
             slots.wait(value)
+
+    def _combine_in_numpy(self, field: Array, kind: int) -> None:
+        """Do the same for an operation that is not compiled."""
+        slots = self._slots
+        slots.parity ^= 1
+        flat = field.reshape(-1, order=self._order)  # a view
+        operands = [slot[: flat.size] for slot in slots.pair[slots.parity]]
+        operands[slots.place][...] = flat
+        slots.meet(kind)
+        self._fold(operands, flat)
 
     def _reduce_large(self, field: Array) -> None:
         # Counts as a use: another rank may be in `dot`, and calls go on after the error.
@@ -142,8 +150,10 @@ class HostReduce(HostPlanEngine):
 
     def _dot(self, x: Array, y: Array) -> None:
         self._local_dot.into(self._sum, x, y)
-        if self._has_others:
+        if self._compiled[DOT] is not None:
             self._combine(self._sum, DOT)
+        elif self._has_others:
+            self._combine_in_numpy(self._sum, DOT)
 
     # --- checks of the arrays
 
