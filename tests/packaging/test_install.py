@@ -101,9 +101,9 @@ def test_there_is_a_python() -> None:
 )  # fmt: skip
 def test_it_installs_and_runs(built, tmp_path, version: str, kind: str, extra: str) -> None:
     """The source distribution where there is no compiler."""
-    run(pythons()[version], "-m", "venv", tmp_path / "env")
+    run(pythons()[version], "-m", "venv", "--without-pip", tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
     run(*pip, "install", "--quiet", "--no-compile", f"{built[kind]}[{extra}]", CC="false")
     run(*pip, "check")
     (tmp_path / "program.py").write_text(PROGRAM)
