@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.report import COLUMNS, Row, aligned, format_us, size_text
-from mpishare.cli import Parser, UsageError
 from mpishare.errors import counted
+from mpishare.runtime.cli import Parser, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

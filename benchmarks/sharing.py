@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpishare.setup.in_child import run_in_child
+from mpishare.runtime.in_child import run_in_child
 
 if TYPE_CHECKING:
     from mpishare.bench.library import Library

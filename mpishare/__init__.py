@@ -1,7 +1,5 @@
 """MPI windows for GPU memory, ordered on streams."""
 
-from mpishare.allreduce import Allreduce
-from mpishare.channel import Channel
 from mpishare.errors import (
     ClosedError,
     CudaError,
@@ -13,14 +11,17 @@ from mpishare.errors import (
     PeerTimeout,
     UnsupportedError,
 )
-from mpishare.event import Event
 from mpishare.graphs.step import capture
 from mpishare.halo import HaloExchange, Layout, NeighborExchange
 from mpishare.node import Node
-from mpishare.pool import Pool
-from mpishare.setup.outside import outside_environment
-from mpishare.viewers.attached import attach
-from mpishare.window import Window
+from mpishare.reduction.allreduce import Allreduce
+from mpishare.runtime import ranges as ranges  # for `mpishare.ranges.enable`
+from mpishare.runtime.outside import outside_environment
+from mpishare.windows.attached import attach
+from mpishare.windows.channel import Channel
+from mpishare.windows.event import Event
+from mpishare.windows.pool import Pool
+from mpishare.windows.window import Window
 
 __all__ = [
     "Allreduce",

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from mpishare.cli import (
+from mpishare.runtime.cli import (
     Parser,
     UsageError,
     fail_run,
@@ -17,13 +17,13 @@ from mpishare.cli import (
     seconds,
     start_mpi_in_time,
 )
-from mpishare.setup.hardware import Hardware, look
-from mpishare.viewers.survey import as_text, attachable
+from mpishare.runtime.hardware import Hardware, look
+from mpishare.windows.survey import as_text, attachable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpishare.setup.report import Report
+    from mpishare.runtime.report import Report
 
 PROG = "python -m mpishare.info"
 #: In an error: then what NVML knows of the GPUs may say why.
@@ -84,7 +84,7 @@ def _list_attachable(*, is_json: bool) -> int:
 
 
 def _print_srun_option() -> int:
-    from mpishare.setup.launch import srun_option
+    from mpishare.runtime.launch import srun_option
 
     library = mpi_library()
     option = srun_option(library)
@@ -97,7 +97,7 @@ def _print_srun_option() -> int:
 
 def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
     from mpishare import MpiShareError, Node
-    from mpishare.halo import routes
+    from mpishare.plans import routes
 
     try:
         with Node(comm, timeout_s=timeout_s) as node:

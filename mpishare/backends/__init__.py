@@ -1,7 +1,7 @@
 """The backend interface: memory, streams and events of one kind of machine.
 
 To add a backend: derive from `Backend`; implement the abstract methods, a `Memory`, an `OwnMemory`
-and a `PeerMemory`; with streams, override everything below them as well; let `mpishare.setup`
+and a `PeerMemory`; with streams, override everything below them as well; let `mpishare.runtime`
 choose it.
 """
 # ruff: noqa: ARG002, B027  defaults ignore their arguments, and some do nothing

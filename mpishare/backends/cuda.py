@@ -93,7 +93,7 @@ class CudaBackend(Backend):
         """Allocate plain device memory, outside of any pool, and take its IPC handle.
 
         Before any write: some platforms (WSL2) empty the memory when its handle is taken. The probe
-        checks this (`mpishare.setup.probe`).
+        checks this (`mpishare.runtime.probe`).
         """
         memory = self.reserve(nbytes)
         try:

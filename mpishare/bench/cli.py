@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mpishare.bench.cases import CASES, NOTES
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import WIDTH, as_json, heading, of_case, summary, table
-from mpishare.cli import (
+from mpishare.coordination.abort import say
+from mpishare.runtime.cli import (
     StoppedError,
     UsageError,
     columns_of,
@@ -24,7 +25,6 @@ from mpishare.cli import (
     run_on_ranks,
     start_mpi_in_time,
 )
-from mpishare.coordination.abort import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,8 +12,8 @@ import numpy as np
 from mpishare.bench.cases import BROUGHT
 from mpishare.bench.measure import block_size, max_over_ranks, time_batches, time_each
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Row, compare
-from mpishare.cli import StoppedError
 from mpishare.errors import UnsupportedError
+from mpishare.runtime.cli import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mpishare.bench.library import Library
 from mpishare.errors import UnsupportedError
-from mpishare.setup.gpu_messages import why_not
+from mpishare.runtime.gpu_messages import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

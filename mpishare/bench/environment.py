@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import mpishare
 from mpishare.errors import counted
-from mpishare.setup.preflight import VARIABLES
+from mpishare.runtime.preflight import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

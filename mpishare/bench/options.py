@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mpishare.bench.cases import CASES, baselines, default_cases, halo_cases
-from mpishare.cli import Parser, UsageError, seconds
+from mpishare.runtime.cli import Parser, UsageError, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
 from mpishare.bench.report import size_text
-from mpishare.cli import Progress, Signals
 from mpishare.errors import format_nbytes
-from mpishare.halo.routes import agree_on_forced
 from mpishare.memory.shared import available_nbytes
+from mpishare.plans.routes import agree_on_forced
+from mpishare.runtime.cli import Progress, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

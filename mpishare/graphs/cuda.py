@@ -19,13 +19,13 @@ from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, descri
 from mpishare.graphs.arguments import check_result
 from mpishare.graphs.cuda_arguments import current_stream, key_of
 from mpishare.graphs.replay import Captured, bind_replay
-from mpishare.ordering.stream_chain import StreamChain
+from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from mpishare.backends import StreamInfo
-    from mpishare.context import NodeContext
+    from mpishare.runtime.context import NodeContext
 
 log = logging.getLogger("mpishare")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.window import Window
+from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

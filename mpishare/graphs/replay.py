@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpishare.backends.cuda_graphs import CudaGraph
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.recording import Replayable
-    from mpishare.ordering.stream_chain import StreamChain
+    from mpishare.windows.stream_chain import StreamChain
 
 _Array = cupy.ndarray
 
@@ -41,7 +41,7 @@ def bind_replay(
     """Return the function that replays the graph of a call, or calls `run` if it cannot.
 
     Fast for known CuPy arrays on the stream of the last call. A closure, as in
-    `mpishare.halo.cuda.fast_path`: attribute lookups would take as long as the launch.
+    `mpishare.plans.gpu.fast_path`: attribute lookups would take as long as the launch.
     """
     is_current, where = chain.is_current, chain.name
 

@@ -6,9 +6,9 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.context import NodeObject
 from mpishare.errors import ClosedError
 from mpishare.graphs.host import HostRuns
+from mpishare.runtime.context import NodeObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination import recording
 from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
-from mpishare.halo.engine_pair import EnginePair
-from mpishare.halo.layout import Layout, as_list
-from mpishare.halo.setup import agree_on_routes, layouts_of, plan_setup
+from mpishare.halo.engine_pair import EnginePair, engine_class
+from mpishare.plans.layout import Layout, as_list
+from mpishare.plans.setup import agree_on_routes, layouts_of, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.engine import Engine, PlanSetup
-    from mpishare.halo.message import Message
+    from mpishare.plans.engine import Engine, PlanSetup
+    from mpishare.plans.message import Message
 
     Messages = tuple[Sequence[Message], Sequence[Message]]
 
@@ -52,7 +52,7 @@ class AnyFields:
         recvs: Sequence[Message],
         agree: Callable[[PlanSetup, Sequence[Any]], Messages],
     ) -> None:
-        agree_on_routes(setup, sends, recvs)
+        agree_on_routes(setup, sends, recvs, engine_class)
         self.setup = setup
         self._agree = agree
         self._backend = "cuda" if setup.on_gpu else "host"
@@ -173,7 +173,7 @@ class AnyFields:
     def _is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         if recording.current() is not None or not self.setup.on_gpu:
             return recording.current() is not None
-        from mpishare.halo.cuda.fields import is_captured
+        from mpishare.plans.gpu.fields import is_captured
 
         return is_captured(fields, stream, self.setup.context.backend)
 

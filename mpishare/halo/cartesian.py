@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo import geometry
-from mpishare.halo.block_axes import fields_of_block, normalize_block_axes
 from mpishare.halo.dims import grid_of
-from mpishare.halo.geometry import Block, Box, Grid
-from mpishare.halo.message import Message, Part
+from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
-from mpishare.halo.setup import agree_on_fields, plan_setup
+from mpishare.plans.message import Message, Part
+from mpishare.plans.setup import agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,10 +19,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.any_fields import Messages
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.geometry import Transfer
-    from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
+    from mpishare.plans.cells import Box
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
 
     Index = tuple[Any, ...]
 

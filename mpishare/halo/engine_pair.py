@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.halo.setup import agree_on_routes, make_engine
+from mpishare.plans.setup import agree_on_routes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from mpishare.halo.engine import Engine, PlanSetup
-    from mpishare.halo.message import Message
+    from mpishare.plans.engine import Engine, PlanSetup
+    from mpishare.plans.message import Message
 
 
 class EnginePair:
@@ -22,7 +22,7 @@ class EnginePair:
     def __init__(
         self, setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]
     ) -> None:
-        agree_on_routes(setup, sends, recvs)
+        agree_on_routes(setup, sends, recvs, engine_class)
         self.setup = setup
         self._sends, self._recvs = sends, recvs
         setup.fields = []
@@ -53,3 +53,24 @@ class EnginePair:
     @property
     def setups(self) -> list[PlanSetup]:
         return [self.setup]
+
+
+def make_engine(
+    setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message], *, is_reverse: bool
+) -> Engine:
+    """Make the engine of this rank's messages. Collective, host-blocking.
+
+    In the reverse, cells that arrive are added, and cells that were sent are set to zero.
+    """
+    return engine_class(setup)(setup, sends, recvs, is_reverse=is_reverse)
+
+
+def engine_class(setup: PlanSetup) -> Callable[..., Engine]:
+    """Import the engine for the backend of the fields."""
+    if setup.on_gpu:
+        from mpishare.halo.cuda.engine import CudaEngine
+
+        return CudaEngine
+    from mpishare.halo.host.engine import HostEngine
+
+    return HostEngine

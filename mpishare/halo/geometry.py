@@ -13,6 +13,8 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from mpishare.plans.cells import Box
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,31 +26,8 @@ Direction = tuple[int, ...]
 Widths = tuple[tuple[int, int], ...]
 """The ghosts of one rank: (low, high) for each axis."""
 
-
-@dataclass(frozen=True)
-class Box:
-    """Cells of one rank's array, ghosts counted: from `start` up to before `stop`."""
-
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    def along(self, axes: Sequence[int], shape: Sequence[int]) -> Box:
-        """Return the same cells of a field that the cart cuts along `axes`, whole along others."""
-        start, stop = [0] * len(shape), list(shape)
-        for axis, first, last in zip(axes, self.start, self.stop, strict=True):
-            start[axis], stop[axis] = first, last
-        return Box(tuple(start), tuple(stop))
-
-    def slices(self) -> tuple[slice, ...]:
-        return tuple(map(slice, self.start, self.stop))
+_MOST_AXES = 64
+"""More than an array has."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +186,45 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
             f"the cart, not {axes!r}"
         )
     return tuple(axis % ndim for axis in found)
+
+
+def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
+    """Return which axis of a block each axis of the cart cuts.
+
+    A block has only the axes that are cut, in the order that `axes` gives them in its fields.
+
+    Examples
+    --------
+    >>> normalize_block_axes(None, 2), normalize_block_axes((-1, -3), 2)
+    ((0, 1), (1, 0))
+    """
+    found = normalize_axes(tuple(range(naxes)) if axes is None else axes, naxes, _MOST_AXES)
+    order = sorted(found)
+    return tuple(order.index(axis) for axis in found)
+
+
+def fields_of_block(
+    extents: Sequence[int], axes: Any
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return cut axes and shapes of two fields that stand for all fields of a block.
+
+    `extents` count ghosts, one for each axis of the cart.
+
+    Examples
+    --------
+    >>> fields_of_block((4, 5), (-2, -1))
+    ([(0, 1), (1, 2)], [(4, 5), (1, 4, 5)])
+    """
+    naxes = len(extents)
+    axes = tuple(range(naxes)) if axes is None else axes
+    named = list(axes) if hasattr(axes, "__iter__") else [axes]
+    first = max(0, *(axis + 1 for axis in named)) + max(0, *(-axis for axis in named))
+    cut = [normalize_axes(axes, naxes, ndim) for ndim in (first, first + 1)]
+    shapes = []
+    for ndim, own in zip((first, first + 1), cut, strict=True):
+        at = dict(zip(own, extents, strict=True))
+        shapes.append(tuple(at.get(axis, 1) for axis in range(ndim)))
+    return cut, shapes
 
 
 def transfers(

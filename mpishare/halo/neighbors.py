@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from mpishare.coordination.rank_group import require_intracomm
-from mpishare.halo.message import Message, Part
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
-from mpishare.halo.setup import agree_on_fields, plan_setup
+from mpishare.plans.message import Message, Part
+from mpishare.plans.setup import agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.halo.any_fields import Messages
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.layout import FieldLayout
     from mpishare.node import Node
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
 
     Places = dict[int, np.ndarray[Any, Any]]
 

@@ -6,14 +6,14 @@ import logging
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mpishare import ranges
 from mpishare.coordination import recording
 from mpishare.errors import EpochError, UnsupportedError, format_nbytes
-from mpishare.halo import routes
 from mpishare.halo.any_fields import AnyFields
-from mpishare.halo.base_plan import BasePlan
 from mpishare.halo.engine_pair import EnginePair
 from mpishare.halo.made_with import MadeWith
+from mpishare.plans import routes
+from mpishare.plans.base_plan import BasePlan
+from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.agreement import Agreement
     from mpishare.halo.any_fields import Messages
-    from mpishare.halo.engine import Engine, PlanSetup
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message
+    from mpishare.plans.engine import Engine, PlanSetup
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message
 
 
 class Plan(BasePlan):

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
 
     Array = np.ndarray[Any, Any]
     Places = dict[int, Array]

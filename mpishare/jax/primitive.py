@@ -21,8 +21,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from mpishare.errors import ClosedError
-from mpishare.halo.layout import Layout
 from mpishare.halo.plan import Plan
+from mpishare.plans.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

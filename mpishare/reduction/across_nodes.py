@@ -15,16 +15,16 @@ import numpy as np
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import MpiShareError
-from mpishare.halo.layout import as_numpy
-from mpishare.halo.message import Message
-from mpishare.halo.mpi_route import MpiMessages
+from mpishare.plans.layout import as_numpy
+from mpishare.plans.message import Message
+from mpishare.plans.mpi_route import MpiMessages
 from mpishare.reduction.quiet import quiet_runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
     from mpishare.reduction.order import Order
 

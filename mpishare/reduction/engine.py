@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpishare.halo import gpu_memory
-from mpishare.halo.engine import PlanEngine
+from mpishare.plans import gpu_memory
+from mpishare.plans.engine import PlanEngine
 from mpishare.reduction.across_nodes import HostTransfer
 from mpishare.reduction.order import packing_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.layout import FieldLayout
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.across_nodes import Transfer
     from mpishare.reduction.operation import Operation
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
-from mpishare.halo.host.plan_engine import HostPlanEngine
-from mpishare.halo.layout import FieldLayout, as_numpy
+from mpishare.plans.engine import HostPlanEngine
+from mpishare.plans.layout import FieldLayout, as_numpy
 from mpishare.reduction.across_nodes import fold_into
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
@@ -26,7 +26,7 @@ from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.halo.engine import PlanSetup
+    from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
 
     Array = np.ndarray[Any, Any]

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.context import Location
 from mpishare.errors import ClosedError
-from mpishare.halo.host.copies import address_of, array_at
-from mpishare.halo.layout import FieldLayout
+from mpishare.plans.layout import FieldLayout, address_of, array_at
 from mpishare.reduction.slots import REDUCE
+from mpishare.runtime.context import Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy as np
 
-    from mpishare.context import NodeContext
     from mpishare.reduction.slots import Slots
+    from mpishare.runtime.context import NodeContext
 
     Array = np.ndarray[Any, Any]
     Fold = Callable[[Sequence[Array], Array], None]

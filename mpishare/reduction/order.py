@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from mpishare.halo.layout import Layout
+from mpishare.plans.layout import Layout
 
 if TYPE_CHECKING:
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.layout import FieldLayout
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
 
     Order = Literal["C", "F"]
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from mpishare.context import Location
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, MismatchError
+from mpishare.runtime.context import Location
 
 if TYPE_CHECKING:
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
 
     Array = np.ndarray[Any, Any]
 

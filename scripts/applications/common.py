@@ -22,7 +22,7 @@ from mpi4py import MPI
 from orders import ORDERS
 from timing import FORMS
 
-from mpishare.cli import Progress, run_on_ranks
+from mpishare.runtime.cli import Progress, run_on_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from mpishare.cli import Progress
+    from mpishare.runtime.cli import Progress
 
 ORDERS = ("plain", "last", "first", "beside")
 NEW_FIRST = ("first", "beside")  # these exchange the field that the step makes

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare.reduction.cuda import transfer
-from mpishare.setup import places
+from mpishare.runtime import places
 
 FACES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 SUMS = (8, 1 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)

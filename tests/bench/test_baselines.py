@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.sharing import PROGRAM
 from mpishare.bench.staged import box_row
-from mpishare.setup.in_child import run_in_child
+from mpishare.runtime.in_child import run_in_child
 from tests.bench.test_cli import HOST, QUICK
 from tests.helpers.launch import run_ranks
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from mpishare.setup.preflight import is_wsl2
+from mpishare.runtime.preflight import is_wsl2
 from tests.helpers.launch import OF_A_JOB, run_ranks
 from tests.helpers.mounts import mount_before_jobs
 
@@ -18,7 +18,7 @@ HOST = {"MPISHARE_BACKEND": "host"}
 SHARING_NOTHING = """
 import sys
 from mpishare.info import main
-from mpishare.setup.report import Report
+from mpishare.runtime.report import Report
 
 Report.can_share = property(lambda self: False)
 sys.exit(main(sys.argv[1:]))
@@ -49,7 +49,7 @@ SEEING_TWO_GPUS = """
 import sys
 from mpishare import info
 from mpishare.backends.nvml import Gpu, Link
-from mpishare.setup.hardware import RankView
+from mpishare.runtime.hardware import RankView
 
 GPUS = tuple(
     Gpu(f"GPU-{number:08x}-aaaa", "H200", f"0000:0{number}:00.0", False, "default", 5, 16, 18)

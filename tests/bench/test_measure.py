@@ -11,7 +11,7 @@ from mpishare.bench.comparison import Variant, Wrapper
 from mpishare.bench.environment import command, crowded
 from mpishare.bench.measure import BLOCK_S, block_size, time_batches, time_each
 from mpishare.bench.options import Options, parse, parse_nbytes
-from mpishare.cli import UsageError
+from mpishare.runtime.cli import UsageError
 
 
 def spin(seconds: float) -> None:

@@ -45,7 +45,7 @@ sys.exit(main(sys.argv[1:]))
 WITHOUT_A_WAIT = """
 import sys, time
 from benchmarks.__main__ import main
-from mpishare.ordering.slots import Get, Put
+from mpishare.windows.slots import Get, Put
 
 enter = Put.__enter__
 

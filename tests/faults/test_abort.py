@@ -41,7 +41,7 @@ def test_an_abort_waits_for_a_rank_that_says_nothing_no_longer_than_a_second():
 
 RAISES = """
 import os, sys
-from mpishare.cli import run_on_ranks
+from mpishare.runtime.cli import run_on_ranks
 
 def body(world):
     if world.rank == 1:

@@ -180,7 +180,7 @@ def handled(stage: Stage, module: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [("os", "sched_yield"), ("mpishare.halo.setup", "refuse_left_out")]
+    ("module", "name"), [("os", "sched_yield"), ("mpishare.plans.setup", "refuse_left_out")]
 )
 def test_a_handler_of_a_signal_raises_at_a_first_sight(module, name):
     """While it waits for the others' words, or between two steps."""

@@ -176,7 +176,7 @@ def test_a_rank_killed_while_it_shares_memory_leaves_no_name():
 
 
 def dies_in_node(stage: Stage, place: str) -> None:
-    from mpishare.setup import create
+    from mpishare.runtime import create
 
     find = create._find_node
 

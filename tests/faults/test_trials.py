@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from mpishare.setup.gpu_messages import MPI_TRIAL
-from mpishare.setup.in_child import run_in_child
+from mpishare.runtime.gpu_messages import MPI_TRIAL
+from mpishare.runtime.in_child import run_in_child
 from tests.helpers.launch import run_ranks
 
 A_TRIAL = """
-from mpishare.setup.gpu_messages import MPI_TRIAL
-from mpishare.setup.in_child import run_in_child
+from mpishare.runtime.gpu_messages import MPI_TRIAL
+from mpishare.runtime.in_child import run_in_child
 from mpi4py import MPI
 
 answers = MPI.COMM_WORLD.allgather(run_in_child(MPI_TRIAL, {memory!r}, 0))
@@ -32,7 +32,7 @@ def test_a_trial_of_mpi_answers_and_harms_nobody(memory: str, expected: list[str
 
 
 BYTES_GO_ELSEWHERE = """
-from mpishare.setup.mpi_trial import _arrives, _Host
+from mpishare.runtime.mpi_trial import _arrives, _Host
 
 source, target, other = (_Host(64, is_readable=True) for _ in range(3))
 assert _arrives(source, target, 64)

@@ -185,7 +185,7 @@ def test_a_job_that_is_killed_while_it_is_viewed(backend):
         viewer(COME)
         viewer.send(
             f"there = come({name!r}); live = there.array; frame = there.latest()\n"
-            f"last = mpishare.viewers.names.find({name!r}, there.job, 30)[1]\n"
+            f"last = mpishare.windows.names.find({name!r}, there.job, 30)[1]\n"
             "try: last.ask({'attaches': True})\n"  # the job waits for it, and dies
             "except mpishare.HandleError: pass\n"
             "numbers = [f.number for f in there]"
@@ -356,7 +356,7 @@ while True:
 FOREIGN = """
 def foreign(nobody, name):
     import socket
-    from mpishare.viewers.names import listed
+    from mpishare.windows.names import listed
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setgid(nobody); os.setuid(nobody)
@@ -386,7 +386,7 @@ def foreign(nobody, name):
 def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -> None:
     import subprocess
 
-    from mpishare.viewers.names import job_id
+    from mpishare.windows.names import job_id
     from tests.helpers.viewer import Viewer
 
     node = stage.node()

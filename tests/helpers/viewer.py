@@ -16,7 +16,7 @@ LOOP = """
 import functools, gc, json, os, sys, time
 import numpy as np
 import mpishare
-from mpishare.viewers.names import job_id
+from mpishare.windows.names import job_id
 
 # The windows of the process that started this one, whatever other jobs there are.
 attach = functools.partial(mpishare.attach, job=job_id(os.getppid()))
@@ -26,7 +26,7 @@ def host(array):
 
 def reset():
     for value in list(here.values()):
-        if type(value).__module__ == "mpishare.viewers.attached" and hasattr(value, "close"):
+        if type(value).__module__ == "mpishare.windows.attached" and hasattr(value, "close"):
             value.close()
     here.clear()
     here.update(first)

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-import mpishare.setup.create
+import mpishare.runtime.create
 from mpishare import (
     ClosedError,
     MismatchError,
@@ -83,7 +83,7 @@ def broken(comm, monkeypatch, where):
 @TWO
 @pytest.mark.parametrize("place", ["attach", "backend"])
 def test_a_node_that_cannot_be_made_leaves_nothing(comm, monkeypatch, place):
-    where = (shared, "attach") if place == "attach" else (mpishare.setup.create, "_backend")
+    where = (shared, "attach") if place == "attach" else (mpishare.runtime.create, "_backend")
     with monkeypatch.context() as patch:
         broken(comm, patch, where)
         kind = OSError if comm.rank == comm.size - 1 else PeerError

@@ -10,7 +10,8 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare import MpiShareError, Node, UnsupportedError, compiled
+from mpishare import MpiShareError, Node, UnsupportedError
+from mpishare.backends import native
 from mpishare.halo.host import parts
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
@@ -64,7 +65,7 @@ def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
 @pytest.fixture
 def absent(monkeypatch, tmp_path):
     """The compiled part was not built."""
-    monkeypatch.setattr(compiled, "_FILE", tmp_path / "_host.abi3.so")
+    monkeypatch.setattr(native, "_FILE", tmp_path / "_host.abi3.so")
 
 
 def test_without_it_rank_0_warns(absent, monkeypatch, caplog):
@@ -99,7 +100,7 @@ def test_nothing_is_loaded_from_where_others_may_write(monkeypatch, tmp_path):
     Path("_host.abi3.so").write_text("planted")
     with Node(backend="host") as node:
         module = node._context.compiled
-        assert Path(module.__file__).parent == Path(mpishare.__file__).parent / "compiled"
+        assert Path(module.__file__).parent == native._FOLDER
         assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 0
         assert [each.name for each in tmp_path.iterdir()] == ["_host.abi3.so"]
 

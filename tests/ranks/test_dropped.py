@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare.coordination.rank_group import RankGroup
-from mpishare.halo.node_cache import NodeCache
+from mpishare.plans.node_cache import NodeCache
 from tests.helpers.held import held
 
 TWO = pytest.mark.ranks(min=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpishare import EpochError
-from mpishare.ordering.epochs import Epochs, ready
+from mpishare.windows.epochs import Epochs, ready
 from tests.helpers.latch import Hasty, check_order
 
 TWO = pytest.mark.ranks(min=2)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mpishare import ClosedError, MismatchError
-from mpishare.event import RING
+from mpishare.windows.event import RING
 from tests.helpers.latch import Hasty, check_order, waits_on_host, within
 
 TWO = pytest.mark.ranks(min=2)

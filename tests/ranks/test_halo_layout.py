@@ -8,7 +8,7 @@ import pytest
 
 import mpishare
 from mpishare import Layout, MismatchError
-from mpishare.halo import layout
+from mpishare.plans import layout
 from tests.helpers.halos import (
     Field,
     Kind,

@@ -524,10 +524,10 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(request, monkeypatc
         raise MemoryError("none left")
 
     route = {"compiled": "compiled_route.CompiledRoute", "python": "reference.ReferenceRoute"}[code]
-    for place in ("mpi_route.MpiMessages.__init__", f"host.{route}.lay_out"):
+    for place in ("plans.mpi_route.MpiMessages.__init__", f"halo.host.{route}.lay_out"):
         with monkeypatch.context() as patch:
             if comm.rank == 1:
-                patch.setattr(f"mpishare.halo.{place}", fail)
+                patch.setattr(f"mpishare.{place}", fail)
             with pytest.raises(MemoryError if comm.rank == 1 else mpishare.PeerError):
                 mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node)
     mpishare.HaloExchange(cart, np.zeros(6), 1, node=host_node).close()

@@ -9,8 +9,8 @@ import pytest
 
 import mpishare
 from mpishare import ClosedError, HandleError, MismatchError, PeerError, UnsupportedError
-from mpishare.allocate import open_memory
 from mpishare.halo.host.staging import READY, table_offset
+from mpishare.windows.allocate import open_memory
 from tests.helpers.held import held
 from tests.ranks.test_window import nothing_leaked, on_every_rank, put, some, values_of
 

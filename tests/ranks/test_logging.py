@@ -7,9 +7,9 @@ import types
 import pytest
 
 import mpishare
-from mpishare import ranges
 from mpishare.errors import format_nbytes
 from mpishare.halo.plan import Plan
+from mpishare.runtime import ranges
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ print(rank, os.environ.get("CUDA_VISIBLE_DEVICES", "unset"), opened or "none", f
 # What a rank on the only GPU that it may open would say of this environment.
 SAY = """
 import os
-from mpishare.setup.launch import one_gpu_note
+from mpishare.runtime.launch import one_gpu_note
 print(os.environ["SLURM_LOCALID"], one_gpu_note(["GPU-pretended"] * 4, os.environ), flush=True)
 """
 

@@ -1,16 +1,8 @@
 """The axes of a block, for plans that take any fields of it."""
 
-import doctest
-
 import pytest
 
-from mpishare.halo import block_axes
-from mpishare.halo.block_axes import fields_of_block, normalize_block_axes
-from mpishare.halo.geometry import normalize_axes
-
-
-def test_the_examples_of_the_docstrings():
-    assert doctest.testmod(block_axes) == (0, 2)
+from mpishare.halo.geometry import fields_of_block, normalize_axes, normalize_block_axes
 
 
 @pytest.mark.parametrize(

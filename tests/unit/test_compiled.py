@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpishare import compiled
+from mpishare.backends import native
 from mpishare.halo.host.compiled_route import numbers_of
 from mpishare.halo.host.copies import add
 from mpishare.halo.host.lowering import cells_of, lower
-from mpishare.halo.layout import FieldLayout
+from mpishare.plans.layout import FieldLayout
 from tests.helpers.compiled import WHY_NONE, needs_compiled
 
 # --- where it is
@@ -24,8 +24,8 @@ from tests.helpers.compiled import WHY_NONE, needs_compiled
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """A copy of the package's part, as in a clone of its own."""
-    folder = tmp_path / "mpishare" / "compiled"
-    shutil.copytree(compiled._FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "mpishare" / "backends" / "native"
+    shutil.copytree(native._FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     spec = importlib.util.spec_from_file_location("copied", folder / "__init__.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "copied", module)
@@ -46,7 +46,7 @@ def test_a_clone_in_which_it_was_not_built(copied):
     module, why = copied.load()
     assert module is None
     assert why == (
-        f"it was not built; in {copied._FOLDER.parents[1]} build it: "
+        f"it was not built; in {copied._FOLDER.parents[2]} build it: "
         "python setup.py build_ext --inplace"
     )
 
@@ -86,8 +86,8 @@ def test_one_that_does_not_load(copied):
 
 
 def test_a_python_without_a_gil(monkeypatch):
-    monkeypatch.setattr(compiled.sysconfig, "get_config_var", lambda name: 1)
-    assert compiled.load() == (
+    monkeypatch.setattr(native.sysconfig, "get_config_var", lambda name: 1)
+    assert native.load() == (
         None, "it would bring the GIL back to this Python, which has none"
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def test_a_python_without_a_gil(monkeypatch):
 def test_a_choice_that_is_none(monkeypatch):
     monkeypatch.setenv("MPISHARE_HOST_CODE", "fast")
     with pytest.raises(ValueError, match=r"'fast' is neither 'python' nor 'compiled'"):
-        compiled.find(lambda work: [work()], is_first=True)
+        native.find(lambda work: [work()], is_first=True)
 
 
 # --- copies
@@ -105,7 +105,7 @@ def test_a_choice_that_is_none(monkeypatch):
 def module():
     if WHY_NONE:
         pytest.skip(WHY_NONE)
-    return compiled.load()[0]
+    return native.load()[0]
 
 
 def of_field(copy):

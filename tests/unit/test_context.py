@@ -3,7 +3,7 @@
 import pytest
 
 import mpishare
-from mpishare.context import NodeObject
+from mpishare.runtime.context import NodeObject
 
 PLANS = [mpishare.Allreduce, mpishare.HaloExchange, mpishare.NeighborExchange]
 

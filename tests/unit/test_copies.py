@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mpishare.halo.host.copies import add, array_at
-from mpishare.halo.layout import host_layout
+from mpishare.halo.host.copies import add
+from mpishare.plans.layout import array_at, host_layout
 
 
 @pytest.mark.parametrize(

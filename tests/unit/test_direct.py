@@ -5,15 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpishare.context import Location
 from mpishare.errors import ClosedError
-from mpishare.halo.cuda.direct import DirectParts, locations
+from mpishare.halo.cuda.direct import DirectParts
 from mpishare.halo.cuda.records import GHOSTS_RECORD, PACK, PUT_LL, READY, UNPACK
 from mpishare.halo.cuda.staging import staging_layout
 from mpishare.halo.cuda.work_items import Ghosts, Slot, WorkList, chunks
-from mpishare.halo.geometry import Box
-from mpishare.halo.layout import FieldLayout
-from mpishare.halo.message import MessageInfo, Part, PartInfo, PartKey
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import FieldLayout
+from mpishare.plans.message import MessageInfo, Part, PartInfo, PartKey
+from mpishare.plans.setup import locations_in_windows
+from mpishare.runtime.context import Location
 
 N = 1 << 19
 LAYOUT = FieldLayout((4, N), (8 * N, 8), np.dtype("f8"), 0)
@@ -87,8 +88,8 @@ def test_fields_are_located_where_others_could_store_into_them(mps, uuids, where
         rank=0,
         locate=lambda address, nbytes: place if (address, nbytes) == (99, 32 * N) else None,
     )
-    assert locations(context, [99], [LAYOUT]) == [place if is_found else None]
-    assert locations(context, [98], [LAYOUT]) == [None]
+    assert locations_in_windows(context, [99], [LAYOUT]) == [place if is_found else None]
+    assert locations_in_windows(context, [98], [LAYOUT]) == [None]
 
 
 def test_a_sender_has_a_flag_for_each_such_part():

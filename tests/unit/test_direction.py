@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.layout import FieldLayout
-from mpishare.halo.message import Message, Part, pack_messages, unpack_messages
+from mpishare.plans.layout import FieldLayout
+from mpishare.plans.message import Message, Part, pack_messages, unpack_messages
 
 LAYOUT = FieldLayout((4,), (8,), np.dtype("f8"), 0)
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpishare.halo import geometry
-from mpishare.halo.geometry import Block, Box, Grid
+from mpishare.halo.geometry import Block, Grid
+from mpishare.plans.cells import Box
 
 POISON = -1
 unhurried = settings(deadline=None)  # the machine may be busy
@@ -539,7 +540,7 @@ def test_check_raises_where_any_rank_does(case, data):
 
 
 def test_the_examples_hold():
-    assert doctest.testmod(geometry) == (0, 7)
+    assert doctest.testmod(geometry) == (0, 9)
 
 
 # --- boxes that are moved

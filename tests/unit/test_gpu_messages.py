@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.halo import routes
-from mpishare.setup.gpu_messages import tells_cuda
+from mpishare.plans import routes
+from mpishare.runtime.gpu_messages import tells_cuda
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from itertools import combinations
 
 from mpishare.backends import Device
 from mpishare.backends.nvml import Gpu, Link
-from mpishare.setup.hardware import Hardware, RankView
-from mpishare.setup.probe import probe_host
-from mpishare.setup.report import Member, Report
+from mpishare.runtime.hardware import Hardware, RankView
+from mpishare.runtime.probe import probe_host
+from mpishare.runtime.report import Member, Report
 from tests.helpers.hardware import gpu
 
 NO_P2P = 1

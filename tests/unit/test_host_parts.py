@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from mpishare.halo.geometry import Box
 from mpishare.halo.host import parts
 from mpishare.halo.host.parts import (
     extent_of,
@@ -11,8 +10,9 @@ from mpishare.halo.host.parts import (
     is_read_in_place,
     run_nbytes,
 )
-from mpishare.halo.layout import host_layout
-from mpishare.halo.message import Part
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import host_layout
+from mpishare.plans.message import Part
 
 SHAPE = (40, 300, 500)  # of doubles
 PLANE, ROW, CELL = (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.halo.layout import Layout, host_layout
+from mpishare.plans.layout import Layout, host_layout
 
 EMPTY = np.zeros((4, 2))[:0]
 

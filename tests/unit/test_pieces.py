@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
-from mpishare.halo.geometry import Box
-from mpishare.halo.layout import FieldLayout
-from mpishare.halo.message import Message, Part
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import FieldLayout
+from mpishare.plans.message import Message, Part
 
 MIB = 1 << 20
 

@@ -18,11 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mpishare.backends import BlockLayout
 from mpishare.backends.host import HostBackend
 from mpishare.backends.host_pool import HostPool
-from mpishare.backends.pool_blocks import Block, OpenBlocks, OwnBlocks
-from mpishare.backends.pool_handle import c_strides, is_inside, pack, unpack
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory import block_table, dtypes, shared
 from mpishare.memory.block_table import BlockTable
+from mpishare.windows.pool_blocks import Block, OpenBlocks, OwnBlocks
+from mpishare.windows.pool_handle import c_strides, is_inside, pack, unpack
 
 KEY = b"pool"
 SIZE = 3

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.setup import preflight
+from mpishare.runtime import preflight
 
 
 class Driver:

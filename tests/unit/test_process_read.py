@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from mpishare.halo.geometry import Box
 from mpishare.halo.host import process_read
 from mpishare.halo.host.parts import Extent
 from mpishare.halo.host.process_read import _is_readable, _Readable
-from mpishare.halo.layout import FieldLayout
 from mpishare.memory.process_memory import Token, try_read
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import FieldLayout
 
 PAGE = mmap.PAGESIZE
 

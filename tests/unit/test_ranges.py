@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from mpishare import ranges
 from mpishare.errors import UnsupportedError
+from mpishare.runtime import ranges
 
 
 class Thing:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.halo.layout import FieldLayout
+from mpishare.plans.layout import FieldLayout
 from mpishare.reduction import quiet
 from mpishare.reduction.large import folds_all
 from mpishare.reduction.local_dot import LocalDot

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from mpishare.backends import Device
-from mpishare.setup.probe import probe_host
-from mpishare.setup.report import Member, Pair, Report, route_of
+from mpishare.runtime.probe import probe_host
+from mpishare.runtime.report import Member, Pair, Report, route_of
 
 GPUS = [
     Device(

@@ -3,7 +3,7 @@
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.setup.launch import (
+from mpishare.runtime.launch import (
     AlsoAloneError,
     check_singleton,
     find_launcher,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpishare.setup import surroundings
-from mpishare.setup.places import Place, here, mates_of, oddities
-from mpishare.setup.surroundings import Surroundings, find_container, namespaces, remedy_for
+from mpishare.runtime import surroundings
+from mpishare.runtime.places import Place, here, mates_of, oddities
+from mpishare.runtime.surroundings import Surroundings, find_container, namespaces, remedy_for
 from tests.helpers.launch import ROOT
 
 FIRST = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
@@ -140,7 +140,7 @@ def test_lines():
 
 STARTS = """
 import ctypes, sys
-from mpishare.setup.mpi_start import limited_start
+from mpishare.runtime.mpi_start import limited_start
 
 with limited_start("prog", float(sys.argv[1]), is_first=True):
     if len(sys.argv) > 2:  # as MPI does: without Python, whose lock it holds

@@ -15,11 +15,11 @@ import mpishare
 from mpishare import HandleError
 from mpishare.errors import CudaError
 from mpishare.memory.door import Door
-from mpishare.viewers import names
-from mpishare.viewers import page as layout
-from mpishare.viewers.description import Description, Segment
-from mpishare.viewers.live import map_on_gpu
-from mpishare.viewers.page import BEGIN, BUFFERS, END, HOST, MARK
+from mpishare.windows import names
+from mpishare.windows import page as layout
+from mpishare.windows.description import Description, Segment
+from mpishare.windows.live import map_on_gpu
+from mpishare.windows.page import BEGIN, BUFFERS, END, HOST, MARK
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from mpishare.halo.cuda.records import (
 from mpishare.halo.cuda.staging import pinned_layout, silent_key, staging_layout
 from mpishare.halo.cuda.strided import StridedCells
 from mpishare.halo.cuda.work_items import Slot, WorkList, chunks
-from mpishare.halo.geometry import Box
-from mpishare.halo.layout import FieldLayout
-from mpishare.halo.message import MessageInfo, Part, PartInfo
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import FieldLayout
+from mpishare.plans.message import MessageInfo, Part, PartInfo
 
 DTYPES = ("i1", "f2", "f4", "f8", "c16", "V3", "V12")
 

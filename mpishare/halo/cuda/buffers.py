@@ -5,25 +5,26 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.flags import PinnedFlags
 from mpishare.halo.cuda.fused_items import Place
 from mpishare.halo.cuda.mpi_in_place import MIN_IN_PLACE_NBYTES, InPlaceMessages
 from mpishare.halo.cuda.mpi_stages import MpiStage
 from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
-from mpishare.halo.cuda.regions import REGION_NBYTES, Regions
-from mpishare.halo.cuda.staging import DeviceStaging, silent_key
+from mpishare.halo.cuda.staging import silent_key
 from mpishare.halo.cuda.work_items import Ghosts, Slot
-from mpishare.halo.message import PartKey
-from mpishare.halo.routes import BY_MPI
+from mpishare.plans.gpu.flags import PinnedFlags
+from mpishare.plans.gpu.regions import REGION_NBYTES, Regions
+from mpishare.plans.gpu.staging import DeviceStaging
+from mpishare.plans.message import PartKey
+from mpishare.plans.routes import BY_MPI
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends.suballocator import Suballocation
     from mpishare.halo.cuda.direction import Direction
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.message import Message, Part
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.message import Message, Part
 
 
 class Buffers:

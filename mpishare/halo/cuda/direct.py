@@ -11,36 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import ClosedError
-from mpishare.halo.message import Part, PartKey, parts_sent
+from mpishare.plans.message import Part, PartKey, parts_sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.context import Location, NodeContext
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.geometry import Box
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import MessageInfo
+    from mpishare.plans.cells import Box
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import MessageInfo
 
 MIN_NBYTES = 4 << 20
 """Least size of a direct part: for smaller ones the wait for a flag takes longer than a copy."""
-
-
-def locations(
-    context: NodeContext, addresses: Sequence[int], layouts: Sequence[FieldLayout]
-) -> list[Location | None]:
-    """Return each field's location in a window; None if other ranks cannot store there.
-
-    Without MPS the ranks of a GPU take turns, and the flag would cost the sender one more turn.
-    """
-    device, mine = context.backend.device, context.uuids[context.rank]
-    if device is None or not device.mps or context.uuids.count(mine) < 2:
-        return [None] * len(layouts)
-    found = [
-        context.locate(address, layout.span_nbytes)
-        for address, layout in zip(addresses, layouts, strict=True)
-    ]
-    return [each if each and context.uuids[each.rank] == mine else None for each in found]
 
 
 class DirectParts:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpishare.halo.cuda.fused_items import MovableItems
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.message import Message, MessageInfo, Part, PartKey
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.message import Message, MessageInfo, Part, PartKey
 
 
 class Direction:

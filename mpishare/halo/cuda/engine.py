@@ -13,26 +13,26 @@ from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
-from mpishare.halo.cuda.fast_path import BesideFused, ByMessages, FastPath, bind_wait
-from mpishare.halo.cuda.fields import addresses_of, current_stream
 from mpishare.halo.cuda.fused import Fused
 from mpishare.halo.cuda.kernels import Launcher
-from mpishare.halo.cuda.launch_order import LaunchOrder
-from mpishare.halo.cuda.plan_engine import CudaPlanEngine
 from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
-from mpishare.halo.disjoint import Disjoint
-from mpishare.halo.layout import require_number
-from mpishare.halo.message import ALIGN
-from mpishare.halo.routes import BY_MPI
-from mpishare.ordering.stream_chain import StreamChain
+from mpishare.plans.disjoint import Disjoint
+from mpishare.plans.gpu.fast_path import BesideFused, ByMessages, FastPath, bind_wait
+from mpishare.plans.gpu.fields import addresses_of, current_stream
+from mpishare.plans.gpu.launch_order import LaunchOrder
+from mpishare.plans.gpu.plan_engine import CudaPlanEngine
+from mpishare.plans.layout import require_number
+from mpishare.plans.message import ALIGN
+from mpishare.plans.routes import BY_MPI
+from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
-    from mpishare.halo.cuda.graphs import GraphCache
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.message import Message
-    from mpishare.halo.mpi_route import MpiMessages
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.gpu.graphs import GraphCache
+    from mpishare.plans.message import Message
+    from mpishare.plans.mpi_route import MpiMessages
 
 
 class Launches(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.halo.cuda.fused_items import FusedItems, MovableItems
-from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.kernels import THREADS
 from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 from mpishare.halo.cuda.work_items import LL_UNIT
+from mpishare.plans.gpu.graphs import GraphCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,8 @@ class Fused:
         prepare = launcher.for_fused(items, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
-            return GraphCache(launcher, prepare(blocks=blocks, threads=threads), capturing, handles)
+            launch = prepare(blocks=blocks, threads=threads)
+            return GraphCache(launcher.pointers, launcher.where, launch, capturing, handles)
 
         blocks = launcher.max_blocks
         self.alone = cache(blocks, THREADS, handles[0])

@@ -13,15 +13,15 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
-from mpishare.halo.cuda.tables import Tables
 from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
+from mpishare.plans.gpu.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from mpishare.context import NodeContext
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.fused_items import FusedItems
+    from mpishare.runtime.context import NodeContext
 
 THREADS = 512
 _BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work

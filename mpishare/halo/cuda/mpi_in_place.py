@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.driver import pointer_attributes
-from mpishare.halo.cuda.graphs import key_of
-from mpishare.halo.mpi_route import MpiMessages
 from mpishare.memory.kinds import MemoryType
+from mpishare.plans.gpu.graphs import key_of
+from mpishare.plans.mpi_route import MpiMessages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message, Part
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message, Part
 
 MIN_IN_PLACE_NBYTES = 4 << 10
 """Packing smaller messages in pinned memory is faster than fetching them from a GPU by MPI."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.halo.mpi_route import MpiMessages
+from mpishare.plans.mpi_route import MpiMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpishare.backends.suballocator import Suballocation
-    from mpishare.halo.message import Message, Part
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.message import Message, Part
 
     _Addresses = dict[tuple[int, int], int]  # by peer and tag
 

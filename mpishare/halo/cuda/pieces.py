@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message, Part
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message, Part
 
     Layouts = Sequence[Sequence[FieldLayout]]
 

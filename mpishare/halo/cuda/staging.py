@@ -1,20 +1,15 @@
-"""Staging buffers between the GPUs of a node, and their layout, computed alike at both ends."""
+"""The layout of the staging buffers of a node's GPUs, computed alike at both ends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpishare.halo.cuda.work_items import chunks, uses_ll
-from mpishare.halo.message import MessageInfo, PartKey, padded, parts_sent
+from mpishare.plans.message import MessageInfo, PartKey, padded, parts_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
-    from mpishare.backends.suballocator import Suballocation
-    from mpishare.halo.cuda.regions import Regions
-    from mpishare.halo.plan_comm import PlanComm
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     Messages = Sequence[Sequence[MessageInfo]]
 
@@ -98,70 +93,3 @@ def _consecutive(sizes: Mapping[PartKey, int], at: int) -> tuple[dict[PartKey, i
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
-
-
-class DeviceStaging:
-    """The staging buffer of this rank, and mappings of those of its neighbors."""
-
-    def __init__(self, comm: PlanComm, nbytes: dict[int, int], neighbors: Sequence[int]) -> None:
-        self._comm = comm
-        self._nbytes = nbytes
-        self._neighbors = neighbors
-        self._blocks: dict[int, Suballocation] = {}
-        self._part_of: Callable[..., Suballocation] | None = None
-        self._give_back: Callable[[], None] = _nothing
-
-    def take(self, regions: Regions, offset: int, room: int) -> None:
-        """Use a part of the regions, at the same offset on all ranks."""
-        self._part_of = partial(regions.part, offset=offset)
-        self._give_back = partial(regions.give, offset, room)
-
-    def create(self) -> str:
-        """Allocate this rank's buffer, and return its handle."""
-        rank, context = self._comm.rank, self._comm.context
-        if not self._nbytes[rank]:
-            return ""
-        block, handle = context.suballocator.allocate(self._nbytes[rank], context.handle)
-        self._blocks[rank] = block
-        return handle
-
-    def attach(self, handles: Sequence[str], stream: int) -> None:
-        """Zero this rank's buffer, on a stream, and map the neighbors' by their handles."""
-        context, comm = self._comm.context, self._comm
-        for rank in (comm.rank, *self._neighbors):
-            nbytes = self._nbytes[rank]
-            if nbytes and self._part_of is not None:
-                self._blocks[rank] = self._part_of(rank, nbytes=nbytes)
-            elif nbytes and rank != comm.rank:
-                handle = context.open_handle(handles[rank], comm.ranks_here[rank], nbytes)
-                self._blocks[rank] = context.suballocator.open(handle)
-        backend: Any = context.backend
-        if self._nbytes[comm.rank]:
-            mine = self._blocks[comm.rank]
-            backend.zero(mine.address, mine.nbytes, stream)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of this rank's buffer."""
-        mine = self._blocks.get(self._comm.rank)
-        return 0 if mine is None else mine.nbytes
-
-    def address_of(self, rank: int) -> int:
-        """Return the address at which a rank's buffer is mapped here."""
-        return self._blocks[rank].address
-
-    def release(self) -> None:
-        """Unmap the neighbors' buffers."""
-        for rank in [rank for rank in self._blocks if rank != self._comm.rank]:
-            self._blocks.pop(rank).close()
-
-    def close(self) -> None:
-        """Free this rank's buffer, once all ranks have released it."""
-        if self._comm.rank in self._blocks:
-            self._blocks.pop(self._comm.rank).close()
-        self._give_back()
-        self._give_back = _nothing
-
-
-def _nothing() -> None:
-    pass

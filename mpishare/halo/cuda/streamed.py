@@ -14,22 +14,22 @@ import numpy as np
 
 from mpishare.backends import driver
 from mpishare.backends.driver import launch_graph
-from mpishare.halo.cuda.graphs import GraphCache
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.halo.cuda.work_items import Slot
+from mpishare.plans.gpu.graphs import GraphCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mpishare.backends import Backend
-    from mpishare.context import NodeContext
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.kernels import Launcher
     from mpishare.halo.cuda.mpi_stages import MpiStage
     from mpishare.halo.cuda.work_items import WorkList
-    from mpishare.halo.message import Message, Part
-    from mpishare.halo.mpi_route import MpiMessages
+    from mpishare.plans.message import Message, Part
+    from mpishare.plans.mpi_route import MpiMessages
+    from mpishare.runtime.context import NodeContext
 
     Handles = tuple[dict[Any, int], dict[Any, int]]
     _Received = tuple[Message, list[tuple[Part, Slot]]]  # with the packed place of each part
@@ -94,9 +94,10 @@ class StreamedRoutes:
         launches = [launch for each in self._unpacks_of_stages for launch in each]
         if not len(self.stages) == len(self._packs) == len(launches) == 1 or self._has_signals:
             return False
+        pointers, where = launcher.pointers, launcher.where
         self._graphs = (
-            GraphCache(launcher, self._packs[0], capturing, handles[0]),
-            GraphCache(launcher, launches[0], capturing, handles[1]),
+            GraphCache(pointers, where, self._packs[0], capturing, handles[0]),
+            GraphCache(pointers, where, launches[0], capturing, handles[1]),
         )
         return True
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import AXES
-from mpishare.halo.message import ALIGN
+from mpishare.plans.message import ALIGN
 
 if TYPE_CHECKING:
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Part
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Part
 
 
 def alignment_of(layout: FieldLayout) -> int:

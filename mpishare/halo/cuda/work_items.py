@@ -22,9 +22,9 @@ from mpishare.halo.cuda.records import (
     UNPACK,
 )
 from mpishare.halo.cuda.strided import StridedCells
-from mpishare.halo.geometry import Box
-from mpishare.halo.layout import FieldLayout
-from mpishare.halo.message import ALIGN, Part
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import FieldLayout
+from mpishare.plans.message import ALIGN, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,7 +14,6 @@ import numpy as np
 from mpishare.coordination import recording
 from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError
-from mpishare.halo.host.copies import address_of
 from mpishare.halo.host.lowering import cells_in, cells_of, lower
 from mpishare.halo.host.parts import RouteParts, lay_out
 from mpishare.halo.host.process_read import PeerReads
@@ -27,15 +26,16 @@ from mpishare.halo.host.staging import (
     Staging,
     table_offset,
 )
+from mpishare.plans.layout import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import HostCall
     from mpishare.halo.host.parts import Incoming, Outgoing, Sender
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message
 
 _ADDED = ("u1", "u2", "u4", "u8", "f4", "f8")
 

@@ -8,20 +8,20 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
-from mpishare.halo.disjoint import Disjoint
 from mpishare.halo.host.compiled_route import CompiledRoute, numbers_of
-from mpishare.halo.host.copies import HostCall, add, address_of, put
-from mpishare.halo.host.plan_engine import HostPlanEngine
+from mpishare.halo.host.copies import HostCall, add, put
 from mpishare.halo.host.reference import ReferenceRoute
-from mpishare.halo.layout import FieldLayout, as_numpy, require_number
-from mpishare.halo.mpi_route import HostMpiRoute
+from mpishare.plans.disjoint import Disjoint
+from mpishare.plans.engine import HostPlanEngine
+from mpishare.plans.layout import FieldLayout, address_of, as_numpy, require_number
+from mpishare.plans.mpi_route import HostMpiRoute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array
-    from mpishare.halo.message import Message
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.message import Message
 
 
 class HostEngine(HostPlanEngine):

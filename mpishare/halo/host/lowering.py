@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.halo.host.copies import Array
-    from mpishare.halo.layout import FieldLayout
+    from mpishare.plans.layout import FieldLayout
 
 Lowered = tuple[int, int, int, tuple[tuple[Any, ...], ...]]
 """``(nbytes, to, from, axes)``: so many bytes at each place of the loops `axes`, slowest first,

@@ -13,17 +13,17 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.halo.message import PartKey, parts_sent
+from mpishare.plans.message import PartKey, parts_sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.geometry import Box
     from mpishare.halo.host.copies import Array
     from mpishare.halo.host.staging import Staging
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message, Part, PartInfo
+    from mpishare.plans.cells import Box
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message, Part, PartInfo
 
     Buffers = tuple[Array, Array] | None
     """The packed cells in even and in odd epochs; None if they are read from the process."""

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.errors import MpiShareError
-from mpishare.halo.geometry import Box
-from mpishare.halo.host.copies import address_of
 from mpishare.halo.host.lowering import cells_in, cells_of, lower
 from mpishare.halo.host.parts import Extent, extent_of, is_read_from_process
-from mpishare.halo.message import PartKey, parts_sent
 from mpishare.memory.process_memory import IoVec, Token, process_vm_readv, try_read
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import address_of
+from mpishare.plans.message import PartKey, parts_sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.halo.message import Message, MessageInfo
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message, MessageInfo
 
 _BLOCK_NBYTES = 256 << 10  # read at once, then copied on while it is in the cache
 _MAX_SEEN = 1024  # addresses of a field

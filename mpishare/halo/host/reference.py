@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.halo.host.copies import add, put
 from mpishare.halo.host.staging import CONSUMED, READY, Staging
-from mpishare.halo.message import PartKey
+from mpishare.plans.message import PartKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array, HostCall
-    from mpishare.halo.message import Message, Part
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.message import Message, Part
 
 
 class _Part(NamedTuple):

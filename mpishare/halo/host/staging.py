@@ -22,14 +22,14 @@ import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
-from mpishare.halo.message import parts_sent
+from mpishare.plans.message import parts_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from mpishare.halo.engine import PlanSetup
     from mpishare.halo.host.copies import Array
-    from mpishare.halo.message import PartKey
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.message import PartKey
 
 READY, CONSUMED = 0, SLOT_WORDS
 _TABLES = 2 * SLOT_WORDS

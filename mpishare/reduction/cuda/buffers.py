@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpishare.halo.cuda.flags import PinnedFlags
-from mpishare.halo.cuda.staging import DeviceStaging
+from mpishare.plans.gpu.flags import PinnedFlags
+from mpishare.plans.gpu.staging import DeviceStaging
 
 if TYPE_CHECKING:
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
 
 
 class Buffers:

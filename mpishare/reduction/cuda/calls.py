@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.graphs import GraphCache
+from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.reduction.cuda.fast_path import FastPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.coordination.agreement import Agreement
-    from mpishare.halo.cuda.flags import PinnedFlags
-    from mpishare.halo.cuda.launch_order import LaunchOrder
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.ordering.stream_chain import StreamChain
+    from mpishare.plans.gpu.flags import PinnedFlags
+    from mpishare.plans.gpu.launch_order import LaunchOrder
+    from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.group import Enqueued, Pointers
+    from mpishare.windows.stream_chain import StreamChain
 
 
 class PreparedCall:
@@ -36,9 +35,8 @@ class PreparedCall:
         self._handles: dict[Any, int] = {}
         self._graphs: GraphCache | None = None
         if capturing:
-            launcher: Any = SimpleNamespace(pointers=pointers.array, where=where)
             launch: Any = enqueued
-            self._graphs = GraphCache(launcher, launch, capturing, self._handles)
+            self._graphs = GraphCache(pointers.array, where, launch, capturing, self._handles)
 
     def fast_path(
         self, chain: StreamChain, order: LaunchOrder, agreement: Agreement, flags: PinnedFlags

@@ -10,11 +10,10 @@ import cupy
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError
-from mpishare.halo import routes
-from mpishare.halo.cuda.fields import addresses_of, cuda_layout, current_stream
-from mpishare.halo.cuda.launch_order import LaunchOrder
-from mpishare.halo.cuda.plan_engine import CudaPlanEngine
-from mpishare.ordering.stream_chain import StreamChain
+from mpishare.plans import routes
+from mpishare.plans.gpu.fields import addresses_of, cuda_layout, current_stream
+from mpishare.plans.gpu.launch_order import LaunchOrder
+from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.reduction.cuda.buffers import Buffers
 from mpishare.reduction.cuda.calls import PreparedCall
 from mpishare.reduction.cuda.group import Group, Pointers
@@ -22,13 +21,14 @@ from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
 from mpishare.reduction.order import packing_order
+from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpishare.backends import StreamInfo
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.layout import FieldLayout
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.fast_path import FastPath
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation

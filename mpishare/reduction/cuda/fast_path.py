@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.cuda import LAST_DEFAULT
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.recording import UNDER_WAY
-from mpishare.halo.cuda.fast_path import CUDA_ERROR, CURRENT_DEVICE, CURRENT_STREAM, IS_CAPTURING
-from mpishare.halo.cuda.seen import SeenArrays
+from mpishare.plans.gpu.fast_path import CUDA_ERROR, CURRENT_DEVICE, CURRENT_STREAM, IS_CAPTURING
+from mpishare.plans.gpu.seen import SeenArrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mpishare.coordination.agreement import Agreement
-    from mpishare.halo.cuda.flags import PinnedFlags
-    from mpishare.halo.cuda.launch_order import LaunchOrder
-    from mpishare.halo.layout import FieldLayout
-    from mpishare.ordering.stream_chain import StreamChain
+    from mpishare.plans.gpu.flags import PinnedFlags
+    from mpishare.plans.gpu.launch_order import LaunchOrder
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.windows.stream_chain import StreamChain
 
 
 class FastPath:

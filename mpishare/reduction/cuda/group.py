@@ -9,13 +9,13 @@ import cupy
 import numpy as np
 
 from mpishare.backends import driver
-from mpishare.halo.cuda.tables import Tables
+from mpishare.plans.gpu.tables import Tables
 from mpishare.reduction.cuda.kernels import kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.halo.engine import PlanSetup
+    from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
 

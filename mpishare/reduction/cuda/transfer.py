@@ -9,17 +9,17 @@ import numpy as np
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination.mpi_agreement import never_free
-from mpishare.halo.cuda.fields import current_stream
-from mpishare.halo.cuda.staging import DeviceStaging
-from mpishare.halo.host.copies import address_of
+from mpishare.plans.gpu.fields import current_stream
+from mpishare.plans.gpu.staging import DeviceStaging
+from mpishare.plans.layout import address_of
 from mpishare.reduction.across_nodes import ThroughHost, fold_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.backends.suballocator import Suballocation
-    from mpishare.halo.engine import PlanSetup
-    from mpishare.halo.plan_comm import PlanComm
+    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
     from mpishare.reduction.order import Order
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.ordering.slots import AHEAD
+from mpishare.windows.slots import AHEAD
 from tests.helpers.latch import Latch, waits_on_host, within
 
 TWO = pytest.mark.ranks(min=2)

@@ -10,8 +10,8 @@ import pytest
 
 from mpishare import CudaError
 from mpishare.backends import nvml
-from mpishare.setup import hardware
-from mpishare.setup.hardware import Hardware
+from mpishare.runtime import hardware
+from mpishare.runtime.hardware import Hardware
 
 _WIDTH = "pcie.link.width.current"
 _FIELDS = ("uuid", "name", "pci.bus_id", "compute_mode", "mig.mode.current")

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import mpishare
-from mpishare.setup import places
+from mpishare.runtime import places
 from tests.helpers.halos import (
     Kind,
     arrays,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.viewers import page as layout
-from mpishare.viewers import snapshots
+from mpishare.windows import page as layout
+from mpishare.windows import snapshots
 from tests.helpers.held import gpu_free
 from tests.helpers.latch import Latch, within
 from tests.helpers.viewer import SharedViewer, Viewer

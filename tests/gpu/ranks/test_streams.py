@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from mpishare import UnsupportedError
-from mpishare.event import RING
-from mpishare.ordering import stream_chain
+from mpishare.windows import stream_chain
+from mpishare.windows.event import RING
 from tests.helpers.latch import Latch, check_order, within
 
 TWO = pytest.mark.ranks(min=2)

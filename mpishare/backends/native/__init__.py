@@ -1,0 +1,97 @@
+"""The compiled part of the host backend, an extension module: built when mpishare is installed.
+
+Where it was not, for want of a compiler, shorter Python does the same, slower: the two use the same
+words of shared memory, so that ranks of both kinds work together. To add a function: write it
+in a *.c file here, declare it in `module.h`, and name it in the table of `module.c`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import UnsupportedError, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("mpishare")
+
+_CHOICES = ("", "python", "compiled")
+_ASKED = "MPISHARE_HOST_CODE=python asks for it"
+_FOLDER = Path(__file__).parent
+_FILE = _FOLDER / "_host.abi3.so"
+
+
+def find(step: Callable[[Callable[[], Any]], list[Any]], *, is_first: bool) -> tuple[Any, str]:
+    """Return the module, and why ranks have none: empty where all have. Collective, host-blocking.
+
+    Parameters
+    ----------
+    step : callable
+        Does a piece of work on all ranks, and raises on all where it fails on one.
+    is_first : bool
+        Whether this rank logs that some have none.
+
+    Raises
+    ------
+    UnsupportedError
+        On all ranks, if ``MPISHARE_HOST_CODE=compiled`` asks for it and it is not there.
+    """
+    module = None
+
+    def take() -> str:
+        nonlocal module
+        choice = os.environ.get("MPISHARE_HOST_CODE", "")
+        if choice not in _CHOICES:
+            raise ValueError(f"MPISHARE_HOST_CODE={choice!r} is neither 'python' nor 'compiled'")
+        if choice == "python":
+            return _ASKED
+        module, why = load()
+        if module is None and choice == "compiled":
+            raise UnsupportedError(
+                "MPISHARE_HOST_CODE=compiled asks for the compiled part of the host backend, which "
+                f"cannot be had: {why}"
+            )
+        return why
+
+    reasons = step(take)
+    without = [rank for rank, why in enumerate(reasons) if why]
+    why = reasons[without[0]] if without else ""
+    if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
+        why = f"{name_ranks(without)}: {why}"
+    if is_first and why:
+        level = logging.INFO if why.endswith(_ASKED) else logging.WARNING
+        log.log(level, "halo exchanges and fences on the host are made in Python: %s", why)
+    return module, why
+
+
+def load() -> tuple[Any, str]:
+    """Return the extension module and an empty string, or None and the reason."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None, "it would bring the GIL back to this Python, which has none"
+    sources = [*_FOLDER.glob("*.[ch]")]  # in a clone: none are installed
+    if not _FILE.exists():
+        why = "it was not built"
+    elif any(_changed(source) > _changed(_FILE) for source in sources):
+        why = "it is older than its sources"
+    else:
+        try:
+            return importlib.import_module("._host", __name__), ""
+        except ImportError as error:
+            why = str(error)
+    if sources:
+        return None, f"{why}; in {_FOLDER.parents[2]} build it: python setup.py build_ext --inplace"
+    return None, f"{why}; install mpishare again where there are a C compiler and Python's headers"
+
+
+def _changed(path: Path) -> float:
+    """Return when a file was written; 0 where it is gone, as an editor's files are in no time."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,285 @@
+/* The type `Exchange`: checks the fields of a call, and makes it. One call is a whole exchange. */
+
+#include "exchange.h"
+
+/* --- the fields of a call */
+
+static bool fits(const Field *field, const PyObject *array_type, PyObject *given)
+{
+    if ((PyObject *)Py_TYPE(given) != array_type)
+        return false;
+    PyArrayObject *array = (PyArrayObject *)given;
+    if ((PyObject *)PyArray_DESCR(array) != field->dtype || PyArray_NDIM(array) != field->ndim ||
+        !(PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE))
+        return false;
+    const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
+    for (int axis = 0; axis < field->ndim; axis++)
+        if (shape[axis] != field->shape[axis] ||
+            (strides[axis] != field->strides[axis] && shape[axis] > 1))
+            return false;
+    return true;
+}
+
+/* Whether the node is whole, this is its thread, and no capture is under way; -1 on errors. */
+static int is_whole(Exchange *self)
+{
+    static PyObject *failure_name, *thread_name;
+    if (PyList_Size(self->recordings))
+        return 0;
+    PyObject *failure = attribute(self->agreement, &failure_name, "failure");
+    if (failure == NULL)
+        return -1;
+    Py_DECREF(failure);
+    if (failure != Py_None)
+        return 0;
+    PyObject *thread = attribute(self->agreement, &thread_name, "thread");
+    if (thread == NULL)
+        return -1;
+    const unsigned long ident = PyLong_AsUnsignedLong(thread);
+    Py_DECREF(thread);
+    return ident == PyThread_get_thread_ident();
+}
+
+/* --- the calls */
+
+static int enter(Exchange *self)
+{
+    if (self->is_closed || self->is_busy) {
+        PyErr_SetString(PyExc_RuntimeError, self->is_closed ? "the exchange is closed"
+                                                            : "the exchange is in a call");
+        return -1;
+    }
+    self->is_busy = true;
+    return 0;
+}
+
+/* Whether C may make this call. Another thread is refused by Python, before it touches anything. */
+static int try_enter(Exchange *self)
+{
+    const int is_ours = self->is_closed ? 1 : is_whole(self);
+    return is_ours > 0 ? (enter(self) ? -1 : 1) : is_ours;
+}
+
+static PyObject *leave(Exchange *self, int status, PyObject *value)
+{
+    exchange_hold_gil(self);
+    self->is_busy = false;
+    return status ? NULL : Py_NewRef(value);
+}
+
+static int send(Exchange *self)
+{
+    const int status = exchange_send(self);
+    self->is_started = !status;
+    return status;
+}
+
+static int receive(Exchange *self)
+{
+    if (!self->is_started) {
+        PyErr_SetString(PyExc_RuntimeError, "no exchange was started");
+        return -1;
+    }
+    self->is_started = false;
+    return exchange_receive(self);
+}
+
+static intptr_t distance(const Exchange *self, int at)
+{
+    return (intptr_t)((uintptr_t)self->bases[at] - (uintptr_t)self->bases[0]);
+}
+
+static void remember_apart(Exchange *self)
+{
+    for (int at = 1; at < self->nfields; at++)
+        self->apart[at] = distance(self, at);
+}
+
+/* Whether no two fields share a cell. Where they reach into each other, Python finds out. */
+static bool are_apart(Exchange *self)
+{
+    bool is_known = true;
+    for (int at = 1; at < self->nfields; at++)
+        is_known &= self->apart[at] == distance(self, at);
+    if (is_known)
+        return true;
+    for (int at = 1; at < self->nfields; at++)
+        for (int other = 0; other < at; other++)
+            if (self->bases[at] < self->bases[other] + self->fields[other].span &&
+                self->bases[other] < self->bases[at] + self->fields[at].span)
+                return false;
+    remember_apart(self);
+    return true;
+}
+
+/* Takes the addresses of the fields, if they are what the plan was made for. */
+static bool take_fields(Exchange *self, PyObject *fields)
+{
+    const bool is_tuple = PyTuple_Check(fields);
+    if (!(is_tuple || PyList_Check(fields)) ||
+        (is_tuple ? PyTuple_Size(fields) : PyList_Size(fields)) != self->nfields)
+        return false;
+    for (int at = 0; at < self->nfields; at++) {
+        PyObject *field = is_tuple ? PyTuple_GetItem(fields, at) : PyList_GetItem(fields, at);
+        if (!fits(self->fields + at, self->array_type, field))
+            return false;
+        self->bases[at] = PyArray_BYTES((PyArrayObject *)field);
+    }
+    return are_apart(self);
+}
+
+static PyObject *exchange_try_exchange(Exchange *self, PyObject *fields)
+{
+    int status = try_enter(self);
+    if (status <= 0)
+        return status ? NULL : Py_NewRef(Py_False);
+    if (!take_fields(self, fields))
+        return leave(self, 0, Py_False);
+    status = send(self);
+    if (!status)
+        status = receive(self);
+    return leave(self, status, Py_True);
+}
+
+static PyObject *exchange_try_start(Exchange *self, PyObject *fields)
+{
+    const int status = try_enter(self);
+    if (status <= 0)
+        return status ? NULL : Py_NewRef(Py_False);
+    if (!take_fields(self, fields))
+        return leave(self, 0, Py_False);
+    return leave(self, send(self), Py_True);
+}
+
+static PyObject *exchange_try_wait(Exchange *self, PyObject *ignored)
+{
+    (void)ignored;
+    const int status = try_enter(self);
+    if (status <= 0)
+        return status ? NULL : Py_NewRef(Py_False);
+    return leave(self, receive(self), Py_True);
+}
+
+static PyObject *exchange_addresses_of(Exchange *self, PyObject *fields)
+{
+    if (self->is_closed || self->is_busy || self->is_started || !take_fields(self, fields))
+        Py_RETURN_NONE;
+    PyObject *found = PyTuple_New(self->nfields);
+    for (int at = 0; found != NULL && at < self->nfields; at++) {
+        PyObject *address = PyLong_FromVoidPtr(self->bases[at]);
+        if (address == NULL || PyTuple_SetItem(found, at, address))
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *exchange_start(Exchange *self, PyObject *addresses)
+{
+    if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != self->nfields) {
+        PyErr_SetString(PyExc_ValueError, "an address for each field");
+        return NULL;
+    }
+    if (enter(self))
+        return NULL;
+    for (int at = 0; at < self->nfields; at++)
+        self->bases[at] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, at));
+    if (PyErr_Occurred())
+        return leave(self, -1, Py_None);
+    remember_apart(self); /* Python has looked */
+    return leave(self, send(self), Py_None);
+}
+
+static PyObject *exchange_wait(Exchange *self, PyObject *ignored)
+{
+    (void)ignored;
+    if (enter(self))
+        return NULL;
+    return leave(self, receive(self), Py_None);
+}
+
+static PyObject *exchange_close(Exchange *self, PyObject *ignored)
+{
+    (void)ignored;
+    self->is_closed = true;
+    Py_CLEAR(self->owner);
+    Py_RETURN_NONE;
+}
+
+static int exchange_traverse(Exchange *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->owner);
+    Py_VISIT(self->context);
+    Py_VISIT(self->agreement);
+    return 0;
+}
+
+static int exchange_clear(Exchange *self)
+{
+    self->is_closed = true;
+    Py_CLEAR(self->owner);
+    Py_CLEAR(self->context);
+    Py_CLEAR(self->agreement);
+    return 0;
+}
+
+static void exchange_dealloc(Exchange *self)
+{
+    PyObject_GC_UnTrack(self);
+    exchange_clear(self);
+    exchange_free(self);
+    free_object(self);
+}
+
+static PyObject *exchange_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    Exchange *self = (Exchange *)PyType_GenericAlloc(type, 0);
+    if (self != NULL && exchange_make(self, arguments, keywords))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyMethodDef methods[] = {
+    {"try_exchange", (PyCFunction)exchange_try_exchange, METH_O,
+     "Exchange a tuple of arrays of the plan's layouts, or return False with nothing done."},
+    {"try_start", (PyCFunction)exchange_try_start, METH_O,
+     "Start an exchange of such arrays, or return False with nothing done."},
+    {"try_wait", (PyCFunction)exchange_try_wait, METH_NOARGS,
+     "End the exchange that was started, or return False with nothing done."},
+    {"addresses_of", (PyCFunction)exchange_addresses_of, METH_O,
+     "Return the addresses of such arrays, for `start`, or None."},
+    {"start", (PyCFunction)exchange_start, METH_O,
+     "Start an exchange of fields at these addresses, which Python has checked."},
+    {"wait", (PyCFunction)exchange_wait, METH_NOARGS, "End the exchange that was started."},
+    {"close", (PyCFunction)exchange_close, METH_NOARGS, "Refuse calls from now on."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *exchange_epoch(Exchange *self, void *ignored)
+{
+    (void)ignored;
+    return PyLong_FromUnsignedLongLong(self->epoch);
+}
+
+static PyGetSetDef values[] = {
+    {"epoch", (getter)exchange_epoch, NULL, "How many exchanges were started.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Moves the cells of one plan between the ranks of a node."},
+    {Py_tp_new, exchange_new},
+    {Py_tp_dealloc, exchange_dealloc},
+    {Py_tp_traverse, exchange_traverse},
+    {Py_tp_clear, exchange_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, values},
+    {0, NULL},
+};
+
+PyType_Spec exchange_spec = {
+    .name = "mpishare.backends.native._host.Exchange",
+    .basicsize = sizeof(Exchange),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};

@@ -1,1 +1,0 @@
-"""Order on streams: counters, epochs, and the chain of one object."""

@@ -1,0 +1,114 @@
+"""The life of a plan of any kind: registration with the node, closing, exit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.mpi_agreement import never_free
+from mpishare.errors import ClosedError
+from mpishare.runtime.context import NodeObject
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Sequence
+
+    from mpishare.plans.engine import PlanEngine, PlanSetup
+
+
+class BasePlan(NodeObject):
+    """A plan: agreed on once, used many times."""
+
+    _closes_first = True
+    _log: logging.Logger
+    _setup: PlanSetup
+
+    def _open_on(self, setup: PlanSetup) -> None:
+        """Register with the node, once the engines are made."""
+        self.name, self._context, self._setup = setup.name, setup.context, setup
+        setup.comm.register(self)
+
+    @property
+    def _engines(self) -> Sequence[PlanEngine]:
+        """All engines, in the order in which they are closed."""
+        raise NotImplementedError
+
+    @property
+    def _setups(self) -> Sequence[PlanSetup]:
+        """Setups, closed after all engines."""
+        return [self._setup]
+
+    def _end_call(self) -> None:
+        """Wait for a call that was started, before the plan closes. Collective."""
+
+    def _is_in_call(self) -> bool:
+        """Whether a call was started that cannot end without another one."""
+        return False
+
+    def _held(self) -> Any:
+        """Return the arrays of a call that may still be under way."""
+        return ()
+
+    def _drop(self) -> None:
+        """Let go of the user's arrays."""
+
+    def close(self) -> None:
+        """Close the plan on all its ranks.
+
+        Collective over the plan's ranks, host-blocking; closing twice does nothing. A call that was
+        started and not waited for is completed first.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then nothing is freed.
+        """
+        if self._is_closed:
+            return
+        self._context.agreement.check()
+        self._end_call()
+        setup, call = self._setup, f"{self.name}: close"
+
+        def each(what: str) -> None:
+            for engine in self._engines:
+                getattr(engine, what)()
+
+        setup.comm.step(call, lambda: each("drain"))
+        self._is_closed = True
+        self._forget()  # first: the watchdog must not read memory that goes
+        # The importers first, then the owners.
+        setup.comm.step(call, lambda: each("release"))
+        setup.comm.step(call, lambda: each("close"))
+        self._log.debug("%s closed", self.name)
+        for made in self._setups:
+            made.close()
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        # Messages may still arrive, and kernels still run: their memory is left to the process.
+        never_free([*self._engines], self._held())
+        self._forget()
+
+    def _finish_at_exit(self, deadline: float) -> None:
+        never_free(self)  # calls under way end after the interpreter does
+        if self._is_in_call():
+            return
+        for engine in self._engines:
+            engine.finish_at_exit(deadline)
+
+    def _pending(self) -> list[int]:
+        return sorted({rank for engine in self._engines for rank in engine.pending()})
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Close the plan; after an exception also abandon a node that is kept for plans."""
+        super().__exit__(kind, error, trace)
+        if error is not None and self._setup.cache is not None:
+            self._setup.node.__exit__(kind, error, trace)
+
+    def _check(self, call: str) -> None:
+        self._context.agreement.check()
+        if self._is_closed:
+            raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
+
+    def _forget(self) -> None:
+        self._drop()
+        self._context.unregister(self)

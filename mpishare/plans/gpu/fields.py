@@ -1,0 +1,102 @@
+"""Fields in GPU memory: their layouts, their addresses, and their library's current stream."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from mpishare.plans.layout import FieldLayout, check_layout, refuse_gradient, refuse_jax
+from mpishare.windows.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Array = cupy.ndarray
+
+
+def cuda_layout(field: Any, name: str) -> FieldLayout:
+    """Return the layout of an array in GPU memory, or raise if its ghosts cannot be written."""
+    if isinstance(field, _Array):
+        found = FieldLayout(field.shape, field.strides, field.dtype, field.data.device_id)
+    else:
+        found = _inspect(field, name)[1]
+    return check_layout(found, name)
+
+
+def addresses_of(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> tuple[int, ...]:
+    """Return the addresses of a call's fields; `ValueError` if a layout differs."""
+    found = []
+    for field, expected in zip(fields, layouts, strict=True):
+        if isinstance(field, _Array):
+            if (
+                field.shape != expected.shape
+                or field.strides != expected.strides
+                or field.dtype != expected.dtype
+                or field.data.device_id != expected.device
+            ):
+                expected.require(cuda_layout(field, "a field"))
+            found.append(field.data.ptr)
+        else:
+            address, seen = _inspect(field, "a field")
+            if seen != expected:
+                expected.require(seen)
+            found.append(address)
+    return tuple(found)
+
+
+def current_stream(fields: Sequence[Any], device: int) -> Any:
+    """Return the current stream of the library of the fields; None for CuPy's."""
+    if "torch" not in sys.modules:
+        return None  # CuPy's current stream
+    are_tensors = {_is_tensor(field) for field in fields}
+    if are_tensors == {True}:
+        return sys.modules["torch"].cuda.current_stream(device)
+    if len(are_tensors) > 1:
+        raise ValueError("fields of CuPy and of PyTorch together need stream=")
+    return None
+
+
+def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
+    """See `Engine.is_captured`."""
+    stream = current_stream(fields, backend.device.ordinal) if stream is None else stream
+    return bool(backend.enter(stream)[3])
+
+
+def _is_tensor(field: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(field, torch.Tensor)
+
+
+def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
+    """Return the address and the layout of an array of another library, or of a window."""
+    if isinstance(field, Window):
+        field = field.array
+    refuse_gradient(field, name)
+    if _is_tensor(field):
+        kind = _tensor_dtype(field, name)
+        shape, device = tuple(field.shape), field.device.index
+        strides = tuple(step * kind.itemsize for step in field.stride())
+        return field.data_ptr(), FieldLayout(shape, strides, kind, device)
+    refuse_jax(field, name)
+    try:
+        interface = field.__cuda_array_interface__
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise TypeError(f"{name} is not an array in GPU memory: {error}") from error
+    address, is_read_only = interface["data"]
+    if is_read_only:
+        raise ValueError(f"{name} is read-only")
+    array = cupy.asarray(field)
+    return address, FieldLayout(array.shape, array.strides, array.dtype, array.data.device_id)
+
+
+def _tensor_dtype(field: Any, name: str) -> np.dtype[Any]:
+    text = str(field.dtype).removeprefix("torch.")
+    if text == "bfloat16":
+        return np.dtype("V2")  # travels as bytes: NumPy has no such dtype
+    try:
+        return np.dtype(text)
+    except TypeError:
+        raise TypeError(f"{name} has dtype {field.dtype}, which NumPy does not know") from None

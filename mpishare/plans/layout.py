@@ -1,0 +1,291 @@
+"""The layout of a field: agreed on by a plan, required of each call's arrays.
+
+`Layout` is the public stand-in for an array that is not there yet, `FieldLayout` the form in plans.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.windows.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class FieldLayout:
+    """How an array lies in memory: strides in bytes; `device` is None in host memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes; none negative
+    dtype: np.dtype[Any]
+    device: int | None
+
+    @property
+    def span_nbytes(self) -> int:
+        """Bytes from the first byte of the first element to the last byte of the last."""
+        if 0 in self.shape:
+            return 0
+        steps = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        return steps + self.dtype.itemsize
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether its elements are numbers, which NumPy copies fastest as they are."""
+        return self.dtype.kind in "biufc"
+
+    @cached_property
+    def carrier(self) -> np.dtype[Any]:
+        """The dtype in which elements travel: their own, or bytes for a compound dtype."""
+        return self.dtype if self.is_plain else np.dtype(f"V{self.dtype.itemsize}")
+
+    def is_like(self, other: FieldLayout) -> bool:
+        """Whether an array of the other layout can take this one's place."""
+        return (self.shape, self.dtype, self.device) == (
+            other.shape,
+            other.dtype,
+            other.device,
+        ) and (
+            0 in self.shape
+            or all(
+                extent < 2 or mine == theirs
+                for extent, mine, theirs in zip(
+                    self.shape, self.strides, other.strides, strict=True
+                )
+            )
+        )
+
+    def difference(self, other: FieldLayout) -> str:
+        """Return the differences of `other` from this layout, for an error."""
+        names = ["shape", "dtype", "device"]
+        if (self.shape, self.dtype) == (other.shape, other.dtype):
+            names.append("strides")  # those of another shape or dtype differ anyhow
+        return ", ".join(
+            f"{name} {getattr(other, name)} instead of {getattr(self, name)}"
+            for name in names
+            if getattr(other, name) != getattr(self, name)
+        )
+
+    def require(self, other: FieldLayout, name: str = "a field") -> None:
+        """Raise `ValueError` unless the other layout `is_like` this one."""
+        # An axis of one element, or none, may have any stride, and so may an array of none.
+        if not self.is_like(other):
+            raise ValueError(
+                f"{name} has another layout than the plan was made for: {self.difference(other)}"
+            )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Stands for a field where a plan is made before there are arrays. Local.
+
+    Such a plan is made for the backend of its node, the GPU where there is one: for NumPy arrays on
+    a machine with GPUs give it ``node=Node(backend="host")``. Each call is given its arrays.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Of the field, ghosts counted.
+    dtype : dtype or None
+        As NumPy takes it. None is for any fields: see the notes.
+    order : str
+        ``"C"`` or ``"F"``: the last or the first axis is the fastest in memory.
+
+    Notes
+    -----
+    ``Layout(shape, None)`` makes one plan for all fields of a block: `shape` is that of a field
+    with only the axes that the plan cuts, and each call may give as many fields as it likes, of
+    any dtypes, with any other axes (the last ones, unless ``axes=`` or ``axis=`` names those that
+    are cut), in any order in memory. The ranks agree on each new combination of these at its first
+    call, which is host-blocking, allocates, and cannot be captured into a graph. The combination is
+    kept until the plan is closed, and later calls cost as much as those of a plan for these fields
+    alone. If one rank gives a known combination while others give a new one, all of them get an
+    error.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there can be no such array.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> node = Node(MPI.COMM_SELF, backend="host")
+    >>> halo = HaloExchange(node.comm, Layout(4), 1, dims=(1,), periods=True, node=node)
+    >>> u = numpy.array([0.0, 1.0, 2.0, 0.0])
+    >>> halo.exchange(u)
+    >>> u
+    array([2., 1., 2., 1.])
+    >>> halo.close()
+
+    One plan for any fields of a block of four cells:
+
+    >>> halo = HaloExchange(node.comm, Layout(4, None), 1, dims=(1,), periods=True, node=node)
+    >>> pairs = numpy.array([[0, 0], [1, 2], [3, 4], [0, 0]])
+    >>> halo.exchange(u, pairs)
+    >>> pairs.tolist()
+    [[3, 4], [1, 2], [3, 4], [1, 2]]
+    >>> node.close()
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = float
+    order: str = "C"
+
+    def __post_init__(self) -> None:
+        """Normalize the shape to a tuple and the dtype to a `numpy.dtype`."""
+        given: Any = self.shape
+        wrong = f"shape must be an int or ints of 0 or more, not {given!r}"
+        try:
+            shape = tuple(map(index, (given,) if hasattr(given, "__index__") else given))
+        except TypeError:
+            raise TypeError(wrong) from None
+        if any(extent < 0 for extent in shape):
+            raise ValueError(wrong)
+        if self.order not in ("C", "F"):
+            raise ValueError(f"order must be 'C' or 'F', not {self.order!r}")
+        object.__setattr__(self, "shape", shape)
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        elif self.order != "C":
+            raise ValueError("a Layout without dtype stands for fields of any order: give none")
+
+    def of_field(self) -> FieldLayout:
+        """Return the layout of such a field in host memory; of bytes, if any dtype will do."""
+        dtype = np.dtype("u1") if self.dtype is None else self.dtype
+        step, strides = dtype.itemsize, []
+        for extent in self.shape if self.order == "F" else self.shape[::-1]:
+            strides.append(step)
+            step *= extent
+        steps = strides if self.order == "F" else strides[::-1]
+        return FieldLayout(self.shape, tuple(steps), dtype, None)
+
+
+def takes_any(fields: Sequence[Any]) -> bool:
+    """Whether a Layout without dtype stands for all fields of a plan: it must stand alone."""
+    found = any(isinstance(field, Layout) and field.dtype is None for field in fields)
+    if found and len(fields) > 1:
+        raise ValueError(
+            f"{len(fields)} fields, one of them a Layout without dtype, which stands for all "
+            "fields of a call: give it alone"
+        )
+    return found
+
+
+def is_on_gpu(field: Any) -> bool:
+    """Whether an array of any library is in GPU memory."""
+    if isinstance(field, np.ndarray):
+        return False
+    return bool(getattr(field, "is_cuda", None) or _has_interface(field))
+
+
+def _has_interface(field: Any) -> bool:
+    # Raises AttributeError for a tensor in host memory, as for anything but an array on a GPU.
+    return not hasattr(field, "is_cuda") and hasattr(field, "__cuda_array_interface__")
+
+
+def refuse_jax(field: Any, name: str) -> None:
+    """Raise `TypeError` for an array of JAX, or for a tracer of one."""
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(field, jax.Array):
+        raise TypeError(
+            f"{name} is a JAX array, which cannot be written. For a halo make the plan for a "
+            "Layout, and call u = mpishare.jax.exchange(plan, u); for an Allreduce copy it, "
+            "node.xp.array(u)."
+        )
+
+
+def refuse_gradient(field: Any, name: str) -> None:
+    """Raise `ValueError` for a tensor that autograd follows: it would not see the call."""
+    if getattr(field, "requires_grad", False):
+        raise ValueError(
+            f"{name} requires a gradient, and PyTorch would not see that it changes: make the call "
+            "in a torch.autograd.Function (docs/pytorch.md), or give its .detach()"
+        )
+
+
+def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
+    """Return a NumPy array on the same memory, or raise `TypeError`."""
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it at first use, in 15 ms
+    if masked is not None and isinstance(field, masked.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask cannot travel: give its .data")
+    refuse_jax(field, name)
+    if isinstance(field, np.ndarray):
+        return np.asarray(field)  # a subclass may keep cells from being written
+    refuse_gradient(field, name)
+    if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
+        raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
+    try:
+        array = np.from_dlpack(field)
+    except (AttributeError, TypeError, BufferError, RuntimeError) as error:
+        raise TypeError(f"{name} is not an array that NumPy can read: {error}") from error
+    if not array.flags.writeable and hasattr(field, "__array__"):
+        # Before 2.2 NumPy calls all that it gets by DLPack read-only.
+        found = np.asarray(field)
+        if found.ctypes.data == array.ctypes.data:  # no copy
+            return found
+    return array
+
+
+def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
+    """Return the layout of an array in host memory; `ValueError` if it is read-only."""
+    if not array.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+    return check_layout(FieldLayout(array.shape, array.strides, array.dtype, None), name)
+
+
+def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
+    """Return the layout if its cells can be written one by one, else raise."""
+    if layout.dtype.hasobject:
+        raise TypeError(f"{name} holds Python objects, which cannot travel")
+    if not 1 <= layout.dtype.itemsize <= 16:
+        raise TypeError(
+            f"{name} has elements of {layout.dtype.itemsize} bytes: 1 to 16 are allowed"
+        )
+    pairs = zip(layout.shape, layout.strides, strict=True)
+    # Of an array without elements NumPy may make all strides zero.
+    if 0 not in layout.shape and any(extent > 1 and step <= 0 for extent, step in pairs):
+        raise ValueError(f"{name} has strides {layout.strides}: they must be positive")
+    return layout
+
+
+def require_number(fields: Sequence[Any], wanted: int) -> None:
+    """Raise `ValueError` unless a call has as many fields as the plan."""
+    if len(fields) != wanted:
+        hint = ""
+        if len(fields) == 1 and isinstance(fields[0], list | tuple):
+            hint = ": pass the arrays one by one, exchange(*fields)"
+        raise ValueError(f"{len(fields)} fields given, the plan was made for {wanted}{hint}")
+
+
+def as_list(fields: Any) -> list[Any]:
+    """Return one array, or a list or tuple of them, as a list. A window stands for its array."""
+    found: Sequence[Any] = fields if isinstance(fields, list | tuple) else [fields]
+    if not found:
+        raise ValueError("fields is empty: a plan is made for one array at least")
+    return [field.array if isinstance(field, Window) else field for field in found]
+
+
+def array_at(address: int, layout: FieldLayout) -> np.ndarray[Any, Any]:
+    """Return the array at an address, in the dtype in which its cells travel.
+
+    It does not hold the memory: a window could not be unmapped otherwise.
+    """
+    cells = (ctypes.c_char * layout.span_nbytes).from_address(address)
+    return np.ndarray(
+        layout.shape, layout.carrier, buffer=memoryview(cells), strides=layout.strides
+    )
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Return the address of the first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address

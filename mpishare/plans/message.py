@@ -1,0 +1,174 @@
+"""Messages between two ranks: cells of some fields, with a tag for each direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpishare.plans.cells import Box
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import numpy as np
+
+    from mpishare.plans.layout import FieldLayout
+
+ALIGN = 16
+"""Every part of a message begins at a multiple of this: the widest word that a GPU stores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The cells of one field in one message: a box, or all cells at `indices` along `axis`."""
+
+    field: int  # index among the plan's fields
+    shape: tuple[int, ...]  # of the cells, in the order in which they travel: last axis fastest
+    nbytes: int  # without padding
+    box: Box | None = None
+    axis: int = 0
+    indices: np.ndarray[Any, Any] | None = None  # in the order in which they travel
+
+    @classmethod
+    def of_box(cls, field: int, layout: FieldLayout, box: Box) -> Part:
+        """Return the part of a box in the axes of the field."""
+        return cls(field, box.shape, box.size * layout.dtype.itemsize, box)
+
+    @classmethod
+    def of_indices(cls, field: int, layout: FieldLayout, axis: int, indices: Any) -> Part:
+        shape = list(layout.shape)
+        shape[axis] = len(indices)
+        nbytes = prod(shape) * layout.dtype.itemsize
+        return cls(field, tuple(shape), nbytes, None, axis, indices)
+
+    def piece(self, layout: FieldLayout, number: int, count: int) -> Part:
+        """Return one of `count` pieces, possibly empty.
+
+        Cut along the longest axis, or that of the indices: both ends cut alike.
+        """
+        axis = self.axis if self.box is None else self.shape.index(max(self.shape))
+        begin, end = (_cut(self.shape[axis], at, count) for at in (number, number + 1))
+        if self.indices is not None:
+            return Part.of_indices(self.field, layout, axis, self.indices[begin:end])
+        box = self.box or Box((), ())
+        first = box.start[axis]
+        start = (*box.start[:axis], first + begin, *box.start[axis + 1 :])
+        stop = (*box.stop[:axis], first + end, *box.stop[axis + 1 :])
+        return Part.of_box(self.field, layout, Box(start, stop))
+
+    @property
+    def key(self) -> Any:
+        """The index of the cells in an array of the field."""
+        if self.box is not None:
+            return self.box.slices()
+        return (*[slice(None)] * self.axis, self.indices)
+
+
+@dataclass(frozen=True)
+class Message:
+    """The cells that go from one rank to another in one direction of an exchange."""
+
+    peer: int  # rank in the plan's communicator
+    tag: int  # the same at both ends; distinguishes the messages between two ranks
+    parts: tuple[Part, ...]  # at most one per field, in the order of the fields
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes when packed: each part begins at a multiple of `ALIGN`."""
+        return sum(map(padded, (part.nbytes for part in self.parts)))
+
+    def offsets(self) -> list[int]:
+        """Return the offset of each part in the packed message, in bytes."""
+        found, at = [], 0
+        for part in self.parts:
+            found.append(at)
+            at += padded(part.nbytes)
+        return found
+
+    def piece(self, layouts: Sequence[FieldLayout], number: int, count: int) -> Message:
+        """Return one of `count` pieces of the message, possibly without parts."""
+        parts = (part.piece(layouts[part.field], number, count) for part in self.parts)
+        return replace(self, parts=tuple(part for part in parts if part.nbytes))
+
+    def offset_of(self, part: Part) -> int:
+        return self.offsets()[self.parts.index(part)]
+
+
+class PartInfo(NamedTuple):
+    """The description of a part for other ranks; `box` is None for indices."""
+
+    field: int
+    nbytes: int
+    box: Box | None
+
+
+class MessageInfo(NamedTuple):
+    """The description of a message for other ranks."""
+
+    peer: int
+    tag: int
+    parts: tuple[PartInfo, ...]
+    route: str
+
+
+def pack_messages(messages: Sequence[Message], routes: Mapping[int, str]) -> list[Any]:
+    """Return descriptions of messages for JSON.
+
+    Fields of one shape, of which there are often many, have the same cells: these are written once.
+    """
+    packed = []
+    for message in messages:
+        runs: list[Any] = []
+        for part in message.parts:
+            cells = part.nbytes, part.box
+            if runs and runs[-1][0] == cells:
+                runs[-1][1].append(part.field)
+            else:
+                runs.append((cells, [part.field]))
+        parts = [[n, box and [box.start, box.stop], fields] for (n, box), fields in runs]
+        packed.append([message.peer, message.tag, parts, routes[message.peer]])
+    return packed
+
+
+def unpack_messages(packed: Sequence[Any]) -> list[MessageInfo]:
+    """Return the descriptions that `pack_messages` made on another rank."""
+    found = []
+    for peer, tag, runs, route in packed:
+        parts: list[PartInfo] = []
+        for nbytes, ends, fields in runs:
+            box = ends and Box(tuple(ends[0]), tuple(ends[1]))
+            parts += [PartInfo(field, nbytes, box) for field in fields]
+        found.append(MessageInfo(peer, tag, tuple(parts), route))
+    return found
+
+
+class PartKey(NamedTuple):
+    """The identity of a part, the same at both of its ends."""
+
+    sender: int
+    receiver: int
+    tag: int
+    field: int
+
+
+def parts_sent(
+    messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: str | None = None
+) -> Iterator[tuple[PartKey, PartInfo, str]]:
+    """Yield key, description and route of each part that `senders` send, by `route` or any."""
+    for sender in senders:
+        for message in messages[sender]:
+            if route in (None, message.route):
+                for part in message.parts:
+                    key = PartKey(sender, message.peer, message.tag, part.field)
+                    yield key, part, message.route
+
+
+def _cut(extent: int, number: int, count: int) -> int:
+    """Return the begin of a piece: pieces of contiguous cells stay aligned."""
+    return extent if number == count else extent * number // count // ALIGN * ALIGN
+
+
+def padded(nbytes: int) -> int:
+    """Return the size of so many bytes in a packed message."""
+    return -(-nbytes // ALIGN) * ALIGN

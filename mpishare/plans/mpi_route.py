@@ -1,0 +1,212 @@
+"""Route ``mpi``: persistent MPI requests, and host buffers for packed messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.coordination.mpi_agreement import UNSEEN_DEATH, never_free
+from mpishare.coordination.poll import poll
+from mpishare.coordination.waits import WaitMonitor
+from mpishare.errors import MpiShareError, PeerTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.plans.comm import PlanComm
+    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.message import Message
+
+    Array = np.ndarray[Any, Any]
+
+
+class MpiMessages:
+    """The persistent MPI requests of one plan, between packed bytes in any memory."""
+
+    def __init__(
+        self,
+        comm: PlanComm,
+        name: str,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        outgoing: Sequence[Any],
+        incoming: Sequence[Any],
+        call: str = "wait",
+    ) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm
+        self._call = f"{name}: {call}"
+        self._startall = MPI.Prequest.Startall
+        self._buffers = [*outgoing, *incoming]
+        self._sends = [
+            comm.comm.Send_init(data, message.peer, comm.first_tag + message.tag)
+            for message, data in zip(sends, outgoing, strict=True)
+        ]
+        self._recvs = [
+            comm.comm.Recv_init(data, message.peer, comm.first_tag + message.tag)
+            for message, data in zip(recvs, incoming, strict=True)
+        ]
+        self._requests = [*self._recvs, *self._sends]
+        self._is_receiving = False
+        # Tests before the first poll of the other ranks' status, which takes longer than a message.
+        self._spins = 16 * comm.context.spins_per_yield
+        # One by one: most messages need several tests, and Testall takes thrice as long.
+        self._tests = [request.Test for request in self._requests]
+        self._testall = MPI.Request.Testall
+        self._peers = [message.peer for message in (*recvs, *sends)]
+        self._is_open = False
+
+    def receive(self) -> None:
+        """Start the receives, if possible before the senders send.
+
+        An exchange that was interrupted before it sent has started them already.
+        """
+        if self._is_receiving:
+            return
+        self._startall(self._recvs)
+        self._is_receiving = self._is_open = True
+
+    def send(self) -> None:
+        """Start the sends of the packed messages, and the receives if they are not yet started."""
+        self._is_open = True
+        self._startall(self._sends if self._is_receiving else self._requests)
+        self._is_receiving = False
+
+    def wait(self) -> None:
+        """Wait on the host until all messages are sent and received, with the deadline.
+
+        After an interrupt this rank leaves the node: messages under way cannot be taken back.
+        """
+        try:
+            spins = self._spins
+            for test in self._tests:
+                while not test():
+                    spins -= 1
+                    if spins < 0:
+                        self._poll()  # for all of them
+                        break
+        except BaseException as error:
+            if not isinstance(error, MpiShareError):
+                self._comm.context.agreement.leave(self._call, error)
+            raise
+        self._is_open = False
+
+    def _poll(self) -> None:
+        agreement = self._comm.context.agreement
+        is_done = partial(self._testall, self._requests)
+
+        def pending() -> list[int]:
+            return self._ranks_here(self._pending())
+
+        with WaitMonitor(agreement, self._call, pending) as monitor:
+
+            def look() -> None:
+                agreement.check()
+                monitor.look()
+
+            if not poll(is_done, agreement.timeout_s, look, warn=monitor.warn):
+                raise self._timed_out()
+
+    def close(self, memory: Sequence[Any] = ()) -> bool:
+        """Free the requests; return whether the buffers may be used again.
+
+        Requests under way are left to MPI, together with their buffers and `memory`.
+        """
+        is_over = not self._is_open
+        if is_over:
+            for request in self._requests:
+                request.Free()
+        else:
+            never_free(self._requests, [*self._buffers, *memory])
+        self._requests, self._sends, self._recvs, self._buffers = [], [], [], []
+        self._tests = []
+        return is_over
+
+    def _pending(self) -> list[int]:
+        """Return the ranks of the plan whose messages are not complete."""
+        pairs = zip(self._peers, self._requests, strict=True)
+        return sorted({rank for rank, request in pairs if not request.Test()})
+
+    def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks on this node, by their rank in the node."""
+        ranks_here = self._comm.ranks_here
+        return [ranks_here[rank] for rank in ranks if rank in ranks_here]
+
+    def _timed_out(self) -> MpiShareError:
+        agreement = self._comm.context.agreement
+        timeout_s, pending = agreement.timeout_s, self._pending()
+        here = self._ranks_here(pending)
+        if len(here) == len(pending):
+            return agreement.timed_out(self._call, here, timeout_s)
+        error = PeerTimeout(
+            f"{self._call} failed: ranks {pending} of the plan's communicator did not arrive "
+            f"within {timeout_s:g} s (rank {self._comm.rank} of {self._comm.size}). The node "
+            f"cannot be used any more. {UNSEEN_DEATH}",
+            ranks=here,
+            timeout_s=timeout_s,
+        )
+        return agreement.fail_and_tell(lambda: error, fatal=True, missing=error.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedPart:
+    """The packed cells of a part, with its field and their index there."""
+
+    field: int
+    key: Any
+    cells: Array
+
+
+class HostMpiRoute:
+    """MPI messages of fields in host memory; ``store(array, key, cells)`` unpacks."""
+
+    def __init__(
+        self,
+        setup: PlanSetup,
+        sends: Sequence[Message],
+        recvs: Sequence[Message],
+        store: Callable[[Array, Any, Array], None],
+        call: str,
+    ) -> None:
+        self._store = store
+        outgoing = [np.empty(message.nbytes, np.uint8) for message in sends]
+        incoming = [np.empty(message.nbytes, np.uint8) for message in recvs]
+        self._outgoing = _packed_parts(setup.mine, sends, outgoing)
+        self._incoming = _packed_parts(setup.mine, recvs, incoming)
+        self._messages = MpiMessages(setup.comm, setup.name, sends, recvs, outgoing, incoming, call)
+        self.staging_nbytes = sum(data.nbytes for data in (*outgoing, *incoming))
+
+    def start(self, arrays: Sequence[Array]) -> None:
+        """Pack and send; does not wait."""
+        self._messages.receive()
+        for part in self._outgoing:
+            part.cells[...] = arrays[part.field][part.key]
+        self._messages.send()
+
+    def wait(self, arrays: Sequence[Array]) -> None:
+        """Wait for all messages, then unpack."""
+        self._messages.wait()
+        for part in self._incoming:
+            self._store(arrays[part.field], part.key, part.cells)
+
+    def close(self) -> None:
+        self._messages.close()
+
+
+def _packed_parts(
+    layouts: Sequence[FieldLayout], messages: Sequence[Message], buffers: Sequence[Array]
+) -> list[_PackedPart]:
+    return [
+        _PackedPart(
+            part.field,
+            part.key,
+            np.ndarray(part.shape, layouts[part.field].carrier, buffer=buffer, offset=offset),
+        )
+        for message, buffer in zip(messages, buffers, strict=True)
+        for part, offset in zip(message.parts, message.offsets(), strict=True)
+    ]

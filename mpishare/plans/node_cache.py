@@ -1,0 +1,184 @@
+"""The node of a plan: that of the user, or one that is kept for the plan's ranks."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from mpishare.coordination.abort import abort_when_left
+from mpishare.coordination.missing_ranks import MissingRanks
+from mpishare.coordination.waits import of_this_thread
+from mpishare.errors import UnsupportedError
+from mpishare.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.coordination.rank_group import RankGroup
+    from mpishare.coordination.waits import Waits
+    from mpishare.plans.comm import PlanComm
+    from mpishare.runtime.context import NodeContext
+
+_DEFAULT_TIMEOUT_S = 300.0
+
+
+class NodeCache:
+    """Nodes for plans without ``node=``, by backend or ``"auto"``, kept while these live."""
+
+    _of_group: ClassVar[dict[RankGroup, NodeCache]] = {}
+
+    def __init__(self, group: RankGroup) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._group = group
+        self._plans: dict[Node, int] = {}
+
+    @classmethod
+    def of(cls, group: RankGroup) -> NodeCache:
+        return cls._of_group.setdefault(group, cls(group))
+
+    @classmethod
+    def kept(cls, group: RankGroup, backend: str) -> Node | None:
+        cache = cls._of_group.get(group)
+        return None if cache is None else cache.nodes.get(backend)
+
+    def acquire(self, node: Node) -> None:
+        self._plans[node] = self._plans.get(node, 0) + 1
+
+    def release(self, backend: str, node: Node) -> None:
+        """Count one plan less, and close the node with the last one. Collective then."""
+        self._plans[node] -= 1
+        if not self._plans[node]:
+            del self._plans[node]
+            if self.nodes.get(backend) is node:
+                del self.nodes[backend]
+            if not self.nodes and not self._plans:
+                self._of_group.pop(self._group, None)
+            node.close()
+
+
+class NodeChoice(NamedTuple):
+    """A rank's contribution to the choice of a plan's node."""
+
+    is_given: bool
+    is_cached: bool
+    """Whether this rank has a cached node that works."""
+    number: int
+    """Plans of this kind that it has made there."""
+
+
+def look_for_node(
+    group: RankGroup, call: str, node: Any, backend: str
+) -> tuple[NodeChoice, Node | None]:
+    """Return this rank's choice, and its node if there is one; raise for a bad ``node=``."""
+    if node is not None and not isinstance(node, Node):
+        raise TypeError(f"{call} failed: node must be an mpishare.Node, not {node!r}")
+    if node is not None:
+        context_of(node).agreement.check()
+    kept = NodeCache.kept(group, backend)
+    is_cached = kept is not None and context_of(kept).agreement.failure is None
+    found = node or (kept if is_cached else None)
+    number = 0 if found is None else context_of(found).last_number(call)
+    return NodeChoice(node is not None, is_cached, number), found
+
+
+def find_node(
+    group: RankGroup,
+    given: MPI.Intracomm,
+    call: str,
+    node: Any,
+    backend: str,
+    choices: Sequence[NodeChoice],
+) -> tuple[Node, NodeCache | None]:
+    """Return the node of a plan, and the cache that counts it. Collective, host-blocking.
+
+    ``"cuda"`` fields need a node of that backend, ``"host"`` and ``"auto"`` fields take any.
+    """
+    if len({choice.is_given for choice in choices}) > 1:
+        raise ValueError(f"{call} failed: node= must be given on all ranks or on none")
+    if node is not None:
+        return node, None
+    if all(choice.is_cached for choice in choices):
+        cache = NodeCache.of(group)
+        found = cache.nodes[backend]
+    else:
+        # NumPy fields need no GPU, and a node without one is made at once.
+        found = Node(given, backend="host" if backend == "host" else "auto")
+        cache = NodeCache.of(group)
+        cache.nodes[backend] = found
+    cache.acquire(found)
+    return found, cache
+
+
+def name_plan(call: str, context: NodeContext, choices: Sequence[NodeChoice]) -> str:
+    """Return the name of a plan: the same on all of its ranks, and new on each."""
+    # Some ranks may have made plans without the others.
+    number = 1 + max(choice.number for choice in choices)
+    context.raise_number(call, number)
+    return f"{call} {number}"
+
+
+def require_backend(call: str, node: Node, backend: str) -> None:
+    """Raise if a node cannot serve fields of a backend; the same on all ranks."""
+    if backend == "cuda" and node.backend != "cuda":
+        raise UnsupportedError(
+            f"{call} failed: the fields are in GPU memory, and the node is on the host backend"
+        )
+
+
+def ranks_left_out(comm: PlanComm, node: Node | None) -> list[int]:
+    """Return the plan's ranks on this machine that are not in a given node.
+
+    Ranks of the node's communicator that MPI finds on another machine do not count.
+    """
+    mine = comm.places[comm.rank]
+    beside = [
+        r for r, place in enumerate(comm.places) if place == mine and r not in comm.ranks_here
+    ]
+    if node is None or not beside:
+        return []
+    plan, known = comm.comm.Get_group(), node._comms[-1].Get_group()
+    found = plan.Translate_ranks(beside, known)
+    plan.Free()
+    known.Free()
+    return [rank for rank, there in zip(beside, found, strict=True) if there < 0]
+
+
+@contextmanager
+def setup_deadline(
+    node: Any, comm: MPI.Intracomm, call: str, look: Callable[[], object] = int
+) -> Iterator[tuple[float, MissingRanks | None]]:
+    """Yield the deadline of a wait for a plan's ranks, and its monitor where a node is given.
+
+    With the monitor a `PeerTimeout` names the missing ranks of the node; it also calls `look`,
+    which may raise.
+    """
+    if not isinstance(node, Node):
+        yield _DEFAULT_TIMEOUT_S, None
+        return
+    agreement = context_of(node).agreement
+    agreement.check()
+    with MissingRanks(agreement, agreement.ranks_in(comm), call, look) as monitor:
+        yield agreement.timeout_s, monitor
+
+
+def context_of(node: Node) -> NodeContext:
+    return node._context
+
+
+def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:
+    """Leave the node of a plan by an error that the others do not know of. Local.
+
+    Without one that is given or kept, all nodes that have ranks of the plan, through which these
+    watch their wait; where there is none, the job is aborted when this process ends.
+    """
+    if isinstance(node, Node):
+        agreements: list[Waits] = [context_of(node).agreement]
+    else:
+        whole = [each for each in of_this_thread() if each.failure is None]
+        agreements = [each for each in whole if each.ranks_in(comm)]
+    for each in agreements:
+        each.leave(call, error)
+    if not agreements:
+        abort_when_left(call, error)

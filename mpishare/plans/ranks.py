@@ -1,0 +1,143 @@
+"""The ranks of plans on one node, found once for all of their plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpishare.coordination.counters import SLOT_WORDS, CounterPool
+from mpishare.coordination.dropped import Dropped
+from mpishare.memory.shared import place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.coordination.rank_group import RankGroup
+    from mpishare.memory.allocation import Steps
+    from mpishare.memory.shared import SharedMemory
+    from mpishare.runtime.context import NodeContext
+
+
+_MAX_POOLED_NBYTES = 1 << 17
+_CHUNK_NBYTES = 1 << 18
+
+
+class PlanMemory(NamedTuple):
+    """Host memory of one plan, zeroed; `address` is that on this rank's GPU, 0 on the host backend.
+
+    `close` is local, called once, when no rank uses the memory, and on all ranks of the node before
+    any of them takes memory.
+    """
+
+    buffer: memoryview[int]
+    address: int
+    nbytes: int
+    close: Callable[[], None]
+
+
+class PlanRanks:
+    """The ranks of a group, and those of them that share the node of this rank. Made by `of`."""
+
+    def __init__(self, group: RankGroup, context: NodeContext, replies: Sequence[Any]) -> None:
+        self.group = group
+        self.context = context
+        self.nodes: list[str] = [node for node, _, _ in replies]  # unique names, by rank
+        self.places: list[Any] = [where for _, _, where in replies]
+        mine = self.nodes[group.comm.rank]
+        # Ranks in the node by ranks in the group, for those on this node.
+        self.here: dict[int, int] = {
+            rank: rank_there for rank, (node, rank_there, _) in enumerate(replies) if node == mine
+        }
+        # Whether these are all ranks of the node, in its order.
+        self.is_node = list(self.here.items()) == [(r, r) for r in range(context.size)] and (
+            len(replies) == context.size
+        )
+        self.dropped = context.dropped if self.is_node else Dropped()
+        self.regions: Any = None
+        """`Regions` for staging buffers on CUDA, made for the first plan that needs them."""
+        self._plans = 0
+        block = context.agreement.block
+        self._memory_pool = block.plan_memory if self.is_node else CounterPool()
+        self._chunks: list[SharedMemory] = []
+
+    @classmethod
+    def of(
+        cls,
+        group: RankGroup,
+        context: NodeContext,
+        call: str,
+        here: Sequence[Any],
+        monitored: Callable[[], Any],
+    ) -> PlanRanks:
+        """Return the ranks of a group on a node. Collective the first time, host-blocking.
+
+        `here` has each rank's `_here`, or None in it; `monitored` makes a context manager that
+        watches the wait, see `MissingRanks`.
+        """
+        found: PlanRanks | None = context.plan_ranks.get(group)
+        if found is None:
+            if None in here:
+                with monitored() as monitor:
+                    timeout_s = context.agreement.timeout_s
+                    here = group.agree(call, lambda: _here(context), timeout_s, monitor)
+            found = context.plan_ranks[group] = cls(group, context, here)
+            group.keep()
+        return found
+
+    def begin_plan(self) -> None:
+        self._plans += 1
+
+    def end_plan(self) -> None:
+        """Count one plan less. Collective with the last plan of ranks on several nodes."""
+        self._plans -= 1
+        # Ranks of one node keep memory and regions for their next plan until the node closes; ranks
+        # of several nodes close these at different times.
+        if not self._plans and len(self.here) < len(self.nodes):
+            self.close()
+
+    def take_memory(self, step: Steps, nbytes: int) -> PlanMemory:
+        """Return zeroed host memory for these ranks on their node, and for their GPUs.
+
+        Small pieces come from memory that is mapped already; else collective over the group,
+        host-blocking. `step` agrees with the ranks of the group on this node.
+        """
+        context, is_maker = self.context, next(iter(self.here)) == self.group.comm.rank
+        nwords = max(SLOT_WORDS, 1 << (-(-nbytes // 8) - 1).bit_length())
+        # Nodes may need different sizes, and could not agree whether to map more.
+        if 8 * nwords > _MAX_POOLED_NBYTES or len(self.here) < len(self.nodes):
+            memory, address = context.map_registered(step, nbytes, is_maker=is_maker)
+            return PlanMemory(
+                memory.buffer, address, memory.nbytes, lambda: context.unmap_registered(memory)
+            )
+        pool = self._memory_pool
+        if not pool.has(nwords):
+            memory, address = context.map_registered(step, _CHUNK_NBYTES, is_maker=is_maker)
+            self._chunks.append(memory)
+            pool.add(memoryview(memory.buffer).cast("Q"), address)
+        piece = pool.take(nwords)
+
+        def give_back() -> None:
+            if is_maker:
+                pool.clear(piece)
+            pool.give(piece)
+
+        return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
+
+    def close(self) -> None:
+        """Free memory and regions that the plans shared. Collective."""
+        if self.regions is not None:
+            self.regions.close()
+        for memory in self._chunks:
+            self.context.unmap_registered(memory)
+        del self.context.plan_ranks[self.group]
+        self.group.drop()
+
+
+def _here(context: NodeContext) -> list[Any]:
+    """Return this rank's node, rank in it, and place."""
+    return [context.nonces[0], context.rank, place()]
+
+
+def ranks_of_plan(group: RankGroup, context: NodeContext) -> tuple[list[Any] | None, list[int]]:
+    """Return this rank's `_here`, None if the others have it, and the plans that it has dropped."""
+    ranks: PlanRanks | None = context.plan_ranks.get(group)
+    return (_here(context), []) if ranks is None else (None, context.news(ranks.dropped))

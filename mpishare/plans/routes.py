@@ -1,0 +1,185 @@
+"""The choice of the route to each neighbor: the same at both ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.mpi_agreement import agree
+from mpishare.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.plans.comm import PlanComm
+    from mpishare.runtime.report import Pair, Report
+
+log = logging.getLogger("mpishare")
+
+BY_MPI = ("mpi", "mpi-gpu")
+"""Messages out of host memory, and out of GPU memory."""
+ON_GPU = ("fused", "copy", "pinned", *BY_MPI)
+ON_HOST = ("host", "mpi")
+_FAST = ("fused", "copy", "host")
+_FORCED = (*ON_GPU, "mpi-host", "host")
+"""``mpi`` allows messages out of GPU memory, ``mpi-host`` does not."""
+
+
+def forced() -> str | None:
+    """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` if there is no such route."""
+    name = os.environ.get("MPISHARE_ROUTE") or None
+    if name is not None and name not in _FORCED:
+        raise ValueError(
+            f"the environment variable MPISHARE_ROUTE must be one of {_FORCED}, not {name!r}"
+        )
+    return name
+
+
+def require_allowed(name: str | None, *, on_gpu: bool) -> None:
+    """Raise `UnsupportedError` if fields in this memory cannot take a forced route."""
+    allowed = ON_GPU if on_gpu else ON_HOST
+    if name not in (None, "mpi-host", *allowed):
+        where = "GPU" if on_gpu else "host"
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
+        )
+
+
+def agree_on_forced(
+    comm: MPI.Intracomm, call: str, timeout_s: float, *, on_gpu: bool
+) -> str | None:
+    """Return the route that all ranks are forced to. Collective, host-blocking.
+
+    Raises on all ranks, as a plan would, for an unknown route, and if ranks differ.
+    """
+    found: list[str | None] = agree(comm, call, forced, timeout_s)
+    require_same(call, [{"MPISHARE_ROUTE": route} for route in found], comm.rank)
+    require_allowed(found[0], on_gpu=on_gpu)
+    return found[0]
+
+
+def required(require: Any) -> list[str] | None:
+    """Return the routes that the user allows; None for all."""
+    if require is None:
+        return None
+    try:
+        names = [require] if isinstance(require, str) else list(require)
+    except TypeError:
+        names = []
+    known = {*ON_GPU, *ON_HOST}
+    if not names or not known.issuperset(names):
+        raise ValueError(f"require names routes, some of {sorted(known)}, not {require!r}")
+    return sorted(names)
+
+
+def choose(
+    comm: PlanComm, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
+) -> dict[int, str]:
+    """Return the route to each peer, the same at both ends.
+
+    The route of MPI messages is ``mpi`` until the ranks have agreed whether their MPI takes
+    pointers to GPU memory; see `answer_of`. `name` is the route that is forced within the node.
+    """
+    require_allowed(name, on_gpu=on_gpu)
+    name = "mpi" if name == "mpi-host" else name
+    pairs = {(pair.origin, pair.target): pair for pair in report.pairs}
+    found = {}
+    for peer in sorted(set(peers)):
+        if peer not in comm.ranks_here:
+            found[peer] = "mpi"
+        elif not on_gpu:
+            found[peer] = name or "host"
+        else:
+            here, there = comm.ranks_here[comm.rank], comm.ranks_here[peer]
+            found[peer] = _on_gpu(pairs[here, there], pairs[there, here], name)
+    return found
+
+
+def _on_gpu(there: Pair, back: Pair, name: str | None) -> str:
+    has_memory = there.route != "pinned" and back.route != "pinned"
+    if name in ("fused", "copy") and not has_memory:
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE={name}: ranks {there.origin} and {there.target} of the node cannot "
+            f"share GPU memory: {there.reason or back.reason}"
+        )
+    if there.origin == there.target and name == "fused":
+        return "copy"  # a rank needs no signal from itself
+    if name in BY_MPI:
+        return "mpi"
+    return name or (there.route if has_memory else "pinned")
+
+
+def asks_for_gpu_memory(comm: PlanComm, name: str | None) -> bool:
+    """Whether this rank must check if the MPI takes pointers to GPU memory.
+
+    The first rank of the plan on each node does, where there may be messages.
+    """
+    has_messages = name in BY_MPI or not comm.is_of_one_node
+    return has_messages and name != "mpi-host" and comm.rank == next(iter(comm.ranks_here))
+
+
+def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
+    """Return why messages cannot go out of GPU memory: `ask` of the whole plan."""
+    known = [answer for answer in answers if answer is not None]
+    if not known or name == "mpi-host":
+        return None
+    why = next(filter(None, known), "")
+    if why and name == "mpi-gpu":
+        raise UnsupportedError(
+            f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}. Use an MPI that "
+            "takes such pointers, or leave MPISHARE_ROUTE out."
+        )
+    return why
+
+
+def out_of_gpu_memory(route: str) -> str:
+    """Return the route of messages out of GPU memory in place of that out of host memory."""
+    return "mpi-gpu" if route == "mpi" else route
+
+
+def log_memory(name: str, comm: PlanComm, why: str) -> None:
+    """Log on one rank of the plan which memory messages of fields on GPUs use."""
+    if comm.rank:
+        return
+    if why:
+        log.warning("%s: messages between nodes go through host memory: %s", name, why)
+    else:
+        log.info("%s: messages between nodes go out of GPU memory, which the MPI takes", name)
+
+
+def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | None) -> None:
+    """Raise on every rank if any route of any rank is not allowed."""
+    if require is None:
+        return
+    refused = [
+        f"rank {rank} to rank {peer}: {route}"
+        for rank, mine in enumerate(routes)
+        for peer, route in mine.items()
+        if route not in require and not (route == "mpi-gpu" and "mpi" in require)
+    ]
+    if refused:
+        raise UnsupportedError(
+            f"{call} failed: require={tuple(require)} refuses {', '.join(refused[:8])}"
+            + (f" and {len(refused) - 8} more" if len(refused) > 8 else "")
+        )
+
+
+def warn(name: str, comm: PlanComm, report: Report, routes: Sequence[dict[int, str]]) -> None:
+    """Warn on one rank of the plan if a neighbor on the same node is reached by a slow route."""
+    slow = [
+        (rank, peer, route)
+        for rank, mine in enumerate(routes)
+        for peer, route in mine.items()
+        if comm.nodes[rank] == comm.nodes[peer] and route not in _FAST
+    ]
+    if not slow or slow[0][0] != comm.rank:
+        return
+    rank, peer, route = slow[0]
+    pair = {comm.ranks_here[rank], comm.ranks_here[peer]}
+    reasons = [p.reason for p in report.pairs if {p.origin, p.target} == pair and p.reason]
+    why = reasons[0] if reasons else "MPISHARE_ROUTE asks for it"
+    log.warning("%s: rank %d reaches rank %d by %s: %s", name, rank, peer, route, why)

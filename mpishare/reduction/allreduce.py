@@ -1,0 +1,254 @@
+"""The reduction over all ranks of a communicator, in place and ordered on streams."""
+
+from __future__ import annotations
+
+import logging
+from math import prod
+from threading import get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from mpishare.coordination.rank_group import require_intracomm
+from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.plans.base_plan import BasePlan
+from mpishare.plans.node_cache import ranks_left_out
+from mpishare.plans.setup import agree_on_fields, plan_setup, refuse_left_out, require_device
+from mpishare.reduction.across_nodes import AcrossNodes
+from mpishare.reduction.engine import engine_class, make_engine, make_transfer
+from mpishare.reduction.operation import Operation
+from mpishare.runtime import ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.node import Node
+    from mpishare.plans.engine import PlanEngine, PlanSetup
+    from mpishare.plans.layout import FieldLayout
+
+_CALL = "Allreduce"
+
+
+class Allreduce(BasePlan):
+    """A reduction over all ranks that is made many times, of arrays of the same layout.
+
+    Collective over `comm`, host-blocking: some milliseconds on the host, more on CUDA. Make it
+    once, use it at every step.
+
+    The elements are combined in their own dtype in the order of the ranks, ``(x0 + x1) + x2``; over
+    several nodes first those of each node, then the results of the nodes in the order of their
+    lowest ranks. So all ranks get the same bits, in every run with the same placement, on both
+    backends. (Which NaN, and which of 0.0 and -0.0 is the larger, is left to the processor; so is
+    the last bit of products of complex numbers.)
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The ranks, on any number of nodes.
+    like : array or Layout
+        What is reduced: a NumPy array, or a CuPy array or a PyTorch tensor on this rank's GPU, or
+        a `Layout` that stands for one. Shape and dtype are the same on all ranks; strides may
+        differ. float16 to float64, complex64 and complex128, integers, and bool. It is not kept.
+    op : str
+        ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``. NaN is larger and smaller than everything, as
+        in `numpy.maximum`; integers wrap. Complex numbers have no max and min. bool has only those:
+        whether any element is true, or all are.
+    node : Node, optional
+        A node with all ranks of `comm` that are on this machine. Default: one that is kept on
+        `comm` while there are plans on it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no such operation on elements of that dtype.
+    PeerError
+        If another rank's arguments are wrong; `MismatchError` if shapes, dtypes or `op` differ.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI
+    >>> comm = MPI.COMM_WORLD
+    >>> x = numpy.full(3, 1.0)
+    >>> with Allreduce(comm, x) as total:
+    ...     total.reduce(x)
+    ...     squares = total.dot(x, x)
+    >>> bool(x[0] == comm.size), bool(squares == 3 * comm.size**3)
+    (True, True)
+    """
+
+    _log = logging.getLogger("mpishare.allreduce")
+
+    def __init__(
+        self, comm: MPI.Intracomm, like: Any, op: str = "sum", *, node: Node | None = None
+    ) -> None:
+        require_intracomm(_CALL, comm)
+
+        def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
+            if setup.takes_any:
+                raise TypeError("like is a Layout without dtype: an Allreduce is for one dtype")
+            operation = Operation(op, layouts[0].dtype)
+            return {"op": operation.name, "shape": layouts[0].shape}, None
+
+        with plan_setup(_CALL, comm, node) as setup:
+            agree_on_fields(setup, [like], None, describe)
+            setup.fields = []
+            replies = setup.comm.begin(_CALL, lambda: _check(setup))
+            refuse_left_out(_CALL, replies)
+            self._layout = layout = setup.mine[0]
+            self._operation = operation = Operation(op, layout.dtype)
+            self._engine = make_engine(setup, layout, operation)
+            self._across: dict[str, AcrossNodes] = {}
+            if len({*setup.comm.nodes}) > 1:
+                self._connect_nodes(setup)
+            self._open_on(setup)
+        self._agreement = setup.context.agreement
+        self._try_fast = None if self._across else self._engine.try_fast
+        ranges.bind(self, "reduce", "dot")
+        self._log.info(
+            "%s made in %.1f ms, %s of staging",
+            self.name,
+            1e3 * (perf_counter() - setup.begin),
+            format_nbytes(sum(engine.staging_nbytes for engine in self._engines)),
+        )
+
+    def reduce(self, x: Any, stream: Any = None) -> None:
+        """Replace `x`, on every rank, by the combination of all ranks' `x`.
+
+        Collective. Stream-ordered on CUDA, where it may be captured into a graph; over several
+        nodes, and on the host backend, it blocks until the result is there.
+
+        Parameters
+        ----------
+        x : array
+            Of the layout that the plan was made for, from any allocator; no memory that another
+            rank passes too.
+        stream : stream, optional
+            The stream that writes and reads `x`. Default: the current one of the library that `x`
+            comes from.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `x` has another layout; the message says what differs. Nothing was done then.
+        MismatchError
+            On the host backend, if another rank calls `dot`. Over several nodes the ranks that
+            raise it leave their node, since the other nodes have not heard of it.
+        PeerError, PeerTimeout
+            If a rank is gone or does not come.
+        UnsupportedError
+            In a capture, if the plan spans several nodes.
+        ClosedError
+            If the plan is closed.
+
+        Notes
+        -----
+        If a call on the host is interrupted (Ctrl-C), this rank leaves the node, since others may
+        be storing into its array.
+        """
+        # Written for speed, as the small ones are little more than the call.
+        fast = self._try_fast
+        if fast is not None and fast(x, stream):
+            return
+        agreement = self._agreement
+        if self._is_closed or agreement.failure is not None or get_ident() != agreement.thread:
+            self._check("reduce")
+        across = self._across
+        try:
+            if across:
+                self._refuse_capture("reduce", x, stream)
+            self._engine.reduce(x, stream)
+        except (TypeError, ValueError) as error:
+            raise self._named("reduce", error) from None
+        if across and "reduce" in across:
+            across["reduce"].reduce(x, stream)
+
+    def dot(self, x: Any, y: Any, out: Any = None, stream: Any = None) -> Any:
+        """Return the sum of ``conj(x) * y`` over the elements of all ranks.
+
+        Collective, as `reduce`; in the order of the ranks, and in an order of a rank's own elements
+        that depends on their number and layout alone: the same arrays give the same bits.
+
+        Parameters
+        ----------
+        x, y : array
+            Of the plan's dtype, both of the same shape; it may differ from that of the plan, and
+            from rank to rank: cells without their ghosts, ``u[halo.owned]``.
+        out : array of one element, optional
+            Of the plan's dtype, where the result is stored. Default: a new one of shape ().
+        stream : stream, optional
+            As in `reduce`.
+
+        Returns
+        -------
+        array of one element
+            In the memory of the fields, without waiting on CUDA; ``float(...)`` of it waits.
+
+        Raises
+        ------
+        ValueError
+            Where the plan's operation is not ``"sum"``. Other errors as in `reduce`.
+        """
+        self._check("dot")
+        if self._operation.name != "sum":
+            raise ValueError(
+                f"{self.name}: dot failed: it is a sum, and the plan's op is "
+                f"{self._operation.name!r}. Make another Allreduce for it"
+            )
+        try:
+            if self._across:
+                self._refuse_capture("dot", x, stream)
+            result = self._engine.dot(x, y, out, stream)
+        except (TypeError, ValueError) as error:
+            raise self._named("dot", error) from None
+        if "dot" in self._across:
+            self._across["dot"].reduce(result, stream)
+        return result
+
+    def _connect_nodes(self, setup: PlanSetup) -> None:
+        """Make what goes from node to node. Collective."""
+        count = prod(self._layout.shape)
+        counts = {"reduce": count, "dot": 1 if self._operation.name == "sum" else 0}
+        try:
+            for call, each in counts.items():
+                if each:
+                    transfer = make_transfer(setup, self._engine, self._operation, each)
+                    self._across[call] = AcrossNodes(setup, each, self._operation, transfer, call)
+        except BaseException:
+            for engine in self._engines:
+                engine.release()
+                engine.close()
+            raise
+
+    def _refuse_capture(self, call: str, x: Any, stream: Any) -> None:
+        if self._engine.is_captured([x], stream):
+            raise UnsupportedError(
+                f"{self.name}: {call} failed: the stream is being captured into a graph, and the "
+                "ranks are on several nodes, which exchange messages by the host at every call. "
+                "Call it outside of the capture."
+            )
+
+    def _named(self, call: str, error: Exception) -> Exception:
+        """Return the error of an argument with the name of the plan and the call."""
+        if type(error) not in (TypeError, ValueError):
+            return error
+        return type(error)(f"{self.name}: {call} failed: {error}")
+
+    @property
+    def _engines(self) -> list[PlanEngine]:
+        return [*self._across.values(), self._engine]
+
+    def __repr__(self) -> str:
+        """Name the plan and what it reduces."""
+        layout = self._layout
+        return (
+            f"<mpishare.{self.name}: {self._operation.name} of {layout.dtype}{layout.shape} over "
+            f"{self._setup.comm.size} ranks{self._state()}>"
+        )
+
+
+def _check(setup: PlanSetup) -> list[int]:
+    """Raise what would fail on this rank alone; return the ranks that the node left out."""
+    require_device(setup.mine, setup.node)
+    engine_class(setup)  # imported where a failure becomes one of all ranks
+    return ranks_left_out(setup.comm, setup.given_node)

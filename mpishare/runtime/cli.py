@@ -1,0 +1,283 @@
+"""Command-line programs under mpirun: rank 0 prints, and a rank that raises aborts all ranks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import stat
+import sys
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
+from mpishare.errors import format_nbytes
+from mpishare.runtime.mpi_start import limited_start
+from mpishare.runtime.preflight import MAX_DURATION_S, is_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mpi4py import MPI
+
+# Where launchers put the rank of a process, for output before MPI is started.
+_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# Programs that read the output of the ranks they started, and write it to their own.
+_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
+
+#: Move to the line above, and empty it.
+_UP = "\x1b[1A\x1b[2K"
+
+
+class UsageError(Exception):
+    """The command line is wrong; the message is one line for the user."""
+
+
+def is_first_process() -> bool:
+    """Return whether this process is rank 0 to the launcher, or was started without one.
+
+    Reads the environment and does not start MPI.
+    """
+    for variable in _RANK_VARIABLES:
+        if variable in os.environ:
+            return os.environ[variable] == "0"
+    return True
+
+
+class StoppedError(Exception):
+    """Raised on every rank, at the same place, after rank 0 got a signal that ends the run."""
+
+
+class Signals:
+    """Signals that end a run early, on every rank at the same place. Local: catches them.
+
+    No rank may leave an MPI call half-way, where the others would wait for it forever. The first
+    signal is kept until `check`, the next of its kind ends the process.
+    """
+
+    #: Ctrl-C; what Open MPI makes of it; and one that launchers pass on.
+    KEPT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        #: The signal of rank 0, as far as this rank knows; 0: none.
+        self.found = 0
+        #: Called on this rank before all are stopped.
+        self.first: Callable[[], object] | None = None
+        for number in self.KEPT:
+            signal.signal(number, self._keep)
+
+    def _keep(self, number: int, frame: object) -> None:  # noqa: ARG002
+        self.found = number
+        signal.signal(number, signal.SIG_DFL)
+
+    def check(self) -> None:
+        """Raise `StoppedError` on every rank if rank 0 got a signal. Collective."""
+        self.found = self._comm.bcast(self.found)
+        if self.found:
+            if self.first is not None:
+                self.first()
+            raise StoppedError
+
+    @property
+    def exit_status(self) -> int:
+        """The status of a run that was ended early.
+
+        0 after SIGUSR1: the sender knows, and Open MPI prints much about other statuses.
+        """
+        return 0 if self.found == signal.SIGUSR1 else 128 + signal.SIGINT
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises `UsageError`, and prints its help on one rank only."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print on every rank."""
+        raise UsageError(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if is_first_process():
+            super()._print_message(message, file)
+
+
+def seconds(text: str) -> float:
+    """Parse a deadline: an argument type for `Parser`.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If `text` is not a positive number, or too large.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not is_duration(value):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a positive number of seconds up to {MAX_DURATION_S:g}"
+        )
+    return value
+
+
+def fail_usage(prog: str, message: str) -> int:
+    """Print on rank 0 what is wrong with the command line, and return exit status 2.
+
+    Collective, host-blocking: a launcher ends the job at the first nonzero exit status, so no rank
+    may exit before rank 0 has printed.
+    """
+    comm = start_mpi().COMM_WORLD
+    if comm.rank == 0:
+        sys.stderr.write(f"{prog}: {message} (--help says more)\n")
+        sys.stderr.flush()
+    comm.Barrier()
+    return 2
+
+
+def fail_run(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
+    """Print why the node could not be made or the report not written, and return exit status 1.
+
+    Local. Where the node fails, every rank raises, and rank 0, whose error names the errors of the
+    others, prints alone. After a timeout each rank prints, since rank 0 may be the missing one.
+    """
+    if comm.rank == 0 or isinstance(error, TimeoutError):
+        sys.stderr.write(f"{prog}: {error}\n")
+        sys.stderr.flush()
+    return 1
+
+
+def mpi_library() -> str:
+    """Return what the MPI library says of itself. Local; does not start MPI."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    return str(start_mpi().Get_library_version())
+
+
+def start_mpi() -> Any:
+    """Import MPI, which starts it; end the process where there is no MPI."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # The first line has the reason; the others list what the loader tried.
+        sys.stderr.write(
+            f"no MPI can be loaded: {str(error).splitlines()[0]}. Load that of your cluster, or "
+            "install one: pip install mpich\n"
+        )
+        raise SystemExit(1) from None
+    return MPI
+
+
+def start_mpi_in_time(prog: str, deadline_s: float) -> None:
+    """Start MPI; end the process, and say why, where it cannot start here or is late. Local."""
+    with limited_start(prog, deadline_s, is_first=is_first_process()):
+        start_mpi()
+
+
+def columns_of(stream: TextIO) -> int:
+    """Return the columns of the terminal where a person sees `stream`, 0 where nobody does. Local.
+
+    A launcher gives its ranks pipes, or pseudo-terminals without a size; then the terminal is its
+    own, if it writes to one.
+    """
+    try:
+        fd = stream.fileno()
+    except (OSError, ValueError):
+        return 0  # it is no file, or closed
+    if stream.isatty():
+        columns = os.get_terminal_size(fd).columns
+    elif stat.S_ISFIFO(os.fstat(fd).st_mode):
+        columns = 0
+    else:
+        return 0
+    return columns or _columns_of_launcher(fd)
+
+
+def _columns_of_launcher(fd: int) -> int:
+    """Return the columns of the terminal that is `fd` of the launcher, 0 where there is none."""
+    pid = os.getppid()
+    try:
+        while pid:
+            rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2]
+            name, _, numbers = rest.rpartition(")")
+            if name.startswith(_LAUNCHERS):
+                break
+            pid = int(numbers.split()[1])
+        path = Path(f"/proc/{pid}/fd/{fd}")
+        if not path.is_char_device():
+            return 0
+        terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return 0  # no launcher, or one of another user
+    try:
+        return os.get_terminal_size(terminal).columns if os.isatty(terminal) else 0
+    finally:
+        os.close(terminal)
+
+
+class Progress:
+    """A line on the stderr of rank 0 where a person sees it, else nothing.
+
+    It is drawn by these calls alone, between timed blocks, so that it takes no time from them.
+    Every write ends its line, since Open MPI passes on whole lines.
+    """
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._columns = columns_of(sys.stderr) if is_shown else 0
+        self._is_drawn = False
+        self._done = self._turns = 0
+
+    def expect(self, turns: int) -> None:
+        """Set how often `advance` will be called."""
+        self._turns = turns
+
+    def show(self, case: str, nbytes: int, variant: str) -> None:
+        """Show what is being timed."""
+        if self._columns:
+            size = f" {format_nbytes(nbytes)}" if nbytes else ""
+            line = f"{100 * self._done // max(self._turns, 1):3d} %  {case}{size}: {variant}"
+            self._write(line[: self._columns - 1])
+            self._is_drawn = True
+
+    def advance(self, turns: int = 1) -> None:
+        """Count turns: in each every variant has run once more."""
+        self._done += turns
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"{_UP if self._is_drawn else ''}{line}\n")
+        sys.stderr.flush()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Remove the line for what goes to stdout, which may be the same terminal."""
+        self.close()
+        yield
+        sys.stdout.flush()
+        if self._columns:
+            wait_briefly(is_output_read)
+
+    def close(self) -> None:
+        """Remove the line."""
+        if self._is_drawn:
+            self._write("")
+            # Two pipes lead to one terminal: what comes next must not overtake this.
+            wait_briefly(is_output_read)
+            self._is_drawn = False
+
+
+def run_on_ranks(body: Callable[[MPI.Intracomm], int]) -> int:
+    """Start MPI, call ``body(COMM_WORLD)``, and return its exit status.
+
+    Collective. An exception that `body` does not handle prints its traceback and ends the whole job
+    with status 1: the other ranks would otherwise wait for this one forever.
+    """
+    comm = start_mpi().COMM_WORLD
+    try:
+        return body(comm)
+    except SystemExit:
+        raise
+    except BaseException:
+        text = f"rank {comm.rank} of {comm.size}:\n{traceback.format_exc()}"
+        abort_after(lambda: say(text))
+        raise

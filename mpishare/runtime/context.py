@@ -1,0 +1,417 @@
+"""The node context: what every object made from a node uses, and the list of these objects."""
+
+from __future__ import annotations
+
+import operator
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpishare.backends.suballocator import Suballocator
+from mpishare.coordination.children import Children, NodeObject, NotPicklable
+from mpishare.coordination.counters import SLOT_WORDS, Counters
+from mpishare.coordination.dropped import Dropped
+from mpishare.coordination.poll import poll
+from mpishare.coordination.rounds import Fence
+from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.descriptors import Descriptors
+from mpishare.memory.handle import Handle, boot_id
+from mpishare.memory.kinds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.backends import Backend, Memory
+    from mpishare.coordination.agreement import Agreement
+    from mpishare.coordination.counters import CounterPool
+    from mpishare.coordination.watchdog import Watchdog
+    from mpishare.errors import MpiShareError
+    from mpishare.memory.allocation import Steps
+    from mpishare.memory.shared import SharedMemory
+
+__all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
+
+_FINISH_S = 5.0
+_CHUNK_WORDS = 1 << 16
+_SPINS = 16
+
+
+class Location(NamedTuple):
+    """Where memory lies in a window: the window's number, the segment's rank, the byte offset."""
+
+    window: int
+    rank: int
+    offset: int
+
+
+class NodeContext:
+    """What the objects of one node use: its agreement, its backend, its counters.
+
+    Parameters
+    ----------
+    agreement : Agreement
+        How its ranks agree and wait for each other.
+    backend : Backend
+        Its memory and streams.
+    watchdog : Watchdog
+        Notices the death of a rank.
+    nonces : list of str
+        For each rank of the node, the unique name of its process.
+    uuids : list of str
+        For each rank of the node, its GPU; empty on the host backend.
+    ncpus : int
+        On how many processors its ranks may run, all together.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        backend: Backend,
+        watchdog: Watchdog,
+        nonces: list[str],
+        uuids: list[str],
+        ncpus: int,
+    ) -> None:
+        self.agreement = agreement
+        self.backend = backend
+        self.nonces = nonces
+        self.uuids = uuids
+        self.all_uuids = uuids
+        """Those, then the GPUs of other nodes: containers of a machine may share one."""
+        self.watchdog = watchdog
+        self.memory_barrier = agreement.block.sync
+        """A full barrier of this processor, where it needs one; see `MemoryBarrier`."""
+        self.spins_per_yield = _SPINS if agreement.size <= ncpus else 1
+        """Looks at a counter before the core is given away: with more ranks than cores, the rank
+        that is waited for may need this very core."""
+        self.looks_per_yield = 32 if self.spins_per_yield > 1 else 1
+        """The same for the looks of compiled code, which are shorter."""
+        self.compiled: Any = None
+        """The extension module of `mpishare.backends.native`: exchanges and waits in C."""
+        self.why_python: str | None = None
+        """Why ranks have none; empty if all have it, None on CUDA, where none is needed."""
+        self.windows_version = 0
+        """Raised whenever a window opens or closes."""
+        self.gpu_messages: str | None = None
+        """Why messages of plans cannot go out of GPU memory; empty: they can; None: none go."""
+        self.suballocator = Suballocator(backend)
+        self.descriptors = Descriptors()
+        """Files that this rank lends to the others, and its door."""
+        self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
+        self.retained: list[Callable[[], bool]] = []
+        """For each closed window whose memory arrays hold: tries to release it. Collective."""
+        self.dropped = Dropped()
+        """The objects of all ranks of the node."""
+        self._children = Children()
+        watchdog.objects = self._children.registered
+        self.plan_ranks: dict[Any, Any] = {}
+        """For each group of ranks that has plans on this node, its `PlanRanks`."""
+        self._segments: dict[int, Sequence[Memory | None]] = {}
+        self._chunks: list[SharedMemory] = []
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process among those of the node."""
+        return self.agreement.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the node has."""
+        return self.agreement.size
+
+    def fence(
+        self,
+        words: memoryview[int],
+        rounds: Sequence[tuple[int, Sequence[int]]],
+        *,
+        spreads_bit: bool = False,
+    ) -> Callable[[int], int]:
+        """Return `Fence.meet` for rounds of slots, each one to write and those to wait for."""
+        if self.compiled is not None:
+            made = self.compiled.Fence(words, rounds, self.looks_per_yield, spreads_bit)
+        else:
+            made = Fence(
+                words, rounds, self.spins_per_yield, self.memory_barrier, spreads_bit=spreads_bit
+            )
+        meet: Callable[[int], int] = made.meet
+        return meet
+
+    def rank_of(self, call: str, value: Any) -> int:
+        """Return a rank that the user gave, or raise `TypeError` or `ValueError`."""
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{call} failed: {value!r} is not a rank of the node")
+        rank = operator.index(value)
+        if not 0 <= rank < self.size:
+            raise ValueError(
+                f"{call} failed: {value!r} is not a rank of the node (0 to {self.size - 1})"
+            )
+        return rank
+
+    def next_number(self, kind: str) -> int:
+        """Return the number of a new object of its kind, from 1, the same on every rank."""
+        self._numbers[kind] = self._numbers.get(kind, 0) + 1
+        return self._numbers[kind]
+
+    def last_number(self, kind: str) -> int:
+        """Return the number of the newest object of its kind on this rank; 0 without any."""
+        return self._numbers.get(kind, 0)
+
+    def raise_number(self, kind: str, number: int) -> None:
+        """Set the number of the newest object of its kind, which its ranks agreed on."""
+        self._numbers[kind] = max(number, self.last_number(kind))
+
+    # --- the objects of the node
+
+    def register(
+        self, child: NodeObject, dropped: Dropped | None = None, *, is_part: bool = False
+    ) -> None:
+        """Add an object that is whole: from now on it is watched, and closed with the node.
+
+        Parameters
+        ----------
+        dropped : Dropped, optional
+            Those of its ranks. Default: of all ranks of the node.
+        is_part : bool
+            Whether another object closes it.
+        """
+        self._children.add(child, None if is_part else dropped or self.dropped)
+        if child._memories:
+            self._segments[child._number] = child._memories
+            self.windows_version += 1
+
+    def unregister(self, child: NodeObject) -> None:
+        """Remove an object, before anything that the watchdog looks at goes."""
+        if child._registration is None:
+            return
+        with self.watchdog.removing(child):
+            self._children.remove(child)
+        if child._memories:
+            del self._segments[child._number]
+            self.windows_version += 1
+
+    @property
+    def children(self) -> list[NodeObject]:
+        """The open objects in the order in which they must be closed: plans first, newest first."""
+        newest_first = self._children.registered()[::-1]
+        return sorted(newest_first, key=lambda child: not child._closes_first)
+
+    def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
+        """Do the first step of a collective call, then close what all ranks have dropped.
+
+        Collective, host-blocking; as `Agreement.step`.
+        """
+        news = self.news(self.dropped)
+        replies = self.agreement.step(call, lambda: [news, work()])
+        self.dropped.close([each[0] for each in replies], self.rank)
+        return [each[1] for each in replies]
+
+    def news(self, dropped: Dropped) -> list[int]:
+        """Return what this rank has to say of objects that it has dropped. Local."""
+        self.agreement.check()
+        self._children.note_dropped()
+        return [] if self.backend.is_in_capture() else dropped.news()
+
+    def locate(self, address: int, nbytes: int) -> Location | None:
+        """Return where these bytes of this process lie in an open window; None if in none."""
+        for number, memories in self._segments.items():
+            for rank, memory in enumerate(memories):
+                if memory is not None:
+                    offset = address - memory.address
+                    if offset >= 0 and offset + nbytes <= memory.nbytes:
+                        return Location(number, rank, offset)
+        return None
+
+    def segment_address(self, window: int, rank: int) -> int | None:
+        """Return where a segment is mapped here; None if its window is closed."""
+        memory = self.segment_memory(window, rank)
+        return None if memory is None else memory.address
+
+    def segment_memory(self, window: int, rank: int) -> Memory | None:
+        """Return a segment as it is mapped here; None if its window is closed."""
+        return self._segments[window][rank] if window in self._segments else None
+
+    # --- memory and counters
+
+    def handle(
+        self, token: str, offset: int, nbytes: int, capacity: int, kind: str = Kind.ALLOCATION
+    ) -> str:
+        """Return the packed handle of a part of memory that this rank allocated, or gives."""
+        return Handle(
+            backend=self.backend.name,
+            token=token,
+            offset=offset,
+            nbytes=nbytes,
+            capacity=capacity,
+            uuid=self.uuids[self.rank],
+            nonce=self.nonces[self.rank],
+            boot=boot_id(),
+            kind=kind,
+        ).pack()
+
+    def open_handle(self, packed: str, rank: int, nbytes: int) -> Handle:
+        """Return the handle of another rank, checked; `HandleError` if it does not fit."""
+        return Handle.unpack(
+            packed, backend=self.backend.name, nonce=self.nonces[rank], nbytes=nbytes
+        )
+
+    @property
+    def counter_pool(self) -> CounterPool:
+        """The counters of the node, which a failure releases."""
+        return self.agreement.block.pool
+
+    def take_counters(self, call: str, count: int) -> Counters:
+        """Return zeroed counters, the same on every rank.
+
+        Collective, since all ranks must take them in the same order; host-blocking where the
+        control block is full and another chunk of shared memory must be mapped.
+        """
+        count = -(-count // SLOT_WORDS) * SLOT_WORDS
+        if not self.counter_pool.has(count):
+            self._add_chunk(call, max(count, _CHUNK_WORDS))
+        return self.counter_pool.take(count)
+
+    def _add_chunk(self, call: str, nwords: int) -> None:
+        step = partial(self.agreement.step, call)
+        memory, address = self.map_registered(step, 8 * nwords, is_maker=self.rank == 0)
+        # Only now, so that the pools of all ranks stay the same.
+        self._chunks.append(memory)
+        self.counter_pool.add(memoryview(memory.buffer).cast("Q"), address)
+
+    def map_registered(
+        self, step: Steps, nbytes: int, *, is_maker: bool
+    ) -> tuple[SharedMemory, int]:
+        """Map the same zeroed host memory on some ranks, for their GPUs too. Collective over them.
+
+        Returns
+        -------
+        memory, address
+            The memory, and where this rank's GPU sees it; 0 on the host backend. To be given back
+            by `unmap_registered`.
+        """
+        memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
+        memory.close_file()
+        addresses: list[int] = []
+        try:
+            step(lambda: addresses.append(self.backend.register(memory)))
+        except BaseException:
+            if addresses:
+                self.backend.unregister(memory)
+            memory.close()
+            raise
+        return memory, addresses[0]
+
+    def unmap_registered(self, memory: SharedMemory) -> None:
+        """Unmap what `map_registered` returned. Local."""
+        self.backend.unregister(memory)
+        memory.close()
+
+    def close_plan_ranks(self) -> None:
+        """Give back what closed plans of this node kept for others. Collective."""
+        for ranks in list(self.plan_ranks.values()):
+            ranks.close()
+
+    def close_chunks(self) -> None:
+        """Unmap the counters that were added; last of all."""
+        for memory in self._chunks:
+            self.unmap_registered(memory)
+
+    # --- waits for streams
+
+    def synchronize(self, stream: Any, call: str) -> None:
+        """Wait on the host for a stream, with the deadline; see `Node.synchronize`."""
+        agreement, backend = self.agreement, self.backend
+        agreement.check()
+        handle, owner = backend.stream(stream)
+        if not backend.has_streams:
+            return
+        self.wait_until(lambda: backend.is_done(handle), call)
+        del owner  # held until here
+
+    def wait_until(self, is_done: Callable[[], bool], call: str) -> None:
+        """Wait on the host until something on a stream is over, with the deadline."""
+        agreement = self.agreement
+
+        def look() -> None:
+            agreement.check()
+            agreement.progress()
+
+        if not poll(is_done, agreement.timeout_s, look):
+            raise self.stream_timeout(call)
+        self.check_released()
+
+    def drain(self, call: str) -> None:
+        """Wait on the host for all streams of this process, with the deadline."""
+        if not self.backend.drain(self.agreement.timeout_s):
+            raise self.stream_timeout(call)
+        self.check_released()
+
+    def check_released(self) -> None:
+        """Raise if a failure released the wait that is just over: then no signal ended it."""
+        agreement = self.agreement
+        is_released = self.backend.has_streams and agreement.block.is_broken()
+        if agreement.failure is None and is_released:
+            self.watchdog.look()
+        agreement.check()
+
+    def stream_timeout(self, call: str) -> MpiShareError:
+        """Return the error for a stream that did not come to its end."""
+        pending = self.watchdog.pending()
+        ranks = sorted({rank for ranks in pending.values() for rank in ranks})
+        waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
+        text = f"{call} ({waits})" if waits else f"{call} (no rank is pending: the GPU is busy)"
+        return self.agreement.timed_out(text, ranks, self.agreement.timeout_s)
+
+    # --- closing
+
+    def finish_at_exit(self) -> None:
+        """At process exit: let the work that began come to its end, if it does soon."""
+        deadline = time.monotonic() + _FINISH_S
+        for child in self.children:
+            child._finish_at_exit(deadline)
+
+    def begin_close(self, call: str) -> None:
+        """Agree that an object is closed, once all streams have come to their end. Collective."""
+        self.agreement.step(call, lambda: self.drain(call))
+
+    def release_retained(self) -> None:
+        """Try again to release the memory of closed windows that arrays held. Collective."""
+        self.retained = [release for release in self.retained if not release()]
+
+    def close_in_order(
+        self,
+        call: str,
+        release: Callable[[], Any],
+        free: Callable[[list[Any]], Any],
+        counters: Counters | None,
+    ) -> list[Any]:
+        """Close an object after `begin_close`: the importers release, then the owners free.
+
+        Collective, host-blocking.
+
+        Parameters
+        ----------
+        release : callable
+            Releases what this rank imported.
+        free : callable
+            Frees what this rank owns, given what `release` returned on each rank.
+        counters : Counters, optional
+            Those of the object, given back.
+
+        Returns
+        -------
+        list
+            What `free` returned on each rank.
+        """
+        agreement = self.agreement
+        released = agreement.step(call, release)
+
+        def clear_and_free() -> Any:
+            if counters is not None and agreement.rank == 0:
+                self.counter_pool.clear(counters)
+            return free(released)
+
+        freed = agreement.step(call, clear_and_free)
+        if counters is not None:
+            self.counter_pool.give(counters)
+        return freed

@@ -1,0 +1,350 @@
+"""How a node is made: which ranks share memory, on which backend, with which GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends import Backend, Device, native
+from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
+from mpishare.coordination.agreement import Agreement, is_agreed
+from mpishare.coordination.control_block import ControlBlock, State
+from mpishare.coordination.mpi_agreement import agree, allgather, describe_late
+from mpishare.coordination.rank_group import (
+    duplicate,
+    making_communicators,
+    require_intracomm,
+)
+from mpishare.coordination.shutdown import Shutdown
+from mpishare.coordination.uncaught import install
+from mpishare.coordination.watchdog import Watchdog
+from mpishare.errors import PeerTimeout, describe
+from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.shared import remove_abandoned
+from mpishare.runtime import places
+from mpishare.runtime.context import NodeContext
+from mpishare.runtime.launch import check_singleton, one_gpu_note
+from mpishare.runtime.places import Place
+from mpishare.runtime.preflight import check_fork, choose_backend, is_duration, is_wsl2
+from mpishare.runtime.probe import probe_cuda, probe_host
+from mpishare.runtime.report import Member, Report
+from mpishare.runtime.surroundings import Surroundings, Survey, warn_of_equal_pids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mpi4py import MPI
+
+log = logging.getLogger("mpishare")
+node_log = logging.getLogger("mpishare.node")
+
+CALL = "Node"
+
+
+@dataclass
+class NodeParts:
+    """The parts of a new node."""
+
+    context: NodeContext
+    shutdown: Shutdown
+    report: Report
+    comms: tuple[MPI.Comm, ...] = ()
+    """The node's communicator, which is the user's from now on, and the duplicate of the given."""
+
+
+def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
+    """Make the nodes of a communicator. Collective over it; see `Node`."""
+    try:
+        return _create_node(comm, backend, device, timeout_s)
+    except BaseException as error:
+        # An interrupt is told to the ranks of this node at most.
+        if not isinstance(error, Exception) or not is_agreed(error):
+            abort_when_left(CALL, error)
+        raise
+
+
+def _create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
+    from mpi4py import MPI
+
+    check_fork()
+    comm = require_intracomm(CALL, MPI.COMM_WORLD if comm is None else comm)
+    install()
+    library = MPI.Get_library_version()
+    check_singleton(MPI.COMM_WORLD.size, os.environ, library)
+    warn_of_equal_pids(library, os.environ)
+    deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
+    all_comm = duplicate(comm, CALL, deadline_s, None)
+    try:
+        chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
+        color, notes = _find_node(all_comm, deadline_s)
+        with _making_communicator(deadline_s):
+            node_comm = all_comm.Split(color, all_comm.rank)
+    except PeerTimeout:
+        raise
+    except Exception as error:
+        if is_agreed(error):  # every rank comes here
+            all_comm.Free()
+        raise
+    made: list[NodeParts] = []
+
+    def build() -> list[Any]:
+        made.append(_build(all_comm, node_comm, chosen, device, deadline_s, why_host, notes))
+        context = made[0].context
+        return [color, context.uuids[context.rank]]
+
+    try:
+        replies = agree(all_comm, CALL, build, deadline_s)
+    except PeerTimeout:
+        raise
+    except Exception:
+        for parts in made:  # this node was made, another was not
+            destroy_node(parts.context, parts.shutdown)
+        node_comm.Free()
+        all_comm.Free()
+        raise
+    parts = made[0]
+    elsewhere = [uuid for node, uuid in replies if node != color]
+    parts.context.all_uuids = [*parts.context.uuids, *elsewhere]
+    parts.comms = node_comm, all_comm
+    node_log.info(
+        "node made: rank %d of %d on %s, backend %s, leader %d, %s",
+        parts.context.rank,
+        parts.context.size,
+        parts.report.members[0].host,
+        chosen,
+        parts.report.leader,
+        parts.context.backend.device or why_host or "no GPU",
+    )
+    return parts
+
+
+def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
+    """Destroy a node without open objects. Collective over its ranks, host-blocking."""
+    agreement, block = context.agreement, context.agreement.block
+    call = "Node.close"
+
+    def release() -> None:
+        context.drain(call)
+        context.suballocator.release()
+
+    agreement.step(call, release)
+    agreement.step(call, context.suballocator.close)
+    context.close_plan_ranks()
+    context.descriptors.close()
+    block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
+    context.watchdog.stop()
+    shutdown.cancel()
+    node_log.debug("node closed")
+    context.backend.unregister(block.memory)
+    agreement.close()
+    block.close()
+    context.close_chunks()  # after the block, whose pool looks at them
+
+
+@contextlib.contextmanager
+def _making_communicator(deadline_s: float) -> Iterator[None]:
+    """Watch a collective of MPI that blocks, and that a rank may die in."""
+    with making_communicators(CALL), abort_when_late(describe_late(CALL, deadline_s), deadline_s):
+        yield
+
+
+def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
+    """Return the lowest rank that shares memory with this one, and notes on what looks odd."""
+    from mpi4py import MPI
+
+    with _making_communicator(deadline_s):
+        shared_comm = all_comm.Split_type(MPI.COMM_TYPE_SHARED, all_comm.rank)
+    first = allgather(shared_comm, CALL, all_comm.rank, deadline_s)[0]
+    shared_comm.Free()
+    replies = allgather(all_comm, CALL, places.here(first, all_comm.rank), deadline_s)
+    known = [Place(group, boot, tuple(folder)) for group, boot, folder in replies]
+    notes = places.oddities(all_comm.rank, known)
+    is_split = any(each.group == 0 and each != known[0] for each in known)
+    if notes and is_split and all_comm.rank == 0:
+        log.warning("%s", notes[0])
+    return places.mates_of(all_comm.rank, known)[0], notes
+
+
+def _build(
+    all_comm: MPI.Comm,
+    node_comm: MPI.Comm,
+    chosen: str,
+    device: Any,
+    deadline_s: float,
+    why_host: str | None,
+    notes: list[str],
+) -> NodeParts:
+    from mpi4py import MPI
+
+    block = _control_block(node_comm, deadline_s)
+    agreement = Agreement(block, deadline_s)
+    agreement.group = node_comm.Get_group()
+    agreement.progress = MPI.COMM_WORLD.Iprobe  # which takes no message away
+    watchdog = Watchdog(agreement, releases=chosen == "cuda")
+    made: list[Backend] = []
+    try:
+        block.lock()
+        survey = Survey(agreement.rank)
+        told = agreement.step(CALL, survey.tell)  # from here on a rank without its lock is dead
+        watchdog.start()
+        look_around = partial(survey.read, told)
+        context, members, seen = _make_context(
+            all_comm, agreement, watchdog, chosen, device, made, look_around
+        )
+        report = _report(context, members, why_host, notes, survey.result(told, seen))
+    except BaseException as error:
+        # Before the lock goes: a rank that still reads the agreement must not see a death.
+        block.depart(State.LEFT, describe(error))
+        watchdog.stop()
+        for backend in made:
+            backend.unregister(block.memory)
+        agreement.close()
+        block.close()
+        if agreement.is_fatal:
+            abort_at_exit(describe(error))
+        raise
+    has_other_nodes = all_comm.size > node_comm.size
+    shutdown = Shutdown(
+        agreement, watchdog, context.finish_at_exit, has_other_nodes=has_other_nodes
+    )
+    return NodeParts(context, shutdown, report)
+
+
+def _make_context(
+    all_comm: MPI.Comm,
+    agreement: Agreement,
+    watchdog: Watchdog,
+    chosen: str,
+    device: Any,
+    made: list[Backend],
+    look_around: Callable[[], dict[str, Any]],
+) -> tuple[NodeContext, tuple[Member, ...], list[dict[str, Any]]]:
+    block = agreement.block
+    where = f"rank {agreement.rank} of {agreement.size} on {socket.gethostname()}"
+
+    def begin() -> dict[str, Any]:
+        backend = _backend(chosen, device, agreement.rank, where)
+        address = backend.register(block.memory)
+        made.append(backend)
+        block.fill_pools(address)
+        return {
+            "given_rank": all_comm.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": None if backend.device is None else asdict(backend.device),
+            "nonce": secrets.token_hex(8),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "seen": look_around(),
+        }
+
+    replies = agreement.step(CALL, begin)
+    members = tuple(
+        Member(
+            rank=rank,
+            given_rank=each["given_rank"],
+            host=each["host"],
+            pid=each["pid"],
+            device=None if each["device"] is None else Device(**each["device"]),
+        )
+        for rank, each in enumerate(replies)
+    )
+    uuids = [member.device.uuid if member.device else "" for member in members]
+    nonces = [each["nonce"] for each in replies]
+    # All together: launchers leave a rank that they bind to a core with one CPU, which is its own.
+    cpus = {cpu for each in replies for cpu in each["cpus"]}
+    context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
+    if not made[0].has_streams:
+        step = partial(agreement.step, CALL)
+        found = native.find(step, is_first=agreement.rank == 0)
+        context.compiled, context.why_python = found
+    agreement.open_meetings(context.fence)
+    return context, members, [each["seen"] for each in replies]
+
+
+def _report(
+    context: NodeContext,
+    members: tuple[Member, ...],
+    why_host: str | None,
+    notes: list[str],
+    surroundings: Surroundings,
+) -> Report:
+    is_time_sliced = sorted(
+        uuid
+        for uuid in set(context.uuids)
+        if uuid
+        and context.uuids.count(uuid) > 1
+        and not all(m.device.mps for m in members if m.device and m.device.uuid == uuid)
+    )
+    if context.backend.name == "cuda":
+        pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(is_time_sliced))
+        members = tuple(
+            replace(member, keeps_values=kept)
+            for member, kept in zip(members, keeps_values, strict=True)
+        )
+    else:
+        pairs = probe_host(context.size)
+    for uuid in is_time_sliced:
+        notes.append(
+            f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process "
+            "Service: they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` "
+            "before the job, on every node"
+        )
+    one_gpu = one_gpu_note(context.uuids, os.environ)
+    if one_gpu is not None:
+        notes.append(one_gpu)
+        if context.rank == 0:
+            log.warning("on %s %s", members[0].host, one_gpu)
+    blocked = [pair for pair in pairs if not pair.memory]
+    if blocked and context.rank == 0:
+        log.warning(
+            "%d of %d pairs of ranks on %s cannot share GPU memory; the first is rank %d to "
+            "rank %d: %s",
+            len(blocked),
+            len(pairs),
+            members[0].host,
+            blocked[0].origin,
+            blocked[0].target,
+            blocked[0].reason,
+        )
+    name = context.backend.name
+    return Report(
+        name,
+        why_host,
+        0,
+        members,
+        pairs,
+        tuple(notes),
+        is_wsl2(),
+        why_python=context.why_python,
+        surroundings=surroundings,
+    )
+
+
+def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
+    def step(work: Callable[[], Any]) -> list[Any]:
+        return agree(node_comm, CALL, work, deadline_s)
+
+    is_maker = node_comm.rank == 0
+    step(remove_abandoned if is_maker else int)  # of jobs that were killed whole
+    nbytes = ControlBlock.nbytes_for(node_comm.size)
+    memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
+    return ControlBlock(memory, node_comm.rank, node_comm.size)
+
+
+def _backend(chosen: str, device: Any, rank: int, where: str) -> Backend:
+    if chosen == "host":
+        if device is not None and rank == 0:
+            log.warning("device=%r is ignored: the node is on the host backend", device)
+        from mpishare.backends.host import HostBackend
+
+        return HostBackend()
+    from mpishare.backends import driver
+    from mpishare.backends.cuda import CudaBackend
+
+    return CudaBackend(driver.choose_device(device, rank), where)

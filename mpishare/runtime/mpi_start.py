@@ -1,0 +1,142 @@
+"""MPI's own start: what it needs, and a deadline.
+
+MPICH (5.0.2) ends in ``MPI_Init`` where /dev/shm is read-only, by SIGBUS where that is too small,
+and waits for ever where the ranks of a machine have different ones. No Python runs in a process
+that is inside ``MPI_Init``: a forked child speaks for it, and the C thread of `faulthandler` ends
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.memory import shared
+from mpishare.runtime.surroundings import find_container, namespaces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WARN_AFTER_S = 10.0
+"""After which it is said that MPI has not started, if the deadline is not sooner."""
+_LEAD_S = 2.0  # of the last words before the end, as the first end of a rank ends the job
+
+_LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_OF_MPICH_NBYTES = 1100 << 10
+"""What MPICH takes in /dev/shm for each rank of a machine: measured 1036 KiB."""
+_ADVICE = (
+    " MPICH waits for ever where the ranks of a machine have different /dev/shm: start their "
+    "containers with --ipc=host; with MPIR_CVAR_NOLOCAL=1 each rank is a node of its own."
+)
+
+
+@contextlib.contextmanager
+def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[None]:
+    """Within, MPI may be started; the process ends with status 1 where it cannot be in time. Local.
+
+    Parameters
+    ----------
+    prog : str
+        Who speaks.
+    deadline_s : float, s
+        For the start.
+    is_first : bool
+        Whether this process gives the advice; each says where it is.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        yield
+        return
+    try:
+        _require_shared_memory()
+    except UnsupportedError as error:
+        if _is_told_by_another():
+            time.sleep(_LEAD_S)
+        else:
+            _say(f"{prog}: {error}\n")
+        raise SystemExit(1) from None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    over, alive = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(alive)
+        _speak(prog, over, deadline_s, is_first=is_first)
+        os._exit(0)
+    os.close(over)
+    nowhere = Path(os.devnull).open("w")  # noqa: SIM115  faulthandler keeps it
+    faulthandler.dump_traceback_later(deadline_s + _LEAD_S, exit=True, file=nowhere)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        nowhere.close()
+        os.close(alive)  # the child ends
+        os.waitpid(child, 0)
+
+
+def _require_shared_memory() -> None:
+    """Raise UnsupportedError where MPICH, and mpishare, would find no room in /dev/shm."""
+    shared.create(1).close()
+    size = os.environ.get("MPI_LOCALNRANKS", "")  # of MPICH's launcher
+    count = int(size) if size.isdecimal() else 1
+    room = os.statvfs(shared.FOLDER)
+    left, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    # Of the room that is left, the other ranks may have taken their part already.
+    if left < _OF_MPICH_NBYTES or total < count * _OF_MPICH_NBYTES:
+        raise UnsupportedError(
+            f"{shared.FOLDER} has {format_nbytes(left)} left of {format_nbytes(total)}, and MPICH "
+            f"takes {format_nbytes(_OF_MPICH_NBYTES)} for each rank, {count} here. In a container, "
+            "start it with --shm-size=SIZE (Docker's default is 64 MiB) or --ipc=host; else "
+            f"enlarge it with `mount -o remount,size=SIZE {shared.FOLDER}`."
+        )
+
+
+def _is_told_by_another() -> bool:
+    """Whether the first rank of this machine has the same /dev/shm: that of what started both."""
+    rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
+    if rank == "0":
+        return False
+    try:
+        of_parent = Path(f"/proc/{os.getppid()}/root{shared.FOLDER}").stat()
+        return os.path.samestat(of_parent, Path(shared.FOLDER).stat())
+    except OSError:  # another user's process, or one outside of this container
+        return False
+
+
+def _speak(prog: str, over: int, deadline_s: float, *, is_first: bool) -> None:
+    """Say in the child that its parent still waits, unless the pipe says that this is over."""
+    warn_s = min(WARN_AFTER_S, deadline_s)
+    if select.select([over], [], [], warn_s)[0]:
+        return
+    text = f"{prog}: MPI has not started after {warn_s:g} s in {describe_process(os.getppid())}"
+    _say(f"{text}.{_ADVICE if is_first else ''}\n")
+    if deadline_s > warn_s and not select.select([over], [], [], deadline_s - warn_s)[0]:
+        _say(f"{prog}: MPI has not started after {deadline_s:g} s: process {os.getppid()} ends\n")
+
+
+def _say(text: str) -> None:
+    os.write(2, text.encode())  # at once, so that lines of several ranks do not mix
+
+
+def describe_process(pid: int) -> str:
+    """Say in what surroundings a process of this PID namespace runs. Local."""
+    words = [f"process {pid}"]
+    container = find_container(os.environ)
+    if container:
+        words.append(f"in {container}")
+    own = namespaces().get("pid")
+    if own is not None:
+        words.append(f"PID namespace {own}")
+    with contextlib.suppress(OSError):
+        room = os.statvfs(shared.FOLDER)
+        device = Path(shared.FOLDER).stat().st_dev
+        size = format_nbytes(room.f_blocks * room.f_frsize)
+        words.append(f"{shared.FOLDER} of {size} (device {os.major(device)}:{os.minor(device)})")
+    return ", ".join(words)

@@ -1,0 +1,256 @@
+"""The live probe: every pair of ranks shares memory, counters and events once, and looks.
+
+Asking the driver whether something should work is not enough: containers, control groups and
+drivers lie. What fails here is data for the report, not an error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.backends.suballocator import CHUNK_NBYTES
+from mpishare.coordination.counters import RELEASED, SLOT_WORDS
+from mpishare.coordination.poll import poll
+from mpishare.errors import CudaError, HandleError
+from mpishare.runtime.report import Pair, route_of
+
+if TYPE_CHECKING:
+    from mpishare.backends import Memory
+    from mpishare.runtime.context import NodeContext
+
+_CALL = "Node: probe"
+_NBYTES = 4096  # used, of a chunk
+_COUNTERS_S = 20.0
+
+Outcome = dict[str, Any]
+
+
+def probe_host(size: int) -> tuple[Pair, ...]:
+    """Describe a node on the host backend: its control block is mapped by all, so all share."""
+    return tuple(
+        Pair(
+            origin=origin,
+            target=target,
+            memory=True,
+            copy=True,
+            kernel=False,
+            counters=True,
+            events=True,
+            link="self" if origin == target else "host memory",
+            route="host",
+            reason=None,
+        )
+        for origin in range(size)
+        for target in range(size)
+    )
+
+
+def probe_cuda(
+    context: NodeContext, *, is_time_sliced: bool
+) -> tuple[tuple[Pair, ...], tuple[bool, ...]]:
+    """Try every pair of ranks of a CUDA node.
+
+    Collective, host-blocking: 10 to 100 ms, most of it for mapping memory of other GPUs.
+
+    Returns
+    -------
+    pairs : tuple of Pair
+        Every rank with every rank.
+    keeps_values : tuple of bool
+        For each rank, whether its memory kept what was written before its handle was taken.
+    """
+    from mpishare.backends import driver
+
+    prober = _Prober(context)
+    seen = prober.run()
+    device = context.backend.device
+    links = context.agreement.step(
+        _CALL,
+        lambda: [
+            driver.link(device.ordinal, uuid) if device is not None else ""
+            for uuid in context.uuids
+        ],
+    )
+    pairs = []
+    for origin in range(context.size):
+        for target in range(context.size):
+            as_origin = seen[origin]["origin"][target]
+            as_target = seen[target]["target"][origin]
+            is_self = origin == target
+            pairs.append(
+                Pair(
+                    origin=origin,
+                    target=target,
+                    memory=as_origin["memory"],
+                    copy=as_target["copy"],
+                    kernel=as_target["kernel"],
+                    counters=as_target["counters"],
+                    events=as_origin["events"],
+                    link="self" if is_self else links[origin][target],
+                    route=route_of(
+                        as_origin["memory"] and as_target["copy"],
+                        is_self=is_self,
+                        is_time_sliced=is_time_sliced,
+                    ),
+                    reason=as_origin["reason"] or as_target["reason"],
+                )
+            )
+    return tuple(pairs), tuple(each["keeps_values"] for each in seen)
+
+
+class _Prober:
+    def __init__(self, context: NodeContext) -> None:
+        self.context = context
+        self.backend: Any = context.backend
+        self.rank, self.size = context.rank, context.size
+        self.origin: list[Outcome] = [
+            {"memory": False, "events": False, "reason": None} for _ in range(self.size)
+        ]
+        self.target: list[Outcome] = [
+            {"copy": False, "kernel": False, "counters": False, "reason": None}
+            for _ in range(self.size)
+        ]
+        self.memories: list[Memory | None] = [None] * self.size
+        self.tokens: list[str] = [""] * self.size
+        self.events: list[list[Any]] = [[] for _ in range(self.size)]
+        self.keeps_values = False
+
+    def run(self) -> list[dict[str, Any]]:
+        """Return what every rank saw, by rank."""
+        step = self.context.agreement.step
+        counters = self.context.take_counters(_CALL, SLOT_WORDS * self.size)
+        try:
+            step(_CALL, self._create)
+            replies = step(_CALL, self._publish)
+            step(_CALL, lambda: self._open(replies))
+            step(_CALL, self._write)
+            step(_CALL, self._look)
+            step(_CALL, lambda: self._count(counters.view, counters.address))
+            return step(
+                _CALL,
+                lambda: {
+                    "origin": self.origin,
+                    "target": self.target,
+                    "keeps_values": self.keeps_values,
+                },
+            )
+        finally:
+            # After a failure too: every rank comes here, unless the node itself is broken.
+            self.context.begin_close(_CALL)
+            self.context.close_in_order(_CALL, self._let_go, lambda _: self._free(), counters)
+
+    def _create(self) -> None:
+        memory = self.backend.reserve(CHUNK_NBYTES)
+        self.memories[self.rank] = memory
+        words = memory.array((_NBYTES // 8,), "u8")
+        marks = np.full(words.shape, _mark(self.rank, self.rank), dtype="u8")
+        words.set(marks)
+        self.context.synchronize(None, _CALL)
+        self.backend.take_handle(memory)
+        self.keeps_values = bool((words.get() == marks).all())
+        words.fill(0)
+        self.context.synchronize(None, _CALL)
+
+    def _publish(self) -> dict[str, Any]:
+        memory = self.memories[self.rank]
+        if memory is None:
+            return {}
+        events, tokens = self.backend.events(1)
+        self.events[self.rank] = events
+        self.backend.record(events[0], self._stream())
+        token = self.backend.publish(memory)
+        return {"handle": self.context.handle(token, 0, _NBYTES, memory.nbytes), "event": tokens}
+
+    def _open(self, replies: list[dict[str, Any]]) -> None:
+        for rank in range(self.size):
+            if rank == self.rank:
+                self.origin[rank].update(memory=True, events=True)
+                continue
+            try:
+                handle = self.context.open_handle(replies[rank]["handle"], rank, _NBYTES)
+                memory = self.backend.open(handle.token, handle.capacity, handle.uuid)
+                self.memories[rank], self.tokens[rank] = memory, handle.token
+                self.origin[rank]["memory"] = True
+            except (CudaError, HandleError) as error:
+                self.origin[rank]["reason"] = str(error)
+            try:
+                self.events[rank] = self.backend.open_events(replies[rank]["event"])
+                self.backend.wait_event(self.events[rank][0], self._stream())
+                self.origin[rank]["events"] = True
+            except CudaError as error:
+                self.origin[rank]["reason"] = self.origin[rank]["reason"] or str(error)
+
+    def _write(self) -> None:
+        from mpishare.backends import cuda
+
+        for rank, memory in enumerate(self.memories):
+            if memory is None:
+                continue
+            theirs = memory.array((2 * self.size,), "u8")
+            value = self.backend.xp.full(1, _mark(self.rank, rank), dtype="u8")
+            place = theirs[2 * self.rank : 2 * self.rank + 1]
+            place.data.copy_from_device_async(value.data, 8)
+            cuda.store(theirs[2 * self.rank + 1 :], _mark(self.rank, rank))
+            self.context.synchronize(None, _CALL)
+
+    def _look(self) -> None:
+        memory = self.memories[self.rank]
+        if memory is None:
+            return
+        found = memory.array((2 * self.size,), "u8").get()
+        for rank, outcome in enumerate(self.target):
+            outcome["copy"] = int(found[2 * rank]) == _mark(rank, self.rank)
+            outcome["kernel"] = int(found[2 * rank + 1]) == _mark(rank, self.rank)
+            if not (outcome["copy"] and outcome["kernel"]):
+                outcome["reason"] = "what this rank stored did not arrive"
+
+    def _count(self, view: memoryview[int], address: int) -> None:
+        slots = [address + 8 * SLOT_WORDS * rank for rank in range(self.size)]
+        operations = [("write", slots[self.rank])] + [("wait", slot) for slot in slots]
+        try:
+            signals = self.backend.signals(operations)
+            signals.enqueue(self._stream(), [1] * len(operations))
+        except CudaError as error:
+            for outcome in self.target:
+                outcome["reason"] = str(error)
+            return
+        pending = self._pending(view)
+        if pending:
+            # One store of the CPU lets the blocked stream go on.
+            for rank in pending:
+                view[SLOT_WORDS * rank] = RELEASED
+            self.context.synchronize(None, _CALL)
+        for rank, outcome in enumerate(self.target):
+            outcome["counters"] = rank not in pending
+            if rank in pending:
+                outcome["reason"] = "a counter written by this rank's stream did not arrive"
+
+    def _pending(self, view: memoryview[int]) -> list[int]:
+        """Wait for the counters of all ranks; return those that did not come in time."""
+        stream = self._stream()
+        poll(lambda: self.backend.is_done(stream), _COUNTERS_S, self.context.agreement.check)
+        # Asked of the counters in any case: another rank may have released them for its own sake.
+        return [rank for rank in range(self.size) if view[SLOT_WORDS * rank] != 1]
+
+    def _let_go(self) -> None:
+        """Close the events; the memory stays mapped for the plans to come."""
+        for rank, memory in enumerate(self.memories):
+            if rank != self.rank and memory is not None:
+                self.context.suballocator.adopt_opened(memory, self.tokens[rank])
+                self.backend.close_events(self.events[rank])
+
+    def _free(self) -> None:
+        memory = self.memories[self.rank]
+        if memory is not None:
+            self.context.suballocator.adopt(memory, self.backend.publish(memory))
+        self.backend.close_events(self.events[self.rank])
+
+    def _stream(self) -> int:
+        return int(self.backend.stream(None)[0])
+
+
+def _mark(origin: int, target: int) -> int:
+    # Different for every pair, and not a pattern that memory holds by chance.
+    return int(np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(origin << 32 | target << 8 | 0xA5))

@@ -1,0 +1,277 @@
+"""The report of a node: which ranks share memory, by which route, and why where not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpishare.errors import counted, name_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpishare.backends import Device
+    from mpishare.runtime.surroundings import Surroundings
+
+_MPS_GAIN = (
+    "Under the Multi-Process Service a halo exchange would take about 18 us instead of about 900 "
+    "(four ranks on one NVIDIA H200, faces of up to 64 KiB, a synchronize after each): start with "
+    "`scripts/with-mps mpirun ...`"
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How one rank reaches the memory of another, as the live probe saw it.
+
+    Attributes
+    ----------
+    origin, target : int
+        Ranks in ``node.comm``: the one that reaches, the one whose memory is reached.
+    memory : bool
+        The target's memory could be mapped.
+    copy, kernel : bool
+        A copy, and a kernel's store, arrived there.
+    counters : bool
+        A counter written on the origin's stream let the target's stream go on.
+    events : bool
+        The target's interprocess event could be opened and waited for.
+    link : str
+        ``self``, ``same GPU``, ``NVLink``, ``PCIe``, ``peer`` (a GPU that this process does not
+        see) or ``host memory``.
+    route : str
+        How a halo would travel: ``fused``, ``copy``, ``pinned`` or ``host``.
+    reason : str or None
+        Why something of this does not work.
+    """
+
+    origin: int
+    target: int
+    memory: bool
+    copy: bool
+    kernel: bool
+    counters: bool
+    events: bool
+    link: str
+    route: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank of a node: its rank there and in the given communicator, its process, its GPU.
+
+    Attributes
+    ----------
+    keeps_values : bool
+        Whether memory keeps what was written before its handle is taken. It did not under WSL2.
+        mpishare takes handles before it writes: this concerns memory of other libraries.
+    """
+
+    rank: int
+    given_rank: int
+    host: str
+    pid: int
+    device: Device | None
+    keeps_values: bool = True
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a node found out about itself. ``str()`` is a text for people.
+
+    Attributes
+    ----------
+    backend : str
+        ``"cuda"`` or ``"host"``.
+    why_host : str or None
+        Why it is not ``"cuda"``.
+    leader : int
+        In ``node.comm``.
+    members : tuple of Member
+        By rank in ``node.comm``.
+    pairs : tuple of Pair
+        Every rank with every rank, itself included.
+    notes : tuple of str
+        What the user may want to change.
+    is_wsl2 : bool
+        Whether the machine is a Windows Subsystem for Linux.
+    exports_pools : bool or None
+        Whether memory pools can be exported as file descriptors, as the rank that asks for the
+        report sees it with its GPU; None without a GPU.
+    gpu_messages : str or None
+        Why messages to other nodes cannot go out of GPU memory; empty if they can, None before
+        the first plan on GPUs that has any.
+    why_python : str or None
+        Why halo exchanges and fences on the host are made in Python, by which ranks if not by all;
+        empty if they are made in C, None on CUDA.
+    surroundings : Surroundings or None
+        What the ranks are separated by: containers, namespaces, and who may read whose memory.
+    """
+
+    backend: str
+    why_host: str | None
+    leader: int
+    members: tuple[Member, ...]
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...]
+    is_wsl2: bool = False
+    exports_pools: bool | None = None
+    gpu_messages: str | None = None
+    why_python: str | None = None
+    surroundings: Surroundings | None = None
+
+    @property
+    def can_share(self) -> bool:
+        """Whether any two ranks of the node share memory; True for a node of one rank."""
+        others = [pair for pair in self.pairs if pair.origin != pair.target]
+        return not others or any(pair.memory for pair in others)
+
+    @property
+    def host_code(self) -> str | None:
+        """Which code makes halo exchanges and fences on the host; None on CUDA.
+
+        ``"compiled"`` if all ranks have it, else ``"python"``.
+        """
+        return None if self.why_python is None else "python" if self.why_python else "compiled"
+
+    @property
+    def time_sliced_gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that several ranks share without the Multi-Process Service."""
+        devices = [member.device for member in self.members if member.device is not None]
+        uuids = [device.uuid for device in devices]
+        without = {device.uuid for device in devices if not device.mps}
+        return tuple(sorted(uuid for uuid in without if uuids.count(uuid) > 1))
+
+    @property
+    def mps_gain(self) -> str | None:
+        """What the Multi-Process Service would gain here, and how to have it; None for nothing."""
+        return _MPS_GAIN if self.time_sliced_gpus else None
+
+    def why(self, origin: int, target: int | None, route: str) -> str | None:
+        """Return why cells take a route between two ranks; None for the fastest.
+
+        ``target`` is None for a rank on another node.
+        """
+        if target is None:
+            through = f", through host memory: {self.gpu_messages}" if self.gpu_messages else ""
+            return "another node" + (through if route == "mpi" else "")
+        if route in ("fused", "host"):
+            return None
+        pairs = [pair for pair in self.pairs if {pair.origin, pair.target} == {origin, target}]
+        if route not in {pair.route for pair in pairs}:
+            return "MPISHARE_ROUTE asks for it"
+        if route == "copy":
+            shared = "a GPU is shared without the Multi-Process Service"
+            return "myself" if origin == target else shared
+        return next((pair.reason for pair in pairs if pair.reason), None)
+
+    def describe_routes(
+        self, ranks_here: Mapping[int, int], rank: int, routes: Mapping[int, str]
+    ) -> str:
+        """Name the routes of one rank of a plan, each with what `why` says. Local.
+
+        Parameters
+        ----------
+        ranks_here : dict of int to int
+            The plan's ranks on this node, each with its rank in the node.
+        rank : int
+            Of the plan.
+        routes : dict of int to str
+            For each of its peers.
+        """
+        texts = []
+        for peer, route in sorted(routes.items()):
+            why = self.why(ranks_here[rank], ranks_here.get(peer), route)
+            texts.append(f"rank {peer} by {route}" + (f" ({why})" if why else ""))
+        return ", ".join(texts) or "no neighbors"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {**asdict(self), "can_share": self.can_share, "host_code": self.host_code}
+
+    def __str__(self) -> str:
+        """Write the report for people."""
+        host = self.members[0].host
+        count = len(self.members)
+        lines = [
+            f"node {host}: {counted(count, 'rank')}, backend {self.backend}"
+            + (", WSL2" if self.is_wsl2 else "")
+            + (f" ({self.why_host})" if self.why_host else "")
+        ]
+        for member in self.members:
+            role = ", leader" if member.rank == self.leader else ""
+            gpu = ""
+            if member.device is not None:
+                device = member.device
+                gpu = f", GPU {device.ordinal} {device.uuid[:12]} {device.name} at {device.pci_id}"
+                gpu += ", MPS" if device.mps else ""
+            is_same = member.given_rank == member.rank
+            given = "" if is_same else f" (rank {member.given_rank} of all nodes)"
+            lines.append(f"  rank {member.rank}{given}, pid {member.pid}{gpu}{role}")
+        lines += self._describe_devices()
+        if self.exports_pools is not None:
+            lines.append(f"  memory pools {'can' if self.exports_pools else 'cannot'} be exported")
+        if self.gpu_messages is not None:
+            why = self.gpu_messages
+            how = f"through host memory: {why}" if why else "out of GPU memory"
+            lines.append(f"  messages to other nodes go {how}")
+        lines.append("  from \\ to " + "".join(f"{rank:>12}" for rank in range(count)))
+        for origin in range(count):
+            cells = [pair for pair in self.pairs if pair.origin == origin]
+            row = "".join(f"{_cell(pair):>12}" for pair in cells)
+            lines.append(f"  {origin:>9} {row}")
+        reasons = {
+            f"  rank {pair.origin} to rank {pair.target}: {pair.reason}"
+            for pair in self.pairs
+            if pair.reason
+        }
+        lines += sorted(reasons)
+        if self.why_python is not None:
+            why = self.why_python
+            how = f"Python, which is slower: {why}" if why else "compiled C"
+            lines.append(f"  halo exchanges and fences on the host are made by {how}")
+        if self.surroundings is not None:
+            lines += [f"  {line}" for line in self.surroundings.describe()]
+        losing = [member.rank for member in self.members if not member.keeps_values]
+        if losing:
+            lines.append(
+                f"  {name_ranks(losing)}: GPU memory is emptied when its handle is taken, so that "
+                "an array that another library has filled cannot be shared in place"
+            )
+        lines += [f"  {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def _describe_devices(self) -> list[str]:
+        """Return a line for each kind of driver and GPU, with its ranks."""
+        ranks: dict[str, list[int]] = {}
+        for member in self.members:
+            if member.device is not None:
+                device = member.device
+                text = f"driver {device.driver}, compute capability {device.compute_capability}"
+                ranks.setdefault(text, []).append(member.rank)
+        return [f"  GPU of {name_ranks(those)}: {text}" for text, those in ranks.items()]
+
+
+def _cell(pair: Pair) -> str:
+    if pair.origin == pair.target:
+        return "self"
+    return pair.link if pair.memory else "-"
+
+
+def route_of(pair_has_memory: bool, *, is_self: bool, is_time_sliced: bool) -> str:
+    """Return the route of a halo between two ranks of a CUDA node.
+
+    Parameters
+    ----------
+    pair_has_memory : bool
+        One maps the other's memory.
+    is_self : bool
+        They are one rank.
+    is_time_sliced : bool
+        A GPU of the node is shared by processes without MPS: a kernel that waits for another rank
+        would burn the very time slice that this rank needs.
+    """
+    if not pair_has_memory:
+        return "pinned"
+    return "copy" if is_self or is_time_sliced else "fused"

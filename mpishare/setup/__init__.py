@@ -1,1 +1,0 @@
-"""How a node is made."""

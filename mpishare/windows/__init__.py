@@ -1,0 +1,1 @@
+"""Objects that share memory: windows, channels, pools and events, and the order on streams."""

@@ -1,0 +1,414 @@
+"""Look at a named window from a process outside the job: no MPI is needed, and none is started."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from mpishare.coordination.poll import poll
+from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError
+from mpishare.windows.description import MAX_FDS, VERSION, Description
+from mpishare.windows.live import map_files, map_on_gpu, open_gpu
+from mpishare.windows.names import check_name, find, job_text
+from mpishare.windows.readers import CudaReader, HostReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpishare.backends.cuda import CudaBackend
+    from mpishare.backends.cuda_memory import CudaMemory
+    from mpishare.memory.visit import Visit
+
+_PAUSE_S = 0.0005
+_TRIES = 16
+"""Copies in a row of snapshots that are overwritten meanwhile, before the core is given away."""
+
+
+class Frame:
+    """A snapshot: copies that belong to this process.
+
+    Attributes
+    ----------
+    number : int
+        From 1: how often each rank had called `Window.snapshot`.
+    """
+
+    def __init__(self, number: int, arrays: dict[int, Any]) -> None:
+        self.number = number
+        self._arrays = arrays
+
+    @property
+    def array(self) -> Any:
+        """The whole window, or the first rank's segment where each rank has one."""
+        return next(iter(self._arrays.values()))
+
+    def segment(self, rank: int) -> Any:
+        """Return that rank's segment; ValueError if it has none."""
+        if rank not in self._arrays:
+            raise ValueError(f"rank {rank!r} has no segment; ranks {list(self._arrays)} do")
+        return self._arrays[rank]
+
+    def __repr__(self) -> str:
+        """Name the number and the ranks."""
+        return f"<mpishare frame {self.number} of ranks {list(self._arrays)}>"
+
+
+class Attached:
+    """A named window, seen from outside its job. Made by `attach`; all calls are local.
+
+    Attributes
+    ----------
+    name, job : str
+        Of the window.
+    shape : tuple of int
+        Of the whole, or of the first rank's segment where each rank has one.
+    dtype : numpy.dtype
+        Of the elements.
+    ranks : tuple of int
+        Of the node, that have a segment.
+    """
+
+    def __init__(
+        self,
+        visit: Visit,
+        window: Description,
+        fds: list[int],
+        name: str,
+        job: str,
+        timeout_s: float,
+        writable: bool,
+    ) -> None:
+        self.name = name
+        self.job = job
+        self.dtype = window.dtype
+        self._visit = visit
+        self._timeout_s = timeout_s
+        self._writable = writable
+        self._segments = window.segments
+        self.ranks = tuple(segment.rank for segment in self._segments)
+        self.shape = self._segments[0].shape
+        self._lock = threading.RLock()
+        self._arrays: dict[int, Any] = {}
+        self._memories: list[CudaMemory] = []
+        why = window.why_not_live
+        self._refusals: dict[int, str] = dict.fromkeys(self.ranks, why) if why else {}
+        self._why_not_here = ""  # why frames come through host memory, if they do
+        self._is_closed = False
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+        self._reader: CudaReader | HostReader | None = None
+        is_on_gpu = window.backend == "cuda"
+        backend = self._open_memory(fds[0], window.size) if is_on_gpu else None
+        if self._reader is None:
+            self._reader = HostReader(
+                fds[0], self._segments, window.size, self.dtype, is_on_gpu=is_on_gpu
+            )
+        if self._why_not_here:
+            visit.ask({"wants_host_copies": True})
+        if backend is not None:
+            self._thread = threading.Thread(
+                target=self._let_go_in_time, args=[backend], name="mpishare-attached", daemon=True
+            )
+            self._thread.start()
+        elif not is_on_gpu and not self._refusals:
+            self._arrays = map_files(self._segments, self.dtype, fds[1:], is_writable=writable)
+
+    @property
+    def array(self) -> Any:
+        """The live memory of the whole, or of the first rank's segment; see `segment`."""
+        return self.segment(self.ranks[0])
+
+    def segment(self, rank: int) -> Any:
+        """Return the live memory of a rank's segment: what the job writes is seen at once.
+
+        Nothing orders this process and the job: an array may hold parts of two steps. A frame of
+        `latest` does not.
+
+        Returns
+        -------
+        cupy.ndarray or numpy.ndarray
+            NumPy's is read-only, unless `attach` was told otherwise; CuPy has no such arrays. It
+            stays mapped as long as it is held.
+
+        Raises
+        ------
+        ClosedError
+            If the job has ended or closed the window, or if this object is closed.
+        UnsupportedError
+            If this process cannot map that rank's memory: it does not see the GPU.
+        ValueError
+            If that rank has no segment.
+        """
+        with self._lock:
+            self._check()
+            if rank in self._refusals:
+                raise UnsupportedError(
+                    f"the live memory of {self.name!r} of rank {rank} cannot be mapped here: "
+                    f"{self._refusals[rank]}. Snapshots are there: latest()."
+                )
+            if rank not in self._arrays:
+                raise ValueError(f"{self.name}: rank {rank!r} has no segment; {self.ranks} do")
+            return self._arrays[rank]
+
+    def latest(self, timeout_s: float | None = None) -> Frame:
+        """Return the newest snapshot that is whole on all ranks; wait for the first.
+
+        Host-blocking, but for no longer than a copy takes where there is one.
+
+        Parameters
+        ----------
+        timeout_s : float, seconds, optional
+            How long to wait for the first snapshot. Default: as `attach`.
+
+        Raises
+        ------
+        PeerTimeout
+            If there is none yet, or if they come faster than they can be copied.
+        ClosedError
+            If the job has ended or closed the window, or if this object is closed.
+        UnsupportedError
+            If this process does not see the GPU, and the job has no room for copies on the host.
+        """
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        found: list[Frame] = []
+        self._check()
+
+        def look() -> None:
+            self._check()
+            self._check_room()
+
+        if not poll(lambda: self._read(0, found), wait_s, look, pause_s=_PAUSE_S):
+            raise self._late(wait_s)
+        return found[0]
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Go from snapshot to snapshot, the newest first, each at most once; some are skipped.
+
+        Waits for the next one as long as it takes; ends when the job closes the window or ends.
+        """
+        number = 0
+        found: list[Frame] = []
+
+        def has_next() -> bool:
+            return self._read(number, found) or self._look_over()
+
+        while not self._is_closed:
+            poll(has_next, math.inf, self._check_room, pause_s=_PAUSE_S)
+            if not found and not self._read(number, found):  # the last one, after the end
+                return
+            frame = found.pop()
+            number = frame.number
+            yield frame
+
+    def close(self) -> None:
+        """Let go of the window. May be repeated; arrays that are held stay mapped.
+
+        On CUDA the job keeps the memory for them, and knows this process as a viewer until then.
+        """
+        self._is_closed = True
+        self._let_go()
+
+    def __enter__(self) -> Self:
+        """Return the window; ClosedError if it is closed."""
+        self._check()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __reduce__(self) -> Any:
+        """Attach again on the other side."""
+        return attach_again, (self.name, self.job, self._writable)
+
+    def __repr__(self) -> str:
+        """Name the window, its job and its segments."""
+        state = ", closed" if self._is_closed else ", job ended" if self._is_over else ""
+        return (
+            f"<mpishare window {self.name!r} of job {self.job}: shape={self.shape}, "
+            f"dtype={self.dtype}, ranks={self.ranks}{state}>"
+        )
+
+    # --- making
+
+    def _open_memory(self, fd: int, size: int) -> CudaBackend | None:
+        """Map the segments on this process's GPU, all that can be; None where none can."""
+        try:
+            backend, hidden = open_gpu([segment.uuid for segment in self._segments])
+        except (UnsupportedError, CudaError) as error:
+            self._why_not_here = str(error).rstrip(".")
+            self._refusals = dict.fromkeys(self.ranks, self._why_not_here) | self._refusals
+            return None
+        self._visit.ask({"maps": True})
+        reader = CudaReader(fd, self._segments, size, self.dtype, backend)
+        if self._refusals:  # shared in place: their snapshots alone can be mapped
+            self._why_not_here = reader.map_hidden(hidden)
+        else:
+            memories, self._refusals = map_on_gpu(backend, self._segments)
+            self._why_not_here = next(iter(self._refusals.values()), "")
+            self._memories = list(memories.values())
+            for segment in self._segments:
+                if segment.rank in memories:
+                    self._arrays[segment.rank] = memories[segment.rank].array(
+                        segment.shape, self.dtype, segment.strides
+                    )
+        if not self._why_not_here:
+            self._reader = reader
+            return backend
+        reader.close()
+        if not self._memories:
+            self._visit.ask({"maps": False})
+            return None
+        return backend
+
+    # --- reading
+
+    def _read(self, than: int, found: list[Frame]) -> bool:
+        """Add the newest snapshot to `found`, if there is one behind the number `than`."""
+        for _ in range(_TRIES):
+            with self._lock:
+                copied = None if self._reader is None else self._reader.read(than)
+            if copied is None:
+                return False
+            if copied[0]:
+                found.append(Frame(*copied))
+                return True
+        return False
+
+    def _look_over(self) -> bool:
+        """Whether the job has closed the window, or has ended."""
+        if not self._is_over and not self._is_closed:
+            self._is_over = self._visit.is_over()
+        return self._is_over or self._is_closed
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"{self.name!r} is closed")
+        if self._look_over():
+            raise ClosedError(f"the job of {self.name!r} has ended, or has closed the window")
+
+    def _check_room(self) -> None:
+        with self._lock:
+            ranks = self._reader.failed() if self._why_not_here and self._reader else []
+        if ranks:
+            raise UnsupportedError(
+                f"no snapshots of {self.name!r} here: {self._why_not_here}, and ranks {ranks} have "
+                "no room in host memory for copies (/dev/shm; the job's log says more)"
+            )
+
+    def _late(self, wait_s: float) -> PeerTimeout:
+        with self._lock:
+            numbers = self._reader.numbers() if self._reader is not None else {}
+        taken = ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items())
+        without = [rank for rank, number in numbers.items() if not number]
+        why = (
+            "the job has to call window.snapshot() on these ranks"
+            if without
+            else "they come faster than they can be copied, or ranks are more than two apart"
+        )
+        return PeerTimeout(
+            f"no snapshot of {self.name!r} that is whole on all ranks within {wait_s:g} s. "
+            f"Newest ones: {taken}; {why}.",
+            ranks=without,
+            timeout_s=wait_s,
+        )
+
+    # --- letting go
+
+    def _let_go_in_time(self, backend: CudaBackend) -> None:
+        """In a thread: when the window closes, unmap before its owners free the memory."""
+        backend.make_current()
+        self._visit.wait_until_over()
+        self._is_over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Unmap what no array holds, and end the lease when nothing is left."""
+        with self._lock:
+            self._arrays.clear()
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+            self._memories = [memory for memory in self._memories if not memory.close()]
+            for memory in self._memories:
+                memory.when_dropped(self._let_go)
+            if self._memories or not (self._is_closed or self._is_over):
+                return
+            self._visit.hang_up()  # the thread wakes up, and comes here too
+            if self._is_over or self._thread is None:
+                self._visit.close()
+
+
+def attach(
+    name: str, *, job: str | int | None = None, timeout_s: float = 10.0, writable: bool = False
+) -> Attached:
+    """Attach to a named window of a job on this machine. Local, host-blocking: some milliseconds.
+
+    Needs no MPI and starts none. The job never waits for who has attached. On CUDA, where this
+    process sees a GPU, it makes a context on the first of the window's that it sees, else on its
+    own first, makes that one current and maps what the driver allows. Where it cannot map the
+    memory of all ranks, it gets snapshots through host memory, as NumPy arrays: the first that the
+    job takes after this call.
+
+    Parameters
+    ----------
+    name : str
+        As given to `Node.allocate`, `Node.allocate_each` or `Node.share`.
+    job : str or int, optional
+        The scheduler's number of the job, else the process identifier of the node's leader.
+        Default: the only job of this user that has such a window.
+        ``python -m mpishare.info --attachable`` lists them.
+    timeout_s : float, seconds
+        For the answer of the job, and the default of `Attached.latest`.
+    writable : bool
+        Whether live NumPy arrays may be written. Nothing orders such writes.
+
+    Raises
+    ------
+    HandleError
+        If there is no such window, several jobs have one, or the job runs another version.
+    PeerTimeout
+        If the job does not answer.
+    UnsupportedError
+        If it has too many visitors.
+    """
+    check_name("attach", name)
+    window, visit = find(name, None if job is None else job_text(job), timeout_s)
+    with contextlib.ExitStack() as undo:
+        undo.callback(visit.close)
+        try:
+            told, _ = visit.ask({"version": VERSION, "attaches": True})
+            described = Description.parse(told)
+            with _files(visit, described.n_files) as fds:
+                there = Attached(visit, described, fds, name, window.job, timeout_s, writable)
+        except HandleError as error:
+            raise HandleError(f"attach({name!r}) failed: {error}") from None
+        undo.pop_all()
+    return there
+
+
+@contextlib.contextmanager
+def _files(visit: Visit, count: int) -> Iterator[list[int]]:
+    """Ask for so many descriptors, which are closed in the end."""
+    fds: list[int] = []
+    try:
+        while len(fds) < count:
+            more = visit.ask({"fds": len(fds)}, most_fds=min(count - len(fds), MAX_FDS))[1]
+            fds += more
+            if not more:
+                raise HandleError(
+                    f"{len(fds)} files came with the window, not {count}: the job is none of "
+                    "mpishare, or this process has no descriptors left (ulimit -n)"
+                )
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def attach_again(name: str, job: str, writable: bool = True) -> Attached:
+    """Attach to a window that was pickled: its job gave it away to be used."""
+    return attach(name, job=job, writable=writable)

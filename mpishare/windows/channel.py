@@ -1,0 +1,344 @@
+"""Channels: one rank streams arrays to others, through a ring of slots that all of them map."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import warnings
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from mpishare.backends.streams import handle_of
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.counters import NO_COUNTERS, Counters
+from mpishare.errors import ClosedError, EpochError, format_nbytes
+from mpishare.runtime.context import NodeObject
+from mpishare.windows.allocate import check_layout, make_window
+from mpishare.windows.event import receivers
+from mpishare.windows.segment import Segment
+from mpishare.windows.slots import Block, Get, Put, channel_counters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mpishare.runtime.context import NodeContext
+    from mpishare.windows.window import Window
+
+log = logging.getLogger("mpishare.channel")
+
+
+class Channel(NodeObject):
+    """A stream of arrays from one rank of a node to others. Made by `Node.channel`.
+
+    Every consumer gets every frame, in the order in which they were put.
+
+    Attributes
+    ----------
+    name : str
+        ``channel 2``: the number is the same on every rank, and never used again.
+    producer : int
+        The rank that puts, in ``node.comm``.
+    consumers : tuple of int
+        The ranks that get.
+    shape : tuple of int
+        Of one frame.
+    dtype : numpy.dtype
+        Of the elements.
+    nbytes : int, bytes
+        Of one frame.
+    slots : int
+        How many frames the producer may be ahead.
+    """
+
+    _closes_first = True  # while its producer waits, no other object could see the streams end
+
+    def __init__(
+        self,
+        context: NodeContext,
+        producer: int,
+        consumers: tuple[int, ...],
+        window: Window,
+        counters: Counters,
+    ) -> None:
+        self.name = window.name = f"channel {context.next_number('channel')}"
+        self.producer, self.consumers = producer, consumers
+        self.slots, *extents = window.shape
+        self.shape: tuple[int, ...] = tuple(extents)
+        self.dtype = window.dtype
+        self.nbytes = window.nbytes // self.slots
+        self._context = context
+        self._check = context.agreement.check
+        self._window = window
+        self._counters = counters
+        self._is_ended = False
+        self._sending: Put | None = None
+        self._receiving: Get | None = None
+        if context.rank == producer:
+            arrays = self._arrays()
+            self._sending = Put(context, counters, arrays, self.name, consumers)
+        elif context.rank in consumers:
+            arrays, place = self._arrays(), consumers.index(context.rank)
+            self._receiving = Get(context, counters, arrays, self.name, producer, place)
+        context.register(self)
+        log.info(
+            "%s made: rank %d to ranks %s, %d slots of shape %s, dtype %s, %s each, on rank %d",
+            self.name,
+            producer,
+            list(consumers),
+            self.slots,
+            self.shape,
+            self.dtype,
+            format_nbytes(self.nbytes),
+            window.owner,
+        )
+
+    def put(self, stream: Any = None) -> Put:
+        """Return the block in which the producer writes the next frame. Producer only.
+
+        ``with channel.put() as slot: slot[...] = frame``. Local. At the beginning of the block my
+        stream waits until every consumer has given the slot back; at its end the frame is sent.
+        Where the block raises, nothing is sent, and the next `put` has the same slot.
+
+        Stream-ordered on CUDA: the host waits only where it is 64 frames ahead of that. On the
+        host backend the beginning blocks until the slot is free. What the slot holds at the
+        beginning is not defined.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            On which the frame is written. Default: CuPy's current stream.
+
+        Raises
+        ------
+        PeerTimeout
+            If a consumer lags by more than the deadline, or died; `ranks` names it. A stream that
+            waits for it is ended by `Node.synchronize`, which raises the same.
+        EpochError
+            Inside another block of this channel, or after `end`.
+        ValueError
+            On a rank that is not the producer.
+        TypeError
+            If it is given a frame.
+        UnsupportedError
+            If the stream is being captured.
+        """
+        self._check()
+        block = self._sending
+        if block is None or block.is_open or self._is_ended:
+            self._refuse("put", f"rank {self.producer} is the producer", block)
+        if stream is not None and hasattr(stream, "shape"):
+            raise TypeError(
+                f"{self.name}: put failed: it takes no frame, but a stream. Write "
+                "with channel.put() as slot: slot[...] = frame"
+            )
+        if stream is not None:
+            handle_of(stream)
+        block.stream = stream
+        return block
+
+    def get(self, stream: Any = None) -> Get:
+        """Return the block in which a consumer reads the next frame. Consumers only.
+
+        ``with channel.get() as slot: analyse(slot)``. Local. At the beginning of the block the
+        host waits until the producer has *called* `put` for this frame, and my stream until it is
+        written; at its end, also where it raises, the slot is given back. A consumer must not
+        write into the slot, which other consumers read too, and must not read it after the block.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            On which the frame is read. Default: CuPy's current stream.
+
+        Raises
+        ------
+        EOFError
+            At the beginning of the block, after the last frame of a producer that called `end`.
+        PeerTimeout
+            If the producer is late by more than the deadline, or died.
+        EpochError
+            Inside another block of this channel.
+        ValueError
+            On a rank that is not a consumer.
+        UnsupportedError
+            If the stream is being captured.
+        """
+        self._check()
+        block = self._receiving
+        if block is None or block.is_open:
+            self._refuse("get", f"ranks {list(self.consumers)} are the consumers", block)
+        if stream is not None:
+            handle_of(stream)
+        block.stream = stream
+        return block
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the frames until the end, each inside a `get` of its own. Consumers only.
+
+        The current stream counts, anew for each frame. A slot is given back when the next one is
+        asked for, and where the loop is left.
+        """
+        while True:
+            block = self.get()
+            try:
+                slot = block.__enter__()
+            except EOFError:
+                return
+            try:
+                yield slot
+            finally:
+                block.__exit__(None, None, None)
+
+    def end(self) -> None:
+        """End the stream: after the last frame the consumers get an `EOFError`. Producer only.
+
+        Local; does not block. Ending twice does nothing.
+
+        Raises
+        ------
+        EpochError
+            Inside a `put`.
+        ValueError
+            On a rank that is not the producer.
+        """
+        self._check()
+        block = self._sending
+        if block is None or block.is_open:
+            self._refuse("end", f"rank {self.producer} is the producer", block)
+        if not self._is_ended:
+            block.end()
+            self._is_ended = True
+
+    def close(self) -> None:
+        """Close the channel on all ranks; a producer ends its stream first.
+
+        Collective, host-blocking: waits for this process's streams and for the other ranks.
+        Closing twice does nothing. A consumer may close before the end: frames that it has not
+        taken are lost, and the producer no longer waits for it. Slots that are still held, as by
+        the variable of a loop, stay mapped until they are gone, but what they hold may change.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then nothing is freed.
+        """
+        if self._is_closed:
+            return
+        context, call = self._context, f"{self.name}: close"
+
+        def finish() -> None:
+            for end in (self._sending, self._receiving):
+                if end is not None:
+                    end.end()
+            context.drain(call)
+
+        context.agreement.step(call, finish)
+        counters, window = self._counters, self._window
+        self._abandon()
+        # No stream writes them any more; all ranks take part in what follows before one takes them.
+        if context.rank == 0:
+            context.counter_pool.clear(counters)
+        with warnings.catch_warnings():
+            # A loop over the frames leaves its variable bound to the last one.
+            warnings.simplefilter("ignore", ResourceWarning)
+            window.close()
+        context.counter_pool.give(counters)
+        log.debug("%s closed", self.name)
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        self._context.unregister(self)
+        for end in (self._sending, self._receiving):
+            if end is not None:
+                end.close()
+        # The blocks hold arrays, and an open one may outlive the channel.
+        self._sending = self._receiving = None
+        self._counters = NO_COUNTERS
+
+    def _let_go(self) -> bool:
+        return not any(end is not None and end.is_open for end in (self._sending, self._receiving))
+
+    def _pending(self) -> list[int]:
+        """Return the ranks whose signal this rank's streams wait for."""
+        end = self._sending or self._receiving
+        return [] if end is None else end.pending()
+
+    def _arrays(self) -> list[Any]:
+        """Return the slots as arrays; with an ellipsis, since a frame may have no axes."""
+        return [self._window.array[i, ...] for i in range(self.slots)]
+
+    def _refuse(self, call: str, roles: str, block: Block | None) -> NoReturn:
+        """Raise why a call cannot be made now, or on this rank."""
+        failed = f"{self.name}: {call} failed"
+        if self._is_closed:
+            raise ClosedError(f"{failed}: the channel is closed")
+        if block is None:
+            raise ValueError(
+                f"{failed}: {roles}, not rank {self._context.rank}. Call it there, or make the "
+                "channel with producer= and consumers=."
+            )
+        if block.is_open:
+            raise EpochError(f"{failed}: a slot is open. Leave its block first.")
+        raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
+
+    def __repr__(self) -> str:
+        """Name the channel, its ranks and its frames."""
+        state = ", closed" if self._is_closed else ""
+        return (
+            f"<mpishare.{self.name.capitalize()}: producer={self.producer}, "
+            f"consumers={self.consumers}, shape={self.shape}, dtype={self.dtype}, "
+            f"slots={self.slots}{state}>"
+        )
+
+
+def make_channel(
+    context: NodeContext,
+    shape: Any,
+    dtype: Any,
+    slots: Any,
+    producer: Any,
+    consumers: Sequence[int] | None,
+) -> Channel:
+    """Make a channel. Collective; see `Node.channel`."""
+    call = "Node.channel"
+
+    def check() -> dict[str, Any]:
+        extents, found = check_layout(context, call, shape, dtype)
+        source = context.rank_of(call, producer)
+        ranks = receivers(context, call, source, consumers, ("producer", "consumers"))
+        count = _slots(call, slots)
+        check_layout(context, call, (count, *extents), found)  # all of them can be addressed
+        return {
+            "shape": list(extents),
+            "dtype": str(found),
+            "slots": count,
+            "producer": source,
+            "consumers": ranks,
+        }
+
+    replies = context.begin(call, check)
+    require_same(call, replies, context.rank)
+    context.release_retained()  # else a loop of channels would keep the slots of each
+    source: int = replies[0]["producer"]
+    ranks: tuple[int, ...] = tuple(replies[0]["consumers"])
+    # Where one rank reads, in its memory: then stores cross the link, and no loads.
+    owner = ranks[0] if len(ranks) == 1 else source
+    segments: list[Segment | None] = [None] * context.size
+    segments[owner] = Segment((replies[0]["slots"], *replies[0]["shape"]))
+    counters = context.take_counters(call, channel_counters(len(ranks)))
+    try:
+        window = make_window(context, call, segments, np.dtype(dtype), owner, None, is_part=True)
+    except BaseException:
+        context.counter_pool.give(counters)
+        raise
+    return Channel(context, source, ranks, window, counters)
+
+
+def _slots(call: str, value: Any) -> int:
+    """Return how many slots the user asked for, or raise `TypeError` or `ValueError`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{call} failed: slots must be an int, not {value!r}")
+    count = operator.index(value)
+    if count < 1:
+        raise ValueError(f"{call} failed: slots must be at least 1, not {count}")
+    return count

@@ -1,0 +1,287 @@
+"""Order between ranks: fences and MPI's active-target calls, by counters that only grow.
+
+A counter has one writer. Rank r announces epoch e by raising its counter to e on its stream, after
+the work of that epoch; another rank's stream waits until it is at least e. On the host backend the
+calls themselves store and poll the same counters, and block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends.streams import handle_of
+from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.rounds import RADIX, rounds
+from mpishare.errors import EpochError
+from mpishare.windows.counter_ops import CounterOp, CounterOrdered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mpishare.backends import Signals
+    from mpishare.coordination.counters import Counters
+    from mpishare.runtime.context import NodeContext
+
+FLAT_RANKS = 16
+"""Most ranks for which a fence on streams waits in one round; above, in log2(ranks) rounds, since
+each wait is an operation of the stream."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that were named together, with the counter operations of each call."""
+
+    ranks: tuple[int, ...]
+    post: CounterOp
+    start: CounterOp
+    complete: CounterOp
+    wait: CounterOp
+
+
+class Epochs(CounterOrdered):
+    """The epochs of one window; `counters` are `epoch_counters` many, zeroed."""
+
+    def __init__(
+        self, context: NodeContext, counters: Counters, name: str, *, radix: int | None = None
+    ) -> None:
+        super().__init__(context, counters, name)
+        self._epoch = 0
+        on_streams = 2 if self._size > FLAT_RANKS else self._size
+        radix = radix or (on_streams if self._has_streams else RADIX)
+        self._rounds = [
+            (
+                SLOT_WORDS * self._rank + number,
+                [(SLOT_WORDS * each + number, each) for each in awaited],
+            )
+            for number, awaited in enumerate(rounds(self._rank, self._size, radix))
+        ]
+        """For each round of a fence, the slot to write, then the slots to wait for, with ranks."""
+        self._operations = sum(1 + len(waits) for _, waits in self._rounds)
+        slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
+        self._meet: Callable[[int], Any] = context.fence(self._view, slots)
+        # Both sides of a pair count, without communication.
+        self._exposed = [0] * self._size  # posts to each origin
+        self._completed = [0] * self._size  # done signals awaited from each origin
+        self._accessed = [0] * self._size  # ready signals awaited from each target
+        self._finished = [0] * self._size  # completes towards each target
+        self._groups: dict[tuple[Any, ...], Group] = {}
+        self._exposure: Group | None = None
+        self._access: Group | None = None
+        self._fence_signals: Signals | None = None
+
+    # --- fence
+
+    def fence(self, stream: Any = None) -> None:
+        """Order the work enqueued on all ranks before it against the work enqueued after it.
+
+        Collective over the node. Stream-ordered on CUDA: returns without waiting for the GPU. On
+        the host backend it blocks until every rank of the node has called it.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            The stream to order. Default: CuPy's current one.
+
+        Raises
+        ------
+        PeerTimeout, PeerError
+            If a rank is gone or did not arrive.
+        ClosedError
+            If the window is closed.
+        """
+        self._check()
+        epoch = self._epoch + 1
+        if stream is not None and not self._has_streams:
+            handle_of(stream)
+        if self._has_streams:
+            self._enqueue_fence(stream, epoch)
+        else:
+            # Looked up each time: a handler of a signal may have closed the window and the node.
+            while (slot := self._meet(epoch)) >= 0:
+                self._wait("fence", lambda: self._behind(epoch, slot))
+        self._epoch = epoch
+
+    def _enqueue_fence(self, stream: Any, epoch: int) -> None:
+        number = self._chain.enter("fence", stream)
+        if self._fence_signals is None:
+            operations = []
+            for write, waits in self._rounds:
+                operations.append(("write", write))
+                operations += [("wait", slot) for slot, _ in waits]
+            self._fence_signals = self._prepare(operations)
+        self._fence_signals.enqueue(number, [epoch] * self._operations)
+        self._chain.leave()
+
+    # --- pairs: post, start, complete, wait
+
+    def post(self, ranks: Sequence[int], stream: Any = None) -> None:
+        """Let `ranks` access this rank's segment, after the work on this rank's stream so far.
+
+        Local. Stream-ordered on CUDA; does not block on the host backend either.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The origins, ranks in ``node.comm``; each must call `start` naming this rank. Empty is
+            allowed.
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        EpochError
+            If the last exposure has not been waited for.
+        ValueError
+            If a rank is none of the node's, or is named twice.
+        """
+        group = self._group("post", ranks)
+        if self._exposure is not None:
+            raise EpochError(
+                f"{self.name}: post failed: the exposure to ranks {list(self._exposure.ranks)} is "
+                "still open. Call wait() first."
+            )
+        self._write(self, group.post, stream)
+        self._exposure = group
+
+    def start(self, ranks: Sequence[int], stream: Any = None) -> None:
+        """Begin to access the segments of `ranks`: later work on the stream follows their post.
+
+        Local. Stream-ordered on CUDA; on the host backend it blocks until each has posted.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The targets, ranks in ``node.comm``; each must call `post` naming this rank.
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        EpochError
+            If an access is open already.
+        """
+        group = self._group("start", ranks)
+        if self._access is not None:
+            raise EpochError(
+                f"{self.name}: start failed: the access to ranks {list(self._access.ranks)} is "
+                "still open. Call complete() first."
+            )
+        self._await(self, group.start, stream)
+        self._access = group
+
+    def complete(self, stream: Any = None) -> None:
+        """End the access: the stream's work so far is visible to the targets after their wait.
+
+        Local. Stream-ordered on CUDA; does not block on the host backend either.
+
+        Raises
+        ------
+        EpochError
+            Without a `start`.
+        """
+        self._check()
+        if self._access is None:
+            raise EpochError(
+                f"{self.name}: complete failed: no access is open. Call start() first."
+            )
+        group = self._access
+        self._write(self, group.complete, stream)
+        self._access = None
+
+    def wait(self, stream: Any = None) -> None:
+        """End the exposure: later work on the stream follows the origins' complete.
+
+        Local. Stream-ordered on CUDA; on the host backend it blocks until each has completed.
+
+        Raises
+        ------
+        EpochError
+            Without a `post`.
+        """
+        self._check()
+        if self._exposure is None:
+            raise EpochError(f"{self.name}: wait failed: nothing is exposed. Call post() first.")
+        group = self._exposure
+        self._await(self, group.wait, stream)
+        self._exposure = None
+
+    # --- pending ranks and groups
+
+    def _end(self) -> None:
+        super()._end()
+        self._meet = self._check
+
+    def _pending(self) -> list[int]:
+        """Return the ranks for whose signals this rank's calls wait."""
+        view, mine, size = self._view, self._rank, self._size
+        behind = set(self._behind(self._epoch))
+        for rank in range(size):
+            if (
+                view[ready(rank, mine, size)] < self._accessed[rank]
+                or view[done(rank, mine, size)] < self._completed[rank]
+            ):
+                behind.add(rank)
+        return sorted(behind)
+
+    def _behind(self, epoch: int, slot: int | None = None) -> list[int]:
+        """Return the ranks that a fence waits for at `slot`, or at any; the absent ones first."""
+        view = self._view
+        if slot is not None and view[slot] >= epoch:
+            return []
+        # A rank that waits for others has written its own first word: the others are absent.
+        absent = [r for r in range(self._size) if r != self._rank and view[SLOT_WORDS * r] < epoch]
+        if absent:
+            return absent
+        waits = [item for _, items in self._rounds for item in items]
+        return [rank for at, rank in waits if view[at] < epoch and slot in (None, at)]
+
+    def _group(self, call: str, ranks: Iterable[int]) -> Group:
+        self._check()
+        try:
+            key = tuple(ranks)
+        except TypeError:
+            raise TypeError(
+                f"{self.name}: {call} failed: {ranks!r} is not a list of ranks"
+            ) from None
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self._new_group(call, key)
+        return group
+
+    def _new_group(self, call: str, key: tuple[Any, ...]) -> Group:
+        ranks = tuple(self._rank_of(f"{self.name}: {call}", rank) for rank in key)
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"{self.name}: {call} failed: {list(ranks)} names a rank twice")
+        mine, size = self._rank, self._size
+        posted = {rank: ready(mine, rank, size) for rank in ranks}
+        started = {rank: ready(rank, mine, size) for rank in ranks}
+        completed = {rank: done(mine, rank, size) for rank in ranks}
+        waited = {rank: done(rank, mine, size) for rank in ranks}
+        return Group(
+            ranks,
+            CounterOp("post", "write", self._exposed, posted),
+            CounterOp("start", "wait", self._accessed, started),
+            CounterOp("complete", "write", self._finished, completed),
+            CounterOp("wait", "wait", self._completed, waited),
+        )
+
+
+def epoch_counters(size: int) -> int:
+    """Return the number of counters of a window on a node of `size` ranks."""
+    return size * (SLOT_WORDS + 2 * _row(size))
+
+
+def ready(writer: int, reader: int, size: int) -> int:
+    """Return the place of the counter of posts, from target to origin."""
+    return SLOT_WORDS * size + _row(size) * writer + reader
+
+
+def done(writer: int, reader: int, size: int) -> int:
+    """Return the place of the counter of completes, from origin to target."""
+    return (SLOT_WORDS + _row(size)) * size + _row(size) * writer + reader
+
+
+def _row(size: int) -> int:
+    # Each rank writes to slots of its own.
+    return -(-size // SLOT_WORDS) * SLOT_WORDS

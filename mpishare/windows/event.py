@@ -1,0 +1,268 @@
+"""Events between ranks: the owner records, the waiters' streams wait, and none passes early.
+
+A wait on an interprocess event binds to the latest record *called* so far, and an event that was
+never recorded counts as done. So the owner counts its records in the control block, and a waiter
+first sees that record k was called, then lets its stream wait for event k of a ring.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends.streams import handle_of
+from mpishare.coordination.agreement import require_same
+from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
+from mpishare.coordination.poll import spin_until
+from mpishare.errors import ClosedError
+from mpishare.runtime.context import NodeObject
+from mpishare.windows.stream_chain import StreamChain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpishare.runtime.context import NodeContext
+
+RING = 16
+"""A record waits only for a waiter that is this far behind."""
+
+_EVENTS = RING + 1
+"""Events of one owner: one more, so that the record that a waiter took last stays in place."""
+
+
+class Event(NodeObject):
+    """An event of one rank that streams of other ranks wait for. Made by `Node.event`.
+
+    Attributes
+    ----------
+    owner : int
+        The rank that records, in ``node.comm``.
+    waiters : tuple of int
+        The ranks that wait.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        name: str,
+        owner: int,
+        waiters: tuple[int, ...],
+        counters: Counters,
+        events: list[Any],
+    ) -> None:
+        self.name = name
+        self.owner = owner
+        self.waiters = waiters
+        self._context = context
+        self._counters = counters
+        self._events = events
+        self._rank = context.rank
+        self._view = counters.view
+        self._waiter_slots = [SLOT_WORDS * rank for rank in waiters]
+        self._memory_barrier = context.memory_barrier
+        self._has_streams = context.backend.has_streams
+        self._count = 0  # records called by the owner, or taken by this waiter
+        self._chain = StreamChain(context.backend, name)
+
+    def record(self, stream: Any = None) -> None:
+        """Record the work enqueued on my stream so far. Owner only.
+
+        Local. Stream-ordered; waits on the host only for a waiter that has not taken the record of
+        16 calls before.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        ValueError
+            On a rank that is not the owner.
+        """
+        self._check("record")
+        if self._rank != self.owner:
+            raise ValueError(
+                f"{self.name}: record failed: rank {self.owner} is the owner, not rank {self._rank}"
+            )
+        number = self._enter("record", stream)
+        count, view = self._count + 1, self._view
+        oldest = count - RING
+        if oldest > 0:
+            for slot in self._waiter_slots:
+                if view[slot] < oldest:
+                    self._context.agreement.wait(
+                        f"{self.name}: record",
+                        lambda: [w for w in self.waiters if view[SLOT_WORDS * w] < oldest],
+                    )
+            self._context.check_released()
+        self._take(self._context.backend.record, count, number)
+
+    def wait(self, stream: Any = None) -> None:
+        """Let my stream wait for the owner's next record that I have not waited for yet.
+
+        Local. Stream-ordered; waits on the host until the owner has *called* that record.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Default: CuPy's current stream.
+
+        Raises
+        ------
+        ValueError
+            On a rank that is not a waiter.
+        """
+        self._check("wait")
+        if self._rank not in self.waiters:
+            raise ValueError(
+                f"{self.name}: wait failed: rank {self._rank} is not one of the waiters "
+                f"{list(self.waiters)}"
+            )
+        number = self._enter("wait", stream)
+        count, view, owner = self._count + 1, self._view, self.owner
+        slot = SLOT_WORDS * owner
+        if view[slot] < count and not spin_until(view, slot, count, self._context.spins_per_yield):
+            self._context.agreement.wait(
+                f"{self.name}: wait", lambda: [owner] if view[slot] < count else []
+            )
+        self._memory_barrier()
+        self._context.check_released()
+        self._take(self._context.backend.wait_event, count, number)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the work of the newest record is done. Local; does not block.
+
+        On the owner the newest record is that of its last `record`, on a waiter the one that its
+        last `wait` took: the owner may have called later ones. True before the first `record` or
+        `wait`, as CUDA has it for an event that was never recorded. On the host backend a record is
+        done when it is called, so this is always True.
+
+        Raises
+        ------
+        ValueError
+            On a rank that neither records nor waits.
+        PeerError, PeerTimeout
+            If a rank is gone: then nothing is known of its work.
+        """
+        self._check("is_done")
+        if not self._events:
+            raise ValueError(
+                f"{self.name}: is_done failed: rank {self._rank} is neither the owner "
+                f"{self.owner} nor one of the waiters {list(self.waiters)}"
+            )
+        return bool(self._context.backend.is_event_done(self._events[self._count % _EVENTS]))
+
+    def close(self) -> None:
+        """Close the event on all ranks.
+
+        Collective, host-blocking: waits for this rank's streams, and for the other ranks.
+        """
+        if self._is_closed:
+            return
+        context, is_owner = self._context, self._context.rank == self.owner
+        context.agreement.check()
+
+        def destroy() -> None:
+            context.backend.close_events(self._events)
+
+        context.begin_close(f"{self.name}: close")
+        self._is_closed = True
+        # The importers first: an event may not be used once its exporter has destroyed it.
+        context.close_in_order(
+            f"{self.name}: close",
+            lambda: None if is_owner else destroy(),
+            lambda _: destroy() if is_owner else None,
+            self._counters,
+        )
+        self._abandon()
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        self._counters = NO_COUNTERS
+        self._view = NO_COUNTERS.view
+        self._chain.end()
+        self._context.unregister(self)
+
+    def __repr__(self) -> str:
+        """Name the event and its ranks."""
+        ranks = f"owner={self.owner}, waiters={self.waiters}"
+        return f"<mpishare.{self.name.capitalize()}: {ranks}{self._state()}>"
+
+    def _enter(self, call: str, stream: Any) -> int:
+        """Return the handle of a call's stream, which now waits for that of the last call."""
+        if self._has_streams:
+            return self._chain.enter(call, stream)
+        return 0 if stream is None else handle_of(stream)
+
+    def _take(self, use: Callable[[Any, int], None], count: int, number: int) -> None:
+        """Record or wait for event `count` on a stream, and publish the count."""
+        if self._has_streams:
+            use(self._events[count % _EVENTS], number)
+            self._chain.leave()
+        self._memory_barrier()
+        self._view[SLOT_WORDS * self._rank] = count
+        self._count = count
+
+    def _check(self, call: str) -> None:
+        self._context.agreement.check()
+        if self._is_closed:
+            raise ClosedError(f"{self.name}: {call} failed: the event is closed")
+
+
+def receivers(
+    context: NodeContext, call: str, source: int, given: Any, words: tuple[str, str]
+) -> list[int]:
+    """Return the ranks that wait for one rank, in order: those given, else all others."""
+    if given is None:
+        return [rank for rank in range(context.size) if rank != source]
+    sender, name = words
+    if not hasattr(given, "__iter__"):
+        raise TypeError(
+            f"{call} failed: {name} must be a list of ranks, not {given!r}. Give {name}=[{given!r}]"
+        )
+    ranks = sorted(context.rank_of(call, rank) for rank in given)
+    if source in ranks or len(set(ranks)) != len(ranks):
+        raise ValueError(f"{call} failed: {name} {ranks} name the {sender}, or a rank twice")
+    return ranks
+
+
+def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) -> Event:
+    """Make an event. Collective; see `Node.event`."""
+    call = "Node.event"
+    agreement, backend = context.agreement, context.backend
+    size = context.size
+
+    def check() -> list[Any]:
+        own = context.rank_of(call, owner)
+        return [own, receivers(context, call, own, waiters, ("owner", "waiters"))]
+
+    replies = context.begin(call, check)
+    require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)
+    events: list[Any] = []
+    ranks: list[int]
+    owner, ranks = replies[0]
+    is_owner = agreement.rank == owner
+    try:
+
+        def create() -> list[str]:
+            made, tokens = backend.events(_EVENTS) if is_owner else ([], [])
+            events.extend(made)
+            return tokens
+
+        tokens = agreement.step(call, create)[owner]
+
+        def open_them() -> None:
+            if agreement.rank in ranks:
+                events.extend(backend.open_events(tokens))
+
+        agreement.step(call, open_them)
+        counters = context.take_counters(call, SLOT_WORDS * size)
+    except BaseException:
+        backend.close_events(events)
+        raise
+    event = Event(
+        context, f"event {context.next_number('event')}", owner, tuple(ranks), counters, events
+    )
+    context.register(event)
+    return event

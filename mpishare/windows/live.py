@@ -1,0 +1,109 @@
+"""The live memory of a window, mapped by a process outside the job."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.errors import CudaError, UnsupportedError
+from mpishare.windows.readers import map_part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.backends.cuda import CudaBackend
+    from mpishare.backends.cuda_memory import CudaMemory
+    from mpishare.windows.description import Segment
+
+
+def map_files(
+    segments: Sequence[Segment], dtype: np.dtype[Any], fds: Sequence[int], *, is_writable: bool
+) -> dict[int, Any]:
+    """Return each rank's segment as an array on its file. Local."""
+    arrays = {}
+    for segment, fd in zip(segments, fds, strict=True):
+        again = fd
+        if is_writable:
+            # What came may be read alone; a process of the same user may open it once more.
+            again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            mapping = map_part(again, segment.nbytes, 0, is_writable=is_writable)
+        finally:
+            if again != fd:
+                os.close(again)
+        whole = np.frombuffer(mapping, dtype=np.uint8)
+        arrays[segment.rank] = np.ndarray(segment.shape, dtype, whole, strides=segment.strides)
+    return arrays
+
+
+def map_on_gpu(
+    backend: CudaBackend, segments: Sequence[Segment]
+) -> tuple[dict[int, CudaMemory], dict[int, str]]:
+    """Map each rank's segment on this process's GPU, where the driver allows it. Local.
+
+    It is tried, whether or not this process sees that rank's GPU: where ``CUDA_VISIBLE_DEVICES``
+    alone hides a GPU its memory can be mapped, where a control group hides it, it cannot.
+
+    Returns
+    -------
+    memories : dict of int to CudaMemory
+        By rank, where it is mapped.
+    refusals : dict of int to str
+        By rank, why it is not.
+    """
+    memories: dict[int, CudaMemory] = {}
+    refusals: dict[int, str] = {}
+    try:
+        for segment in segments:
+            nbytes = max(segment.nbytes, 1)
+            try:
+                memory = backend.open(segment.token, nbytes, segment.uuid)
+            except CudaError as error:
+                refusals[segment.rank] = str(error).rstrip(".")
+            else:
+                memories[segment.rank] = memory
+    except BaseException:
+        for memory in memories.values():
+            memory.close()
+        raise
+    return memories, refusals
+
+
+def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
+    """Return this process's backend on the first of these GPUs that it sees, else on any. Local.
+
+    Returns
+    -------
+    backend : CudaBackend
+        Its GPU is the current one now.
+    hidden : set of str
+        Those of the GPUs that this process does not see.
+
+    Raises
+    ------
+    UnsupportedError
+        If this process sees no GPU, or has not the packages to use one.
+    """
+    if why := _why_no_gpu():
+        raise UnsupportedError(why)
+    try:
+        from mpishare.backends.cuda import CudaBackend
+        from mpishare.backends.driver import visible_uuids
+    except ImportError as error:
+        raise UnsupportedError(f"CuPy or cuda-bindings cannot be loaded: {error}") from None
+    visible = visible_uuids()
+    ordinal = next((visible.index(uuid) for uuid in uuids if uuid in visible), 0)
+    return CudaBackend(ordinal, f"process {os.getpid()}"), {*uuids} - {*visible}
+
+
+@functools.cache  # where no GPU is visible, the driver takes 60 ms to say so
+def _why_no_gpu() -> str:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver"
+    return "no GPU is visible" if library.cuInit(0) else ""

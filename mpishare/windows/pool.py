@@ -1,0 +1,360 @@
+"""Pools: memory that one rank allocates piece by piece, and others open by a handle.
+
+A window is made by all ranks together. A pool is made once together; after that its owner
+allocates, and the others open what they are sent a handle of, each without the others.
+
+Importers come first here too: what the owner drops stays in limbo until every rank that opened it
+has let go. `BlockTable` tells who has.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import secrets
+import threading
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends import BlockLayout
+from mpishare.coordination.agreement import require_same
+from mpishare.errors import (
+    ClosedError,
+    HandleError,
+    UnsupportedError,
+)
+from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.block_table import BlockTable
+from mpishare.runtime import ranges
+from mpishare.runtime.context import NodeObject
+from mpishare.windows.allocate import check_layout
+from mpishare.windows.pool_blocks import OpenBlocks, OwnBlocks
+from mpishare.windows.pool_handle import c_strides, is_inside, pack, unpack
+from mpishare.windows.pool_memory import share_pool_memory
+
+if TYPE_CHECKING:
+    from mpishare.runtime.context import NodeContext
+
+log = logging.getLogger("mpishare.pool")
+
+
+class Pool(NodeObject):
+    """Memory that one rank allocates array by array, and that the others open by a handle.
+
+    Made by `Node.pool`. All methods but `close` are local. They wait for no other rank, so those of
+    the owner also work after another rank has died.
+
+    Attributes
+    ----------
+    name : str
+        ``pool 1``: the number is the same on every rank, and never used again.
+    owner : int
+        The rank that allocates, in ``node.comm``.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        number: int,
+        owner: int,
+        key: bytes,
+        blocks: OwnBlocks | OpenBlocks,
+    ) -> None:
+        self.name = f"pool {number}"
+        self.owner = owner
+        self._context = context
+        self._key = key
+        self._blocks = blocks
+        self._is_unmapped = False
+        context.register(self)
+        log.info("%s made, of rank %d", self.name, owner)
+
+    # --- the owner
+
+    def allocate(self, shape: Any, dtype: Any = float, stream: Any = None) -> Any:
+        """Allocate an array. Owner only.
+
+        Local; stream-ordered: the array may be used on `stream` at once, on other streams after it.
+        It is given back by dropping it and every view of it, and reused once no other rank holds it
+        and the work enqueued on `stream` until then is done. Work on another stream must be ordered
+        before that by the program, as with CuPy's own memory.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            0 is allowed.
+        dtype : dtype
+            As in `Node.allocate`.
+        stream : stream, optional
+            Default: CuPy's current stream. One given as a number must outlive the pool. Ignored on
+            the host backend.
+
+        Returns
+        -------
+        cupy.ndarray or numpy.ndarray
+            Its elements are not set.
+
+        Raises
+        ------
+        CudaError, UnsupportedError
+            If there is not that much memory left, on the GPU or on the host backend.
+        UnsupportedError
+            In a stream capture.
+        ValueError
+            On a rank that is not the owner.
+        """
+        call = f"{self.name}: allocate"
+        own = self._owned(call)
+        sizes, found = check_layout(self._context, call, shape, dtype)
+        number, keeper = self._enter(call, stream)
+        nbytes = math.prod(sizes) * found.itemsize
+        layout = BlockLayout(0, sizes, c_strides(sizes, found.itemsize), found)
+        try:
+            return own.allocate(layout, nbytes, number, keeper)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{call} failed: {error}") from None
+
+    def handle(self, array: Any) -> bytes:
+        """Return what stands for an array of this pool, for `open` on other ranks. Owner only.
+
+        Local; does not block. Send it when the array is written, after `Node.synchronize` or what
+        else orders the ranks, and keep the array until the others have opened it.
+
+        Parameters
+        ----------
+        array : array
+            Of `allocate`, or a view of one.
+
+        Returns
+        -------
+        bytes
+            About 100 to 200: they can be pickled, stored, and sent by any means.
+
+        Raises
+        ------
+        ValueError
+            If the array is not of this pool, or on a rank that is not the owner.
+        """
+        call = f"{self.name}: handle"
+        own = self._owned(call)
+        found = own.find(array)
+        if found is None:
+            raise ValueError(
+                f"{call} failed: this is not an array of the pool. Give one that allocate "
+                "returned, or a view of it."
+            )
+        block, offset = found
+        offset = offset if array.size else 0  # NumPy's own may lie beyond
+        layout = BlockLayout(offset, array.shape, array.strides, array.dtype)
+        if not is_inside(layout, block.nbytes):
+            raise ValueError(
+                f"{call} failed: the view reaches beyond the array that it is made of."
+            )
+        return pack(self._key, block, own.publish(block), layout)
+
+    # --- the other ranks
+
+    def open(self, handle: bytes, stream: Any = None) -> Any:
+        """Return an array of the owner: the same bytes, no copy. On every other rank.
+
+        Local; does not block: about a microsecond in the driver, some more in Python. The owner
+        reuses the memory after this array and every view of it is dropped here, and the work that
+        was enqueued on `stream` until then is done; on CUDA that is noticed by the next `open`.
+        Work on another stream must be ordered before that by the program.
+
+        Parameters
+        ----------
+        handle : bytes
+            Of `handle`, on the owner.
+        stream : stream, optional
+            On which the array is used. Default: CuPy's current stream. One given as a number must
+            outlive the pool. Ignored on the host backend.
+
+        Returns
+        -------
+        cupy.ndarray or numpy.ndarray
+            On this rank's own device.
+
+        Raises
+        ------
+        HandleError
+            If the owner has dropped the array, or if the handle is of another pool or damaged.
+        CudaError
+            If the GPU cannot map it.
+        UnsupportedError
+            In a stream capture.
+        ValueError
+            On the owner, which has the array.
+        PeerTimeout, PeerError
+            If the node is broken.
+        """
+        call = f"{self.name}: open"
+        self._context.agreement.check()
+        self._check(call)
+        blocks = self._blocks
+        if isinstance(blocks, OwnBlocks):
+            raise ValueError(  # noqa: TRY004  of this rank, which is a value
+                f"{call} failed: rank {self.owner} is the owner, and has the array already"
+            )
+        number, keeper = self._enter(call, stream)
+        try:
+            block, layout = unpack(self._key, handle)
+            return blocks.open(block, layout, number, keeper)
+        except HandleError as error:
+            raise HandleError(f"{call} failed: {error}") from None
+
+    # --- closing
+
+    def close(self) -> None:
+        """Unmap the pool on all ranks, then free it.
+
+        Collective, host-blocking: waits for this process's streams and for the other ranks.
+        Closing twice does nothing. Arrays that are still held stay valid, and a `ResourceWarning`
+        names the pool: then the memory is kept until the node is closed, on the host backend until
+        the last of them is gone.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then nothing is freed.
+        """
+        if self._is_closed:
+            return
+        context = self._context
+        context.agreement.check()
+        context.begin_close(f"{self.name}: close")
+        self._is_closed = True
+        is_held = self._blocks.is_held
+        is_gone = self._release()
+        context.unregister(self)
+        log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
+        if not is_gone:
+            context.retained.append(self._release)
+        if is_held:
+            warnings.warn(
+                f"{self.name} was closed while arrays of it are held: its memory stays mapped "
+                "until they are gone",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def _release(self) -> bool:
+        """Unmap and free what no array holds; return whether all is gone on all ranks.
+
+        Collective, host-blocking. Part of `close`, and once more when the node is closed.
+        """
+        call, blocks = f"{self.name}: close", self._blocks
+        # There the memory goes with the last array: to wait for that would keep it for good.
+        is_host = not self._context.backend.has_streams
+
+        def release() -> bool:
+            if isinstance(blocks, OwnBlocks):
+                return True
+            self._context.drain(call)
+            blocks.finish()
+            return (is_host or blocks.is_empty) and self._unmap()
+
+        def free(released: list[bool]) -> bool:
+            # Not while a rank still maps a block.
+            if isinstance(blocks, OpenBlocks) or not all(released):
+                return all(released)
+            blocks.give_back()
+            return (is_host or blocks.is_empty) and self._unmap()
+
+        return all(self._context.close_in_order(call, release, free, None))
+
+    def _unmap(self) -> bool:
+        if not self._is_unmapped:
+            self._is_unmapped = True
+            self._blocks.close()
+        return True
+
+    def _let_go(self) -> bool:
+        return not self._blocks.is_held
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        self._context.unregister(self)
+
+    def __repr__(self) -> str:
+        """Name the pool and its owner."""
+        state = ", closed" if self._is_closed else ""
+        return f"<mpishare.{self.name.capitalize()}: owner={self.owner}{state}>"
+
+    def _check(self, call: str) -> None:
+        agreement = self._context.agreement
+        is_forked = agreement.failure is not None and not agreement.is_own_process
+        if is_forked or threading.get_ident() != agreement.thread:
+            agreement.check()
+        if self._is_closed:
+            raise ClosedError(f"{call} failed: the pool is closed")
+
+    def _owned(self, call: str) -> OwnBlocks:
+        self._check(call)
+        if isinstance(self._blocks, OpenBlocks):
+            raise ValueError(  # noqa: TRY004
+                f"{call} failed: rank {self.owner} is the owner, not rank {self._context.rank}. "
+                "The owner allocates and makes handles; the others open them."
+            )
+        return self._blocks
+
+    def _enter(self, call: str, stream: Any) -> tuple[int, Any]:
+        number, keeper, _, is_capturing = self._context.backend.enter(stream)
+        if is_capturing:
+            raise UnsupportedError(
+                f"{call} failed: the stream is being captured. Call it before the capture."
+            )
+        return number, keeper
+
+
+def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
+    """Make a pool. Collective; see `Node.pool`."""
+    call = "Node.pool"
+    step = partial(context.agreement.step, call)
+
+    def check() -> list[int]:
+        return [context.rank_of(call, owner), _size(call, max_nbytes)]
+
+    replies = context.begin(call, check)
+    require_same(call, [{"owner": own, "max_nbytes": size} for own, size in replies], context.rank)
+    own, nbytes = replies[0]
+    is_owner = context.rank == own
+    with ranges.span(call):
+        table_nbytes = BlockTable.nbytes_for(context.size)
+        words = map_on_all_ranks(step, table_nbytes, is_maker=is_owner, is_sparse=True)
+        if not is_owner:
+            words.close_file()  # its owner reserves the pages
+        try:
+            # What proves that a handle is of a rank of this pool: no other process has it.
+            key = step(lambda: secrets.token_hex(32) if is_owner else "")[own]
+            mine, imported = share_pool_memory(context, call, own, nbytes)
+        except BaseException:
+            words.close()
+            raise
+    table = BlockTable(words, context.rank, context.size, context.memory_barrier)
+    blocks: OwnBlocks | OpenBlocks
+    if mine is not None:
+        blocks = OwnBlocks(context.backend, mine, table, partial(_is_dead, context))
+    elif imported is not None:
+        blocks = OpenBlocks(context.backend, imported, table)
+    return Pool(context, context.next_number("pool"), own, bytes.fromhex(key), blocks)
+
+
+def _is_dead(context: NodeContext, rank: int) -> bool:
+    # Only once the watchdog has seen a death: to look takes a system call.
+    agreement = context.agreement
+    return agreement.failure is not None and not agreement.block.is_running(rank)
+
+
+def _size(call: str, max_nbytes: Any) -> int:
+    if max_nbytes is None:
+        return 0
+    try:
+        nbytes = operator.index(max_nbytes)
+    except TypeError:
+        raise TypeError(f"{call} failed: max_nbytes must be an int, not {max_nbytes!r}") from None
+    if not 0 < nbytes < 1 << 62:
+        raise ValueError(f"{call} failed: max_nbytes must be positive, not {nbytes}")
+    return nbytes

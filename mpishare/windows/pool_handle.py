@@ -1,0 +1,87 @@
+"""What travels for an array of a pool: which block, and how the array lies in it.
+
+A handle may go through a file or a queue that others can write. So it begins with a digest that
+only those make who know the key of the pool, its ranks, and nothing of it is read before that is
+right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import Any
+
+from mpishare.backends import BlockLayout
+from mpishare.errors import HandleError
+from mpishare.memory import dtypes
+from mpishare.memory.block_table import MAX_BLOCKS
+from mpishare.windows.pool_blocks import Block
+
+_DIGEST_NBYTES = 16
+_HEAD = struct.Struct("<4qBB")  # a block's bytes, slot, generation; an array's offset; two lengths
+
+
+def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    for extent in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def is_inside(layout: BlockLayout, nbytes: int) -> bool:
+    """Whether all bytes of an array lie in its block."""
+    if 0 in layout.shape:
+        return 0 <= layout.offset <= nbytes
+    first, last = layout.offset, layout.offset
+    for extent, stride in zip(layout.shape, layout.strides, strict=True):
+        if stride < 0:
+            first += (extent - 1) * stride
+        else:
+            last += (extent - 1) * stride
+    return first >= 0 and last + layout.dtype.itemsize <= nbytes
+
+
+def pack(key: bytes, block: Block, token: bytes, layout: BlockLayout) -> bytes:
+    """Return a handle: a digest, and what it is of."""
+    shape, ndim = layout.shape, len(layout.shape)
+    head = block.nbytes, block.slot, block.generation, layout.offset, ndim, len(token)
+    extents = struct.pack(f"<{2 * ndim}q", *shape, *layout.strides)
+    body = _HEAD.pack(*head) + extents + token + dtypes.dump(layout.dtype).encode()
+    return _digest(key, body) + body
+
+
+def unpack(key: bytes, handle: Any) -> tuple[Block, BlockLayout]:
+    """Return the block and the layout of a handle; `HandleError` if it is not of this pool."""
+    if not isinstance(handle, bytes | bytearray | memoryview):
+        raise TypeError(f"a handle of a pool is bytes, not {type(handle).__name__}")
+    raw = bytes(handle)
+    digest, body = raw[:_DIGEST_NBYTES], raw[_DIGEST_NBYTES:]
+    if not hmac.compare_digest(digest, _digest(key, body)):
+        raise HandleError(
+            "the handle is of another pool or of another job, or was damaged on its way: its "
+            "digest does not match"
+        )
+    try:
+        nbytes, slot, generation, offset, ndim, token_nbytes = _HEAD.unpack_from(body)
+        extents = struct.unpack_from(f"<{2 * ndim}q", body, _HEAD.size)
+        begin = _HEAD.size + 16 * ndim
+        token, text = body[begin : begin + token_nbytes], body[begin + token_nbytes :].decode()
+    except (struct.error, UnicodeDecodeError):
+        raise HandleError("the handle is too short") from None
+    layout = BlockLayout(offset, extents[:ndim], extents[ndim:], dtypes.load(text))
+    is_right = (
+        0 <= slot < MAX_BLOCKS
+        and generation > 0
+        and generation % 2
+        and dtypes.can_be_array(layout.shape, layout.dtype.itemsize)
+        and is_inside(layout, nbytes)
+    )
+    if not is_right:
+        raise HandleError("the handle is of an array that cannot be in a pool")
+    return Block(0, nbytes, slot, generation, token), layout
+
+
+def _digest(key: bytes, body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_DIGEST_NBYTES, key=key).digest()

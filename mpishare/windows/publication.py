@@ -1,0 +1,321 @@
+"""A named window as processes outside the job find it: its page, its door, its viewers."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mpishare.backends.streams import handle_of
+from mpishare.coordination.poll import poll
+from mpishare.errors import HandleError, MpiShareError, UnsupportedError
+from mpishare.memory import dtypes
+from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.kinds import Kind
+from mpishare.windows import description
+from mpishare.windows import page as layout
+from mpishare.windows.description import MAX_FDS, VERSION, Description
+from mpishare.windows.names import door_name, job_id, listed, visit_mine
+from mpishare.windows.snapshots import CudaSnapshots, HostSnapshots, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from mpishare.memory.handle import Handle
+    from mpishare.memory.shared import SharedMemory
+    from mpishare.memory.visit import Visit
+    from mpishare.runtime.context import NodeContext
+    from mpishare.windows.segment import Segment
+    from mpishare.windows.stream_chain import StreamChain
+
+LET_GO_S = 3.0
+"""How long closing a window waits for viewers that map its memory on a GPU."""
+
+MOST_VIEWERS = 256
+_ANSWER_S = 2.0
+
+
+class Publication:
+    """What a named window has beside its memory. Made collectively, host-blocking.
+
+    Parameters
+    ----------
+    context : NodeContext
+        The node's.
+    call : str
+        The collective call that this is a part of.
+    name : str
+        The window's, checked.
+    segments : sequence of Segment or None
+        For each rank, its segment; None for a rank that has none.
+    handles : sequence of Handle or None
+        For each rank, the handle of its segment. On the host backend the tokens are still
+        published. Memory that was shared in place no process outside the job can map by its
+        handle: then there are snapshots alone.
+    dtype : numpy.dtype
+        Of the elements.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if another window of this job has the name.
+    UnsupportedError
+        If there is no room, if an array leaves gaps in its memory, or if its dtype cannot be told.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        call: str,
+        name: str,
+        segments: Sequence[Segment | None],
+        handles: Sequence[Handle | None],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self.name = name
+        self._context = context
+        is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
+        tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
+        self._files = [] if context.backend.has_streams else list(filter(None, tokens))
+        self._window = Description(
+            context.backend.name,
+            dtype,
+            context.size,
+            tuple(
+                description.Segment(
+                    rank,
+                    segment.shape,
+                    segment.strides,
+                    math.prod(segment.shape) * dtype.itemsize,
+                    context.uuids[rank],
+                    tokens[rank] if context.backend.has_streams else "",
+                )
+                for rank, segment in enumerate(segments)
+                if segment is not None
+            ),
+            "it was shared in place" if is_in_place else "",
+            os.getpid(),
+        )
+        self._check(call)
+        self._number = 0  # of snapshots
+        self._fds: list[int] = []
+        self._memory: SharedMemory | None = None
+        self._page: Page | None = None
+        self._snapshots: HostSnapshots | CudaSnapshots | None = None
+        self._address = ""
+        self._is_ended = False
+        self._is_registered = False
+        step = context.agreement.step
+        self._memory = map_on_all_ranks(
+            lambda work: step(call, work),
+            layout.page_nbytes(context.size),
+            is_maker=self._is_leader,
+        )
+        try:
+            replies = step(call, self._open)
+            self.job = str(replies[0][0])
+            self._check_free(call, is_taken=replies[0][1])
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._context.rank == 0
+
+    def take(self, array: Any, chain: StreamChain, stream: Any) -> None:
+        """Take a snapshot of this rank's segment; see `Window.snapshot`."""
+        # Of calls, whether or not they raise: else the numbers of the ranks would drift apart
+        # after an error on one of them, and frames would be of different steps.
+        self._number += 1
+        if isinstance(self._snapshots, CudaSnapshots):
+            handle = chain.enter("snapshot", stream)
+            self._snapshots.take(self._number, array.data.ptr, handle)
+            if not chain.stays_alive:
+                chain.leave()
+        elif self._snapshots is not None:
+            if stream is not None:
+                handle_of(stream)
+            self._snapshots.take(self._number, array)
+
+    def let_go(self, call: str) -> list[int]:
+        """End the publication and wait some seconds for viewers that map memory on a GPU.
+
+        Collective, host-blocking; once all streams are done. May be repeated, with less to wait
+        for. What viewers map on the host they keep: it is no hazard to them, nor to the job.
+
+        Returns
+        -------
+        list of int
+            The viewers that still map memory of the window: it must not be freed.
+        """
+        step = self._context.agreement.step
+        viewers = list(step(call, self._end)[0])
+        step(call, lambda: self._free(is_viewed=bool(viewers)))
+        return viewers
+
+    def abandon(self) -> None:
+        """Answer no more, and end all leases. Local."""
+        if self._address:
+            self._context.descriptors.door.shut(self._address)
+            self._address = ""
+
+    def discard(self) -> None:
+        """Undo the making, of which no viewer knows. Local."""
+        self.abandon()
+        self._free(is_viewed=False)
+
+    # --- making
+
+    def _check(self, call: str) -> None:
+        """Raise where viewers could not be told of the window, or no snapshot be taken."""
+        try:
+            dtypes.dump(self._window.dtype)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{call} failed: name={self.name!r}: {error}") from None
+        for rank, shape, strides, *_ in self._window.segments:
+            if strides and not layout.is_dense(shape, strides, self._window.dtype.itemsize):
+                raise UnsupportedError(
+                    f"{call} failed: name={self.name!r}: the array of rank {rank} leaves gaps "
+                    f"(shape {shape}, strides {strides}), of which no snapshot can be taken. Give "
+                    "the window no name, or share a contiguous array."
+                )
+
+    def _check_free(self, call: str, *, is_taken: bool) -> None:
+        if is_taken:
+            raise ValueError(
+                f"{call} failed: the name {self.name!r} is taken by another window of job "
+                f"{self.job}. Choose another one, or close that window first."
+            )
+
+    def _open(self) -> list[Any]:
+        """Open the files and the door; return the job, and whether the name is taken."""
+        context, memory = self._context, self._memory
+        if memory is None:  # for the type checker
+            return []
+        parts = {part.rank: part for part in self._window.segments}
+        sizes = [parts[r].nbytes if r in parts else None for r in range(context.size)]
+        offsets, nbytes = layout.block_offsets(sizes)
+        if self._is_leader:
+            os.ftruncate(memory.fd, nbytes)
+        address = context.backend.register(memory)
+        self._is_registered = True
+        mine = sizes[context.rank]
+        if mine is not None:
+            self._page = Page(
+                memory,
+                address,
+                context.rank,
+                offsets[context.rank],
+                mine,
+                sum(filter(None, sizes)),
+                is_first=context.rank == self._window.segments[0].rank,
+            )
+            self._snapshots = (
+                CudaSnapshots(self._page, context.backend)
+                if context.backend.has_streams
+                else HostSnapshots(self._page, context.memory_barrier)
+            )
+        if not self._is_leader:
+            return ["", False]
+        job = job_id(os.getpid())
+        self._fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        for token in self._files:
+            fd = context.backend.descriptor(token)
+            if fd is not None:
+                self._fds.append(fd)
+        self._address = context.descriptors.door.open(
+            door_name(job, self.name), self._answer, self._viewer_left, most=MOST_VIEWERS
+        )
+        # Of two that open the same name at once, each looks for the other after this.
+        self._window = replace(self._window, since=time.monotonic_ns())
+        return [job, self._is_taken(job)]
+
+    def _is_taken(self, job: str) -> bool:
+        """Whether a window of this job had the name before, in whatever process."""
+        others = [
+            window
+            for window in listed()
+            if (window.job, window.name) == (job, self.name) and window.address != self._address
+        ]
+        visits, _ = visit_mine(others, _ANSWER_S, 0.0)
+        older = [self._is_older(visit) for visit in visits.values()]  # which closes all of them
+        return any(older)
+
+    def _is_older(self, visit: Visit) -> bool:
+        with visit:
+            try:
+                since = Description.parse(visit.ask({"version": VERSION})[0]).since
+            except HandleError:
+                return False  # it has gone
+            except MpiShareError:
+                return True  # it is stopped, or has too many viewers
+        return since is not None and since < (self._window.since or 0)
+
+    # --- in the door's thread
+
+    def _answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
+        if request.get("version", VERSION) != VERSION:
+            return {"version": VERSION}, []
+        if "fds" in request:
+            first = int(request["fds"])
+            return {}, self._fds[first : first + MAX_FDS]
+        if request.get("wants_host_copies"):
+            self._want_host_copies(1)
+            return {}, []
+        viewers = self._context.descriptors.door.leases(self._address, "attaches")
+        return replace(self._window, viewers=tuple(viewers)).pack(), []
+
+    def _viewer_left(self) -> None:
+        if not self._context.descriptors.door.leases(self._address, "wants_host_copies"):
+            self._want_host_copies(0)
+
+    def _want_host_copies(self, value: int) -> None:
+        if self._memory is not None:
+            # One byte of the word, the others are zero: no view would outlive the page.
+            self._memory.buffer[8 * layout.WANTED] = value
+
+    # --- closing
+
+    def _end(self) -> list[int]:
+        """On the leader: stop answering, tell the viewers, wait while any maps GPU memory."""
+        if not self._is_leader or not self._address:
+            return []
+        door = self._context.descriptors.door
+        if not self._context.backend.has_streams:
+            self.abandon()
+            return []
+        if not self._is_ended:
+            door.withdraw(self._address)
+            door.tell(self._address, {"is_over": True})
+            poll(lambda: not self._mapping(), LET_GO_S, pause_s=0.002)
+            self._is_ended = True
+        viewers = self._mapping()
+        if not viewers:
+            self.abandon()
+        return viewers
+
+    def _mapping(self) -> list[int]:
+        return self._context.descriptors.door.leases(self._address, "maps")
+
+    def _free(self, *, is_viewed: bool) -> None:
+        """Give back the buffers, the page and the files, once nothing writes there."""
+        if isinstance(self._snapshots, HostSnapshots):
+            self._snapshots.close()
+            self._snapshots = None
+        elif self._snapshots is not None and self._snapshots.close(is_viewed=is_viewed):
+            self._snapshots = None
+        while self._fds:
+            os.close(self._fds.pop())
+        if self._page is not None:
+            self._page.words.release()
+            self._page = None
+        if self._memory is not None:
+            if self._is_registered:
+                self._context.backend.unregister(self._memory)
+            self._memory.close()
+            self._memory = None

@@ -1,0 +1,220 @@
+"""Readers of snapshots in a process outside the job: copies during which nothing was written."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.errors import CudaError, HandleError, format_nbytes
+from mpishare.windows import page as layout
+from mpishare.windows.page import BEGIN, BUFFERS, DEVICE, END, HOST, MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from mpishare.backends import Memory
+    from mpishare.backends.cuda import CudaBackend
+    from mpishare.windows.description import Segment
+
+
+def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
+    """Map bytes of a file, which has them. Local. Arrays on them keep them mapped."""
+    size = os.fstat(fd).st_size
+    if size < offset + max(nbytes, 1):
+        needed = format_nbytes(offset + nbytes)
+        raise HandleError(
+            f"the job gave a file of {format_nbytes(size)}, which is too small: {needed} are needed"
+        )
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+    return mmap.mmap(fd, max(nbytes, 1), prot=protection, offset=offset)
+
+
+class Reader(ABC):
+    """Reads the newest snapshot that is whole on all ranks. All methods are local.
+
+    Parameters
+    ----------
+    fd : int
+        The file of the page and of the buffers in host memory.
+    segments : sequence of Segment
+        Of the ranks that have one.
+    size : int
+        How many ranks the node has.
+    dtype : numpy.dtype
+        Of the elements.
+    track : int
+        Which buffers are read.
+    checked : sequence of int
+        The words that hold the number of a whole snapshot.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        segments: Sequence[Segment],
+        size: int,
+        dtype: np.dtype[Any],
+        track: int,
+        checked: Sequence[int],
+    ) -> None:
+        page = map_part(fd, layout.page_nbytes(size), 0, is_writable=False)
+        self._page = memoryview(page).cast("Q")
+        self._segments = segments
+        self._dtype = dtype
+        self._checked = checked
+        self._starts = [layout.slot(segment.rank) + track for segment in segments]
+
+    def read(self, than: int) -> tuple[int, dict[int, Any]] | None:
+        """Return the newest whole snapshot, its number and its arrays by rank.
+
+        None if there is none that is newer than the number `than`; the number 0 if it was
+        overwritten during the copy.
+        """
+        page, starts = self._page, self._starts
+        number = layout.newest(page, starts, self._checked)
+        if number <= than:
+            return None
+        layout.load_barrier()
+        arrays = self._copy(number % BUFFERS)
+        layout.load_barrier()
+        return (0, {}) if layout.is_begun_over(page, starts, number) else (number, arrays)
+
+    def numbers(self) -> dict[int, int]:
+        """Return for each rank the number of its newest snapshot."""
+        ends = zip(self._segments, self._starts, strict=True)
+        return {s.rank: max(self._page[at + END : at + END + BUFFERS]) for s, at in ends}
+
+    def failed(self) -> list[int]:
+        """Return the ranks that have no room for snapshots in host memory."""
+        ranks = [segment.rank for segment in self._segments]
+        return [rank for rank in ranks if self._page[layout.slot(rank) + layout.HOST_FAILED]]
+
+    def close(self) -> None:
+        """Unmap."""
+        self._page.release()
+
+    @abstractmethod
+    def _copy(self, place: int) -> dict[int, Any]:
+        """Copy one of the three buffers of each rank."""
+
+
+class HostReader(Reader):
+    """Reads the buffers in host memory.
+
+    Parameters
+    ----------
+    fd, segments, size, dtype
+        As `Reader`.
+    is_on_gpu : bool
+        Whether they are copies of buffers on GPUs.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        segments: Sequence[Segment],
+        size: int,
+        dtype: np.dtype[Any],
+        *,
+        is_on_gpu: bool,
+    ) -> None:
+        super().__init__(
+            fd, segments, size, dtype, HOST, (BEGIN, END, MARK) if is_on_gpu else (BEGIN, END)
+        )
+        by_rank = {segment.rank: segment.nbytes for segment in segments}
+        offsets, _ = layout.block_offsets([by_rank.get(rank) for rank in range(size)])
+        self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(BUFFERS)]
+        for segment in segments:
+            step = layout.buffer_nbytes(segment.nbytes)
+            mapping = map_part(fd, BUFFERS * step, offsets[segment.rank], is_writable=False)
+            whole = np.frombuffer(mapping, dtype=np.uint8)
+            for place in range(BUFFERS):
+                buffer = whole[place * step :]
+                part = np.ndarray(segment.shape, dtype, buffer, strides=segment.strides)
+                self._buffers[place].append((segment.rank, part))
+
+    def _copy(self, place: int) -> dict[int, Any]:
+        return {rank: part.copy(order="K") for rank, part in self._buffers[place]}
+
+    def close(self) -> None:
+        """Unmap."""
+        super().close()
+        self._buffers = [[] for _ in range(BUFFERS)]
+
+
+class CudaReader(Reader):
+    """Reads the buffers on the GPUs of the ranks.
+
+    Parameters
+    ----------
+    fd, segments, size, dtype
+        As `Reader`.
+    backend : CudaBackend
+        Of this process.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        segments: Sequence[Segment],
+        size: int,
+        dtype: np.dtype[Any],
+        backend: CudaBackend,
+    ) -> None:
+        super().__init__(fd, segments, size, dtype, DEVICE, (BEGIN, END))
+        self._backend = backend
+        self._memories: dict[int, Memory] = {}
+        self._stream = backend.xp.cuda.Stream(non_blocking=True)
+
+    def map_hidden(self, hidden: Collection[str]) -> str:
+        """Map the buffers on GPUs that this process does not see; return why that cannot be.
+
+        Where they are not there yet, before the first snapshot, nothing tells.
+        """
+        for segment in self._segments:
+            if segment.uuid not in hidden:
+                continue
+            if not self._page[layout.slot(segment.rank) + layout.TOKEN_READY]:
+                return f"{segment.uuid[:12]} is not visible"
+            try:
+                self._buffers_of(segment)
+            except CudaError as error:
+                return str(error).rstrip(".")
+        return ""
+
+    def _copy(self, place: int) -> dict[int, Any]:
+        from mpishare.backends.cuda_streams import on_stream  # imports CuPy
+
+        backend, copies = self._backend, {}
+        backend.make_current()
+        with on_stream(self._stream):
+            for segment in self._segments:
+                source = self._buffers_of(segment).address
+                source += place * layout.buffer_nbytes(segment.nbytes)
+                place_of = backend.xp.empty(segment.nbytes, "u1").data
+                if segment.nbytes:
+                    backend.copy(place_of.ptr, source, segment.nbytes, self._stream.ptr)
+                copies[segment.rank] = backend.xp.ndarray(
+                    segment.shape, self._dtype, memptr=place_of, strides=segment.strides
+                )
+        self._stream.synchronize()
+        return copies
+
+    def _buffers_of(self, segment: Segment) -> Memory:
+        rank = segment.rank
+        if rank not in self._memories:
+            token = layout.token_bytes(self._page, rank).hex()
+            nbytes = BUFFERS * (layout.buffer_nbytes(segment.nbytes) + 8)
+            self._memories[rank] = self._backend.open(token, nbytes, segment.uuid)
+        return self._memories[rank]
+
+    def close(self) -> None:
+        """Unmap."""
+        for memory in self._memories.values():
+            memory.close()
+        self._memories = {}
+        super().close()

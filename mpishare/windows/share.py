@@ -1,0 +1,237 @@
+"""Windows of arrays that exist already: copied into new memory, or shared where they are."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.backends import Exported
+from mpishare.coordination.agreement import require_same
+from mpishare.errors import CudaError, UnsupportedError
+from mpishare.memory import dtypes
+from mpishare.memory.kinds import FREED, Kind, Refusal
+from mpishare.windows.allocate import check_layout, make_window, nbytes_of, owner_rank
+from mpishare.windows.names import check_name
+from mpishare.windows.segment import EmptyMemory, Segment, WindowPart
+
+if TYPE_CHECKING:
+    from mpishare.runtime.context import NodeContext
+    from mpishare.windows.segment import Shape
+    from mpishare.windows.window import Window
+
+log = logging.getLogger("mpishare.window")
+
+_ON_GPU = (2, 13)  # DLPack's device types kDLCUDA and kDLCUDAManaged
+
+
+@dataclass
+class _Source:
+    """What this rank gives: its array, and its memory where that is shared in place."""
+
+    array: Any
+    segment: Segment
+    dtype: np.dtype[Any]
+    exported: Exported | None = None
+    why_copied: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the other ranks need to know; see `_segment`."""
+        shape, strides = self.segment
+        return {
+            "shape": list(shape),
+            "strides": None if strides is None else list(strides),
+            "dtype": dtypes.dump(self.dtype),
+        }
+
+
+def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any = None) -> Window:
+    """Make a window of an array that one rank has or computes. Collective; see `Node.share`."""
+    call = "Node.share"
+    mine: list[_Source] = []
+
+    def look() -> dict[str, Any]:
+        rank = owner_rank(context, call, owner)
+        arguments: dict[str, Any] = {"owner": rank, "copy": _check_copy(call, copy)}
+        arguments["name"] = check_name(call, name)
+        if context.rank == rank:
+            mine.append(_look_at(context, call, source, copy))
+            arguments |= mine[0].describe()
+        return arguments
+
+    try:
+        replies = context.begin(call, look)
+        same = [{key: reply[key] for key in ("owner", "copy", "name")} for reply in replies]
+        require_same(call, same, context.rank)
+        rank = replies[0]["owner"]
+        segments: list[Segment | None] = [None] * context.size
+        segments[rank], dtype = _segment(replies[rank])
+        return _make(context, call, segments, dtype, rank, mine, name)
+    except BaseException:
+        _let_go(mine)
+        raise
+
+
+def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None) -> Window:
+    """Make a window whose segments are the ranks' own arrays. Collective; see `Node.share_each`."""
+    call = "Node.share_each"
+    mine: list[_Source] = []
+
+    def look() -> dict[str, Any]:
+        arguments = {"copy": _check_copy(call, copy), "name": check_name(call, name)}
+        mine.append(_look_at(context, call, source, copy))
+        return arguments | mine[0].describe()
+
+    try:
+        replies = context.begin(call, look)
+        found = [_segment(reply) for reply in replies]
+        same = [
+            {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}
+            for reply, (_, dtype) in zip(replies, found, strict=True)
+        ]
+        require_same(call, same, context.rank)
+        segments = [segment for segment, _ in found]
+        return _make(context, call, segments, found[context.rank][1], None, mine, name)
+    except BaseException:
+        _let_go(mine)
+        raise
+
+
+def _make(
+    context: NodeContext,
+    call: str,
+    segments: list[Any],
+    dtype: np.dtype[Any],
+    owner: int | None,
+    mine: list[_Source],
+    name: str | None,
+) -> Window:
+    def write(array: Any) -> None:
+        array[...] = context.backend.xp.asarray(mine[0].array)
+
+    exported = mine[0].exported if mine else None
+    try:
+        window = make_window(context, call, segments, dtype, owner, write, exported, name=name)
+    finally:
+        if exported is not None:
+            exported.retract()
+    if mine and mine[0].why_copied:
+        log.warning(
+            "%s: rank %d's array was copied, not shared in place: %s",
+            window.name,
+            context.rank,
+            mine[0].why_copied,
+        )
+    return window
+
+
+def _let_go(mine: list[_Source]) -> None:
+    for source in mine:
+        if source.exported is not None:
+            source.exported.retract()
+            source.exported.memory.close()
+
+
+def _segment(reply: dict[str, Any]) -> tuple[Segment, np.dtype[Any]]:
+    """Return the segment and the dtype that a rank described."""
+    strides = None if reply["strides"] is None else tuple(reply["strides"])
+    return Segment(tuple(reply["shape"]), strides), dtypes.load(reply["dtype"])
+
+
+def _check_copy(call: str, copy: Any) -> bool | None:
+    if copy is None or isinstance(copy, bool):
+        return copy
+    raise TypeError(f"{call} failed: copy must be True, False or None, not {copy!r}")
+
+
+def _look_at(context: NodeContext, call: str, source: Any, copy: bool | None) -> _Source:
+    """Return what this rank gives, or raise why it cannot."""
+    array = _as_array(context, call, source() if callable(source) else source)
+    shape, dtype = check_layout(context, call, tuple(array.shape), np.dtype(array.dtype))
+    is_host = isinstance(array, np.ndarray)
+    nbytes = nbytes_of(shape, dtype)
+    if nbytes and not is_host and not context.in_place.is_alive(_address(array)):
+        # Its copy would end the GPU's context.
+        raise UnsupportedError(f"{call} failed: {FREED.why}. {FREED.remedy}.")
+    found = _Source(array, Segment(shape, _f_strides(array)), dtype)
+    if copy is True:
+        return found
+    try:
+        given = _export(context, array, nbytes)
+    except CudaError as error:
+        if copy is False:
+            raise
+        given = Refusal(str(error), "")
+    if isinstance(given, Refusal):
+        if copy is False:
+            raise UnsupportedError(
+                f"{call}(copy=False) failed: the array cannot be shared in place: {given.why}. "
+                f"{given.remedy}."
+            )
+        found.why_copied = given.why
+    else:
+        found.exported = given
+        found.segment = Segment(shape, tuple(array.strides))
+    return found
+
+
+def _as_array(context: NodeContext, call: str, source: Any) -> Any:
+    """Return the same memory as an array of NumPy or CuPy; a copy of what is in none."""
+    if source is None:
+        raise TypeError(
+            f"{call} failed: the source is None on rank {context.rank}. Give it an array; if "
+            "another rank of a share() has it, name that rank: owner=..."
+        )
+    if isinstance(source, int) and not isinstance(source, bool):
+        raise TypeError(
+            f"{call} failed: {source} is an int, not an array. Wrap a number in numpy.array, an "
+            "address in an array of its library (cupy.cuda.UnownedMemory)."
+        )
+    xp = context.backend.xp
+    if isinstance(source, np.ndarray | xp.ndarray):
+        return source
+    if hasattr(source, "__cuda_array_interface__"):
+        return xp.asarray(source)
+    get_device = getattr(source, "__dlpack_device__", None)
+    if get_device is not None and get_device()[0] in _ON_GPU:
+        return xp.from_dlpack(source)
+    return np.asarray(source)  # a tensor in host memory, a list
+
+
+def _export(context: NodeContext, array: Any, nbytes: int) -> Exported | Refusal:
+    """Return the array's memory as others can map it, or why that cannot be."""
+    if not nbytes:
+        return Exported(EmptyMemory(context.backend.xp), Kind.EMPTY, "", 0, 0)
+    steps = [(n, step) for n, step in zip(array.shape, array.strides, strict=True) if n > 1]
+    if any(step <= 0 for _, step in steps):
+        return Refusal(
+            f"its strides are {array.strides}, and must be positive",
+            "Share the array that it is a view of, or pass copy=True",
+        )
+    address = _address(array)
+    span = sum((n - 1) * step for n, step in steps) + array.dtype.itemsize
+    location = context.locate(address, span)
+    whole = location and context.segment_memory(location.window, location.rank)
+    if location is None or whole is None or whole.is_given:  # which outlives that window
+        is_host = isinstance(array, np.ndarray)
+        return context.in_place.export(array, address, span, is_host=is_host)
+    token = f"{location.window}:{location.rank}"
+    part = WindowPart(whole, location.offset, span)
+    return Exported(part, Kind.WINDOW, token, location.offset, whole.nbytes)
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def _f_strides(array: Any) -> Shape | None:
+    """Return the strides of the array's copy: Fortran's if it is in that order, else None for C."""
+    if array.flags.c_contiguous or not array.flags.f_contiguous:
+        return None
+    strides, step = [], array.dtype.itemsize
+    for extent in array.shape:
+        strides.append(step)
+        step *= extent
+    return tuple(strides)

@@ -1,0 +1,309 @@
+"""The two ends of a channel: blocks that wait for a slot, and signal that it is written or free.
+
+Frame k, counted from 1, lies in slot k modulo the number of slots. The producer waits until every
+consumer has freed frame k - slots; its counter `full` counts written frames, and each consumer's
+counter `free` the freed ones. Waits compare cyclically, so that the first frames, which wait for a
+count below zero, go on at once. With streams the streams wait, and a consumer's host waits only for
+`sent`, the count of calls of `put`: this includes the end of the stream. Without streams `sent` is
+`full` as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
+from mpishare.coordination.poll import spin_until
+from mpishare.errors import ClosedError, EpochError, UnsupportedError
+from mpishare.windows.stream_chain import StreamChain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.coordination.counters import Counters
+    from mpishare.runtime.context import NodeContext
+
+AHEAD = 64
+"""On streams: frames that the producer's host enqueues before there is room for them. The queue of
+a stream is finite, and a host that fills it would wait in the driver, without a deadline."""
+
+_FULL, _SENT, _FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
+_ENDED = 1 << 61
+"""Added to the counter of a rank that sends or takes no more frames."""
+
+
+class Block:
+    """The ``with`` block of one end of a channel, made once and entered for each frame.
+
+    `awaited` has the places of the other end's counters by rank, `mine` is that of this rank's.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        counters: Counters,
+        arrays: list[Any],
+        name: str,
+        call: str,
+        awaited: dict[int, int],
+        mine: int,
+    ) -> None:
+        self.stream: Any = None
+        self.is_open = False
+        self._is_over = False
+        self._call = f"{name}: {call}"
+        self._count = 0  # of blocks that have ended
+        self._arrays = arrays
+        self._slots = len(arrays)
+        self._view = counters.view
+        self._ranks, self._places = tuple(awaited), tuple(awaited.values())
+        self._memory_barrier = context.memory_barrier
+        self._spins_per_yield = context.spins_per_yield
+        self._agreement = context.agreement
+        self._wait_on_host = context.agreement.wait
+        self._check_released = context.check_released
+        self._signals: _StreamSignals | None = None
+        if context.backend.has_streams:
+            self._signals = _StreamSignals(context, name, call, counters, self._places, mine)
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a fork's copy of a block: the slot is still its parent's."""
+        return self._agreement.failure is not None and not self._agreement.is_own_process
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse attributes of the slot: the block was mistaken for it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(self._not_a_slot())
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(self._not_a_slot())
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(self._not_a_slot())
+
+    def _not_a_slot(self) -> str:
+        call = self._call.rpartition(" ")[2]
+        return (
+            f"{self._call} failed: the slot is there inside a with block only. Write "
+            f"with channel.{call}() as slot: ..."
+        )
+
+    def pending(self) -> list[int]:
+        """Return the ranks for whose signals this rank's streams wait."""
+        if self._signals is None:
+            return []
+        return self._behind(self._places, self._signals.awaited)
+
+    def close(self) -> None:
+        """Drop the slots and the stream."""
+        self.is_open = False
+        self._is_over = True
+        self._arrays = []
+        self._view = NO_COUNTERS.view
+        if self._signals is not None:
+            self._signals.close()
+
+    def _refuse(self) -> NoReturn:
+        """Raise the reason why the block cannot be entered."""
+        failed = f"{self._call} failed at the begin of its block"
+        if self.is_open:
+            raise EpochError(f"{failed}: a slot is open. Leave its block first.")
+        if not self._arrays:
+            raise ClosedError(f"{failed}: the channel is closed")
+        raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
+
+    def _behind(self, places: tuple[int, ...], count: int) -> list[int]:
+        view = self._view
+        pairs = zip(self._ranks, places, strict=True)
+        return [rank for rank, place in pairs if view[place] < count]
+
+    def _reach(self, places: tuple[int, ...], count: int) -> int:
+        """Wait on the host until these counters are all at least `count`; return the least."""
+        view = self._view
+        for place in places:
+            if not spin_until(view, place, count, self._spins_per_yield):
+                self._wait_on_host(self._call, lambda: self._behind(places, count))
+        least = min([view[place] for place in places])
+        self._memory_barrier()
+        self._check_released()
+        return least
+
+
+class Put(Block):
+    """The producer's end: a block is entered with a free slot, and left with a frame sent."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        counters: Counters,
+        arrays: list[Any],
+        name: str,
+        consumers: Sequence[int],
+    ) -> None:
+        awaited = {rank: _free(i) for i, rank in enumerate(consumers)}
+        super().__init__(context, counters, arrays, name, "put", awaited, _FULL)
+        self._ahead = AHEAD if self._signals is not None else 0
+        # The last frame that is known to have a free slot; without a consumer there is no last.
+        self._room = self._slots if consumers else _ENDED
+
+    def __enter__(self) -> Any:
+        if self.is_open or self._is_over:
+            self._refuse()
+        number = self._count + 1
+        if self._signals is not None:
+            self._signals.enter(self.stream)
+        if number > self._room:
+            self._find_room(number)
+        self.is_open = True
+        return self._arrays[number % self._slots]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        was_open, self.is_open = self.is_open, False
+        if self._is_forked:
+            return
+        number, signals = self._count + 1, self._signals
+        if kind is not None:
+            if signals is not None:
+                signals.leave()
+            return
+        if not was_open:
+            raise ClosedError(f"{self._call} failed: the channel was closed in its block")
+        if signals is not None:
+            signals.write(number)
+        self._memory_barrier()
+        self._view[_SENT] = self._count = number
+
+    def end(self) -> None:
+        """Publish that the last frame has been sent."""
+        self._is_over = True
+        self._memory_barrier()
+        self._view[_SENT] = self._count + _ENDED
+
+    def _find_room(self, number: int) -> None:
+        oldest = number - self._slots
+        # A freed slot is free for the host and for the stream: reading the counter is cheaper.
+        self._room = self._reach(self._places, oldest - self._ahead) + self._slots
+        if number > self._room and self._signals is not None:
+            self._signals.wait(oldest)
+
+
+class Get(Block):
+    """A consumer's end: a block is entered with a frame, and left with its slot freed."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        counters: Counters,
+        arrays: list[Any],
+        name: str,
+        producer: int,
+        place: int,
+    ) -> None:
+        awaited = {producer: _FULL if context.backend.has_streams else _SENT}
+        self._mine = _free(place)
+        super().__init__(context, counters, arrays, name, "get", awaited, self._mine)
+        self._sent = 0  # frames that are known to be sent
+
+    def __enter__(self) -> Any:
+        if self.is_open or self._is_over:
+            self._refuse()
+        number, signals = self._count + 1, self._signals
+        if signals is not None:
+            signals.enter(self.stream)
+        if number > self._sent:
+            self._find_sent(number)
+        if signals is not None:
+            signals.wait(number)
+        self.is_open = True
+        return self._arrays[number % self._slots]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not self.is_open:
+            return  # the channel was closed in its block
+        self.is_open = False
+        if self._is_forked:
+            return
+        number = self._count + 1
+        if self._signals is not None:
+            self._signals.write(number)
+        else:
+            self._memory_barrier()
+            self._view[self._mine] = number
+        self._count = number
+
+    def end(self) -> None:
+        """Publish that this rank takes no more frames: the producer no longer waits for it."""
+        if self._signals is not None:
+            self._signals.enter(None)
+            self._signals.write(_ENDED)
+        else:
+            self._memory_barrier()
+            self._view[self._mine] = _ENDED
+
+    def _find_sent(self, number: int) -> None:
+        sent = self._reach((_SENT,), number)
+        if sent >= _ENDED:
+            sent -= _ENDED
+            if number > sent:
+                raise EOFError(f"{self._call}: rank {self._ranks[0]} ended the stream")
+        self._sent = sent
+
+
+class _StreamSignals:
+    """The counters of one end, waited for and written on the stream of its block."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        name: str,
+        call: str,
+        counters: Counters,
+        awaited: Sequence[int],
+        mine: int,
+    ) -> None:
+        address, backend = counters.address, context.backend
+        self.awaited = 0  # the count of the last wait
+        self._name, self._call = name, call
+        self._count = len(awaited)
+        self._waits = backend.signals([("wait", address + 8 * place) for place in awaited])
+        self._write = backend.signals([("write", address + 8 * mine)])
+        self._is_capturing = backend.is_capturing
+        self._chain = StreamChain(backend, name)
+        self._stream = 0
+
+    def enter(self, stream: Any) -> None:
+        """Begin a block on a stream, which waits for that of the last block."""
+        self._stream = self._chain.enter(self._call, stream)
+
+    def wait(self, count: int) -> None:
+        """Let the stream wait until the counters of the other end are at least `count`."""
+        if self._count:
+            self._waits.enqueue(self._stream, [count] * self._count)
+        self.awaited = count
+
+    def write(self, count: int) -> None:
+        """Raise the counter of this end, after the stream's work so far."""
+        if self._is_capturing(self._stream):
+            raise UnsupportedError(
+                f"{self._name}: {self._call} failed at the end of its block: the stream is being "
+                "captured into a graph. End the capture inside of the block."
+            )
+        self._write.enqueue(self._stream, [count])
+        self._chain.leave()
+
+    def leave(self) -> None:
+        """Leave the block without a signal."""
+        self._chain.leave()
+
+    def close(self) -> None:
+        self._chain.end()
+
+
+def channel_counters(consumers: int) -> int:
+    return _free(consumers)
+
+
+def _free(place: int) -> int:
+    return _FREE + SLOT_WORDS * place

@@ -1,0 +1,73 @@
+"""What can be attached to on this machine, and who has attached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpishare.errors import MpiShareError, describe
+from mpishare.windows.description import VERSION, Description
+from mpishare.windows.names import listed, visit_mine
+
+_ANSWER_S = 2.0
+
+
+def attachable() -> list[dict[str, Any]]:
+    """Ask each named window of this user on this machine what it is. Local, host-blocking.
+
+    Returns
+    -------
+    list of dict
+        For each: ``name``, ``job``; then ``dtype``, ``shapes`` and ``ranks`` of the segments,
+        ``backend``, ``pid`` of the leader and ``viewers``, or the ``error`` of one that does not
+        answer.
+    """
+    found = []
+    visits, full = visit_mine(listed(), _ANSWER_S, _ANSWER_S)
+    for window, visit in visits.items():
+        entry: dict[str, Any] = {"name": window.name, "job": window.job}
+        try:
+            with visit:
+                told, _ = visit.ask({"version": VERSION})
+            entry |= _entry(Description.parse(told))
+        except MpiShareError as error:
+            entry["error"] = describe(error)
+        found.append(entry)
+    for window in full:
+        why = "it takes no connections: its process is stopped, or it is another user's"
+        found.append({"name": window.name, "job": window.job, "error": why})
+    return found
+
+
+def _entry(window: Description) -> dict[str, Any]:
+    return {
+        "dtype": str(window.dtype),
+        "shapes": [list(segment.shape) for segment in window.segments],
+        "ranks": [segment.rank for segment in window.segments],
+        "backend": window.backend,
+        "pid": window.pid,
+        "viewers": list(window.viewers),
+    }
+
+
+def as_text(windows: list[dict[str, Any]]) -> str:
+    """Return the list as lines to read."""
+    if not windows:
+        return (
+            "No window of this user can be attached to on this machine (and network namespace).\n"
+        )
+    return "".join(_line(window) for window in windows)
+
+
+def _line(window: dict[str, Any]) -> str:
+    begin = f"{window['name']}  job {window['job']}: "
+    if "error" in window:
+        return f"{begin}{window['error']}\n"
+    shapes = ", ".join(
+        f"{tuple(shape)} of rank {rank}"
+        for rank, shape in zip(window["ranks"], window["shapes"], strict=True)
+    )
+    viewers = ", ".join(map(str, window["viewers"])) or "none"
+    return (
+        f"{begin}{window['dtype']}, {shapes}; backend {window['backend']}, leader's pid "
+        f"{window['pid']}, viewers {viewers}\n"
+    )

@@ -1,0 +1,309 @@
+"""Windows: memory that one rank allocates and every rank of the node maps."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.coordination.mpi_agreement import never_free
+from mpishare.errors import ClosedError, UnsupportedError, format_nbytes
+from mpishare.runtime import ranges
+from mpishare.runtime.context import NodeObject
+from mpishare.windows.attached import attach_again
+from mpishare.windows.epochs import Epochs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.backends import Memory
+    from mpishare.coordination.counters import Counters
+    from mpishare.runtime.context import NodeContext
+    from mpishare.windows.publication import Publication
+    from mpishare.windows.segment import Segment
+
+log = logging.getLogger("mpishare.window")
+
+
+class Window(Epochs, NodeObject):
+    """A shared allocation, with the epochs that order access to it.
+
+    Made by `Node.allocate`, `Node.allocate_each`, `Node.share` and `Node.share_each`.
+
+    Attributes
+    ----------
+    name : str
+        As given; else ``window 3``: the number is the same on every rank, and never used again.
+    shape : tuple of int
+        Of `array`.
+    dtype : numpy.dtype
+        Of the elements.
+    nbytes : int, bytes
+        Of `array`.
+    owner : int or None
+        The rank that allocated or shared it, in ``node.comm``; None where each rank has a segment.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        number: int,
+        counters: Counters,
+        memories: list[Memory | None],
+        segments: Sequence[Segment | None],
+        dtype: np.dtype[Any],
+        owner: int | None,
+        *,
+        publication: Publication | None = None,
+        is_part: bool = False,
+    ) -> None:
+        super().__init__(context, counters, publication.name if publication else f"window {number}")
+        self._number = number
+        self._publication = publication
+        self._context = context
+        self._memories: list[Memory | None] = memories
+        self._segments = segments
+        self._arrays: dict[int, Any] = {}
+        self._lent: Any = None
+        self._viewers: list[int] = []
+        self._home = context.rank if owner is None else owner
+        self.owner = owner
+        self.dtype = dtype
+        home = segments[self._home]
+        self.shape = home.shape if home is not None else ()
+        self.nbytes = int(np.prod(self.shape, dtype=object)) * dtype.itemsize
+        context.register(self, is_part=is_part)
+        ranges.bind(self, "fence", "post", "start", "complete", "wait")
+        log.info(
+            "%s made: shape %s, dtype %s, %s, %s",
+            self.name,
+            self.shape,
+            dtype,
+            format_nbytes(self.nbytes),
+            "one segment per rank" if owner is None else f"of rank {owner}",
+        )
+
+    @property
+    def array(self) -> Any:
+        """The whole window, or this rank's own segment where each rank has one. Local.
+
+        Only in-place assignment is allowed: ``window.array += 1``.
+        """
+        return self.segment(self._home)
+
+    @array.setter
+    def array(self, value: Any) -> None:
+        if value is not self.segment(self._home):
+            raise AttributeError(
+                f"{self.name}: array is shared memory and cannot be replaced. Write into it: "
+                "window.array[...] = values"
+            )
+
+    def segment(self, rank: int) -> Any:
+        """Return that rank's segment as an array of mine: the same bytes, no copy.
+
+        Local; does not block.
+
+        Parameters
+        ----------
+        rank : int
+            In ``node.comm``. Of a window with an owner, only the owner has a segment: the whole.
+
+        Returns
+        -------
+        cupy.ndarray or numpy.ndarray
+            On this rank's own device. Valid as long as it is held, also after `close`.
+
+        Raises
+        ------
+        ValueError
+            If that rank has no segment here.
+        ClosedError
+            If the window is closed.
+        """
+        if self._is_closed:
+            raise ClosedError(f"{self.name} is closed")
+        if rank not in self._arrays:
+            memory, segment = None, None
+            if isinstance(rank, int | np.integer) and 0 <= rank < len(self._memories):
+                memory, segment = self._memories[rank], self._segments[rank]
+            if memory is None or segment is None:
+                having = [r for r, memory in enumerate(self._memories) if memory is not None]
+                raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
+            self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
+        return self._arrays[rank]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse to be read like the array."""
+        raise TypeError(f"{self.name} is a window, not an array: read window.array[...]")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refuse to be written like the array."""
+        raise TypeError(f"{self.name} is a window, not an array: write window.array[...] = values")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return `array` for NumPy: the same memory. `TypeError` where it is on a GPU."""
+        if self._context.backend.has_streams:
+            raise TypeError(
+                f"{self.name} is in GPU memory, which NumPy cannot read. Copy it to the host: "
+                "window.array.get()"
+            )
+        if copy is None:  # NumPy 1 knows no such value
+            return np.asarray(self.array, dtype=dtype)
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return `array` for any library that knows DLPack: the same memory."""
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        """Return the device of `array`, as DLPack has it."""
+        return self.array.__dlpack_device__()  # type: ignore[no-any-return]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """That of `array`; there is none on the host backend.
+
+        From now on the window's memory stays mapped as long as the window object is held.
+        """
+        if not self._context.backend.has_streams:
+            raise AttributeError(f"{self.name} is not in GPU memory")
+        # What is made of the interface holds this object, not the array.
+        self._lent = self.array
+        return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
+
+    def snapshot(self, stream: Any = None) -> None:
+        """Copy this rank's segment as it is now, for processes that `attach`.
+
+        Local; on CUDA stream-ordered, it does not block: neither waits for a viewer nor for another
+        rank. The first call takes memory for three copies of the segment; a viewer sees number n
+        once every rank that has a segment has made its n-th call. On a rank without a segment it
+        does nothing.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            As of `fence`.
+
+        Raises
+        ------
+        UnsupportedError
+            If the window has no name, if there is no room in /dev/shm for the copies, or if the
+            stream is being captured.
+        CudaError
+            If there is not that much memory on the GPU.
+        """
+        self._check()
+        if self._publication is None:
+            raise UnsupportedError(
+                f"{self.name}: snapshot failed: nobody can attach to a window that has no name. "
+                "Make it with name='...'."
+            )
+        if self._memories[self._home] is not None and self._home == self._context.rank:
+            self._publication.take(self.segment(self._home), self._chain, stream)
+
+    def close(self) -> None:
+        """Unmap the window on all ranks, then free it.
+
+        Collective, host-blocking: waits for this process's streams and for the other ranks.
+        Closing twice does nothing. Arrays that are still held stay valid: then the memory is kept
+        until the node is closed, and a `ResourceWarning` names the window. So it is where processes
+        outside the job map memory of it on a GPU and have not let go after 3 s.
+
+        Raises
+        ------
+        PeerError, PeerTimeout
+            If another rank is gone: then nothing is freed.
+        """
+        if self._is_closed:
+            return
+        self._check()
+        self._context.begin_close(f"{self.name}: close")
+        self._is_closed = True
+        self._arrays.clear()
+        is_held = any(memory is not None and memory.is_held for memory in self._memories)
+        is_gone = False
+        try:
+            is_gone = self._release(self._counters)
+        finally:
+            # After an error too, which all ranks have: nothing may find this memory again.
+            self._forget()
+            if not is_gone:
+                self._context.retained.append(lambda: self._release(None))
+        log.debug("%s closed%s", self.name, "" if is_gone else ": its memory is held")
+        if self._viewers and self._context.rank == 0:
+            warnings.warn(
+                f"{self.name} of shape {self.shape} was closed while processes {self._viewers} "
+                "outside the job map it: its memory is kept",
+                ResourceWarning,
+                stacklevel=2,
+            )
+        if is_held:
+            warnings.warn(
+                f"{self.name} of shape {self.shape} was closed while arrays of it are held: its "
+                "memory stays mapped until they are gone",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def _release(self, counters: Counters | None) -> bool:
+        """Unmap and free what nobody holds; return whether all is gone on all ranks.
+
+        Collective, host-blocking. Part of `close`, and once more when the node is closed.
+        """
+        rank = self._context.rank
+        if self._publication is not None:
+            self._viewers = self._publication.let_go(f"{self.name}: close")
+        viewers = self._viewers
+
+        def release() -> list[int]:
+            others = [r for r in range(len(self._memories)) if r != rank]
+            return [r for r in others if not self._unmap(r)]
+
+        def free(kept: list[list[int]]) -> bool:
+            # Not while a rank still maps my segment.
+            return not viewers and not any(rank in ranks for ranks in kept) and self._unmap(rank)
+
+        return all(self._context.close_in_order(f"{self.name}: close", release, free, counters))
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        if self._publication is not None:
+            self._publication.abandon()
+        never_free(self._memories)  # a handler of a signal leaves the node in the midst of calls
+        self._arrays.clear()
+        self._forget()
+
+    def __reduce__(self) -> Any:
+        """Return what makes a named window an attached one in another process of this machine."""
+        if self._publication is None:
+            raise TypeError(
+                "an mpishare Window cannot be pickled: it belongs to one process. Give it a name "
+                "(name='...'): then it becomes an attached one on the other side"
+            )
+        return attach_again, (self.name, self._publication.job)
+
+    def __repr__(self) -> str:
+        """Name the window, its shape and its owner."""
+        name = self.name.capitalize() if self._publication is None else f"Window {self.name!r}"
+        return (
+            f"<mpishare.{name}: shape={self.shape}, dtype={self.dtype}, "
+            f"owner={self.owner}{self._state()}>"
+        )
+
+    def _let_go(self) -> bool:
+        self._arrays.clear()
+        self._lent = None
+        return not any(memory is not None and memory.is_held for memory in self._memories)
+
+    def _unmap(self, rank: int) -> bool:
+        memory = self._memories[rank]
+        if memory is not None and memory.close():
+            self._memories[rank] = None
+        return self._memories[rank] is None
+
+    def _forget(self) -> None:
+        self._context.unregister(self)
+        self._end()
