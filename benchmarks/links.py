@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from mpi4py import MPI
 
-from mpishare.bench.grid import Problem, Side
+from mpishare.bench.grid import Problem, Side, split
 from mpishare.bench.mpi import Isend
-from mpishare.bench.staged import Packing, Staged, side_sizes, split
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpishare.bench.nccl import Nccl
-    from mpishare.bench.session import Session
-    from scripts.applications.poisson import Poisson
-
-
-# cudaMemcpyKind
-_TO_DEVICE, _TO_HOST = 1, 2
+from mpishare.bench.session import Session
+from mpishare.bench.staged import Packing, Staged, copy_call, side_sizes
+from scripts.applications.poisson import Poisson
 
 
 class Links:
@@ -108,17 +101,9 @@ class StagedLinks(Links):
         self._exchange = Staged(Ghosts(session, problem))
         self._requests: list[MPI.Request] = []
         self._rr, self._pq = cupyx.zeros_pinned(1), cupyx.zeros_pinned(1)
-        memcpy, stream = problem.xp.cuda.runtime.memcpyAsync, int(session.stream.ptr)
-
-        def bind(device: Any, host: Any) -> tuple[Any, Any]:
-            there, here = int(device.data.ptr), int(host.ctypes.data)
-            return (
-                lambda: memcpy(here, there, 8, _TO_HOST, stream),
-                lambda: memcpy(there, here, 8, _TO_DEVICE, stream),
-            )
-
-        self._rr_out, self._rr_in = bind(problem.rr, self._rr)
-        self._pq_out, self._pq_in = bind(problem.pq, self._pq)
+        copy = partial(copy_call, session)
+        self._rr_out, self._rr_in = copy(self._rr, problem.rr), copy(problem.rr, self._rr)
+        self._pq_out, self._pq_in = copy(self._pq, problem.pq), copy(problem.pq, self._pq)
 
     def add_squares(self) -> None:
         exchange = self._exchange
@@ -152,7 +137,7 @@ class NcclLinks(Links):
     `beside`: on a stream of their own, beside the kernel that follows.
     """
 
-    def __init__(self, session: Session, problem: Poisson, library: Nccl, beside: bool) -> None:
+    def __init__(self, session: Session, problem: Poisson, library: Any, beside: bool) -> None:
         from cupy.cuda import nccl
 
         ghosts = Ghosts(session, problem)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mpishare.bench.library import Library, refusals
+from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.library import Transfer
-    from mpishare.bench.session import Session
 
 
 class Nvshmem(Library):

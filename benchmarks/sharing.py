@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mpishare.bench.library import Library
+from mpishare.bench.session import Session
 from mpishare.setup.in_child import run_in_child
-
-if TYPE_CHECKING:
-    from mpishare.bench.library import Library
-    from mpishare.bench.session import Session
 
 PROGRAM = Path(__file__).with_name("trial.py")
 #: Of each trial that was run: why it failed, or None.

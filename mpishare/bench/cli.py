@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import CASES, NOTES
+from mpishare.bench.cases import CASES, NOTES, Case
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import WIDTH, as_json, heading, of_case, summary, table
 from mpishare.cli import (
@@ -58,23 +58,23 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def case_list() -> str:
     """Return what ``list`` prints: each case, its baselines by backend, and what these do."""
-    lines = []
-    for case in CASES.values():
-        lines.append(f"{case.name:<10} {case.summary}")
-        lines += textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
-        for backend, names in case.baselines.items():
-            unasked = [name for name in names if name not in case.on_request]
-            named = [name for name in names if name in case.on_request]
-            texts = [", ".join(unasked), "when named " + ", ".join(named) if named else ""]
-            if names:
-                lines.append(f"{_INDENT}{backend}: against {'; '.join(filter(None, texts))}")
-        options = "takes --width, --fields, --corners" if case.naxes else ""
-        absent = "" if case.is_default else "runs by its name or by 'all'"
-        if options or absent:
-            lines.append(f"{_INDENT}{'; '.join(filter(None, (options, absent)))}")
+    lines = [line for case in CASES.values() for line in _described(case)]
     lines += ["", "baselines whose names do not tell what they do:"]
     lines += [f"{name:<10} {NOTES[name]}" for name in sorted(NOTES)]
     return "\n".join(lines) + "\n"
+
+
+def _described(case: Case) -> list[str]:
+    lines = [f"{case.name:<10} {case.summary}"]
+    lines += textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    for backend, names in case.baselines.items():
+        unasked = ", ".join(name for name in names if name not in case.on_request)
+        named = ", ".join(name for name in names if name in case.on_request)
+        texts = [unasked, f"when named {named}" if named else ""]
+        lines += [f"{_INDENT}{backend}: against {'; '.join(filter(None, texts))}"] if names else []
+    options = "takes --width, --fields, --corners" if case.naxes else ""
+    absent = "" if case.is_default else "runs by its name or by 'all'"
+    return lines + [_INDENT + "; ".join(filter(None, (options, absent)))] * bool(options or absent)
 
 
 def _run(comm: MPI.Intracomm, options: Options) -> int:

@@ -10,18 +10,15 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mpishare
+from mpishare.bench.session import Session
 from mpishare.errors import counted
 from mpishare.setup.preflight import VARIABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpishare.bench.session import Session
 
 _GIT_S = 5.0
 #: Options that change only the report.
@@ -47,10 +44,7 @@ _SETTINGS = (
 
 
 def gather(session: Session) -> dict[str, Any]:
-    """Return the GPUs, links, driver, MPI, versions, ranks, nodes, backend, MPS and revision.
-
-    Collective, host-blocking. The same on every rank.
-    """
+    """Return the header of a report, the same on every rank. Collective, host-blocking."""
     from mpi4py import MPI
 
     node, comm = session.node, session.comm
@@ -64,6 +58,10 @@ def gather(session: Session) -> dict[str, Any]:
         for seen in ranks
         if seen["node_rank"] == 0
     ]
+    gpus: dict[str, dict[str, Any]] = {}  # each once, with its ranks
+    for seen in (seen for seen in ranks if seen["gpu"] is not None):
+        gpu = {**seen["gpu"], "hostname": seen["hostname"], "ranks": []}
+        gpus.setdefault(gpu["uuid"], gpu)["ranks"].append(seen["rank"])
     # The driver and packages of rank 0 stand for those of all.
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -79,7 +77,7 @@ def gather(session: Session) -> dict[str, Any]:
         "cores_of_machine": os.cpu_count(),
         "load": os.getloadavg()[0],  # of the last minute
         "hosts": hosts,
-        "gpus": _gpus(ranks),
+        "gpus": list(gpus.values()),
         "links": [link for seen in ranks for link in seen["links"]],
         "mps": None if node.device is None else node.device.mps,
         "driver": _found_in("/proc/driver/nvidia/version", r"\s(\d+\.\d+(?:\.\d+)?)\s"),
@@ -95,44 +93,37 @@ def gather(session: Session) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the packages that are imported; a case may import more. Local."""
-    found = {name: _imported_version(module) for name, module in _PACKAGES.items()}
-    return {"mpishare": mpishare.__version__, "python": platform.python_version(), **found}
+    """Return the versions of the packages that are imported: others have no part in the numbers."""
+    found = {name: sys.modules.get(module) for name, module in _PACKAGES.items()}
+    numbers = {name: getattr(module, "__version__", None) for name, module in found.items()}
+    texts = {name: None if number is None else str(number) for name, number in numbers.items()}
+    return {"mpishare": mpishare.__version__, "python": platform.python_version(), **texts}
 
 
 def _describe_rank(session: Session) -> dict[str, Any]:
     """Return what this rank knows about itself; rank 0 of a node adds the links of the node."""
-    node = session.node
-    device = node.device
-    links = []
-    if node.rank == 0 and device is not None:
-        for pair in node.report().pairs:
-            if pair.origin != pair.target:
-                ends = {"origin": node.ranks[pair.origin], "target": node.ranks[pair.target]}
-                links.append(
-                    {**ends, "link": pair.link, "route": pair.route, "reason": pair.reason}
-                )
+    node, device = session.node, session.node.device
+    pairs = node.report().pairs if node.rank == 0 and device is not None else ()
     names = ("name", "uuid", "pci_id", "mps")
-    gpu = None if device is None else {name: getattr(device, name) for name in names}
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
         "affinity": sorted(os.sched_getaffinity(0)),
         "node_rank": node.rank,
         "node_ranks": list(node.ranks),
-        "gpu": gpu,
-        "links": links,
+        "gpu": None if device is None else {name: getattr(device, name) for name in names},
+        "links": [
+            {
+                "origin": node.ranks[pair.origin],
+                "target": node.ranks[pair.target],
+                "link": pair.link,
+                "route": pair.route,
+                "reason": pair.reason,
+            }
+            for pair in pairs
+            if pair.origin != pair.target
+        ],
     }
-
-
-def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return every GPU once, with its host and its ranks."""
-    found: dict[str, dict[str, Any]] = {}
-    for seen in ranks:
-        if seen["gpu"] is not None:
-            entry = {**seen["gpu"], "hostname": seen["hostname"], "ranks": []}
-            found.setdefault(seen["gpu"]["uuid"], entry)["ranks"].append(seen["rank"])
-    return list(found.values())
 
 
 def _cores_of(ranks: Sequence[dict[str, Any]], hostname: str) -> set[int]:
@@ -180,12 +171,6 @@ def command(prog: str, ranks: int, arguments: Sequence[str], variables: Mapping[
     # The ranks do not know which launcher started them.
     started = f"mpirun -n {ranks} {prog}"
     return " ".join([*settings, started, *map(shlex.quote, kept)])
-
-
-def _imported_version(module: str) -> str | None:
-    # A package that is not imported has no part in the numbers.
-    version = getattr(sys.modules.get(module), "__version__", None)
-    return None if version is None else str(version)
 
 
 def _found_in(file: str, pattern: str) -> str | None:

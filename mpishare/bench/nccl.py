@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from cupy.cuda import nccl
 
-from mpishare.bench.library import Library, refusals
+from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.library import Transfer
-    from mpishare.bench.session import Session
-
 
 _NUMBER = nccl.get_version() if nccl.available else 0
 __version__ = f"{_NUMBER // 10000}.{_NUMBER % 10000 // 100}.{_NUMBER % 100}" if _NUMBER else None

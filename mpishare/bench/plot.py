@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from mpishare.bench.cases import CASES
-from mpishare.bench.report import OWN, size_text
+from mpishare.bench.report import OWN, Row, size_text
 from mpishare.errors import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mpishare.bench.report import Row
 
 #: Colors that color-blind readers tell apart, after Okabe and Ito; each line has a marker too.
 _COLORS = ("#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#E69F00", "#000000", "#999999")
@@ -36,17 +32,14 @@ def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
     gpus = [str(gpu["name"]) for gpu in environment["gpus"]]
     where = f"{len(gpus)} x {gpus[0]}" if gpus else counted(environment["cores"], "core")
     on = f"{counted(environment['ranks'], 'rank')} on {where}"
+    title = f"mpishare bench: {on}, back to back, {environment['date'][:10]}"
     with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8, "lines.markersize": 5}):
         height = _HEIGHT * max(len(cases), 1) + _TITLE
         figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")
-        figure.suptitle(
-            f"mpishare bench: {on}, back to back, {environment['date'][:10]}", fontsize=8
-        )
-        if cases:
-            panels = figure.subplots(len(cases), 1, squeeze=False)[:, 0]
-            for (name, found), panel in zip(cases.items(), panels, strict=True):
-                _draw_case(panel, name, found)
-        else:
+        figure.suptitle(title, fontsize=8)
+        for number, (name, found) in enumerate(cases.items(), 1):
+            _draw_case(figure.add_subplot(len(cases), 1, number), name, found)
+        if not cases:
             figure.text(0.5, 0.4, "no case ran at several sizes", ha="center")
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
@@ -57,21 +50,9 @@ def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     arms |= {row.fastest: row.fastest for row in rows if row.fastest}
     for (arm, label), color, marker in zip(arms.items(), _COLORS, _MARKERS, strict=False):
         found = sorted((row for row in rows if row.arm == arm), key=lambda row: row.nbytes)
-        medians = [row.median_us or 0 for row in found]
-        quartiles = [row.quartiles_us or (0, 0) for row in found]
-        pairs = list(zip(medians, quartiles, strict=True))
-        errors = [[at - low for at, (low, _) in pairs], [high - at for at, (_, high) in pairs]]
-        panel.errorbar(
-            [row.nbytes for row in found],
-            medians,
-            errors,
-            color=color,
-            marker=marker,
-            linestyle="-" if found[0].kind == OWN else "--",
-            label=label,
-            fillstyle="none",
-            capsize=2,
-        )
+        style = {"color": color, "marker": marker, "fillstyle": "none", "capsize": 2}
+        line = "-" if found[0].kind == OWN else "--"
+        panel.errorbar(*_points(found), label=label, linestyle=line, **style)
     sizes = sorted({row.nbytes for row in rows})
     panel.set(title=case, ylabel="us, with quartiles", yscale="log", xscale="log")
     panel.set_xticks(sizes, [size_text(each) for each in sizes])
@@ -80,3 +61,10 @@ def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     panel.grid(visible=True, which="major", linewidth=0.3)
     # Beside the panel: it covers no data.
     panel.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
+
+
+def _points(rows: Sequence[Row]) -> tuple[list[int], list[float], list[list[float]]]:
+    """Return sizes, medians, and how far below and above them the quartiles are."""
+    found = [(row.nbytes, row.median_us or 0, *(row.quartiles_us or (0, 0))) for row in rows]
+    errors = [[at - low for _, at, low, _ in found], [high - at for _, at, _, high in found]]
+    return [nbytes for nbytes, *_ in found], [at for _, at, _, _ in found], errors

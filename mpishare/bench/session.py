@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from mpi4py import MPI
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
-from mpishare.bench.report import size_text
+from mpishare.bench.cases import Case
+from mpishare.bench.options import Options
+from mpishare.bench.report import Row, size_text
 from mpishare.cli import Progress, Signals
 from mpishare.errors import format_nbytes
 from mpishare.halo.routes import agree_on_forced
 from mpishare.memory.shared import available_nbytes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpi4py import MPI
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.library import Library
-    from mpishare.bench.options import Options
-    from mpishare.bench.report import Row
-
 Made = TypeVar("Made")
 
 
 class Budget:
-    """The time that ``--seconds`` gives a run: each part has an equal share of what is left.
+    """The time of ``--seconds``, by rank 0's clock: each part has an equal share of what is left.
 
-    A part is the comparison of one case and size. Rank 0's clock decides for all.
+    A part is the comparison of one case and size.
     """
 
     def __init__(self, comm: MPI.Intracomm, seconds: float | None) -> None:
@@ -37,7 +32,6 @@ class Budget:
         self._end = self._part_end = monotonic() + (seconds or 0.0)
 
     def expect(self, parts: int) -> None:
-        """Set how many parts there will be."""
         self._parts = max(parts, 1)
 
     def begin(self) -> None:
@@ -90,7 +84,7 @@ class Session:
         #: The largest number of ranks that share a GPU; 0 on the host backend.
         self.ranks_per_gpu = max(gpus.values(), default=0)
         #: The libraries that were opened, or None and the reason.
-        self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
+        self.libraries: dict[type, tuple[Any, str | None]] = {}
         #: The rows that are finished, and for each case the sizes that were left out.
         self.rows: list[Row] = []
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
@@ -101,6 +95,11 @@ class Session:
     def on_cuda(self) -> bool:
         """Whether the node shares memory of GPUs."""
         return self.node.backend == "cuda"
+
+    def too_few_ranks(self, thing: str) -> str | None:
+        """Return why a thing cannot run where a node has one rank, or None. Collective."""
+        is_alone = min(self.comm.allgather(self.node.size)) < 2
+        return f"{thing} needs two ranks on every node" if is_alone else None
 
     def line_up(self) -> None:
         """Wait for the stream and then for all ranks. Collective."""
@@ -136,6 +135,12 @@ class Session:
                 f"{format_nbytes(needed)} of memory are needed on a {where} and "
                 f"{format_nbytes(available)} available"
             )
+
+    def sizes(self, case: Case, copies: float) -> Iterator[int]:
+        """Yield the sizes of a case that have memory for so many copies, and time. Collective."""
+        for nbytes in self.options.sizes(self.node.backend, case.name):
+            if self.fits(case, nbytes, int(copies * nbytes)):
+                yield nbytes
 
     def fits(self, case: Case, nbytes: int, needed_nbytes: int) -> bool:
         """Return whether a size of a case has memory and time; if not, note that it is left out.
@@ -184,9 +189,3 @@ class Session:
             _, (library, _) = self.libraries.popitem()
             if library is not None:
                 library.close()
-
-    def wrong_on(self, wrong: int) -> str | None:
-        """Return which ranks found wrong words, and how many, or None. Collective."""
-        found = self.comm.allgather(wrong)
-        bad = [f"{count} on rank {rank}" for rank, count in enumerate(found) if count]
-        return ", ".join(bad) or None
