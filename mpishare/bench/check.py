@@ -127,33 +127,14 @@ class HaloCheck(Tally):
 
 
 def _band(grid: Grid, axis: int, *, high: bool) -> _Band:
-    """Return a band, whose words are found from the coordinates of each of its cells."""
     xp, n, w, naxes = grid.session.node.xp, grid.n, grid.width, grid.naxes
     rest = [slice(None)] * (len(grid.shape) - naxes)
 
     def at(span: slice, others: slice) -> Slices:
         return (*[others] * axis, span, *[others] * (naxes - 1 - axis), *rest)
 
-    first = n if high else 0
-    band = slice(first, first + 2 * w)
-    # Along each axis the step to the owner, -1, 0 or 1; of all axes the owner as a number in base
-    # 3, how many of the steps are not 0, and the place in the owner's block.
-    owner = away = place = xp.zeros((), "i8")
-    for each, extent in enumerate(grid.shape):
-        cells = xp.arange(extent)[band if each == axis else slice(None)]
-        cells = cells.reshape([-1 if other == each else 1 for other in range(len(grid.shape))])
-        if each >= naxes:
-            place = place * extent + cells
-            continue
-        step = (cells >= n + w).astype("i8") - (cells < w).astype("i8")
-        owner, away = 3 * owner + step + 1, away + abs(step)
-        place = place * n + (cells - w) % n
-    owners = [grid.rank_at(steps) for steps in product((-1, 0, 1), repeat=naxes)]
-    words = xp.take(xp.asarray([word(rank, 0, 0) for rank in owners], "u8"), owner)
-    words = words + (place & _PLACE).astype("u8")
-    moves = xp.zeros(words.shape, "u8")
-    moves[...] = (away <= 1) | grid.corners
-    words[(moves == 0)] = xp.uint64(POISON)
+    band = slice(n, n + 2 * w) if high else slice(0, 2 * w)
+    words, moves = _words(grid, at(band, slice(None)))
     inner = slice(w, w + n)
     own = at(slice(0, w) if high else slice(w, 2 * w), inner)
     return _Band(
@@ -164,3 +145,28 @@ def _band(grid: Grid, axis: int, *, high: bool) -> _Band:
         moves=moves,
         fresh=xp.ascontiguousarray(words[own]),
     )
+
+
+def _words(grid: Grid, cells: Slices) -> tuple[Any, Any]:
+    """Return the words of these cells from their coordinates, and 1 where they are exchanged."""
+    xp, n, w = grid.session.node.xp, grid.n, grid.width
+    # Along each axis the step to the owner, -1, 0 or 1; of all axes the owner as a number in base
+    # 3, how many of the steps are not 0, and the place in the owner's block.
+    owner = away = place = xp.zeros((), "i8")
+    for axis, extent in enumerate(grid.shape):
+        along = [1] * len(grid.shape)
+        along[axis] = -1
+        at = xp.arange(extent)[cells[axis]].reshape(along)
+        if axis >= grid.naxes:
+            place = place * extent + at
+            continue
+        step = (at >= n + w).astype("i8") - (at < w).astype("i8")
+        owner, away = 3 * owner + step + 1, away + abs(step)
+        place = place * n + (at - w) % n
+    owners = [grid.rank_at(steps) for steps in product((-1, 0, 1), repeat=grid.naxes)]
+    words = xp.take(xp.asarray([word(rank, 0, 0) for rank in owners], "u8"), owner)
+    words = words + (place & _PLACE).astype("u8")
+    moves = xp.zeros(words.shape, "u8")
+    moves[...] = (away <= 1) | grid.corners
+    words[moves == 0] = xp.uint64(POISON)
+    return words, moves

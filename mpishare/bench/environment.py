@@ -49,19 +49,7 @@ def gather(session: Session) -> dict[str, Any]:
 
     node, comm = session.node, session.comm
     ranks = comm.allgather(_describe_rank(session))
-    hosts = [
-        {
-            "hostname": seen["hostname"],
-            "cores": len(_cores_of(ranks, seen["hostname"])),
-            "ranks": seen["node_ranks"],
-        }
-        for seen in ranks
-        if seen["node_rank"] == 0
-    ]
-    gpus: dict[str, dict[str, Any]] = {}  # each once, with its ranks
-    for seen in (seen for seen in ranks if seen["gpu"] is not None):
-        gpu = {**seen["gpu"], "hostname": seen["hostname"], "ranks": []}
-        gpus.setdefault(gpu["uuid"], gpu)["ranks"].append(seen["rank"])
+    hosts, gpus = _hosts(ranks), _gpus(ranks)
     # The driver and packages of rank 0 stand for those of all.
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -77,7 +65,7 @@ def gather(session: Session) -> dict[str, Any]:
         "cores_of_machine": os.cpu_count(),
         "load": os.getloadavg()[0],  # of the last minute
         "hosts": hosts,
-        "gpus": list(gpus.values()),
+        "gpus": gpus,
         "links": [link for seen in ranks for link in seen["links"]],
         "mps": None if node.device is None else node.device.mps,
         "driver": _found_in("/proc/driver/nvidia/version", r"\s(\d+\.\d+(?:\.\d+)?)\s"),
@@ -88,7 +76,7 @@ def gather(session: Session) -> dict[str, Any]:
         "command": command(session.options.prog, comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
-    found["notes"] = crowded(ranks) + notes(found["gpus"])
+    found["notes"] = crowded(ranks) + notes(gpus)
     return dict(comm.bcast(found, 0))
 
 
@@ -124,6 +112,24 @@ def _describe_rank(session: Session) -> dict[str, Any]:
             if pair.origin != pair.target
         ],
     }
+
+
+def _hosts(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    leaders = [(seen["hostname"], seen["node_ranks"]) for seen in ranks if seen["node_rank"] == 0]
+    return [
+        {"hostname": name, "cores": len(_cores_of(ranks, name)), "ranks": of_node}
+        for name, of_node in leaders
+    ]
+
+
+def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return every GPU once, with its host and its ranks."""
+    found: dict[str, dict[str, Any]] = {}
+    for seen in ranks:
+        if seen["gpu"] is not None:
+            entry = {**seen["gpu"], "hostname": seen["hostname"], "ranks": []}
+            found.setdefault(seen["gpu"]["uuid"], entry)["ranks"].append(seen["rank"])
+    return list(found.values())
 
 
 def _cores_of(ranks: Sequence[dict[str, Any]], hostname: str) -> set[int]:

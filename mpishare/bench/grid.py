@@ -66,6 +66,15 @@ class Problem:
         """Return the ghosts of each field that arrive as a side."""
         return [field[side.into] for field in fields]
 
+    def faces(self, fields: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return what leaves through all sides, side by side, and what arrives."""
+        out = [view for side in self.sides for view in self.leaving(side, fields)]
+        return out, [view for side in self.sides for view in self.arriving(side, fields)]
+
+    def has_contiguous_faces(self) -> bool:
+        out, into = self.faces(self.fields)
+        return all(view.flags.c_contiguous for view in (*out, *into))
+
 
 def split(buffer: Any, sizes: Sequence[int]) -> list[Any]:
     """Return the parts of a buffer that are so many words long, one after the other."""

@@ -209,17 +209,11 @@ class LibraryExchange(Exchange[Problem]):
     def __init__(self, problem: Problem, library: Library, way: Way) -> None:
         self._library = library
         self._owned: list[Any] = []  # memory of the library
-        sides, fields = problem.sides, problem.fields
-        views = [problem.leaving(side, fields) + problem.arriving(side, fields) for side in sides]
-        is_contiguous = all(view.flags.c_contiguous for each in views for view in each)
+        fields, is_contiguous = problem.fields, problem.has_contiguous_faces()
         if not is_contiguous and (way.in_place or way.is_packed):
             why = "its faces are not contiguous" if way.in_place else "it packs these faces anyway"
             raise UnsupportedError(f"{library.label}: {why}")
-        if way.in_place:
-            self._owned = [library.empty(int(field.size)) for field in fields]
-            pairs = zip(self._owned, fields, strict=True)
-            fields = [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
-        super().__init__(problem, fields)
+        super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
         is_sent_alone = library.is_direct and is_contiguous and not way.is_packed
         if way.in_place or (is_sent_alone and not problem.has_buffers):
             self._moves = [self._moves_of_faces()]
@@ -227,14 +221,16 @@ class LibraryExchange(Exchange[Problem]):
             # A graph has its buffers baked in: it cannot use two of them in turn.
             self._moves = self._moves_of_buffers(1 if way.is_captured else library.halves)
 
+    def _fields_in_place(self, fields: Sequence[Any]) -> list[Any]:
+        self._owned = [self._library.empty(int(field.size)) for field in fields]
+        pairs = zip(self._owned, fields, strict=True)
+        return [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
+
     def _moves_of_faces(self) -> Callable[[], None]:
         """Return what moves every face of every field from and to where it lies."""
-        sides, fields = self.problem.sides, self.fields
-        out, into = (
-            [view.view("u8").ravel() for side in sides for view in of_side(side, fields)]
-            for of_side in (self.problem.leaving, self.problem.arriving)
-        )
-        per_field = [side for side in sides for _ in fields]
+        faces = self.problem.faces(self.fields)
+        out, into = ([view.view("u8").ravel() for view in views] for views in faces)
+        per_field = [side for side in self.problem.sides for _ in self.fields]
         return self._library.bind(_transfers(per_field, out, into), early=False)
 
     def _moves_of_buffers(self, halves: int) -> list[Callable[[], None]]:

@@ -181,8 +181,7 @@ class NeighborPacked(Exchange[Grid]):
         super().__init__(grid)
         counts = [grid.count * grid.size(side) for side in grid.sides]
         out, into = np.zeros(sum(counts)), np.zeros(sum(counts))
-        sent = [view for side in grid.sides for view in grid.leaving(side, self.fields)]
-        received = [view for side in grid.sides for view in grid.arriving(side, self.fields)]
+        sent, received = grid.faces(self.fields)
         self._packs = tuple(zip(_cut(out, sent), sent, strict=True))
         self._unpacks = tuple(zip(received, _cut(into, received), strict=True))
         self._collective = _Neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from typing import Any
 
-from mpishare.bench.cases import CASES, baselines, default_cases, halo_cases
+from mpishare.bench.cases import CASES, Case, baselines, default_cases, halo_cases
 from mpishare.cli import Parser, UsageError, seconds
 
 PROG = "python -m mpishare.bench"
@@ -21,6 +21,8 @@ DEFAULT_SIZES = {
     "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20),
 }
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+#: What a case has that says nothing of its sizes.
+_ANY = Case("", "", {}, "")
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 #: The words of the check have four bits for the number of the field.
 _MAX_FIELDS = 16
@@ -59,6 +61,10 @@ def _integer(least: int, most: float = inf) -> Callable[[str], int]:
         return value
 
     return parse_integer
+
+
+def _within(sizes: Iterable[int], low: float, high: float) -> tuple[int, ...]:
+    return tuple(nbytes for nbytes in sizes if low <= nbytes <= high)
 
 
 def _option(flag: str, default: Any, text: str, **arguments: Any) -> Any:
@@ -124,19 +130,17 @@ class Options:
 
     def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
         """Return the ascending sizes of a face or message in bytes, on a backend and of a case."""
-        own = CASES.get(case or "")
-        most = inf if own is None or own.max_nbytes is None else own.max_nbytes
-        low = self.min_nbytes or 0
-        named = {n for n in (self.min_nbytes, self.max_nbytes) if n is not None}
+        own = _ANY if case is None else CASES[case]
+        low, most = self.min_nbytes or 0, own.max_nbytes or inf
+        named = {*filter(None, (self.min_nbytes, self.max_nbytes))}
+        ladder = own.sizes.get(backend, DEFAULT_SIZES[backend])
         if self.full or named:
-            ladder = tuple(n for n in SIZES if n <= most)
-        else:
-            ladder = (own.sizes if own else {}).get(backend, DEFAULT_SIZES[backend])
+            ladder = _within(SIZES, 0, most)
         if backend == "host" and low <= most:
             # As one --max may be of several cases: there --min alone names what takes minutes.
-            named = {n for n in named if n <= most}
+            named = {*_within(named, 0, most)}
         high = self.max_nbytes or max(*ladder, low)
-        return tuple(sorted({n for n in ladder if low <= n <= high} | named))
+        return tuple(sorted({*_within(ladder, low, high), *named}))
 
     def wants(self, baseline: str, *, unasked: bool = True) -> bool:
         """Return whether `baseline` is to run; `unasked`: without ``--against``."""

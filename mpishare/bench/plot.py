@@ -17,18 +17,11 @@ _WIDTH, _HEIGHT, _TITLE = 7.5, 3.0, 0.3  # inches: of a case, and of the title
 
 
 def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Draw the times back to back of each case that ran at several sizes.
-
-    The suffix of `file` is its format. The same run gives the same bytes of SVG.
-    """
+    """Draw the times back to back, in the format of the suffix; a run always gives the same SVG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.median_us and row.clock == "throughput" and CASES[row.case].is_sized:
-            cases.setdefault(row.case, []).append(row)
-    cases = {name: of for name, of in cases.items() if len({row.nbytes for row in of}) > 1}
+    cases = _cases(rows)
     gpus = [str(gpu["name"]) for gpu in environment["gpus"]]
     where = f"{len(gpus)} x {gpus[0]}" if gpus else counted(environment["cores"], "core")
     on = f"{counted(environment['ranks'], 'rank')} on {where}"
@@ -44,15 +37,23 @@ def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
+def _cases(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows to draw of each case that ran at several sizes."""
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.median_us and row.clock == "throughput" and CASES[row.case].is_sized:
+            cases.setdefault(row.case, []).append(row)
+    return {name: of for name, of in cases.items() if len({row.nbytes for row in of}) > 1}
+
+
 def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     """Draw the variants of mpishare, and each baseline that is the fastest at some size."""
-    arms = {row.arm: f"mpishare, {row.arm}" for row in rows if row.kind == OWN}
-    arms |= {row.fastest: row.fastest for row in rows if row.fastest}
+    own = {row.arm: f"mpishare, {row.arm}" for row in rows if row.kind == OWN}
+    arms = own | {row.fastest: row.fastest for row in rows if row.fastest}
     for (arm, label), color, marker in zip(arms.items(), _COLORS, _MARKERS, strict=False):
-        found = sorted((row for row in rows if row.arm == arm), key=lambda row: row.nbytes)
         style = {"color": color, "marker": marker, "fillstyle": "none", "capsize": 2}
-        line = "-" if found[0].kind == OWN else "--"
-        panel.errorbar(*_points(found), label=label, linestyle=line, **style)
+        line = "-" if arm in own else "--"
+        panel.errorbar(*_points(rows, arm), label=label, linestyle=line, **style)
     sizes = sorted({row.nbytes for row in rows})
     panel.set(title=case, ylabel="us, with quartiles", yscale="log", xscale="log")
     panel.set_xticks(sizes, [size_text(each) for each in sizes])
@@ -63,8 +64,9 @@ def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     panel.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
 
 
-def _points(rows: Sequence[Row]) -> tuple[list[int], list[float], list[list[float]]]:
+def _points(rows: Sequence[Row], arm: str) -> tuple[list[int], list[float], list[list[float]]]:
     """Return sizes, medians, and how far below and above them the quartiles are."""
-    found = [(row.nbytes, row.median_us or 0, *(row.quartiles_us or (0, 0))) for row in rows]
-    errors = [[at - low for _, at, low, _ in found], [high - at for _, at, _, high in found]]
-    return [nbytes for nbytes, *_ in found], [at for _, at, _, _ in found], errors
+    of_arm = sorted((row for row in rows if row.arm == arm), key=lambda row: row.nbytes)
+    found = [(row.median_us or 0, *(row.quartiles_us or (0, 0))) for row in of_arm]
+    errors = [[at - low for at, low, _ in found], [high - at for at, _, high in found]]
+    return [row.nbytes for row in of_arm], [at for at, *_ in found], errors

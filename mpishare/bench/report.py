@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -94,15 +94,19 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
     """Compare each variant of one case and size with the fastest `against` it."""
-    baselines = [row for row in rows if row.kind == BASELINE and row.median_us]
-    for row in (row for row in rows if row.kind == OWN and row.median_us):
-        beside = against.get(row.arm, ())
-        others = [each for each in baselines if each.clock == row.clock and each.arm in beside]
-        if others:
-            fastest = min(others, key=lambda other: other.median_us or 0)
-            row.fastest = fastest.arm
-            row.ratio = (row.median_us or 0) / (fastest.median_us or 1)
+    timed = [row for row in rows if row.median_us]
+    baselines = [row for row in timed if row.kind == BASELINE]
+    for row in timed:
+        others = [each for each in baselines if each.clock == row.clock]
+        others = [each for each in others if each.arm in against.get(row.arm, ())]
+        if row.kind == OWN and others:
+            fastest = min(others, key=_median)
+            row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
             row.speed = _speed(row, fastest)
+
+
+def _median(row: Row) -> float:
+    return row.median_us or 0.0
 
 
 def _speed(row: Row, other: Row) -> str:
@@ -216,10 +220,9 @@ def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: 
     others = [row for row in found if row.kind != UPPER_BOUND]
     texts = [""]
     if others:
-        title = f"{case}{_halo_text(others[0])}"
-        if case in CASES and CASES[case].note:
-            title += "\n" + _filled([CASES[case].note], width).rstrip()
-        texts.append(_table(title, others, width))
+        note = CASES[case].note if case in CASES else ""
+        title = f"{case}{_halo_text(others[0])}\n{_filled([note] if note else [], width)}"
+        texts.append(_table(title.rstrip(), others, width))
     if bounds:
         title = f"{case}: upper bounds, which leave out order or data"
         texts.append(_table(title, bounds, width))
@@ -240,25 +243,16 @@ def _table(title: str, rows: Sequence[Row], width: int) -> str:
     """Return one table: a line per variant and size, with both clocks side by side."""
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
     lines, failures = [_HEADS], [""]
-    for nbytes, group in groupby(rows, key=lambda row: row.nbytes):
-        if len(lines) > 1:
-            lines.append([""] * len(_HEADS))
-            failures.append("")
-        of_size = list(group)
-        head = [size_text(nbytes) if nbytes else "", str(of_size[0].n or "")]
-        for arm, of_variant in groupby(of_size, key=lambda row: row.arm):
-            clocks = {row.clock: row for row in of_variant}
-            row = next(iter(clocks.values()))
-            lines.append([*head, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)])
+    for _, of_size in groupby(rows, key=lambda row: row.nbytes):
+        for cells, row in _lines(list(of_size), is_first=len(lines) == 1):
+            lines.append(cells)
             failures.append(_failure(row, reasons))
-            head = ["", ""]
     widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
     columns, left_out = _kept(lines, widths, width)
     groups = ""
-    for index, name in _GROUPS.items():
-        if index in columns:
-            groups = groups.ljust(sum(widths[each] for each in columns if each < index)) + name
-    lead = sum(widths[index] for index in columns if index < 3)
+    for index in filter(columns.__contains__, _GROUPS):
+        groups = groups.ljust(_place(index, columns, widths)) + _GROUPS[index]
+    lead = _place(min(_GROUPS), columns, widths)
     printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
     pairs = zip(printed, failures, strict=True)
     printed = [f"{line:{lead}}{failure}" if failure else line for line, failure in pairs]
@@ -267,10 +261,26 @@ def _table(title: str, rows: Sequence[Row], width: int) -> str:
     return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
 
 
-def _failure(row: Row, reasons: Sequence[str]) -> str:
-    if row.reason is None:
+def _lines(rows: Sequence[Row], *, is_first: bool) -> Iterator[tuple[list[str], Row | None]]:
+    """Yield the cells of each variant at one size, and its row; before them an empty line."""
+    if not is_first:
+        yield [""] * len(_HEADS), None
+    head = [size_text(rows[0].nbytes) if rows[0].nbytes else "", str(rows[0].n or "")]
+    for arm, of_variant in groupby(rows, key=lambda row: row.arm):
+        clocks = {row.clock: row for row in of_variant}
+        row = next(iter(clocks.values()))
+        yield [*head, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], row
+        head = ["", ""]
+
+
+def _failure(row: Row | None, reasons: Sequence[str]) -> str:
+    if row is None or row.reason is None:
         return ""
     return f"{'wrong' if row.wrong else 'not run'} [{reasons.index(row.reason) + 1}]"
+
+
+def _place(index: int, columns: Sequence[int], widths: Sequence[int]) -> int:
+    return sum(widths[each] for each in columns if each < index)
 
 
 def _kept(
@@ -307,21 +317,20 @@ def _order(row: Row) -> tuple[float, float]:
 
 
 def summary(rows: Sequence[Row], width: int = WIDTH) -> str:
-    """Return a line per case: the fastest variant of mpishare beside the fastest baseline.
-
-    By size where the case has sizes, else by variant.
-    """
-    lines = []
-    for case, of_case in groupby(rows, key=lambda row: row.case):
-        found = list(of_case)
-        compared: dict[str, list[Row]] = {}
-        for row in found:
-            if row.speed and row.clock == found[-1].clock:
-                label = size_text(row.nbytes) if CASES[case].is_sized else row.arm
-                compared.setdefault(label, []).append(row)
-        texts = [f"{label}: {min(of, key=_order).speed}" for label, of in compared.items()]
-        wrong = dict.fromkeys(row.arm for row in found if row.wrong)
-        texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
-        lines.append(f"{case:<10} {', '.join(texts) or 'nothing to compare with'}")
+    """Return a line per case: the fastest variant of mpishare beside the fastest baseline."""
+    lines = [_summary(case, list(found)) for case, found in groupby(rows, key=lambda row: row.case)]
     title = "mpishare's fastest variant beside the fastest baseline, back to back (setup: latency):"
     return _filled(["", title, *lines], width, " " * 11) if lines else ""
+
+
+def _summary(case: str, rows: Sequence[Row]) -> str:
+    """Return the line of a case: by size where the case has sizes, else by variant."""
+    compared: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.speed and row.clock == rows[-1].clock:
+            label = size_text(row.nbytes) if CASES[case].is_sized else row.arm
+            compared.setdefault(label, []).append(row)
+    texts = [f"{label}: {min(of, key=_order).speed}" for label, of in compared.items()]
+    wrong = dict.fromkeys(row.arm for row in rows if row.wrong)
+    texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
+    return f"{case:<10} {', '.join(texts) or 'nothing to compare with'}"

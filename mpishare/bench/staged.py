@@ -60,8 +60,7 @@ class Packing:
         xp = session.node.xp
         sides, sizes = problem.sides, side_sizes(problem, fields)
         self._fields = tuple(fields)  # the kernels have addresses only
-        self._sources = _table(xp, [view for s in sides for view in problem.leaving(s, fields)])
-        self._targets = _table(xp, [view for s in sides for view in problem.arriving(s, fields)])
+        self._sources, self._targets = (_table(xp, views) for views in problem.faces(fields))
         module = xp.RawModule(code=Path(__file__).with_name("packing.cu").read_text())
         self._pack, self._unpack = module.get_function("pack"), module.get_function("unpack")
         blocks = min(-(-max(sizes) // (len(fields) * _BLOCK)), _MAX_BLOCKS)
