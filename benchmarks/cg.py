@@ -42,17 +42,13 @@ _SOLVES = 2
 
 
 class Solve(Variant):
-    """A solve: `advance` makes some passes, and is called until one of them is the last.
-
-    The times are those of a pass.
-    """
+    """A solve: `advance` makes some passes, and is called until one of them is the last."""
 
     is_calibrated = False
 
     def __init__(self, session: Session, problem: Poisson, links: Links) -> None:
         self.session, self.problem, self.links = session, problem, links
         self.check = problem
-        #: Makes some passes, all of them if it can.
         self.advance: Callable[[], object] = self.passes
 
     def one_pass(self) -> None:

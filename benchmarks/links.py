@@ -9,6 +9,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpishare.bench.grid import Problem, Side, split
+from mpishare.bench.library import transfers
 from mpishare.bench.mpi import Isend
 from mpishare.bench.session import Session
 from mpishare.bench.staged import Packing, Staged, copy_call, side_sizes
@@ -140,62 +141,48 @@ class NcclLinks(Links):
     def __init__(self, session: Session, problem: Poisson, library: Any, beside: bool) -> None:
         from cupy.cuda import nccl
 
+        from mpishare.bench.nccl import one_group
+
         ghosts = Ghosts(session, problem)
         cuda = self._cuda = problem.xp.cuda
         self._side = cuda.Stream(non_blocking=True, priority=-1) if beside else None
         self._forked, self._joined = (cuda.Event(disable_timing=True) for _ in range(2))
-        self._group = nccl.groupStart, nccl.groupEnd
-        comm = library.communicator
-        self._all_reduce, self._send, self._recv = comm.allReduce, comm.send, comm.recv
-        kind = nccl.NCCL_FLOAT64
+        comm, kind = library.communicator, nccl.NCCL_FLOAT64
+        self._all_reduce = comm.allReduce
         pointers = (int(each.data.ptr) for each in (problem.rr, problem.pq))
         self._rr, self._pq = ((each, each, 1, kind, nccl.NCCL_SUM) for each in pointers)
-        (field,) = ghosts.fields
-        out = [field[side.out] for side in ghosts.sides]
-        into = [field[side.into] for side in ghosts.sides]
+        out, into = ghosts.faces(ghosts.fields)
         self._packing = None
-        if not all(view.flags.c_contiguous for view in (*out, *into)):
+        if not ghosts.has_contiguous_faces():
             self._packing = Packing(ghosts, ghosts.fields)
             sizes = side_sizes(ghosts, ghosts.fields)
             self._packed, self._landed = (problem.xp.zeros(sum(sizes)) for _ in range(2))
             out, into = split(self._packed, sizes), split(self._landed, sizes)
         self._held = out, into  # the calls have addresses only
-        ranks = [side.to for side in ghosts.sides], [side.source for side in ghosts.sides]
-        self._sends, self._receives = (
-            [
-                (int(view.data.ptr), int(view.size), kind, rank)
-                for view, rank in zip(views, each, strict=True)
-                if rank != MPI.PROC_NULL
-            ]
-            for views, each in zip((out, into), ranks, strict=True)
-        )
+        stream = int((self._side or session.stream).ptr)
+        group, calls = (nccl.groupStart, nccl.groupEnd), (comm.send, comm.recv)
+        self._move = one_group(transfers(ghosts.sides, out, into), group, calls, kind, stream)
 
     def add_squares(self) -> None:
         self._all_reduce(*self._rr, self._cuda.get_current_stream().ptr)
 
     def start(self) -> None:
-        current = self._cuda.get_current_stream()
         if self._side is None:
-            self._exchange(current.ptr)
+            self._exchange()
             return
+        current = self._cuda.get_current_stream()
         self._forked.record(current)
         self._side.wait_event(self._forked)
         # CuPy's own `with` would forget the stream of the session.
         self._side.use()
-        self._exchange(self._side.ptr)
+        self._exchange()
         current.use()
         self._joined.record(self._side)
 
-    def _exchange(self, stream: int) -> None:
+    def _exchange(self) -> None:
         if self._packing is not None:
             self._packing.pack(self._packed)
-        begin, end = self._group
-        begin()
-        for each in self._sends:
-            self._send(*each, stream)
-        for each in self._receives:
-            self._recv(*each, stream)
-        end()
+        self._move()
         if self._packing is not None:
             self._packing.unpack(self._landed)
 

@@ -97,10 +97,7 @@ class NcclSend(Library):
         return partial(self._calls.all_reduce, *arguments)
 
     def place(self, view: Any) -> tuple[Any, int]:
-        """Return the window of a view, None where it is in none, and the bytes before it there.
-
-        The k-th view that all ranks ask for is at the same place on each of them.
-        """
+        """Return the window of a view, None where it is in none, and the bytes before it there."""
         address = int(view.data.ptr)
         for first, (memory, window) in self._windows.items():
             if first <= address < first + memory.nbytes:

@@ -79,12 +79,8 @@ class Nvshmem(Library):
         self._core.free_array(memory)
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
-        """Return one put with a signal and one wait per transfer. Stream-ordered.
-
-        Without two buffers, or in a graph, which would repeat the number of a signal: puts between
-        two barriers.
-        """
         stream = int(self.session.stream.ptr)
+        # Without two buffers, or in a graph, which would repeat the number of a signal.
         if not early:
             return self._between_barriers(transfers, stream)
         put = self._bindings.putmem_signal_on_stream

@@ -310,10 +310,7 @@ class _Counters:
     def batch(
         self, writes: Sequence[int], waits: Sequence[int], purpose: int = 0
     ) -> Callable[[], None]:
-        """Return a call that enqueues one batch. Stream-ordered.
-
-        It writes the number of the call to the ranks `writes`, then waits for that of `waits` here.
-        """
+        """Return a batch that writes its number to the ranks `writes`, then waits for `waits`."""
         from mpishare.backends.driver import CudaSignals
 
         operations = [("write", self._address(peer, self._rank, purpose)) for peer in writes]

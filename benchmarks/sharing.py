@@ -14,10 +14,7 @@ _failures: dict[str, str | None] = {}
 
 
 def try_sharing(session: Session, kind: type[Library]) -> str | None:
-    """Return why ranks that share a GPU cannot use the library, as it says itself, or None.
-
-    Collective, host-blocking.
-    """
+    """Return why ranks that share a GPU cannot use the library, or None. Collective."""
     name = str(kind.shared_trial)
     if name not in _failures:
         _failures[name] = _failure_on_any(session, kind, name)

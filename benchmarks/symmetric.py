@@ -88,10 +88,6 @@ class TorchSymmetric(Library):
         del self._tensors[int(memory.data.ptr)]
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
-        """Return a copy, a signal and a wait per transfer. Stream-ordered.
-
-        Without two buffers: copies between two barriers.
-        """
         # What `empty` wrote is there on all ranks before any rank copies.
         self.session.synchronize()
         self.session.comm.Barrier()

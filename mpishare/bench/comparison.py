@@ -134,15 +134,13 @@ class Comparison:
         self._timed: list[_Timed] = []
 
     def includes(self, baseline: str, nbytes: int | None = None) -> bool:
-        """Return whether this run wants a baseline and the backend has it.
-
-        A baseline that the command line names and the backend lacks becomes a row that says so.
-        """
+        """Return whether this run wants a baseline and the backend has it."""
         options, backend, case = self._session.options, self._session.node.backend, self._case
         if not options.wants(baseline, unasked=baseline not in case.on_request):
             return False
         if baseline in case.baselines[backend]:
             return True
+        # One that the command line names and the backend lacks becomes a row that says so.
         is_elsewhere = any(baseline in names for names in case.baselines.values())
         if is_elsewhere and baseline in (options.against or ()):
             self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes)

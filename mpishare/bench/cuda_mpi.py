@@ -27,10 +27,7 @@ class CudaMpi(Library):
 
     @classmethod
     def require(cls, session: Session) -> None:
-        """Raise where the MPI of this rank failed the trial.
-
-        Local. One rank per node tries it, which saves the others the memory and time of a child.
-        """
+        # One rank per node tries it, which saves the others the memory and time of a child.
         node = session.node
         if not node.is_leader or node.device is None:
             return

@@ -129,14 +129,11 @@ class Block:
 
     @classmethod
     def of(cls, options: Options, naxes: int, nbytes: int) -> Block:
-        """Return the block whose face, of one field, is as near to `nbytes` as possible.
-
-        With one axis that is cut the block is thin, so that a face has any size.
-        """
+        """Return the block whose face, of one field, is as near to `nbytes` as possible."""
         width = options.width
         area = max(nbytes // (ITEM_NBYTES * width), 1)
         n = {1: _ROWS * width, 2: max(area, width), 3: max(_side(area), width)}[naxes]
-        uncut = (area,) if naxes == 1 else ()
+        uncut = (area,) if naxes == 1 else ()  # thin, so that a face has any size
         return cls(n, uncut, naxes, width, options.fields, options.corners)
 
     @classmethod
@@ -210,11 +207,7 @@ class Grid(Problem):
         return self.cart.Get_cart_rank([coord + step for coord, step in steps])
 
     def sides_by_axis(self) -> list[tuple[Side, Side]]:
-        """Return both faces of each axis, to be exchanged one axis after the other.
-
-        With corners a face includes the ghosts of the axes before it, so that edges and corners are
-        exchanged with it.
-        """
+        """Return both faces of each axis, which have the ghosts of the axes before where needed."""
         pairs = []
         for axis in self.axes:
             full = range(axis) if self.corners else ()

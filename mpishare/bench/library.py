@@ -81,10 +81,7 @@ class Transfer:
 
 
 class Library:
-    """A library that moves words between the GPUs of a run.
-
-    Collective, host-blocking, and made once per run: its setup before the first word can move.
-    """
+    """A library that moves words between the GPUs of a run, made once per run. Collective."""
 
     label: ClassVar[str]  # its name in reasons
     #: How many buffers words land in by turns. Two where a rank writes into another's memory, or
@@ -122,10 +119,7 @@ class Library:
         raise NotImplementedError
 
     def bind_sum(self, array: Any) -> Callable[[], None]:  # noqa: ARG002
-        """Return the call that replaces an array by its sum over all ranks. Collective.
-
-        Stream-ordered or host-blocking; `UnsupportedError` where the library has none.
-        """
+        """Return the call that replaces an array by its sum over all ranks. Collective."""
         raise UnsupportedError(f"{self.label}: no sum over all ranks")
 
     def free(self, memory: Any) -> None:
@@ -137,13 +131,11 @@ class Library:
 
 @contextmanager
 def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn a library's own errors into an `UnsupportedError` that says why it cannot run here.
-
-    The first line of the message has the reason; the others say where in the library it arose.
-    """
+    """Turn a library's own errors into an `UnsupportedError` that says why it cannot run here."""
     try:
         yield
     except errors as exc:
+        # The first line has the reason; the others say where in the library it arose.
         lines = str(exc).strip().splitlines()
         raise UnsupportedError(f"{label}: {lines[0] if lines else type(exc).__name__}") from exc
 
@@ -231,7 +223,7 @@ class LibraryExchange(Exchange[Problem]):
         faces = self.problem.faces(self.fields)
         out, into = ([view.view("u8").ravel() for view in views] for views in faces)
         per_field = [side for side in self.problem.sides for _ in self.fields]
-        return self._library.bind(_transfers(per_field, out, into), early=False)
+        return self._library.bind(transfers(per_field, out, into), early=False)
 
     def _moves_of_buffers(self, halves: int) -> list[Callable[[], None]]:
         """Return what moves packed faces, for each of the buffers that they land in by turns."""
@@ -242,7 +234,7 @@ class LibraryExchange(Exchange[Problem]):
         self._memory = self._owned = [library.empty(sum(sizes)) for _ in range(1 + halves)]
         out, *landed = (split(memory, sizes) for memory in self._memory)
         early = halves == library.halves
-        return [library.bind(_transfers(problem.sides, out, into), early=early) for into in landed]
+        return [library.bind(transfers(problem.sides, out, into), early=early) for into in landed]
 
     def current(self) -> Sequence[Any]:
         if self._memory is None or self._packing is not None:
@@ -267,7 +259,8 @@ class LibraryExchange(Exchange[Problem]):
             self._library.free(self._owned.pop())
 
 
-def _transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
+def transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
+    """Return what leaves through each side, and what arrives."""
     return [
         Transfer(side.to, side.source, leaving, arriving)
         for side, leaving, arriving in zip(sides, out, into, strict=True)

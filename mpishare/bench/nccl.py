@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from cupy.cuda import nccl
+from mpi4py import MPI
 
 from mpishare.bench.library import Library, Transfer, refusals
 from mpishare.bench.session import Session
@@ -42,9 +43,12 @@ def one_group(
     begin, end = group
     send, recv = calls
     # Between two ranks NCCL matches the messages in order.
-    moves = [partial(send, int(e.out.data.ptr), e.words, kind, e.to, *rest) for e in transfers]
-    moves += [
-        partial(recv, int(e.into.data.ptr), e.words, kind, e.source, *rest) for e in transfers
+    sent = [(send, each.out, each.to) for each in transfers]
+    received = [(recv, each.into, each.source) for each in transfers]
+    moves = [
+        partial(call, int(memory.data.ptr), int(memory.size), kind, rank, *rest)
+        for call, memory, rank in (*sent, *received)
+        if rank != MPI.PROC_NULL
     ]
 
     def move() -> None:

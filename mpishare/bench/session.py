@@ -22,10 +22,7 @@ Made = TypeVar("Made")
 
 
 class Budget:
-    """The time of ``--seconds``, by rank 0's clock: each part has an equal share of what is left.
-
-    A part is the comparison of one case and size.
-    """
+    """The time of ``--seconds`` by rank 0's clock, shared alike by the cases and sizes to come."""
 
     def __init__(self, comm: MPI.Intracomm, seconds: float | None) -> None:
         self._comm, self._seconds, self._parts = comm, seconds, 1
@@ -121,10 +118,8 @@ class Session:
         return synchronize_and_call
 
     def require_memory(self, nbytes: int) -> None:
-        """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank.
-
-        Local. A host overcommits memory and then kills the process that touches it.
-        """
+        """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank."""
+        # A host overcommits memory and then kills the process that touches it.
         if self.on_cuda:
             available: int = self.node.xp.cuda.runtime.memGetInfo()[0]
             where, needed = "GPU", nbytes * self.ranks_per_gpu
@@ -143,10 +138,7 @@ class Session:
                 yield nbytes
 
     def fits(self, case: Case, nbytes: int, needed_nbytes: int) -> bool:
-        """Return whether a size of a case has memory and time; if not, note that it is left out.
-
-        Collective, host-blocking: the same on every rank. `needed_nbytes` is for each rank.
-        """
+        """Return whether a size has memory for each rank, and time; else note it. Collective."""
         if self.on_cuda:
             # What ranks keep of the sizes before is not free for others.
             self.node.xp.get_default_memory_pool().free_all_blocks()

@@ -39,21 +39,14 @@ def side_sizes(problem: Problem, fields: Sequence[Any]) -> list[int]:
 
 
 def box_row(view: Any, address: int, first: int) -> list[int]:
-    """Return a box of cells as the kernels read it, from a view of words with 3 axes at most.
-
-    That is the address of the first cell, the place of the box in the buffer (`first`, in words),
-    the extents and the strides.
-    """
+    """Return a box of words as the kernels read it: address, place in the buffer, shape, strides."""
     missing = _AXES - view.ndim
     steps = [stride // _WORD for stride in view.strides]
     return [address, first, *[1] * missing, *view.shape, *[0] * missing, *steps]
 
 
 class Packing:
-    """The boxes of all sides, side by side and within a side field by field.
-
-    Loads both kernels now: loading them later would wait for whatever the stream waits for.
-    """
+    """The boxes of all sides, side by side and within a side field by field."""
 
     def __init__(self, problem: Problem, fields: Sequence[Any]) -> None:
         session = problem.session
@@ -65,6 +58,7 @@ class Packing:
         self._pack, self._unpack = module.get_function("pack"), module.get_function("unpack")
         blocks = min(-(-max(sizes) // (len(fields) * _BLOCK)), _MAX_BLOCKS)
         self._launch = (blocks, len(sides) * len(fields)), (_BLOCK,)
+        # Load both kernels now: loading them later would wait for whatever the stream waits for.
         scratch = xp.zeros(sum(sizes), "u8")
         self.pack(scratch)
         self.unpack(scratch)
