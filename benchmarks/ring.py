@@ -108,8 +108,8 @@ class WindowRing(Exchange[Ring]):
         return self.fields[0], self.window.array[self.place]
 
     def move(self) -> None:
-        """Store both faces, and order the neighbors."""
-        raise NotImplementedError
+        """Move both faces, also where the step does not."""
+        self.step()
 
     def store(self) -> None:
         copyto, faces, place = self.problem.node.xp.copyto, self.fields[0], self.place

@@ -39,7 +39,7 @@ def side_sizes(problem: Problem, fields: Sequence[Any]) -> list[int]:
 
 
 def box_row(view: Any, address: int, first: int) -> list[int]:
-    """Return a box of words as the kernels read it: address, place in the buffer, shape, strides."""
+    """Return a box of words as the kernels read it: address, place in the buffer, shape, steps."""
     missing = _AXES - view.ndim
     steps = [stride // _WORD for stride in view.strides]
     return [address, first, *[1] * missing, *view.shape, *[0] * missing, *steps]
