@@ -55,13 +55,8 @@ class HostEngine(HostPlanEngine):
         by_host = by("host", sends), by("host", recvs)
         by_mpi = by("mpi", sends), by("mpi", recvs)
         self._zeroed = by_mpi[0] if is_reverse else ()
-        is_known = all(numbers_of(each.dtype) for each in setup.mine)
-        self._compiled: CompiledRoute | None = None
-        self._host: CompiledRoute | ReferenceRoute
-        if setup.context.compiled is not None and (is_known or not is_reverse):
-            self._host = self._compiled = CompiledRoute(setup, is_reverse=is_reverse)
-        else:
-            self._host = ReferenceRoute(setup, is_reverse=is_reverse)
+        self._host = _make_route(setup, is_reverse=is_reverse)
+        self._compiled = self._host if isinstance(self._host, CompiledRoute) else None
         self._mpi: HostMpiRoute
         self._uses_mpi = any(by_mpi)
 
@@ -180,6 +175,14 @@ class HostEngine(HostPlanEngine):
         """Unmap the shared memory, and free the MPI requests."""
         self._host.close()
         self._mpi.close()
+
+
+def _make_route(setup: PlanSetup, *, is_reverse: bool) -> CompiledRoute | ReferenceRoute:
+    """Make the route in C if it is there and knows these numbers, else the reference."""
+    is_known = not is_reverse or all(numbers_of(each.dtype) for each in setup.mine)
+    if setup.context.compiled is not None and is_known:
+        return CompiledRoute(setup, is_reverse=is_reverse)
+    return ReferenceRoute(setup, is_reverse=is_reverse)
 
 
 def _refuse(*_: Any) -> bool:

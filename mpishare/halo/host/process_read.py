@@ -138,13 +138,16 @@ class PeerReads:
         self._scratch = np.empty(nbytes, np.uint8)
         for key, found in blocks.items():
             self._reads[key] = [self._lower(key, block) for block in found]
-        for field in self.fields:
-            boxes = [self._boxes[key] for key in self.keys if key[::3] == (mine, field)]
-            layout = layouts[mine][field]
-            extents = [extent_of(layout, box) for box in boxes]
-            nbytes = layout.dtype.itemsize * sum(box.size for box in boxes)
-            have_gaps = sum(each.nbytes for each in extents) > nbytes
-            self._readable[field] = _Readable(extents, have_gaps=have_gaps)
+        self._readable = {field: self._readable_parts(field) for field in self.fields}
+
+    def _readable_parts(self, field: int) -> _Readable:
+        mine = self._comm.rank
+        layout = self._layouts[mine][field]
+        boxes = [self._boxes[key] for key in self.keys if key[::3] == (mine, field)]
+        extents = [extent_of(layout, box) for box in boxes]
+        nbytes = layout.dtype.itemsize * sum(box.size for box in boxes)
+        have_gaps = sum(each.nbytes for each in extents) > nbytes
+        return _Readable(extents, have_gaps=have_gaps)
 
     def _lower(self, key: PartKey, block: _Block) -> tuple[Any, ...]:
         """Return offset, bytes and target of a read, then the buffer that it goes through."""
