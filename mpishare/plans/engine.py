@@ -51,6 +51,7 @@ class PlanSetup:
     comm: PlanComm = field(init=False)  # once the node is known
     backend: str = "auto"  # of the fields; "auto", that of the node, if each is a `Layout`
     fields: list[Any] = field(default_factory=list)  # empty if one is a `Layout`
+    is_compiled: bool = False  # all ranks have the compiled part of the host backend
     takes_any: bool = False  # the fields are a `Layout` without dtype
     on_gpu: bool = False  # the same on all ranks
     # By rank, each of its fields.

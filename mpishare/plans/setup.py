@@ -180,10 +180,12 @@ def agree_on_routes(
     """
     if "routes" not in setup.agreed.known:
         _choose_routes(setup, sends, recvs, engine_class)
-        setup.agreed.known["routes"] = setup.sends, setup.recvs, setup.routes
+        found = setup.sends, setup.recvs, setup.routes, setup.is_compiled
+        setup.agreed.known["routes"] = found
     else:
         setup.comm.close_dropped(setup.dropped)
-        setup.sends, setup.recvs, setup.routes = setup.agreed.known["routes"]
+        found = setup.agreed.known["routes"]
+        setup.sends, setup.recvs, setup.routes, setup.is_compiled = found
         setup.locations = [[None] * len(setup.mine)] * setup.comm.size
 
 
@@ -207,6 +209,7 @@ def _choose_routes(
             "recvs": pack_messages(recvs, found),
             "locations": _locations(setup.context, setup.fields, setup.mine),
             "gpu memory": gpu_memory.ask(setup),
+            "is compiled": setup.context.compiled is not None,
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -215,6 +218,7 @@ def _choose_routes(
     setup.sends = [unpack_messages(reply["sends"]) for reply in replies]
     setup.recvs = [unpack_messages(reply["recvs"]) for reply in replies]
     setup.routes = [dict(reply["routes"]) for reply in replies]
+    setup.is_compiled = all(reply["is compiled"] for reply in replies)
     _settle_messages(setup, [reply["gpu memory"] for reply in replies])
     setup.locations = [
         [place and Location(*place) for place in reply["locations"]] for reply in replies
