@@ -7,117 +7,97 @@ to device between the same GPUs, on the host NumPy's copy from private to privat
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.ring import device_copy
+from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
-
-if TYPE_CHECKING:
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
-
+from mpishare.bench.session import Session
+from mpishare.bench.staged import copy_call
 
 #: Messages of memory of a rank: the source, the pattern's, the window and the baseline's.
 _COPIES = 6
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case at every size and return its rows. Collective, host-blocking."""
-    rows: list[Row] = []
-    for nbytes in session.options.sizes(session.node.backend, case.name):
-        if not session.fits(case, nbytes, _COPIES * nbytes):
-            continue
+def run(session: Session, case: Case) -> None:
+    """Run the case at every size. Collective, host-blocking."""
+    for nbytes in session.sizes(case, _COPIES):
         memory = _Memory(session, nbytes)
+        # No rank may wait for another one that had no memory.
         _, unfit = session.attempt(memory.allocate)
         if unfit is None:
             _, unfit = session.attempt(memory.allocate_window)
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
-        comparison.add("own", partial(_Copy, memory, 0), against=("memcpy", "memcpy own"))
-        comparison.add("neighbor", partial(_Copy, memory, 1), against=("memcpy", "memcpy neighbor"))
-        if session.on_cuda:
-            own, neighbor = partial(_BareCopy, memory, 0), partial(_BareCopy, memory, 1)
-            comparison.add_baselines("memcpy", {"memcpy own": own, "memcpy neighbor": neighbor})
-        else:
-            comparison.add_baselines("memcpy", {"memcpy": partial(_PrivateCopy, memory, 0)})
-        rows += comparison.run()
+        make = partial(_Copy, session, memory)
+        comparison.add("own", partial(make, 0), against=("memcpy", "memcpy own"))
+        comparison.add("neighbor", partial(make, 1), against=("memcpy", "memcpy neighbor"))
+        bare = partial(make, is_bare=True)
+        own, neighbor = {"memcpy own": partial(bare, 0)}, {"memcpy neighbor": partial(bare, 1)}
+        variants = own | neighbor if session.on_cuda else {"memcpy": partial(bare, 0)}
+        comparison.add_baselines("memcpy", variants)
+        comparison.run()
         if unfit is None:
             memory.window.close()
-    return rows
 
 
 class _Memory:
     """The source and the window that all variants copy between, and the check."""
 
     def __init__(self, session: Session, nbytes: int) -> None:
-        self.session = session
-        self.node = session.node
-        self.words = nbytes // 8
+        self._node, self._words = session.node, nbytes // 8
 
     def allocate(self) -> None:
-        self.source: Any = self.node.xp.zeros(self.words, "u8")
-        self.pattern = Pattern(self.node.xp, self.words)
+        self.source: Any = self._node.xp.zeros(self._words, "u8")
+        self.pattern = Pattern(self._node.xp, self._words)
 
     def allocate_window(self) -> None:
-        self.window = self.node.allocate_each((self.words,), "u8", fill=0)
+        self.window = self._node.allocate_each((self._words,), "u8", fill=0)
 
 
 class _Copy(Variant):
-    """Copy into the segment of the rank `shift` places on, as a user would."""
+    """Copy into the segment of the rank `shift` places on, as a user would.
 
-    def __init__(self, memory: _Memory, shift: int) -> None:
-        node = memory.node
-        self.memory = memory
-        self.target: Any = memory.window.segment((node.rank + shift) % node.size)
-        self.received: Any = memory.window.array
-        self._writer = (node.rank - shift) % node.size
-        self._copyto = node.xp.copyto
+    A bare copy is one call of the CUDA runtime with addresses found beforehand; on the host it goes
+    to private memory.
+    """
+
+    def __init__(
+        self, session: Session, memory: _Memory, shift: int, *, is_bare: bool = False
+    ) -> None:
+        node, xp = session.node, session.node.xp
+        self.check, self._source, self._window = memory.pattern, memory.source, memory.window
+        self._target: Any = memory.window.segment((node.rank + shift) % node.size)
+        self._received: Any = memory.window.array
+        self._rank, self._writer = node.rank, (node.rank - shift) % node.size
+        self._copyto = xp.copyto
+        if is_bare and session.on_cuda:
+            copy = copy_call(session, self._target, self._source)
+            self.step = copy  # type: ignore[method-assign]
+        elif is_bare:
+            self._target = self._received = xp.zeros_like(self._source)
 
     def step(self) -> None:
-        self._copyto(self.target, self.memory.source)
+        self._copyto(self._target, self._source)
 
     def fill(self, token: int) -> None:
-        self.memory.pattern.fill(self.memory.source, self.memory.node.rank, 0, token)
+        self.check.fill(self._source, self._rank, 0, token)
 
     def poison(self) -> None:
-        self.memory.pattern.poison(self.received)
+        self.check.poison(self._received)
 
     def verify(self, token: int) -> None:
-        self.memory.pattern.verify(self.received, self._writer, 0, token)
+        self.check.verify(self._received, self._writer, 0, token)
 
     def checked_step(self, token: int) -> None:
         # A timed step has no order between the ranks. Here the segment is free when all have
         # poisoned theirs, and complete when all have written.
         self.fill(token)
-        self.memory.window.fence()
+        self._window.fence()
         self.step()
-        self.memory.window.fence()
+        self._window.fence()
         self.verify(token)
         self.poison()
 
-    def wrong(self) -> int:
-        return self.memory.pattern.wrong()
-
     def close(self) -> None:
         # The case closes the window, which must have no views left.
-        del self.target, self.received
-
-
-class _PrivateCopy(_Copy):
-    """The host's bare copy: from private to private memory."""
-
-    def __init__(self, memory: _Memory, shift: int) -> None:
-        super().__init__(memory, shift)
-        self.target = self.received = memory.node.xp.zeros(memory.words, "u8")
-
-
-class _BareCopy(_Copy):
-    """The device's bare copy: one call of the CUDA runtime with addresses found beforehand."""
-
-    def __init__(self, memory: _Memory, shift: int) -> None:
-        super().__init__(memory, shift)
-        self._copy = device_copy(memory.session, self.target, memory.source)
-
-    def step(self) -> None:
-        self._copy()
+        del self._target, self._received

@@ -13,28 +13,23 @@ Calls of NCCL can be in a graph, but in no loop of one: cuGraphInstantiate fails
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
 import mpishare
 from benchmarks.catalog import UPPER_BOUNDS
 from benchmarks.links import Links, MpiLinks, NcclLinks, StagedLinks
+from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.library import capture, open_library
-from mpishare.bench.report import BASELINE, UPPER_BOUND
+from mpishare.bench.measure import BlockSize
+from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
+from mpishare.bench.session import Session
 from scripts.applications.poisson import Poisson, poisson
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.measure import BlockSize
-    from mpishare.bench.report import Clock, Row
-    from mpishare.bench.session import Session
-
 
 #: Of the residual, as part of the right-hand side.
 TOLERANCE = 1e-8
@@ -47,16 +42,13 @@ _SOLVES = 2
 
 
 class Solve(Variant):
-    """A solve: `advance` makes some passes, and is called until one of them is the last.
-
-    The times are those of a pass.
-    """
+    """A solve: `advance` makes some passes, and is called until one of them is the last."""
 
     is_calibrated = False
 
     def __init__(self, session: Session, problem: Poisson, links: Links) -> None:
         self.session, self.problem, self.links = session, problem, links
-        #: Makes some passes, all of them if it can.
+        self.check = problem
         self.advance: Callable[[], object] = self.passes
 
     def one_pass(self) -> None:
@@ -90,9 +82,6 @@ class Solve(Variant):
     def verify(self, token: int) -> None:  # noqa: ARG002
         self.problem.verify()
 
-    def wrong(self) -> int:
-        return self.problem.wrong()
-
     def time_block(self, session: Session, clock: Clock, size: BlockSize) -> list[float]:  # noqa: ARG002
         samples_s = []
         for _ in range(session.options.iters or _SOLVES):
@@ -113,17 +102,15 @@ class Solve(Variant):
 _PASSES_PER_LOOK = 4
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
-    rows: list[Row] = []
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
     for nbytes in session.options.sizes(session.node.backend, case.name):
         shape = (max(round((nbytes / 8) ** 0.5), 2),) * 3
         if session.fits(case, nbytes, 2 * Poisson.needed_nbytes(shape)):
-            rows += _run(session, case, shape)
-    return rows
+            _run(session, case, shape)
 
 
-def _run(session: Session, case: Case, shape: tuple[int, ...]) -> list[Row]:
+def _run(session: Session, case: Case, shape: tuple[int, ...]) -> None:
     comm, node = session.comm, session.node
     cart = comm.Create_cart(MPI.Compute_dims(comm.size, 3), reorder=False)
     problem, unfit = session.attempt(lambda: poisson(node, cart, shape))
@@ -140,11 +127,10 @@ def _run(session: Session, case: Case, shape: tuple[int, ...]) -> list[Row]:
         _add_baselines(comparison, session, problem)
         if session.on_cuda and comparison.includes(UPPER_BOUNDS):
             comparison.add("kernels", partial(_Kernels, session, shape), kind=UPPER_BOUND)
-    rows = comparison.run()
+    comparison.run()
     if problem is not None:
         problem.close()
     cart.Free()
-    return rows
 
 
 def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -> None:

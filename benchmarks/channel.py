@@ -8,16 +8,12 @@ pinned host memory.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
-
-if TYPE_CHECKING:
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
-
+from mpishare.bench.session import Session
 
 #: No fewer than checked steps are made between two agreements: a frame is verified after its block.
 _SLOTS = 4
@@ -25,20 +21,15 @@ _SLOTS = 4
 _FRAMES = 2 * _SLOTS + 5
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case at every size and return its rows. Collective, host-blocking."""
-    rows: list[Row] = []
-    for nbytes in session.options.sizes(session.node.backend, case.name):
-        if not session.fits(case, nbytes, _FRAMES * nbytes):
-            continue
-        has_two = min(session.comm.allgather(session.node.size)) >= 2
-        unfit = None if has_two else "a channel needs two ranks on every node"
+def run(session: Session, case: Case) -> None:
+    """Run the case at every size. Collective, host-blocking."""
+    for nbytes in session.sizes(case, _FRAMES):
+        unfit = session.too_few_ranks("a channel")
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)
         comparison.add("channel", partial(_Channel, session, nbytes))
         comparison.add_baselines("window", {"window": partial(_Windows, session, nbytes)})
         comparison.add_baselines("send", {"send": partial(_Messages, session, nbytes)})
-        rows += comparison.run()
-    return rows
+        comparison.run()
 
 
 class _Stream(Variant):
@@ -49,7 +40,7 @@ class _Stream(Variant):
         self.words = nbytes // 8
         self.producer = self.node.leader
         self.consumer = (self.producer + 1) % self.node.size
-        self.pattern = Pattern(self.node.xp, self.words)
+        self.check = Pattern(self.node.xp, self.words)
         self.source: Any = self.node.xp.zeros(self.words, "u8")
         self.received = self.source
         self.copyto = self.node.xp.copyto
@@ -68,14 +59,11 @@ class _Stream(Variant):
 
     def fill(self, token: int) -> None:
         if self.node.rank == self.producer:
-            self.pattern.fill(self.source, self.producer, 0, token)
+            self.check.fill(self.source, self.producer, 0, token)
 
     def verify(self, token: int) -> None:
         if self.node.rank == self.consumer:
-            self.pattern.verify(self.received, self.producer, 0, token)
-
-    def wrong(self) -> int:
-        return self.pattern.wrong()
+            self.check.verify(self.received, self.producer, 0, token)
 
 
 class _Channel(_Stream):
@@ -141,13 +129,11 @@ class _Messages(_Stream):
         super().__init__(session, nbytes)
         self.comm = self.node.comm
         self.received = self.node.xp.zeros(self.words, "u8")
-        self.sent = self.landed = self.source
+        self.sent, self.landed = self.source, self.received
         if session.on_cuda:
             import cupyx
 
             self.sent = self.landed = cupyx.zeros_pinned(self.words, "u8")
-        else:
-            self.landed = self.received
 
     def send(self) -> None:
         if self.session.on_cuda:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpishare.bench.report import COLUMNS, Row, aligned, format_us, size_text
 from mpishare.errors import counted
 from mpishare.runtime.cli import Parser, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PROG = "python -m benchmarks compare"
 _CLOCKS = {"latency": "latency", "throughput": "back to back"}

@@ -6,106 +6,83 @@ its sum by MPI.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 import mpishare
+from mpishare.bench.cases import Case
+from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.report import BASELINE, UPPER_BOUND
+from mpishare.bench.report import UPPER_BOUND
+from mpishare.bench.session import Session, do_nothing
 
-if TYPE_CHECKING:
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
+#: The call that writes a product to an array, and the one that frees what that needs.
+Bound = tuple[Callable[[], None], Callable[[], object]]
 
-
-_DOT_COUNT = 1 << 20
+_COUNT = 1 << 20
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
-    nbytes = 8 * _DOT_COUNT
-    if not session.fits(case, nbytes, 2 * nbytes):
-        return []
-    comparison = Comparison(session, case, nbytes=nbytes)
-    comparison.add("dot", partial(_Dot, session))
-    comparison.add("dot of one rank", partial(_DotAlone, session), kind=UPPER_BOUND)
-    comparison.add("local dot", partial(_LocalDot, session), kind=UPPER_BOUND)
-    if comparison.includes("vdot and allreduce"):
-        comparison.add("vdot and allreduce", partial(_MpiDot, session), kind=BASELINE)
-    return comparison.run()
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
+    nbytes = 8 * _COUNT
+    if session.fits(case, nbytes, 2 * nbytes):
+        comparison, make = Comparison(session, case, nbytes=nbytes), partial(_Dot, session)
+        alone = MPI.COMM_SELF
+        comparison.add("dot", partial(make, _own, session.comm))
+        comparison.add("dot of one rank", partial(make, _own, alone), kind=UPPER_BOUND)
+        comparison.add("local dot", partial(make, _local, alone), kind=UPPER_BOUND)
+        by_mpi = {"vdot and allreduce": partial(make, _vdot_and_allreduce, session.comm)}
+        comparison.add_baselines("vdot and allreduce", by_mpi)
+        comparison.run()
 
 
 class _Dot(Variant):
-    """`Allreduce.dot` of two arrays of integers, whose sum is exact."""
+    """A product of two arrays of integers, whose sum over the ranks of `comm` is exact."""
 
     moves = False
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, bind: Callable[..., Bound], comm: MPI.Intracomm) -> None:
         xp = session.node.xp
-        self.session, self.xp = session, xp
-        self.x, self.y = xp.ones(_DOT_COUNT), xp.ones(_DOT_COUNT)
-        self.out = xp.zeros(1)
-        self.total: mpishare.Allreduce | None = None
-        self.open()
-        self._wrong = 0
+        self._session, self._x, self._out = session, xp.ones(_COUNT), xp.zeros(1)
+        self._size, self._ranks = comm.size, comm.allreduce(session.comm.rank)
+        self.check = Tally(np)
+        self._dot, self._free = bind(session, comm, self._x, xp.ones(_COUNT), self._out)
 
-    def open(self) -> None:
-        """Make the sum over all ranks."""
-        self.make(self.session.comm)
-
-    def make(self, comm: MPI.Intracomm) -> None:
-        """Make the sum over some ranks. Collective."""
-        layout = mpishare.Layout((1,))
-        self.total = mpishare.Allreduce(comm, layout, node=self.session.node)
-        self.step = partial(self.total.dot, self.x, self.y, self.out)  # type: ignore[method-assign]
-
-    def expected(self, token: int) -> float:
-        size = self.session.comm.size
-        return float(_DOT_COUNT) * (size * token + sum(range(size)))
+    def step(self) -> None:
+        self._dot()
 
     def checked_step(self, token: int) -> None:
-        self.x.fill(token + self.session.comm.rank)
+        self._x.fill(token + self._session.comm.rank)
         self.step()
-        self._wrong += float(self.out[0]) != self.expected(token)
-
-    def wrong(self) -> int:
-        wrong, self._wrong = self._wrong, 0
-        return wrong
+        self.check.add(float(self._out[0]) != float(_COUNT) * (self._size * token + self._ranks))
 
     def close(self) -> None:
-        self.session.synchronize()
-        if self.total is not None:
-            self.total.close()
+        self._session.synchronize()
+        self._free()
 
 
-class _DotAlone(_Dot):
-    """The same of the rank's own arrays alone."""
-
-    def open(self) -> None:
-        self.make(MPI.COMM_SELF)
-
-    def expected(self, token: int) -> float:
-        return float(_DOT_COUNT) * (token + self.session.comm.rank)
+def _own(session: Session, comm: MPI.Intracomm, x: Any, y: Any, out: Any) -> Bound:
+    total = mpishare.Allreduce(comm, mpishare.Layout((1,)), node=session.node)
+    return partial(total.dot, x, y, out), total.close
 
 
-class _LocalDot(_DotAlone):
-    """Their product by NumPy or CuPy."""
+def _local(session: Session, comm: MPI.Intracomm, x: Any, y: Any, out: Any) -> Bound:  # noqa: ARG001
+    vdot = session.node.xp.vdot
 
-    def open(self) -> None:
-        pass
+    def dot() -> None:
+        out[0] = vdot(x, y)
 
-    def step(self) -> None:
-        self.out[0] = self.xp.vdot(self.x, self.y)
+    return dot, do_nothing
 
 
-class _MpiDot(_LocalDot):
-    """Their product as a float, and its sum by MPI."""
+def _vdot_and_allreduce(session: Session, comm: MPI.Intracomm, x: Any, y: Any, out: Any) -> Bound:
+    vdot = session.node.xp.vdot
 
-    def expected(self, token: int) -> float:
-        return _Dot.expected(self, token)
+    def dot() -> None:
+        out[0] = comm.allreduce(float(vdot(x, y)))
 
-    def step(self) -> None:
-        self.out[0] = self.session.comm.allreduce(float(self.xp.vdot(self.x, self.y)))
+    return dot, do_nothing

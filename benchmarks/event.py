@@ -6,42 +6,35 @@ and `MPI_Recv`, of one word.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.session import do_nothing
+from mpishare.bench.session import Session, do_nothing
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+MakeSignal = Callable[[Session, int, list[int] | None], "_Signal"]
 
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
-
-    MakeSignal = Callable[[Session, int, list[int] | None], "_Signal"]
 
 #: Words that a rank writes by turns. A chain of checked steps is shorter, and ends with an
 #: agreement, so that no word is written again before all have read it.
 _SLOTS = 8
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
     pattern = Pattern(session.node.xp, 1)
-    unfit = None
-    if min(session.comm.allgather(session.node.size)) < 2:
-        unfit = "an event needs two ranks on every node"
-    comparison = Comparison(session, case, unfit=unfit)
+    comparison = Comparison(session, case, unfit=session.too_few_ranks("an event"))
     hop, pingpong = partial(_Hop, session, pattern), partial(_PingPong, session, pattern)
     comparison.add("hop", partial(hop, _event), against=("bcast",))
     comparison.add("pingpong", partial(pingpong, _event), against=("send",))
     comparison.add_baselines("bcast", {"bcast": partial(hop, _bcast)})
     comparison.add_baselines("send", {"send": partial(pingpong, _message)})
-    return comparison.run()
+    comparison.run()
 
 
 class _Signal(NamedTuple):
@@ -75,8 +68,7 @@ class _Hop(Variant):
     moves = False
 
     def __init__(self, session: Session, pattern: Pattern, signal: MakeSignal) -> None:
-        self.node = session.node
-        self.pattern = pattern
+        self.node, self.check = session.node, pattern
         self.window = self.node.allocate((2, _SLOTS, 1), "u8", fill=0)
         self.signals = self.make_signals(partial(signal, session))
 
@@ -91,13 +83,10 @@ class _Hop(Variant):
 
     def fill(self, token: int) -> None:
         if self.node.is_leader:
-            self.pattern.fill(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
+            self.check.fill(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
 
     def verify(self, token: int) -> None:
-        self.pattern.verify(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
-
-    def wrong(self) -> int:
-        return self.pattern.wrong()
+        self.check.verify(self.window.array[0, token % _SLOTS], self.node.leader, 0, token)
 
     def close(self) -> None:
         for signal in self.signals:
@@ -128,7 +117,7 @@ class _PingPong(_Hop):
     def checked_step(self, token: int) -> None:
         slot, words = token % _SLOTS, self.window.array
         question, answer = words[0, slot], words[1, slot]
-        node, pattern, (there, back) = self.node, self.pattern, self.signals
+        node, pattern, (there, back) = self.node, self.check, self.signals
         if node.is_leader:
             pattern.fill(question, node.leader, 0, token)
             there.send()

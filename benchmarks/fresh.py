@@ -11,33 +11,27 @@ beside *kept array*, the same call on one array; neither copies, so neither has 
 from __future__ import annotations
 
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mpishare.bench.grid import ITEM_NBYTES, Exchange, Grid
+from mpishare.bench.cases import Case
+from mpishare.bench.comparison import Comparison
+from mpishare.bench.grid import ITEM_NBYTES, Exchange, Grid, Side
 from mpishare.bench.halo import PrivateFields, run_on_blocks
 from mpishare.bench.report import BASELINE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.comparison import Comparison
-    from mpishare.bench.grid import Side
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
+from mpishare.bench.session import Session
 
 #: Fields in turn: more than a plan remembers, each as far from the one before as allocators may
 #: place arrays.
 _IN_TURN, _APART_NBYTES = 80, 512
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
-    return run_on_blocks(session, case, _enter)
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
+    run_on_blocks(session, case, _enter)
 
 
 def enter_fresh(comparison: Comparison, grid: Grid) -> None:
@@ -97,34 +91,32 @@ class FreshFields(InTurn, PrivateFields):
 
 
 class SendrecvFresh(InTurn):
-    """Axis by axis, two Sendrecv each, of other fields at each call, whose faces are used once."""
+    """Axis by axis, two Sendrecv each, of other fields at each call, whose faces are used once.
+
+    A face that is not contiguous goes through buffers.
+    """
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._axes = [
-            [(side, self._buffers(side)) for side in pair] for pair in grid.sides_by_axis()
-        ]
-
-    def _buffers(self, side: Side) -> tuple[Any, Any] | None:
-        """Return buffers to pack a face into and to receive one in, None where it is contiguous."""
-        out, into = self.fields[0][side.out], self.fields[0][side.into]
-        if out.flags.c_contiguous and into.flags.c_contiguous:
-            return None
-        return np.empty(out.shape), np.empty(into.shape)
+        self._faces: list[tuple[Side, tuple[Any, Any] | None]] = []
+        for side in chain.from_iterable(grid.sides_by_axis()):
+            out, into = self.fields[0][side.out], self.fields[0][side.into]
+            is_contiguous = out.flags.c_contiguous and into.flags.c_contiguous
+            buffers = None if is_contiguous else (np.empty(out.shape), np.empty(into.shape))
+            self._faces.append((side, buffers))
 
     def exchange(self) -> None:
         sendrecv, copyto = self.problem.comm.Sendrecv, np.copyto
-        for pair in self._axes:
-            for side, buffers in pair:
-                to, source, tag = side.to, side.source, side.number
-                for field in self.fields:
-                    if buffers is None:
-                        sendrecv(field[side.out], to, tag, field[side.into], source, tag)
-                        continue
-                    out, into = buffers
-                    copyto(out, field[side.out])
-                    sendrecv(out, to, tag, into, source, tag)
-                    copyto(field[side.into], into)
+        for side, buffers in self._faces:
+            to, source, tag = side.to, side.source, side.number
+            for field in self.fields:
+                if buffers is None:
+                    sendrecv(field[side.out], to, tag, field[side.into], source, tag)
+                    continue
+                out, into = buffers
+                copyto(out, field[side.out])
+                sendrecv(out, to, tag, into, source, tag)
+                copyto(field[side.into], into)
 
 
 class _NewArrays(PrivateFields):
@@ -175,13 +167,11 @@ class _StagedNew(Exchange[Grid]):
         super().__init__(grid)
         self._synchronize = grid.session.synchronize
 
-        def pinned() -> list[list[Any]]:
-            faces: Sequence[Any] = [self.fields[0][side.out] for side in grid.sides]
-            return [
-                [cupyx.zeros_pinned(face.shape, face.dtype) for _ in self.fields] for face in faces
-            ]
+        def pinned(side: Side) -> list[Any]:
+            faces = [field[side.out] for field in self.fields]
+            return [cupyx.zeros_pinned(face.shape, face.dtype) for face in faces]
 
-        self._pinned = list(zip(grid.sides, pinned(), pinned(), strict=True))
+        self._pinned = [(side, pinned(side), pinned(side)) for side in grid.sides]
 
     def step(self) -> None:
         self.fields = tuple(field.copy() for field in self.fields)

@@ -15,40 +15,23 @@ and one.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks.catalog import UPPER_BOUNDS
-from mpishare.bench.comparison import Comparison, Wrapper
+from mpishare import Node, Window
+from mpishare.bench.cases import Case
+from mpishare.bench.comparison import Comparison, Variant, Wrapper
 from mpishare.bench.grid import Block, Exchange, Grid
-from mpishare.bench.halo import (
-    PrivateFields,
-    WindowFields,
-    add_baselines,
-    make_grid,
-    run_on_blocks,
-)
+from mpishare.bench.halo import PrivateFields, WindowFields, add_baselines, run_on_blocks
 from mpishare.bench.library import Captured
-from mpishare.bench.measure import time_batches
-from mpishare.bench.mpi import (
-    Persistent,
-    Waitany,
-)
-from mpishare.bench.report import BASELINE, UPPER_BOUND
-from mpishare.bench.session import do_nothing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare import Node, Window
-    from mpishare.bench.cases import Case
-    from mpishare.bench.comparison import Variant
-    from mpishare.bench.measure import BlockSize
-    from mpishare.bench.report import Clock, Row
-    from mpishare.bench.session import Session
-
+from mpishare.bench.measure import BlockSize, time_batches
+from mpishare.bench.mpi import Persistent, Waitany
+from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
+from mpishare.bench.session import Session, do_nothing
 
 _MESSAGES_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
     "persistent": {"persistent": Persistent, "persistent waitany": Waitany}
@@ -61,14 +44,14 @@ _CALLED_BLOCKS = {
 _CALLS, _BATCHES = 100, 10
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run a case and return its rows. Collective, host-blocking."""
+def run(session: Session, case: Case) -> None:
+    """Run a case. Collective, host-blocking."""
     if case.name == "calls":
-        return _run_calls(session, case)
-    if case.name == "faces":
-        return run_on_blocks(session, case, _enter_faces, lambda o, _, n: Block.cube(o, n))
-    enter = _enter_inplace if case.name == "inplace" else _enter_messages
-    return run_on_blocks(session, case, enter)
+        _run_calls(session, case)
+    elif case.name == "faces":
+        run_on_blocks(session, case, _enter_faces, lambda o, _, n: Block.cube(o, n))
+    else:
+        run_on_blocks(session, case, _enter_inplace if case.name == "inplace" else _enter_messages)
 
 
 def _enter_faces(comparison: Comparison, grid: Grid) -> None:
@@ -92,18 +75,18 @@ def enter_naive(comparison: Comparison, grid: Grid) -> None:
     comparison.add("naive", partial(Naive, grid), kind=BASELINE)
 
 
-def _run_calls(session: Session, case: Case) -> list[Row]:
+def _run_calls(session: Session, case: Case) -> None:
     comparison = Comparison(session, case, clocks=("throughput",))
     for name, block in _CALLED_BLOCKS.items():
-        grid, unfit = make_grid(session, block)
+        grid = Grid(session, block)
         make = partial(_Calls, partial(PrivateFields, grid))
-        comparison.add(name, make, nbytes=block.face_nbytes, unfit=unfit)
+        comparison.add(name, make, nbytes=block.face_nbytes, unfit=grid.unfit)
     if comparison.includes(UPPER_BOUNDS):
         from benchmarks.upper_bounds import graph_launch
 
         launch, unfit = graph_launch(session)
         comparison.add("graph launch", partial(_Calls, launch), kind=UPPER_BOUND, unfit=unfit)
-    return comparison.run()
+    comparison.run()
 
 
 class _Messages(PrivateFields):
@@ -181,15 +164,14 @@ class Naive(Exchange[Grid]):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self._xp = grid.session.node.xp
-        self._axes = grid.sides_by_axis()
+        self._sides = [side for pair in grid.sides_by_axis() for side in pair]
 
     def step(self) -> None:
         xp, sendrecv = self._xp, self.problem.comm.Sendrecv
-        for pair in self._axes:
-            for side in pair:
-                for field in self.fields:
-                    # Contiguous: CuPy forgets the current stream when it copies out what is not.
-                    out = xp.asnumpy(xp.ascontiguousarray(field[side.out]))
-                    into = np.empty_like(out)
-                    sendrecv(out, side.to, side.number, into, side.source, side.number)
-                    field[side.into] = xp.asarray(into)
+        for side in self._sides:
+            for field in self.fields:
+                # Contiguous: CuPy forgets the current stream when it copies out what is not.
+                out = xp.asnumpy(xp.ascontiguousarray(field[side.out]))
+                into = np.empty_like(out)
+                sendrecv(out, side.to, side.number, into, side.source, side.number)
+                field[side.into] = xp.asarray(into)

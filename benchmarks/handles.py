@@ -6,16 +6,13 @@ That is an allgather of memory handles, and opening those of the neighbors.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mpishare.bench.comparison import Comparison
 from mpishare.bench.report import BASELINE
+from mpishare.bench.session import Session
 from mpishare.bench.setup import FACE_NBYTES, Make
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from mpishare.bench.comparison import Comparison
-    from mpishare.bench.session import Session
-
 
 #: Of memory to be opened, and words of it that are checked.
 _HANDLE_NBYTES, _CELLS = 2 << 20, 64

@@ -17,23 +17,21 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import mpishare
+from mpishare.bench.cases import Case
+from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.report import BASELINE
+from mpishare.bench.session import Session
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Step = Callable[[Any], Any]
 
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
-
-    Step = Callable[[Any], Any]
 
 _STEPS = 100
 _ROWS = 8  # of each rank, each as large as a face
@@ -56,11 +54,10 @@ _FORMS = {
 }
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
-    rows: list[Row] = []
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
     jax, unfit = session.attempt(partial(_import_jax, session))
-    for nbytes in session.options.sizes(session.node.backend, case.name):
+    for nbytes in session.sizes(case, _ROWS + 2):
         problem = _Problem(session, jax, nbytes)
         comparison = Comparison(
             session,
@@ -83,9 +80,8 @@ def run(session: Session, case: Case) -> list[Row]:
             for name, form in theirs.items():
                 make = partial(_Jitted, problem, step, form)
                 comparison.add(name, make, kind=BASELINE, unfit=missing)
-        rows += comparison.run()
+        comparison.run()
         problem.close()
-    return rows
 
 
 def _import(name: str) -> Any:
@@ -190,19 +186,14 @@ class _Checked(Variant):
     steps = _STEPS
 
     def __init__(self, problem: _Problem) -> None:
-        self.problem = problem
-        self._wrong = 0
+        self.problem, self.check = problem, Tally(np)
         self.fill(0)
 
     def is_right(self, token: int) -> bool:
         raise NotImplementedError
 
     def verify(self, token: int) -> None:
-        self._wrong += not self.is_right(token)
-
-    def wrong(self) -> int:
-        wrong, self._wrong = self._wrong, 0
-        return wrong
+        self.check.add(not self.is_right(token))
 
 
 class _Jitted(_Checked):

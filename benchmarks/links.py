@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from mpi4py import MPI
 
-from mpishare.bench.grid import Problem, Side
+from mpishare.bench.grid import Problem, Side, split
+from mpishare.bench.library import transfers
 from mpishare.bench.mpi import Isend
-from mpishare.bench.staged import Packing, Staged, side_sizes, split
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpishare.bench.nccl import Nccl
-    from mpishare.bench.session import Session
-    from scripts.applications.poisson import Poisson
-
-
-# cudaMemcpyKind
-_TO_DEVICE, _TO_HOST = 1, 2
+from mpishare.bench.session import Session
+from mpishare.bench.staged import Packing, Staged, copy_call, side_sizes
+from scripts.applications.poisson import Poisson
 
 
 class Links:
@@ -108,17 +102,9 @@ class StagedLinks(Links):
         self._exchange = Staged(Ghosts(session, problem))
         self._requests: list[MPI.Request] = []
         self._rr, self._pq = cupyx.zeros_pinned(1), cupyx.zeros_pinned(1)
-        memcpy, stream = problem.xp.cuda.runtime.memcpyAsync, int(session.stream.ptr)
-
-        def bind(device: Any, host: Any) -> tuple[Any, Any]:
-            there, here = int(device.data.ptr), int(host.ctypes.data)
-            return (
-                lambda: memcpy(here, there, 8, _TO_HOST, stream),
-                lambda: memcpy(there, here, 8, _TO_DEVICE, stream),
-            )
-
-        self._rr_out, self._rr_in = bind(problem.rr, self._rr)
-        self._pq_out, self._pq_in = bind(problem.pq, self._pq)
+        copy = partial(copy_call, session)
+        self._rr_out, self._rr_in = copy(self._rr, problem.rr), copy(problem.rr, self._rr)
+        self._pq_out, self._pq_in = copy(self._pq, problem.pq), copy(problem.pq, self._pq)
 
     def add_squares(self) -> None:
         exchange = self._exchange
@@ -152,65 +138,51 @@ class NcclLinks(Links):
     `beside`: on a stream of their own, beside the kernel that follows.
     """
 
-    def __init__(self, session: Session, problem: Poisson, library: Nccl, beside: bool) -> None:
+    def __init__(self, session: Session, problem: Poisson, library: Any, beside: bool) -> None:
         from cupy.cuda import nccl
+
+        from mpishare.bench.nccl import one_group
 
         ghosts = Ghosts(session, problem)
         cuda = self._cuda = problem.xp.cuda
         self._side = cuda.Stream(non_blocking=True, priority=-1) if beside else None
         self._forked, self._joined = (cuda.Event(disable_timing=True) for _ in range(2))
-        self._group = nccl.groupStart, nccl.groupEnd
-        comm = library.communicator
-        self._all_reduce, self._send, self._recv = comm.allReduce, comm.send, comm.recv
-        kind = nccl.NCCL_FLOAT64
+        comm, kind = library.communicator, nccl.NCCL_FLOAT64
+        self._all_reduce = comm.allReduce
         pointers = (int(each.data.ptr) for each in (problem.rr, problem.pq))
         self._rr, self._pq = ((each, each, 1, kind, nccl.NCCL_SUM) for each in pointers)
-        (field,) = ghosts.fields
-        out = [field[side.out] for side in ghosts.sides]
-        into = [field[side.into] for side in ghosts.sides]
+        out, into = ghosts.faces(ghosts.fields)
         self._packing = None
-        if not all(view.flags.c_contiguous for view in (*out, *into)):
+        if not ghosts.has_contiguous_faces():
             self._packing = Packing(ghosts, ghosts.fields)
             sizes = side_sizes(ghosts, ghosts.fields)
             self._packed, self._landed = (problem.xp.zeros(sum(sizes)) for _ in range(2))
             out, into = split(self._packed, sizes), split(self._landed, sizes)
         self._held = out, into  # the calls have addresses only
-        ranks = [side.to for side in ghosts.sides], [side.source for side in ghosts.sides]
-        self._sends, self._receives = (
-            [
-                (int(view.data.ptr), int(view.size), kind, rank)
-                for view, rank in zip(views, each, strict=True)
-                if rank != MPI.PROC_NULL
-            ]
-            for views, each in zip((out, into), ranks, strict=True)
-        )
+        stream = int((self._side or session.stream).ptr)
+        group, calls = (nccl.groupStart, nccl.groupEnd), (comm.send, comm.recv)
+        self._move = one_group(transfers(ghosts.sides, out, into), group, calls, kind, stream)
 
     def add_squares(self) -> None:
         self._all_reduce(*self._rr, self._cuda.get_current_stream().ptr)
 
     def start(self) -> None:
-        current = self._cuda.get_current_stream()
         if self._side is None:
-            self._exchange(current.ptr)
+            self._exchange()
             return
+        current = self._cuda.get_current_stream()
         self._forked.record(current)
         self._side.wait_event(self._forked)
         # CuPy's own `with` would forget the stream of the session.
         self._side.use()
-        self._exchange(self._side.ptr)
+        self._exchange()
         current.use()
         self._joined.record(self._side)
 
-    def _exchange(self, stream: int) -> None:
+    def _exchange(self) -> None:
         if self._packing is not None:
             self._packing.pack(self._packed)
-        begin, end = self._group
-        begin()
-        for each in self._sends:
-            self._send(*each, stream)
-        for each in self._receives:
-            self._recv(*each, stream)
-        end()
+        self._move()
         if self._packing is not None:
             self._packing.unpack(self._landed)
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from ctypes import string_at
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mpishare.bench.library import Library, refusals
+from mpishare.bench.library import Library, Transfer, refusals
 from mpishare.bench.nccl import one_group, set_environment
+from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.library import Transfer
-    from mpishare.bench.session import Session
-
 
 #: The first version with puts that signal.
 _LEAST = (2, 29)
@@ -102,10 +97,7 @@ class NcclSend(Library):
         return partial(self._calls.all_reduce, *arguments)
 
     def place(self, view: Any) -> tuple[Any, int]:
-        """Return the window of a view, None where it is in none, and the bytes before it there.
-
-        The k-th view that all ranks ask for is at the same place on each of them.
-        """
+        """Return the window of a view, None where it is in none, and the bytes before it there."""
         address = int(view.data.ptr)
         for first, (memory, window) in self._windows.items():
             if first <= address < first + memory.nbytes:

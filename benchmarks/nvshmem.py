@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mpishare.bench.library import Library, refusals
+from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.library import Transfer
-    from mpishare.bench.session import Session
 
 
 class Nvshmem(Library):
@@ -83,12 +79,8 @@ class Nvshmem(Library):
         self._core.free_array(memory)
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
-        """Return one put with a signal and one wait per transfer. Stream-ordered.
-
-        Without two buffers, or in a graph, which would repeat the number of a signal: puts between
-        two barriers.
-        """
         stream = int(self.session.stream.ptr)
+        # Without two buffers, or in a graph, which would repeat the number of a signal.
         if not early:
             return self._between_barriers(transfers, stream)
         put = self._bindings.putmem_signal_on_stream

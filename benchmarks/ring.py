@@ -11,99 +11,58 @@ operations, in the same four batches.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
+from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.fence import OrderAll
 from mpishare.bench.grid import Exchange, Problem, Side
 from mpishare.bench.halo import add_baselines
-from mpishare.bench.mpi import (
-    Isend,
-    Persistent,
-    Sendrecv,
-)
+from mpishare.bench.mpi import Isend, Persistent, Sendrecv
 from mpishare.bench.report import BASELINE
+from mpishare.bench.session import Session
 from mpishare.bench.staged import Staged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
-
 
 #: The sides of a ring, by the way a face travels: place k of the faces goes to place k of the
 #: ghosts of the left or of the right neighbor.
 LEFTWARD, RIGHTWARD = 0, 1
-
-
-def device_copy(session: Session, target: Any, source: Any) -> Callable[[], None]:
-    """Return a call of the CUDA runtime that copies on the GPU, with addresses found now."""
-    pointers, kind = (int(target.data.ptr), int(source.data.ptr)), 3  # cudaMemcpyKind
-    memcpy = session.node.xp.cuda.runtime.memcpyAsync
-    return partial(memcpy, *pointers, int(source.nbytes), kind, int(session.stream.ptr))
-
-
-class RingCheck:
-    """Words for both faces of a `Ring`, checked where they arrive as ghosts."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._pattern = Pattern(ring.node.xp, ring.words)
-        self._rank = ring.node.rank
-        self._owners = {LEFTWARD: ring.right, RIGHTWARD: ring.left}
-
-    def fill(self, fields: Sequence[Any], token: int) -> None:
-        """Write both faces."""
-        for way in self._owners:
-            self._pattern.fill(fields[0][way], self._rank, way, token)
-
-    def poison(self, fields: Sequence[Any]) -> None:
-        """Overwrite both ghosts."""
-        self._pattern.poison(fields[1])
-
-    def verify(self, fields: Sequence[Any], token: int) -> None:
-        """Compare both ghosts with what the neighbors filled."""
-        for way, owner in self._owners.items():
-            self._pattern.verify(fields[1][way], owner, way, token)
-
-    def wrong(self) -> int:
-        """Return how many words were wrong since the last call; waits for the GPU."""
-        return self._pattern.wrong()
-
-
 #: Faces of memory that a rank allocates: its own, the check's, the windows' and the baselines'.
 _COPIES = 17
 
 
 class Ring(Problem):
-    """The ranks of a node, the faces and the ghosts of each, by the way they travel."""
+    """The ranks of a node, the faces and the ghosts of each, by the way they travel.
+
+    It is its own check: words for both faces, compared where they arrive as ghosts.
+    """
 
     has_buffers = True
 
     def __init__(self, session: Session, nbytes: int) -> None:
         node = session.node
-        self.session, self.comm = session, session.comm
-        self.node = node
-        self.words, self.needed_nbytes = nbytes // 8, _COPIES * nbytes
-        self.side_nbytes = nbytes
+        self.session, self.comm, self.node = session, session.comm, node
+        self.words, self.side_nbytes = nbytes // 8, nbytes
         # Ranks in node.comm; this rank itself where it is alone.
-        self.left = (node.rank - 1) % node.size
-        self.right = (node.rank + 1) % node.size
+        self.left, self.right = ((node.rank + step) % node.size for step in (-1, 1))
         self.peers = sorted({self.left, self.right} - {node.rank})
         left, right = node.ranks[self.left], node.ranks[self.right]
         self.sides = (
             Side(left, right, LEFTWARD, LEFTWARD, LEFTWARD),
             Side(right, left, RIGHTWARD, RIGHTWARD, RIGHTWARD),
         )
+        self._owners = {LEFTWARD: self.right, RIGHTWARD: self.left}
+        self.check = self
+        _, self.unfit = session.attempt(self._allocate)
 
-    def allocate(self) -> None:
+    def _allocate(self) -> None:
         self.fields = tuple(self.node.xp.zeros((2, self.words), "u8") for _ in range(2))
-        self.check = RingCheck(self)
+        self._pattern = Pattern(self.node.xp, self.words)
+        self.wrong = self._pattern.wrong
 
     def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
         return [self.sides]
@@ -114,14 +73,29 @@ class Ring(Problem):
     def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
         return [fields[1][side.into]]
 
+    def fill(self, fields: Sequence[Any], token: int) -> None:
+        for way in self._owners:
+            self._pattern.fill(fields[0][way], self.node.rank, way, token)
+
+    def poison(self, fields: Sequence[Any]) -> None:
+        self._pattern.poison(fields[1])
+
+    def verify(self, fields: Sequence[Any], token: int) -> None:
+        for way, owner in self._owners.items():
+            self._pattern.verify(fields[1][way], owner, way, token)
+
 
 class WindowRing(Exchange[Ring]):
-    """A variant that stores both faces into the neighbors' segments of a window."""
+    """A variant that stores both faces into the neighbors' segments of a window.
+
+    Without `moves` the order alone is timed, and a checked step moves the faces all the same.
+    """
 
     #: Places for the ghosts in each segment.
     places = 1
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, *, moves: bool = True) -> None:
+        self.moves = moves
         self.place = 0  # of the last step
         self.window = ring.node.allocate_each((self.places, 2, ring.words), "u8", fill=0)
         # For each place the ghosts of the neighbors.
@@ -133,10 +107,17 @@ class WindowRing(Exchange[Ring]):
     def current(self) -> Sequence[Any]:
         return self.fields[0], self.window.array[self.place]
 
+    def move(self) -> None:
+        """Move both faces, also where the step does not."""
+        self.step()
+
     def store(self) -> None:
         copyto, faces, place = self.problem.node.xp.copyto, self.fields[0], self.place
         copyto(self.to_left[place], faces[LEFTWARD])
         copyto(self.to_right[place], faces[RIGHTWARD])
+
+    def checked_step(self, token: int) -> None:
+        self.check_around(self.move, token)
 
     def close(self) -> None:
         del self.to_left, self.to_right
@@ -146,13 +127,35 @@ class WindowRing(Exchange[Ring]):
 class PairwiseRing(WindowRing):
     """Store between start and complete."""
 
+    def __init__(self, ring: Ring, *, moves: bool = True) -> None:
+        super().__init__(ring, moves=moves)
+        self.calls = self.bind(ring.peers)
+
+    def bind(self, peers: list[int]) -> tuple[Callable[[], None], ...]:
+        """Return post, start, complete and wait."""
+        post, start = (partial(each, peers) for each in (self.window.post, self.window.start))
+        return post, start, self.window.complete, self.window.wait
+
     def step(self) -> None:
-        window, peers = self.window, self.problem.peers
-        window.post(peers)
-        window.start(peers)
+        post, start, complete, wait = self.calls
+        post()
+        start()
+        if self.moves:
+            self.store()
+        complete()
+        wait()
+
+    def move(self) -> None:
+        post, start, complete, wait = self.calls
+        post()
+        start()
         self.store()
-        window.complete()
-        window.wait()
+        complete()
+        wait()
+
+    def close(self) -> None:
+        del self.calls
+        super().close()
 
 
 class FenceRing(WindowRing):
@@ -164,17 +167,19 @@ class FenceRing(WindowRing):
     places = 2
 
     def __init__(self, ring: Ring, order: Callable[[], None] | None = None) -> None:
-        super().__init__(ring)
+        super().__init__(ring, moves=order is None)
         self.order = self.window.fence if order is None else order
 
     def move(self) -> None:
-        """Move both faces."""
         self.place = 1 - self.place
         self.store()
         self.order()
 
     def step(self) -> None:
-        self.move()
+        if self.moves:
+            self.move()
+        else:
+            self.order()
 
 
 class StagedPersistent(Staged):
@@ -205,20 +210,34 @@ _READY, _DONE = 0, 1
 _SLOT_NBYTES = 128
 _PURPOSES = 2
 
+#: The variants of each baseline; several where none of them is the fastest at every size.
+_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
+    "isend": {"isend": Isend},
+    "persistent": {"persistent": Persistent},
+    "sendrecv": {"sendrecv": Sendrecv},
+    "staged": {"staged": Staged, "staged persistent": StagedPersistent},
+}
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run a case and return its rows. Collective, host-blocking."""
-    if case.name == "ring":
-        return _run_ring(session, case)
-    comparison, ring = Comparison(session, case), Ring(session, nbytes=8)
-    ring.allocate()
-    comparison.add("pairwise", partial(_Pairwise, ring))
-    sendrecv = partial(_OrderNeighbors, ring, _exchange_nothing(ring))
-    comparison.add_baselines("sendrecv", {"sendrecv": sendrecv})
-    barrier = partial(_OrderNeighbors, ring, session.node.comm.Barrier)
-    comparison.add_baselines("barrier", {"barrier": barrier})
-    comparison.add_baselines("counters", {"counters": partial(_CountersOfNeighbors, ring)})
-    return comparison.run()
+
+def run(session: Session, case: Case) -> None:
+    """Run a case. Collective, host-blocking."""
+    if case.name == "pairwise":
+        comparison, ring = Comparison(session, case), Ring(session, nbytes=8)
+        comparison.add("pairwise", partial(PairwiseRing, ring, moves=False))
+        order = partial(FenceRing, ring)
+        sendrecv, barrier = _exchange_nothing(ring), session.node.comm.Barrier
+        comparison.add_baselines("sendrecv", {"sendrecv": partial(order, sendrecv)})
+        comparison.add_baselines("barrier", {"barrier": partial(order, barrier)})
+        comparison.add_baselines("counters", {"counters": partial(_CountersOfNeighbors, ring)})
+        comparison.run()
+        return
+    for nbytes in session.sizes(case, _COPIES):
+        ring, sent = Ring(session, nbytes), 2 * nbytes
+        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=sent, unfit=ring.unfit)
+        comparison.add("window pairwise", partial(PairwiseRing, ring))
+        comparison.add("window fence", partial(FenceRing, ring))
+        add_baselines(comparison, ring, _MPI)
+        comparison.run()
 
 
 def enter_counters(comparison: Comparison, session: Session) -> None:
@@ -240,61 +259,17 @@ class _CountersOfAll(OrderAll):
         super().close()
 
 
-class _Pairwise(PairwiseRing):
-    """The calls of a window; a checked step has a word between start and complete."""
-
-    moves = False
-
-    def step(self) -> None:
-        window, peers = self.window, self.problem.peers
-        window.post(peers)
-        window.start(peers)
-        window.complete()
-        window.wait()
-
-    def checked_step(self, token: int) -> None:
-        self.check_around(super().step, token)
-
-
-class _OrderNeighbors(FenceRing):
-    """One call that orders at least the neighbors; a checked step stores a word before it."""
-
-    moves = False
-
-    def step(self) -> None:
-        self.order()
-
-    def checked_step(self, token: int) -> None:
-        self.check_around(self.move, token)
-
-
 class _CountersOfNeighbors(PairwiseRing):
     """The four calls as bare operations: ready written, waited for, done written, waited for."""
 
-    moves = False
-
     def __init__(self, ring: Ring) -> None:
-        super().__init__(ring)
-        self._counters = _Counters(ring.session)
-        batch, peers = self._counters.batch, ring.peers
-        self._post, self._start = batch(peers, [], _READY), batch([], peers, _READY)
-        self._complete, self._wait = batch(peers, [], _DONE), batch([], peers, _DONE)
+        super().__init__(ring, moves=False)
 
-    def step(self) -> None:
-        self._post()
-        self._start()
-        self._complete()
-        self._wait()
-
-    def checked_step(self, token: int) -> None:
-        self.check_around(self._step_with_data, token)
-
-    def _step_with_data(self) -> None:
-        self._post()
-        self._start()
-        self.store()
-        self._complete()
-        self._wait()
+    def bind(self, peers: list[int]) -> tuple[Callable[[], None], ...]:
+        self._counters = _Counters(self.problem.session)
+        batch = self._counters.batch
+        ready, are_ready = batch(peers, [], _READY), batch([], peers, _READY)
+        return ready, are_ready, batch(peers, [], _DONE), batch([], peers, _DONE)
 
     def close(self) -> None:
         self._counters.close()
@@ -317,9 +292,8 @@ def _exchange_nothing(ring: Ring) -> Callable[[], None]:
 class _Counters:
     """Bare stream memory operations: the cost of order with no library around it. CUDA only.
 
-    Each rank has a word for every rank and purpose in its own device memory, 128 bytes apart. A
-    peer writes the number of the step there; the owner's stream waits until the word has reached
-    it.
+    Each rank has a word for every rank and purpose in its own device memory, 128 bytes apart, where
+    a peer writes the number of the step, for which the owner's stream waits.
     """
 
     def __init__(self, session: Session) -> None:
@@ -336,11 +310,7 @@ class _Counters:
     def batch(
         self, writes: Sequence[int], waits: Sequence[int], purpose: int = 0
     ) -> Callable[[], None]:
-        """Return a call that enqueues one batch, of the number of the call. Stream-ordered.
-
-        The batch writes that number to the words of the ranks `writes`, then waits until the ranks
-        `waits` have written it here.
-        """
+        """Return a batch that writes its number to the ranks `writes`, then waits for `waits`."""
         from mpishare.backends.driver import CudaSignals
 
         operations = [("write", self._address(peer, self._rank, purpose)) for peer in writes]
@@ -358,27 +328,3 @@ class _Counters:
 
     def close(self) -> None:
         self._window.close()
-
-
-#: The variants of each baseline; several where none of them is the fastest at every size.
-_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
-    "isend": {"isend": Isend},
-    "persistent": {"persistent": Persistent},
-    "sendrecv": {"sendrecv": Sendrecv},
-    "staged": {"staged": Staged, "staged persistent": StagedPersistent},
-}
-
-
-def _run_ring(session: Session, case: Case) -> list[Row]:
-    rows: list[Row] = []
-    for nbytes in session.options.sizes(session.node.backend, case.name):
-        ring = Ring(session, nbytes)
-        if not session.fits(case, nbytes, ring.needed_nbytes):
-            continue
-        _, unfit = session.attempt(ring.allocate)
-        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=2 * nbytes, unfit=unfit)
-        comparison.add("window pairwise", partial(PairwiseRing, ring))
-        comparison.add("window fence", partial(FenceRing, ring))
-        add_baselines(comparison, ring, _MPI)
-        rows += comparison.run()
-    return rows

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mpishare.bench.library import Library
+from mpishare.bench.session import Session
 from mpishare.runtime.in_child import run_in_child
-
-if TYPE_CHECKING:
-    from mpishare.bench.library import Library
-    from mpishare.bench.session import Session
 
 PROGRAM = Path(__file__).with_name("trial.py")
 #: Of each trial that was run: why it failed, or None.
@@ -17,10 +14,7 @@ _failures: dict[str, str | None] = {}
 
 
 def try_sharing(session: Session, kind: type[Library]) -> str | None:
-    """Return why ranks that share a GPU cannot use the library, as it says itself, or None.
-
-    Collective, host-blocking.
-    """
+    """Return why ranks that share a GPU cannot use the library, or None. Collective."""
     name = str(kind.shared_trial)
     if name not in _failures:
         _failures[name] = _failure_on_any(session, kind, name)

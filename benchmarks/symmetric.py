@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpishare.bench.library import Library, refusals
+from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.library import Transfer
-    from mpishare.bench.session import Session
-
 
 #: Read when it allocates. Copies do not use multicast, and its setup affects every GPU of the host,
 #: including those of other users; each tensor has memory of its own, so that offsets in it count
@@ -93,10 +88,6 @@ class TorchSymmetric(Library):
         del self._tensors[int(memory.data.ptr)]
 
     def bind(self, transfers: Sequence[Transfer], *, early: bool) -> Callable[[], None]:
-        """Return a copy, a signal and a wait per transfer. Stream-ordered.
-
-        Without two buffers: copies between two barriers.
-        """
         # What `empty` wrote is there on all ranks before any rank copies.
         self.session.synchronize()
         self.session.comm.Barrier()

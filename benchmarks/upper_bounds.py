@@ -7,23 +7,20 @@ writes a number to both neighbors and waits for both of theirs, with no data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing, device_copy
+from benchmarks.ring import LEFTWARD, RIGHTWARD, Ring, WindowRing
+from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.grid import Exchange, Problem
 from mpishare.bench.library import captured
 from mpishare.bench.report import UPPER_BOUND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare.bench.comparison import Comparison, Variant
-    from mpishare.bench.session import Session
-
+from mpishare.bench.session import Session
+from mpishare.bench.staged import copy_call
 
 _BLOCK = 512
 #: Thread blocks per face: with 264 in all the stores of an H200 are as fast as it can.
@@ -58,10 +55,8 @@ def graph_launch(session: Session) -> tuple[Callable[[], Variant], str | None]:
 
 def _ring(session: Session, nbytes: int) -> tuple[Ring, str | None]:
     ring = Ring(session, nbytes)
-    _, refusal = session.attempt(ring.allocate)
-    if session.node.size < session.comm.size:
-        refusal = "a ceiling is that of one node"
-    return ring, refusal
+    is_whole = session.node.size == session.comm.size
+    return ring, ring.unfit if is_whole else "a ceiling is that of one node"
 
 
 def _kernel(ring: Ring, name: str) -> Any:
@@ -107,7 +102,7 @@ class _Copies(_Stores):
     def prepare(self) -> None:
         ring, faces = self.problem, self.fields[0]
         pairs = (self.to_left[0], faces[LEFTWARD]), (self.to_right[0], faces[RIGHTWARD])
-        self._copies = [device_copy(ring.session, to, face) for to, face in pairs]
+        self._copies = [copy_call(ring.session, to, face) for to, face in pairs]
 
     def step(self) -> None:
         for copy in self._copies:

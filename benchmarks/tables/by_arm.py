@@ -1,6 +1,6 @@
 """Tables of cases that have a few arms and no rival at every size: a line per size and arm."""
 
-from tables import CLOCKS, medians, size, sizes, table, us
+from tables import CLOCKS, by_size, medians, pair, size, sizes, table, us
 
 #: The forms of the program of the case jax.
 FORMS = ("loop", "recorded", "unrolled", "padded")
@@ -10,30 +10,14 @@ def fresh(rows: list[dict]) -> list[str]:
     """Arrays that are new at each call, beside kept ones and messages; both clocks."""
     found = medians(rows, "fresh")
     messages = next(arm for _, arm, _ in found if arm in ("staged", "sendrecv"))
-    heads = ["faces", "new arrays, µs", "of kept, copied", f"of {messages}"]
-    heads += ["arrays in turn, µs", "of kept array"]
-
-    def pair(nbytes: int, arm: str, beside: str | None = None) -> str:
-        times = [found[nbytes, arm, clock] for clock in CLOCKS]
-        if beside is None:
-            return " / ".join(map(us, times))
-        others = [found[nbytes, beside, clock] for clock in CLOCKS]
-        return " / ".join(f"{a / b:.2f}" for a, b in zip(times, others, strict=True))
-
-    return table(
-        heads,
-        [
-            [
-                size(nbytes),
-                pair(nbytes, "new arrays"),
-                pair(nbytes, "new arrays", "kept, copied"),
-                pair(nbytes, "new arrays", messages),
-                pair(nbytes, "arrays in turn"),
-                pair(nbytes, "arrays in turn", "kept array"),
-            ]
-            for nbytes in sizes(found)
-        ],
-    )
+    columns = {
+        "new arrays, µs": ("new arrays", None),
+        "of kept, copied": ("new arrays", "kept, copied"),
+        f"of {messages}": ("new arrays", messages),
+        "arrays in turn, µs": ("arrays in turn", None),
+        "of kept array": ("arrays in turn", "kept array"),
+    }
+    return by_size(["faces", *columns], found, columns.values())
 
 
 def messages(rows: list[dict], case: str) -> list[str]:
@@ -43,21 +27,10 @@ def messages(rows: list[dict], case: str) -> list[str]:
     if all((nbytes, "mpi packed", CLOCKS[0]) in found for nbytes in sizes(found)):
         others["by hand, packed"] = "mpi packed"
     others["through the host"] = "through the host"
-
-    def pair(nbytes: int, arm: str) -> str:
-        return " / ".join(us(found[nbytes, arm, clock]) for clock in CLOCKS)
-
-    def over(nbytes: int, beside: str) -> str:
-        mine, theirs = ([found[nbytes, arm, c] for c in CLOCKS] for arm in ("messages", beside))
-        return " / ".join(f"{a / b:.2f}" for a, b in zip(mine, theirs, strict=True))
-
-    arms = "messages", *others.values()
-    cells = [
-        [size(n), *(pair(n, arm) for arm in arms), *(over(n, arm) for arm in others.values())]
-        for n in sizes(found)
-    ]
-    heads = ["out of GPU memory, µs", *(f"{name}, µs" for name in others)]
-    return table(["faces", *heads, *(f"of {name}" for name in others)], cells)
+    columns = {"out of GPU memory, µs": ("messages", None)}
+    columns |= {f"{name}, µs": (arm, None) for name, arm in others.items()}
+    columns |= {f"of {name}": ("messages", arm) for name, arm in others.items()}
+    return by_size(["faces", *columns], found, columns.values())
 
 
 def mixed(found: list[dict]) -> list[str]:
@@ -76,7 +49,7 @@ def mixed(found: list[dict]) -> list[str]:
     cells = [
         [
             size(each["face_nbytes"]),
-            *(" / ".join(map(us, each[name])) for name in pairs.values()),
+            *(pair(each[name]) for name in pairs.values()),
             *(us(each[name]) for name in single.values()),
         ]
         for each in found

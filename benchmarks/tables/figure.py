@@ -2,13 +2,14 @@
 
 import math
 
+from tables import size
+
 CASE, CLOCK = "halo1d", "throughput"
 WIDTH, HEIGHT = 560, 360
 LEFT, RIGHT, TOP, BOTTOM = 84, 26, 44, 50
 SPACE = 60  # between the names of two sizes
 TICKS_US = (1, 10, 100, 1000, 10000, 100000)
 FONT = 'font-family="Helvetica, Arial, sans-serif"'
-UNITS = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 #: Name, color and dashes of each line. The colors differ for color-blind readers too.
 STAGED = ("staged through pinned host memory", "#666666", "2 4")
 BEST = ("best of NCCL, NVSHMEM and PyTorch", "#D55E00", "8 4")
@@ -66,9 +67,8 @@ def svg(run: dict, title: str) -> str:
         )
         parts.append(_text(LEFT - 8, y(us) + 4, f"{us:,} µs", anchor="end"))
     for nbytes in sizes:
-        name, unit = next((name, unit) for name, unit in UNITS if nbytes >= unit)
         if nbytes == sizes[-1] or x(sizes[-1]) - x(nbytes) > SPACE:
-            parts.append(_text(x(nbytes), HEIGHT - 28, f"{nbytes // unit} {name}"))
+            parts.append(_text(x(nbytes), HEIGHT - 28, size(nbytes)))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "bytes of a face"))
     for (name, color, dashes), line in found.items():
         points = " ".join(f"{x(nbytes):.1f},{y(us):.1f}" for nbytes, us in line)

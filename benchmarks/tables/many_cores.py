@@ -26,14 +26,19 @@ def name_of(run: Run) -> tuple[str, int]:
     return next(name for name in MPIS if library.startswith(name)), run["header"]["ranks"]
 
 
-def best(run: Run, case: str, nbytes: int, arm: str, rival: str | None) -> tuple[float, float]:
-    """The time of an arm in microseconds, and its ratio to a baseline, None: the fastest."""
+def best(run: Run, case: str, nbytes: int, arm: str, rival: str | None) -> tuple | None:
+    """The time of an arm in microseconds and its ratio to a baseline, None: the fastest.
+
+    Nothing where the run has no such size.
+    """
     times = {"own": {}, "rival": {}}
     for row in run["rows"]:
         if (row["case"], row["nbytes"], row["clock"], row["ok"]) == (case, nbytes, CLOCK, True):
             times[row["kind"]][row["arm"]] = row["median_us"]
-    mine, rivals = times["own"][arm], times["rival"]
-    return mine, mine / (min(rivals.values()) if rival is None else rivals[rival])
+    mine, rivals = times["own"], times["rival"]
+    if not mine:
+        return None
+    return mine[arm], mine[arm] / (min(rivals.values()) if rival is None else rivals[rival])
 
 
 def sizes_of(runs: list[Run], case: str) -> list[int]:
@@ -41,32 +46,28 @@ def sizes_of(runs: list[Run], case: str) -> list[int]:
     return sorted({row["nbytes"] for row in rows if row["case"] == case and row["ok"]})
 
 
-def has(run: Run, case: str, nbytes: int) -> bool:
-    return nbytes in sizes_of([run], case)
+def heads_of(runs: list[Run]) -> list[str]:
+    return [f"{mpi}, {ranks} ranks" for mpi, ranks in map(name_of, runs)]
 
 
 def in_full(runs: list[Run]) -> list[str]:
     """Every size and kind of fields: microseconds, and the ratio to the fastest form of MPI."""
-    names = [name_of(run) for run in runs]
-    heads = [f"{mpi}, {ranks} ranks" for mpi, ranks in names]
-    lines = []
+
+    def cells(case: str, nbytes: int, arm: str, rival: str | None) -> list[str]:
+        found = [best(run, case, nbytes, arm, rival) for run in runs]
+        return [f"{us(each[0])} ({each[1]:.2f})" if each else "-" for each in found]
+
+    lines, heads = [], heads_of(runs)
     for case, axes in HALOS.items():
-        cells = []
-        for nbytes in sizes_of(runs, case):
-            for kind, (arm, rival) in KINDS.items():
-                found = [
-                    best(run, case, nbytes, arm, rival) if has(run, case, nbytes) else None
-                    for run in runs
-                ]
-                words = [f"{us(each[0])} ({each[1]:.2f})" if each else "-" for each in found]
-                cells.append([size(nbytes), kind, *words])
-        lines += table([f"{axes} halo", "fields", *heads], cells)
-    if all(has(run, "fence", 0) for run in runs):
-        cells = []
-        for name, arm in ORDERS.items():
-            found = [best(run, "fence", 0, arm, None) for run in runs]
-            cells.append([name, *(f"{us(time)} ({ratio:.2f})" for time, ratio in found)])
-        lines += table(["all ranks ordered, over `MPI_Barrier`", *heads], cells)
+        found = [
+            [size(nbytes), kind, *cells(case, nbytes, *arms)]
+            for nbytes in sizes_of(runs, case)
+            for kind, arms in KINDS.items()
+        ]
+        lines += table([f"{axes} halo", "fields", *heads], found)
+    if all(sizes_of([run], "fence") for run in runs):
+        found = [[name, *cells("fence", 0, arm, None)] for name, arm in ORDERS.items()]
+        lines += table(["all ranks ordered, over `MPI_Barrier`", *heads], found)
     return lines
 
 
@@ -75,7 +76,6 @@ def in_brief(runs: list[Run]) -> list[str]:
     runs = [run for run in runs if name_of(run)[1] in BRIEF_RANKS]
     if not runs:
         return []
-    heads = [f"{mpi}, {ranks} ranks" for mpi, ranks in map(name_of, runs)]
     cells = []
     for case, axes in HALOS.items():
         for nbytes in BRIEF_SIZES:
@@ -84,10 +84,7 @@ def in_brief(runs: list[Run]) -> list[str]:
                 continue
             line = [f"{size(nbytes)}, {axes}"]
             for run in runs:
-                ratios = [
-                    best(run, case, near[0], arm, rival)[1] if has(run, case, near[0]) else None
-                    for arm, rival in KINDS.values()
-                ]
-                line.append(" / ".join("-" if each is None else f"{each:.2f}" for each in ratios))
+                found = [best(run, case, near[0], *arms) for arms in KINDS.values()]
+                line.append(" / ".join(f"{each[1]:.2f}" if each else "-" for each in found))
             cells.append(line)
-    return table(["faces", *heads], cells)
+    return table(["faces", *heads_of(runs)], cells)

@@ -1,6 +1,6 @@
 """The tables of runs beside the newest libraries: the time of each in its fastest form."""
 
-from tables import CLOCKS, medians, size, sizes, table, us
+from tables import CLOCKS, medians, over, pair, size, sizes, table, us
 
 #: The arms of each column: called or in a graph, with faces packed or sent from where they are.
 COLUMNS = {
@@ -43,54 +43,43 @@ SOLVES = {
 CALLS_OF_NCCL = ("nccl", "nccl beside")
 
 
-def over(time: float | None, others: list[float | None]) -> str:
-    known = [other for other in others if other is not None]
-    return "-" if time is None or not known else f"{time / min(known):.2f}"
-
-
-def fastest(
-    found: dict[tuple[int, str, str], float], nbytes: int, arms: tuple[str, ...], clock: str
-) -> float | None:
-    times = [found.get((nbytes, arm, clock)) for arm in arms]
-    return min((time for time in times if time is not None), default=None)
-
-
 def exchanges(rows: list[dict], case: str) -> list[str]:
     """A line per size: with a synchronize after each exchange / back to back."""
     found = medians(rows, case)
     arms = {arm for _, arm, _ in found}
     columns = {name: each for name, each in COLUMNS.items() if arms & {*each}}
+
+    def fastest(nbytes: int, arms: tuple[str, ...], clock: str) -> float | None:
+        times = [found.get((nbytes, arm, clock)) for arm in arms]
+        return min((time for time in times if time is not None), default=None)
+
     cells = []
     for nbytes in sizes(found):
-        times = {
-            name: [fastest(found, nbytes, each, clock) for clock in CLOCKS]
-            for name, each in columns.items()
-        }
-        mine, *others = times.values()
-        ratios = [over(mine[n], [each[n] for each in others]) for n in range(len(CLOCKS))]
-        line = [size(nbytes), *(" / ".join(map(us, each)) for each in times.values())]
-        cells.append([*line, " / ".join(ratios)])
+        times = [[fastest(nbytes, each, clock) for clock in CLOCKS] for each in columns.values()]
+        cells.append([size(nbytes), *map(pair, times), ratios(times)])
     heads = [EXCHANGES[case], *columns, "mpishare over the fastest"]
     return table(heads, cells) if cells else []
 
 
+def ratios(times: list[list[float | None]]) -> str:
+    """The ratios of the first times to the fastest of the others."""
+    mine, *others = times
+    return " / ".join(over(time, [each[n] for each in others]) for n, time in enumerate(mine))
+
+
 def sums(rows: list[dict]) -> list[str]:
     """A line per size, back to back: called / in a graph / a twentieth of a graph of twenty."""
-    found = medians(rows, "allreduce")
-    arms = {arm for _, arm, _ in found}
+    found = {
+        key[:2]: time for key, time in medians(rows, "allreduce").items() if key[2] == CLOCKS[1]
+    }
+    arms = {arm for _, arm in found}
     columns = {name: each for name, each in SUMS.items() if each[0] in arms}
     cells = []
     for nbytes in sizes(found):
-        times = {
-            name: [found.get((nbytes, arm, "throughput")) for arm in each]
-            for name, each in columns.items()
-        }
-        mine, *others = times.values()
-        ratios = [over(mine[n], [each[n] for each in others]) for n in range(len(_FORMS))]
-        forms = [[time for time in each if time is not None] for each in times.values()]
-        line = [size(nbytes), *(" / ".join(map(us, each)) or "-" for each in forms)]
-        complex_us = found.get((nbytes, "complex128", "throughput"))
-        cells.append([*line, " / ".join(ratios), us(complex_us)])
+        times = [[found.get((nbytes, arm)) for arm in each] for each in columns.values()]
+        words = [pair(filter(None, each)) or "-" for each in times]
+        complex_us = us(found.get((nbytes, "complex128")))
+        cells.append([size(nbytes), *words, ratios(times), complex_us])
     heads = ["sum over all ranks", *columns, "mpishare over the fastest", "complex128, called"]
     return table(heads, cells) if cells else []
 

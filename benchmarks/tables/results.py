@@ -12,6 +12,7 @@ import argparse
 import difflib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import applications
@@ -20,7 +21,7 @@ import many_cores
 from figure import lines as figure_lines
 from figure import svg
 from newest import newest, solves
-from tables import CLOCKS, RefusedError, medians, size, sizes, table, us
+from tables import CLOCKS, RefusedError, medians, over, pair, size, sizes, table
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -115,9 +116,17 @@ def when(header: dict) -> str:
     return f"{header['date'][:10]}, revision {header['git_revision'][:12]}"
 
 
-def ratio(found: list[float | None]) -> str:
-    words = ["-" if each is None else f"{each:.2f}" for each in found]
-    return "" if set(words) == {"-"} else " / ".join(words)
+def of_runs(
+    folder: Path, names: dict[str, str], tables: Callable, *, is_whole: bool = True
+) -> list[str]:
+    """For each of the runs what it is of, and its tables."""
+    lines = []
+    for name, run in runs(folder, names, is_whole=is_whole).items():
+        machine, libraries = origin(run["header"])
+        case = run["header"].get("interrupted")
+        end = f" The run ended in `{case}`; these are the sizes that were finished." if case else ""
+        lines += [f"**{names[name]}**: {machine} {libraries}{end}", "", *tables(run["rows"])]
+    return lines
 
 
 def of_case(case: str, rows: list[dict]) -> list[str]:
@@ -148,11 +157,11 @@ def of_case(case: str, rows: list[dict]) -> list[str]:
                 times.append(min((time for time in found if time), default=None))
             if None in times:
                 continue
-            line = [size(nbytes), *[kind] * bool(kind), " / ".join(map(us, times))]
+            line = [size(nbytes), *[kind] * bool(kind), pair(times)]
             for arm in rivals:
                 theirs = [medians_us.get((nbytes, arm, clock)) for clock in CLOCKS]
-                pairs = zip(times, theirs, strict=True)
-                line.append(ratio([time / other if other else None for time, other in pairs]))
+                ratios = [over(time, [other]) for time, other in zip(times, theirs, strict=True)]
+                line.append("" if set(ratios) == {"-"} else " / ".join(ratios))
             lines.append(line)
         if len(lines) == written:
             raise RefusedError(f"{case} at {size(nbytes)}: mpishare has no time")
@@ -171,7 +180,6 @@ def absent(header: dict, rows: list[dict]) -> list[str]:
 
 
 def brief(name: str, run: dict) -> list[str]:
-    """What docs/performance.md says of a run."""
     machine, _ = origin(run["header"])
     return [f"**{RUNS[name]}**: {machine}", "", *of_case(next(iter(CASES)), run["rows"])]
 
@@ -183,11 +191,9 @@ def section(name: str, run: dict) -> list[str]:
     links = f"[The run]({name}.json){plot}."
     lines = [f"## {(RUNS | CORES)[name]}", "", *origin(header), links, ""]
     lines += ["```console", f"$ {header['command']}", "```", ""]
-    for case in CASES:
-        lines += of_case(case, rows)
+    lines += [line for case in CASES for line in of_case(case, rows)]
     missing = absent(header, rows)
-    lines += [*missing, ""] if missing else []
-    return lines
+    return [*lines, *missing, *[""] * bool(missing)]
 
 
 def in_brief(folder: Path) -> list[str]:
@@ -257,24 +263,17 @@ def in_readme(folder: Path) -> list[str]:
 
 def of_newest(folder: Path) -> list[str]:
     """The tables of the newest libraries, with their versions."""
-    found = runs(folder, NEWEST, is_whole=False)
-    lines = []
-    if found:
-        lines = [
-            "## Compared with the newest libraries",
-            "",
-            "Microseconds, with a synchronize after each exchange / back to back; of each library",
-            "the fastest of its forms: called or captured in a CUDA graph, faces packed into its",
-            "memory, or fields that live there. Sums: back to back, called / in a graph / a",
-            "twentieth of a graph of twenty. A ratio above 1 says that another library is faster.",
-            "",
-        ]
-    for name, run in found.items():
-        machine, libraries = origin(run["header"])
-        case = run["header"].get("interrupted")
-        end = f" The run ended in `{case}`; these are the sizes that were finished." if case else ""
-        lines += [f"**{NEWEST[name]}**: {machine} {libraries}{end}", "", *newest(run["rows"])]
-    return lines
+    lines = of_runs(folder, NEWEST, newest, is_whole=False)
+    words = [
+        "## Compared with the newest libraries",
+        "",
+        "Microseconds, with a synchronize after each exchange / back to back; of each library",
+        "the fastest of its forms: called or captured in a CUDA graph, faces packed into its",
+        "memory, or fields that live there. Sums: back to back, called / in a graph / a",
+        "twentieth of a graph of twenty. A ratio above 1 says that another library is faster.",
+        "",
+    ]
+    return [*words, *lines] if lines else []
 
 
 def of_solves(folder: Path) -> list[str]:
@@ -295,10 +294,7 @@ def in_full(folder: Path) -> list[str]:
 
 def of_fresh(folder: Path) -> list[str]:
     """The tables of arrays that are new at each call."""
-    lines = []
-    for name, run in runs(folder, FRESH).items():
-        machine, libraries = origin(run["header"])
-        lines += [f"**{FRESH[name]}**: {machine} {libraries}", "", *by_arm.fresh(run["rows"])]
+    lines = of_runs(folder, FRESH, by_arm.fresh)
     words = [
         "## Arrays that are new at each call",
         "",
@@ -342,11 +338,7 @@ def of_messages(folder: Path) -> list[str]:
 
 def of_jax(folder: Path) -> list[str]:
     """What stands between the marks of docs/jax.md."""
-    lines = []
-    for name, run in runs(folder, JAX).items():
-        machine, libraries = origin(run["header"])
-        lines += [f"**{JAX[name]}**: {machine} {libraries}", "", *by_arm.jax(run["rows"])]
-    return lines
+    return of_runs(folder, JAX, by_arm.jax)
 
 
 #: The files, and what stands between their marks.

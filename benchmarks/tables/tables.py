@@ -32,6 +32,34 @@ def us(time: float | None) -> str:
     return "-" if time is None else f"{time:.3g}" if time < 100 else f"{time:.0f}"
 
 
+def pair(times: Iterable[float | None]) -> str:
+    return " / ".join(map(us, times))
+
+
+def over(time: float | None, others: Iterable[float | None]) -> str:
+    """The ratio to the fastest of others that ran."""
+    known = [other for other in others if other]
+    return "-" if time is None or not known else f"{time / min(known):.2f}"
+
+
+def by_size(
+    heads: list[str],
+    found: dict[tuple[int, str, str], float],
+    columns: Iterable[tuple[str, str | None]],
+) -> list[str]:
+    """A line per size: the times of arms on both clocks, or their ratios to those beside them."""
+
+    def cell(nbytes: int, arm: str, beside: str | None) -> str:
+        times = [found[nbytes, arm, clock] for clock in CLOCKS]
+        if beside is None:
+            return pair(times)
+        others = [found[nbytes, beside, clock] for clock in CLOCKS]
+        return " / ".join(over(a, [b]) for a, b in zip(times, others, strict=True))
+
+    columns = list(columns)
+    return table(heads, [[size(n), *(cell(n, *each) for each in columns)] for n in sizes(found)])
+
+
 def table(heads: list[str], cells: list[list[str]]) -> list[str]:
     lines = ["| " + " | ".join(words) + " |" for words in (heads, *cells)]
     return [lines[0], "|---" * len(heads) + "|", *lines[1:], ""]

@@ -9,60 +9,79 @@ pinned memory, ``float`` what most programs do with a number on the GPU: read it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 import mpishare
-from mpishare.bench.cases import LIBRARIES
+from mpishare.bench.cases import LIBRARIES, Case
+from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.library import add_reductions, captured
-from mpishare.bench.session import do_nothing
+from mpishare.bench.library import Library, captured, open_library
+from mpishare.bench.report import BASELINE
+from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.staged import copy_call
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
-
-    Bound = tuple[Callable[[], object], Callable[[], object]]
+Bound = tuple[Callable[[], object], Callable[[], object]]
 
 
 _IN_GRAPH = 20
 _ARRAYS = 4  # of the size of a message: the array, the sum, and what the check needs
-_TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
-    rows: list[Row] = []
-    for nbytes in session.options.sizes(session.node.backend, case.name):
-        if session.fits(case, nbytes, _ARRAYS * nbytes):
-            rows += _run_size(session, case, nbytes)
-    return rows
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
+    for nbytes in session.sizes(case, _ARRAYS):
+        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
+        make = partial(Sum, session, nbytes)
+        _add(comparison, session, "reduce", partial(make, own_sum), in_graphs=session.on_cuda)
+        if not session.on_cuda:
+            comparison.add("window", partial(make, own_sum, in_window=True))
+        if nbytes >= 16:
+            comparison.add("complex128", partial(make, own_sum, dtype="c16"))
+        comparison.add_baselines("allreduce", {"allreduce": partial(make, _mpi_sum)})
+        comparison.add_baselines("staged", {"staged": partial(make, _staged_sum)})
+        if nbytes == 8:
+            comparison.add_baselines("float", {"float": partial(make, _float_sum)})
+        for name in LIBRARIES:
+            if comparison.includes(name):
+                _add_library(comparison, session, name, make)
+        comparison.run()
 
 
-def _run_size(session: Session, case: Case, nbytes: int) -> list[Row]:
-    comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
-    make = partial(Sum, session, nbytes)
-    comparison.add("reduce", partial(make, own_sum))
-    if session.on_cuda:
-        for name, steps in (("reduce graph", 1), (f"reduce graph of {_IN_GRAPH}", _IN_GRAPH)):
-            comparison.add(name, captured(session, partial(make, own_sum, steps=steps)))
-    else:
-        comparison.add("window", partial(make, own_sum, in_window=True))
-    if nbytes >= 16:
-        comparison.add("complex128", partial(make, own_sum, dtype="c16"))
-    comparison.add_baselines("allreduce", {"allreduce": partial(make, _mpi_sum)})
-    comparison.add_baselines("staged", {"staged": partial(make, _staged_sum)})
-    if nbytes == 8:
-        comparison.add_baselines("float", {"float": partial(make, _float_sum)})
-    for name in LIBRARIES:
-        add_reductions(comparison, name, session, make, _IN_GRAPH)
-    return comparison.run()
+def _add(
+    comparison: Comparison,
+    session: Session,
+    name: str,
+    make: Callable[..., Variant],
+    *,
+    in_graphs: bool,
+    **arguments: Any,
+) -> None:
+    """Enter a sum as it is called, and captured into graphs of one and of several."""
+    comparison.add(name, make, **arguments)
+    if in_graphs:
+        for label, steps in ((f"{name} graph", 1), (f"{name} graph of {_IN_GRAPH}", _IN_GRAPH)):
+            comparison.add(label, captured(session, partial(make, steps=steps)), **arguments)
+
+
+def _add_library(
+    comparison: Comparison, session: Session, name: str, make: Callable[..., Variant]
+) -> None:
+    module, ways = LIBRARIES[name]
+    kind = getattr(import_module(module), next(iter(ways.values())).kind)
+    library, refusal = open_library(session, kind)
+
+    def make_sum(steps: int = 1) -> Variant:
+        allocate = None if library.is_direct else library.empty
+        return make(partial(_library_sum, library), steps=steps, allocate=allocate)
+
+    in_graphs = any(way.is_captured for way in ways.values())
+    _add(comparison, session, name, make_sum, in_graphs=in_graphs, kind=BASELINE, unfit=refusal)
 
 
 class Sum(Variant):
@@ -94,9 +113,8 @@ class Sum(Variant):
         else:
             self.array = xp.zeros(count, kind) if self._window is None else self._window.array
         self._place = xp.arange(count) % 61
-        self._wrong = xp.zeros((), "i8")
-        self._session = session
-        self.steps = steps
+        self.check = Tally(xp)
+        self._session, self.steps = session, steps
         self._sum, self._free = bind(session, self.array)
 
     def step(self) -> None:
@@ -109,13 +127,8 @@ class Sum(Variant):
         self.array[...] = self._place + mine
         step()
         wanted = (self._place * float(comm.size) + every) * float(comm.size) ** (self.steps - 1)
-        self._wrong += (self.array != wanted).sum()
+        self.check.add((self.array != wanted).sum())
         self.array[...] = 0
-
-    def wrong(self) -> int:
-        wrong = int(self._wrong)
-        self._wrong.fill(0)
-        return wrong
 
     def close(self) -> None:
         self._session.synchronize()
@@ -125,14 +138,16 @@ class Sum(Variant):
         if self._window is not None:
             self._window.close()
 
-    def checked_step(self, token: int) -> None:
-        self.check_around(self.step, token)
-
 
 def own_sum(session: Session, array: Any) -> Bound:
     """Return `Allreduce.reduce` of an array. Collective."""
     total = mpishare.Allreduce(session.comm, array, node=session.node)
     return partial(total.reduce, array), total.close
+
+
+def _library_sum(library: Library, session: Session, array: Any) -> Bound:
+    free = session.synchronize if library.is_direct else partial(library.free, array.view("u8"))
+    return library.bind_sum(array), free
 
 
 def _mpi_sum(session: Session, array: Any) -> Bound:
@@ -142,16 +157,15 @@ def _mpi_sum(session: Session, array: Any) -> Bound:
 def _staged_sum(session: Session, array: Any) -> Bound:
     import cupyx
 
-    comm, stream = session.comm, session.stream
+    comm, synchronize = session.comm, session.synchronize
     pinned = cupyx.zeros_pinned(array.shape, array.dtype)
-    memcpy, synchronize = session.node.xp.cuda.runtime.memcpyAsync, session.synchronize
-    there, here, nbytes = int(array.data.ptr), int(pinned.ctypes.data), int(array.nbytes)
+    copy_out, copy_in = copy_call(session, pinned, array), copy_call(session, array, pinned)
 
     def sum_() -> None:
-        memcpy(here, there, nbytes, _TO_HOST, int(stream.ptr))
+        copy_out()
         synchronize()
         comm.Allreduce(MPI.IN_PLACE, pinned)
-        memcpy(there, here, nbytes, _TO_DEVICE, int(stream.ptr))
+        copy_in()
 
     return sum_, synchronize
 

@@ -26,29 +26,29 @@ def word(owner: int, side: int, step: int) -> int:
     return (owner & 0x7FFF) << 48 | (side & 0xF) << 44 | (step & 0xFFF) << 32
 
 
-class _WrongWords:
-    """Counts the words that differ from what they should be."""
+class Tally:
+    """Counts wrong words; on CUDA only `wrong` waits for the GPU."""
 
     def __init__(self, xp: Any) -> None:
         self._xp = xp
         self._wrong = xp.zeros((), "i8")
 
-    def _compare(self, got: Any, expected: Any, differs: Any) -> None:
+    def add(self, wrong: Any) -> None:
+        self._wrong += wrong
+
+    def compare(self, got: Any, expected: Any, differs: Any) -> None:
         self._xp.not_equal(got, expected, out=differs)
-        self._wrong += self._xp.count_nonzero(differs)
+        self.add(self._xp.count_nonzero(differs))
 
     def wrong(self) -> int:
-        """Return how many words were wrong since the last call; waits for the GPU."""
+        """Return how many words were wrong since the last call."""
         wrong = int(self._wrong)
         self._wrong.fill(0)
         return wrong
 
 
-class Pattern(_WrongWords):
-    """Fill arrays of `count` 64-bit words, and count the words that are not what they should be.
-
-    Stream-ordered on CUDA: only `wrong` waits for the GPU.
-    """
+class Pattern(Tally):
+    """Fill arrays of `count` 64-bit words, and count those that are not what they should be."""
 
     def __init__(self, xp: Any, count: int) -> None:
         super().__init__(xp)
@@ -69,7 +69,7 @@ class Pattern(_WrongWords):
 
     def verify(self, got: Any, owner: int, side: int, step: int) -> None:
         self.fill(self._expected, owner, side, step)
-        self._compare(got, self._expected, self._differs)
+        self.compare(got, self._expected, self._differs)
 
 
 #: The bits of a word that hold the place.
@@ -88,12 +88,8 @@ class _Band:
     fresh: Any  # `words` of the cells to fill
 
 
-class HaloCheck(_WrongWords):
-    """Words for all fields of a `Grid`, which identify owner, field, step and place.
-
-    Stream-ordered on CUDA: only `wrong` waits for the GPU. The arrays are made once for all
-    variants of a size.
-    """
+class HaloCheck(Tally):
+    """Words for all fields of a `Grid`, made once for all variants of a size."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.session.node.xp)
@@ -127,58 +123,50 @@ class HaloCheck(_WrongWords):
                 expected, differs = self._expected[shape], self._differs[shape]
                 xp.multiply(band.moves, step, out=expected)
                 xp.add(expected, band.words, out=expected)
-                self._compare(field.view("u8")[band.cells], expected, differs)
+                self.compare(field.view("u8")[band.cells], expected, differs)
 
 
 def _band(grid: Grid, axis: int, *, high: bool) -> _Band:
-    xp = grid.session.node.xp
-    n, w = grid.n, grid.width
-    rest = [slice(None)] * (len(grid.shape) - grid.naxes)
-    inner = [slice(w, w + n)] * grid.naxes
-    outer = [slice(None)] * grid.naxes
-    first = n if high else 0
-    # Indexed by the step along an axis; -1 is the last.
-    by_step = (slice(w, w + n), slice(w + n, n + 2 * w), slice(0, w))
+    xp, n, w, naxes = grid.session.node.xp, grid.n, grid.width, grid.naxes
+    rest = [slice(None)] * (len(grid.shape) - naxes)
 
-    def at(spans: list[slice], start: int, count: int) -> Slices:
-        return (*spans[:axis], slice(start, start + count), *spans[axis + 1 :], *rest)
+    def at(span: slice, others: slice) -> Slices:
+        return (*[others] * axis, span, *[others] * (naxes - 1 - axis), *rest)
 
-    shape = list(grid.shape)
-    shape[axis] = 2 * w
-    words = xp.full(tuple(shape), xp.uint64(POISON), "u8")
-    moves = xp.zeros(tuple(shape), "u8")
-    for direction in product((-1, 0, 1), repeat=grid.naxes):
-        if sum(map(abs, direction)) > 1 and not grid.corners:
-            continue
-        spans = [range(n + 2 * w)[by_step[step]] for step in direction]
-        spans[axis] = range(max(spans[axis].start, first), min(spans[axis].stop, first + 2 * w))
-        if not len(spans[axis]):
-            continue
-        box = [slice(span.start, span.stop) for span in spans]
-        box[axis] = slice(spans[axis].start - first, spans[axis].stop - first)
-        key = (*box, *rest)
-        words[key] = _places(grid, spans) + xp.uint64(word(grid.rank_at(direction), 0, 0))
-        moves[key] = 1
-    own = at(inner, 0 if high else w, w)
+    band = slice(n, n + 2 * w) if high else slice(0, 2 * w)
+    words, moves = _words(grid, at(band, slice(None)))
+    inner = slice(w, w + n)
+    own = at(slice(0, w) if high else slice(w, 2 * w), inner)
     return _Band(
-        cells=at(outer, first, 2 * w),
-        owned=at(inner, n if high else w, w),
-        ghosts=at(outer, n + w if high else 0, w),
+        cells=at(band, slice(None)),
+        owned=at(slice(n, n + w) if high else slice(w, 2 * w), inner),
+        ghosts=at(slice(n + w, n + 2 * w) if high else slice(0, w), slice(None)),
         words=words,
         moves=moves,
         fresh=xp.ascontiguousarray(words[own]),
     )
 
 
-def _places(grid: Grid, spans: Sequence[range]) -> Any:
-    """Return for the cells in these spans of a field their places in the block of their owner."""
-    xp = grid.session.node.xp
-    cut = [(xp.arange(each.start, each.stop) - grid.width) % grid.n for each in spans]
-    uncut = [xp.arange(extent) for extent in grid.shape[grid.naxes :]]
-    place = xp.zeros((), "i8")
-    for axis, found in enumerate([*cut, *uncut]):
-        extent = grid.n if axis < grid.naxes else grid.shape[axis]
+def _words(grid: Grid, cells: Slices) -> tuple[Any, Any]:
+    """Return the words of these cells from their coordinates, and 1 where they are exchanged."""
+    xp, n, w = grid.session.node.xp, grid.n, grid.width
+    # Along each axis the step to the owner, -1, 0 or 1; of all axes the owner as a number in base
+    # 3, how many of the steps are not 0, and the place in the owner's block.
+    owner = away = place = xp.zeros((), "i8")
+    for axis, extent in enumerate(grid.shape):
         along = [1] * len(grid.shape)
         along[axis] = -1
-        place = place * extent + found.reshape(along)
-    return (place & _PLACE).astype("u8")
+        at = xp.arange(extent)[cells[axis]].reshape(along)
+        if axis >= grid.naxes:
+            place = place * extent + at
+            continue
+        step = (at >= n + w).astype("i8") - (at < w).astype("i8")
+        owner, away = 3 * owner + step + 1, away + abs(step)
+        place = place * n + (at - w) % n
+    owners = [grid.rank_at(steps) for steps in product((-1, 0, 1), repeat=grid.naxes)]
+    words = xp.take(xp.asarray([word(rank, 0, 0) for rank in owners], "u8"), owner)
+    words = words + (place & _PLACE).astype("u8")
+    moves = xp.zeros(words.shape, "u8")
+    moves[...] = (away <= 1) | grid.corners
+    words[moves == 0] = xp.uint64(POISON)
+    return words, moves

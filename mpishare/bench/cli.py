@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import CASES, NOTES
+from mpishare.bench.cases import CASES, NOTES, Case
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import WIDTH, as_json, heading, of_case, summary, table
 from mpishare.coordination.abort import say
@@ -58,28 +58,27 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def case_list() -> str:
     """Return what ``list`` prints: each case, its baselines by backend, and what these do."""
-    lines = []
-    for case in CASES.values():
-        lines.append(f"{case.name:<10} {case.summary}")
-        lines += textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
-        for backend, names in case.baselines.items():
-            unasked = [name for name in names if name not in case.on_request]
-            named = [name for name in names if name in case.on_request]
-            texts = [", ".join(unasked), "when named " + ", ".join(named) if named else ""]
-            if names:
-                lines.append(f"{_INDENT}{backend}: against {'; '.join(filter(None, texts))}")
-        options = "takes --width, --fields, --corners" if case.naxes else ""
-        absent = "" if case.is_default else "runs by its name or by 'all'"
-        if options or absent:
-            lines.append(f"{_INDENT}{'; '.join(filter(None, (options, absent)))}")
+    lines = [line for case in CASES.values() for line in _described(case)]
     lines += ["", "baselines whose names do not tell what they do:"]
     lines += [f"{name:<10} {NOTES[name]}" for name in sorted(NOTES)]
     return "\n".join(lines) + "\n"
 
 
+def _described(case: Case) -> list[str]:
+    lines = textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    for backend, names in case.baselines.items():
+        unasked = ", ".join(name for name in names if name not in case.on_request)
+        named = ", ".join(name for name in names if name in case.on_request)
+        texts = filter(None, [unasked, named and f"when named {named}"])
+        lines += [f"{_INDENT}{backend}: against {'; '.join(texts)}"] if names else []
+    options = ["takes --width, --fields, --corners"] * bool(case.naxes)
+    options += ["runs by its name or by 'all'"] * (not case.is_default)
+    lines += [f"{_INDENT}{'; '.join(options)}"] if options else []
+    return [f"{case.name:<10} {case.summary}", *lines]
+
+
 def _run(comm: MPI.Intracomm, options: Options) -> int:
     from mpishare import MpiShareError
-    from mpishare.bench import environment
     from mpishare.bench.session import Session
 
     # Before the run: only rank 0 writes the files, and knows whether it can.
@@ -90,6 +89,14 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
         session = Session(comm, options)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
         return fail_run(options.prog, comm, exc)
+    return _measure(session)
+
+
+def _measure(session: Session) -> int:
+    """Run the cases, show each as it ends, write the report, and return the exit status."""
+    from mpishare.bench import environment
+
+    comm, options = session.comm, session.options
     found = {**environment.gather(session), "left_out": session.left_out}
     is_shown = options.format == "table" and comm.rank == 0
     width = min((columns_of(sys.stdout) if is_shown else 0) or WIDTH, WIDTH)
@@ -114,19 +121,27 @@ def _run(comm: MPI.Intracomm, options: Options) -> int:
     show(heading(found, width))
     interrupted = measure_all(session, finish, write)
     show(summary(session.rows, width))
-    status = write() if comm.rank == 0 and not interrupted else 0
-    if comm.rank == 0 and options.plot:
+    status = 0
+    if comm.rank == 0:
+        status = 0 if interrupted else write()
+        _end(options, found, session.rows, interrupted)
+    sys.stdout.flush()
+    # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
+    return session.signals.exit_status if interrupted else int(comm.bcast(status))
+
+
+def _end(
+    options: Options, found: dict[str, Any], rows: Sequence[Row], interrupted: str | None
+) -> None:
+    """Draw the plot, and tell of a run that was interrupted."""
+    if options.plot:
         from mpishare.bench.plot import draw
 
-        draw(Path(options.plot), found, session.rows)
-    sys.stdout.flush()
+        draw(Path(options.plot), found, rows)
     if interrupted:
-        if comm.rank == 0:
-            kept = f"{options.output} has" if options.output else "above is"
-            say(f"{options.prog}: interrupted in {interrupted}; {kept} what was finished\n")
-        return session.signals.exit_status
-    # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
-    return int(comm.bcast(status))
+        sys.stdout.flush()
+        kept = f"{options.output} has" if options.output else "above is"
+        say(f"{options.prog}: interrupted in {interrupted}; {kept} what was finished\n")
 
 
 def measure_all(

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mpishare.bench.cases import BROUGHT
-from mpishare.bench.measure import block_size, max_over_ranks, time_batches, time_each
-from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Row, compare
+from mpishare.bench.cases import BROUGHT, Case
+from mpishare.bench.measure import BlockSize, block_size, max_over_ranks, time_batches, time_each
+from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
+from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.cli import StoppedError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+Make = Callable[[], "Variant"]
 
-    from numpy.typing import NDArray
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.measure import BlockSize
-    from mpishare.bench.report import Kind
-    from mpishare.bench.session import Session
-
-    Make = Callable[[], "Variant"]
 
 #: Checked steps before the first and after the last timed block, and between two of them. Buffers
 #: alternate between two places at most, so four steps use each of them twice.
@@ -42,8 +36,11 @@ class Variant:
     """One way to do what a case times, and the check that it did it.
 
     All methods are called by every rank in the same order. On CUDA they are stream-ordered, except
-    `wrong` and `time_block`, which wait for the GPU.
+    `time_block` and what asks the check, which wait for the GPU.
     """
+
+    #: Counts wrong words: a `Tally`, or what has its `wrong`.
+    check: Any
 
     #: Whether `step` moves what `fill` wrote, so that a timed block can be checked afterwards. A
     #: variant that only orders is checked by `checked_step` alone.
@@ -68,7 +65,7 @@ class Variant:
 
     def wrong(self) -> int:
         """Return how many words were wrong since the last call."""
-        raise NotImplementedError
+        return int(self.check.wrong())
 
     def checked_step(self, token: int) -> None:
         """Do one step with data, verify what arrived, and poison it for the next."""
@@ -116,7 +113,7 @@ class Comparison:
     """The variants of one case and size, timed against each other in one run, by these clocks.
 
     `nbytes` is one face or message, `sent_nbytes` what one rank sends in a step, 0 where no data
-    moves, and `unfit` why no variant can run at this size.
+    moves, `unfit` why no variant can run at this size, and `of_rows` other fields of the rows.
     """
 
     def __init__(
@@ -128,23 +125,22 @@ class Comparison:
         sent_nbytes: int = 0,
         unfit: str | None = None,
         clocks: tuple[Clock, ...] = CLOCKS,
+        **of_rows: Any,
     ) -> None:
-        self._session = session
-        self._case = case
-        self._nbytes, self._sent_nbytes, self._unfit = nbytes, sent_nbytes, unfit
-        self._clocks = clocks
+        self._session, self._case, self._clocks = session, case, clocks
+        self._sent_nbytes, self._unfit = sent_nbytes, unfit
+        backend, ranks = session.node.backend, session.comm.size
+        self._row = Row(case.name, "", backend, ranks, nbytes, clocks[0], **of_rows)
         self._timed: list[_Timed] = []
 
     def includes(self, baseline: str, nbytes: int | None = None) -> bool:
-        """Return whether this run wants a baseline and the backend has it.
-
-        A baseline that the command line names and the backend lacks becomes a row that says so.
-        """
+        """Return whether this run wants a baseline and the backend has it."""
         options, backend, case = self._session.options, self._session.node.backend, self._case
         if not options.wants(baseline, unasked=baseline not in case.on_request):
             return False
         if baseline in case.baselines[backend]:
             return True
+        # One that the command line names and the backend lacks becomes a row that says so.
         is_elsewhere = any(baseline in names for names in case.baselines.values())
         if is_elsewhere and baseline in (options.against or ()):
             self.add(baseline, Variant, kind=BASELINE, nbytes=nbytes)
@@ -167,15 +163,8 @@ class Comparison:
         Its ratio is taken `against` these baselines, by default all of the comparison. `nbytes` and
         `sent_nbytes` may differ from those of the comparison; `unfit` is why it cannot run here.
         """
-        row = Row(
-            case=self._case.name,
-            arm=name,
-            backend=self._session.node.backend,
-            ranks=self._session.comm.size,
-            nbytes=self._nbytes if nbytes is None else nbytes,
-            clock=self._clocks[0],
-            kind=kind,
-        )
+        row = replace(self._row, arm=name, kind=kind)
+        row.nbytes = row.nbytes if nbytes is None else nbytes
         sent = self._sent_nbytes if sent_nbytes is None else sent_nbytes
         reason = self._unfit or unfit
         self._timed.append(_Timed(self._session, row, make, self._clocks, sent, against, reason))
@@ -194,12 +183,11 @@ class Comparison:
             if self.includes(name):
                 getattr(import_module(module), f"enter_{name}")(self, problem)
 
-    def run(self, least_turns: int = 1) -> list[Row]:
-        """Time all variants and return a row for each of them and each clock.
+    def run(self, least_turns: int = 1) -> None:
+        """Time all variants; the session gets a row for each of them and each clock.
 
-        Collective, host-blocking; the session has them too. A variant that cannot be made is a row
-        that says why; one that gives a wrong result loses its numbers. Each has at least
-        `least_turns` timed blocks.
+        Collective, host-blocking. A variant that cannot be made is a row that says why; one that
+        gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
         """
         timed = self._timed
         try:
@@ -213,7 +201,6 @@ class Comparison:
         compare(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
         self._close()
         self._session.rows += rows
-        return rows
 
     def _time(self, turns: int, least_turns: int) -> None:
         session, timed, done = self._session, self._timed, 0
@@ -285,8 +272,9 @@ class _Timed:
         self._agree(self.running, when)
 
     def _agree(self, variant: Variant, when: str) -> None:
-        found = self.session.wrong_on(variant.wrong())
-        if found is not None:
+        wrong = enumerate(self.session.comm.allgather(variant.wrong()))
+        found = ", ".join(f"{count} on rank {rank}" for rank, count in wrong if count)
+        if found:
             self.is_wrong = True
             self.reason = f"wrong result {when}: words of {self.row.arm!r} not right: {found}"
 

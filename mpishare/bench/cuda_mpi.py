@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mpi4py import MPI
 
-from mpishare.bench.library import Library
+from mpishare.bench.library import Library, Transfer
+from mpishare.bench.session import Session
+from mpishare.bench.staged import address_of
 from mpishare.errors import UnsupportedError
 from mpishare.runtime.gpu_messages import why_not
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.library import Transfer
-    from mpishare.bench.session import Session
 
 
 class CudaMpi(Library):
@@ -30,10 +27,7 @@ class CudaMpi(Library):
 
     @classmethod
     def require(cls, session: Session) -> None:
-        """Raise where the MPI of this rank failed the trial.
-
-        Local. One rank per node tries it, which saves the others the memory and time of a child.
-        """
+        # One rank per node tries it, which saves the others the memory and time of a child.
         node = session.node
         if not node.is_leader or node.device is None:
             return
@@ -45,13 +39,9 @@ class CudaMpi(Library):
         comm, synchronize = self.session.comm, self.session.synchronize
         startall, waitall = MPI.Prequest.Startall, MPI.Request.Waitall
         synchronize()  # what `empty` wrote is there before any message
-        receives = [
-            comm.Recv_init(_buffer(each.into), each.source, tag)
-            for tag, each in enumerate(transfers)
-        ]
-        sends = [
-            comm.Send_init(_buffer(each.out), each.to, tag) for tag, each in enumerate(transfers)
-        ]
+        numbered = list(enumerate(transfers))
+        receives = [comm.Recv_init(_buffer(one.into), one.source, tag) for tag, one in numbered]
+        sends = [comm.Send_init(_buffer(one.out), one.to, tag) for tag, one in numbered]
         requests = [*receives, *sends]
         self._requests += requests
 
@@ -85,5 +75,4 @@ class CudaMpi(Library):
 
 def _buffer(array: Any) -> list[Any]:
     """Return the buffer that mpi4py takes, made once: it would inspect an array at each call."""
-    address = array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr
-    return [MPI.buffer.fromaddress(int(address), int(array.nbytes)), MPI.BYTE]
+    return [MPI.buffer.fromaddress(address_of(array), int(array.nbytes)), MPI.BYTE]

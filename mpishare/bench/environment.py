@@ -10,18 +10,15 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mpishare
+from mpishare.bench.session import Session
 from mpishare.errors import counted
 from mpishare.runtime.preflight import VARIABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpishare.bench.session import Session
 
 _GIT_S = 5.0
 #: Options that change only the report.
@@ -47,23 +44,12 @@ _SETTINGS = (
 
 
 def gather(session: Session) -> dict[str, Any]:
-    """Return the GPUs, links, driver, MPI, versions, ranks, nodes, backend, MPS and revision.
-
-    Collective, host-blocking. The same on every rank.
-    """
+    """Return the header of a report, the same on every rank. Collective, host-blocking."""
     from mpi4py import MPI
 
     node, comm = session.node, session.comm
     ranks = comm.allgather(_describe_rank(session))
-    hosts = [
-        {
-            "hostname": seen["hostname"],
-            "cores": len(_cores_of(ranks, seen["hostname"])),
-            "ranks": seen["node_ranks"],
-        }
-        for seen in ranks
-        if seen["node_rank"] == 0
-    ]
+    hosts, gpus = _hosts(ranks), _gpus(ranks)
     # The driver and packages of rank 0 stand for those of all.
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -79,7 +65,7 @@ def gather(session: Session) -> dict[str, Any]:
         "cores_of_machine": os.cpu_count(),
         "load": os.getloadavg()[0],  # of the last minute
         "hosts": hosts,
-        "gpus": _gpus(ranks),
+        "gpus": gpus,
         "links": [link for seen in ranks for link in seen["links"]],
         "mps": None if node.device is None else node.device.mps,
         "driver": _found_in("/proc/driver/nvidia/version", r"\s(\d+\.\d+(?:\.\d+)?)\s"),
@@ -90,39 +76,50 @@ def gather(session: Session) -> dict[str, Any]:
         "command": command(session.options.prog, comm.size, sys.argv[1:], os.environ),
         "options": session.options.as_dict(),
     }
-    found["notes"] = crowded(ranks) + notes(found["gpus"])
+    found["notes"] = crowded(ranks) + notes(gpus)
     return dict(comm.bcast(found, 0))
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the packages that are imported; a case may import more. Local."""
-    found = {name: _imported_version(module) for name, module in _PACKAGES.items()}
-    return {"mpishare": mpishare.__version__, "python": platform.python_version(), **found}
+    """Return the versions of the packages that are imported: others have no part in the numbers."""
+    found = {name: sys.modules.get(module) for name, module in _PACKAGES.items()}
+    numbers = {name: getattr(module, "__version__", None) for name, module in found.items()}
+    texts = {name: None if number is None else str(number) for name, number in numbers.items()}
+    return {"mpishare": mpishare.__version__, "python": platform.python_version(), **texts}
 
 
 def _describe_rank(session: Session) -> dict[str, Any]:
     """Return what this rank knows about itself; rank 0 of a node adds the links of the node."""
-    node = session.node
-    device = node.device
-    links = []
-    if node.rank == 0 and device is not None:
-        for pair in node.report().pairs:
-            if pair.origin != pair.target:
-                ends = {"origin": node.ranks[pair.origin], "target": node.ranks[pair.target]}
-                links.append(
-                    {**ends, "link": pair.link, "route": pair.route, "reason": pair.reason}
-                )
+    node, device = session.node, session.node.device
+    pairs = node.report().pairs if node.rank == 0 and device is not None else ()
     names = ("name", "uuid", "pci_id", "mps")
-    gpu = None if device is None else {name: getattr(device, name) for name in names}
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
         "affinity": sorted(os.sched_getaffinity(0)),
         "node_rank": node.rank,
         "node_ranks": list(node.ranks),
-        "gpu": gpu,
-        "links": links,
+        "gpu": None if device is None else {name: getattr(device, name) for name in names},
+        "links": [
+            {
+                "origin": node.ranks[pair.origin],
+                "target": node.ranks[pair.target],
+                "link": pair.link,
+                "route": pair.route,
+                "reason": pair.reason,
+            }
+            for pair in pairs
+            if pair.origin != pair.target
+        ],
     }
+
+
+def _hosts(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    leaders = [(seen["hostname"], seen["node_ranks"]) for seen in ranks if seen["node_rank"] == 0]
+    return [
+        {"hostname": name, "cores": len(_cores_of(ranks, name)), "ranks": of_node}
+        for name, of_node in leaders
+    ]
 
 
 def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,12 +177,6 @@ def command(prog: str, ranks: int, arguments: Sequence[str], variables: Mapping[
     # The ranks do not know which launcher started them.
     started = f"mpirun -n {ranks} {prog}"
     return " ".join([*settings, started, *map(shlex.quote, kept)])
-
-
-def _imported_version(module: str) -> str | None:
-    # A package that is not imported has no part in the numbers.
-    version = getattr(sys.modules.get(module), "__version__", None)
-    return None if version is None else str(version)
 
 
 def _found_in(file: str, pattern: str) -> str | None:

@@ -5,22 +5,17 @@ The baseline is what one writes without windows: wait for the GPU, then `MPI_Bar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
 from mpishare.bench.comparison import Comparison, Variant
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
+from mpishare.bench.session import Session
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
     comparison, pattern = Comparison(session, case), Pattern(session.node.xp, 1)
     comparison.add("fence", partial(OrderAll, session, pattern))
     if not session.on_cuda:  # where it orders no work on streams
@@ -29,7 +24,7 @@ def run(session: Session, case: Case) -> list[Row]:
     barrier = partial(OrderAll, session, pattern, after_gpu)
     comparison.add_baselines("barrier", {"barrier": barrier})
     comparison.add_brought(session)
-    return comparison.run()
+    comparison.run()
 
 
 class OrderAll(Variant):
@@ -45,24 +40,21 @@ class OrderAll(Variant):
         self, session: Session, pattern: Pattern, order: Callable[[], object] | None = None
     ) -> None:
         self.node = session.node
-        self._pattern = pattern
+        self.check = pattern
         self._window = self.node.allocate_each((2, 1), "u8", fill=0)
         self._half = 0
         self._order = self._window.fence if order is None else order
 
     def fill(self, token: int) -> None:
         self._half = 1 - self._half
-        self._pattern.fill(self._window.array[self._half], self.node.rank, 0, token)
+        self.check.fill(self._window.array[self._half], self.node.rank, 0, token)
 
     def step(self) -> None:
         self._order()
 
     def verify(self, token: int) -> None:
         for rank in range(self.node.size):
-            self._pattern.verify(self._window.segment(rank)[self._half], rank, 0, token)
-
-    def wrong(self) -> int:
-        return self._pattern.wrong()
+            self.check.verify(self._window.segment(rank)[self._half], rank, 0, token)
 
     def close(self) -> None:
         self._window.close()

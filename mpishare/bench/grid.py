@@ -6,21 +6,18 @@ Every rank owns a block of n cells along each axis of the cart, with ghosts arou
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from math import isqrt, prod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
 from mpishare.bench.check import HaloCheck
 from mpishare.bench.comparison import Variant
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpishare.bench.options import Options
-    from mpishare.bench.session import Session
+from mpishare.bench.options import Options
+from mpishare.bench.session import Session
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,14 @@ class Problem:
     fields: Sequence[Any]
     #: The sides, whose faces may move at the same time.
     sides: tuple[Side, ...]
-    check: Any  # fills, poisons and verifies fields, as `HaloCheck` does
+    check: Any  # fills, poisons, verifies and counts, as `HaloCheck` does
     #: What leaves through a side.
     side_nbytes: int
     #: Whether `fields` are two contiguous buffers, of all that leaves and all that arrives, which a
     #: variant may put into any memory; otherwise it packs.
     has_buffers = False
-    #: Why a baseline that spins cannot run here.
+    #: Why nothing can run here, and why a baseline that spins cannot.
+    unfit: str | None = None
     oversubscribed: str | None = None
 
     def sides_by_axis(self) -> Sequence[tuple[Side, ...]]:
@@ -68,6 +66,20 @@ class Problem:
         """Return the ghosts of each field that arrive as a side."""
         return [field[side.into] for field in fields]
 
+    def faces(self, fields: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return what leaves through all sides, side by side, and what arrives."""
+        out = [view for side in self.sides for view in self.leaving(side, fields)]
+        return out, [view for side in self.sides for view in self.arriving(side, fields)]
+
+    def has_contiguous_faces(self) -> bool:
+        out, into = self.faces(self.fields)
+        return all(view.flags.c_contiguous for view in (*out, *into))
+
+
+def split(buffer: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return the parts of a buffer that are so many words long, one after the other."""
+    return [buffer[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
 
 P = TypeVar("P", bound=Problem)
 
@@ -76,7 +88,7 @@ class Exchange(Variant, Generic[P]):
     """A variant that exchanges the ghosts of `fields`."""
 
     def __init__(self, problem: P, fields: Sequence[Any] | None = None) -> None:
-        self.problem = problem
+        self.problem, self.check = problem, problem.check
         self.fields = tuple(problem.fields if fields is None else fields)
         # Ghosts that no exchange may write are compared too, from the first step on.
         self.poison()
@@ -85,16 +97,13 @@ class Exchange(Variant, Generic[P]):
         return self.fields
 
     def fill(self, token: int) -> None:
-        self.problem.check.fill(self.current(), token)
+        self.check.fill(self.current(), token)
 
     def poison(self) -> None:
-        self.problem.check.poison(self.current())
+        self.check.poison(self.current())
 
     def verify(self, token: int) -> None:
-        self.problem.check.verify(self.current(), token)
-
-    def wrong(self) -> int:
-        return int(self.problem.check.wrong())
+        self.check.verify(self.current(), token)
 
 
 Slices = tuple[slice, ...]
@@ -120,14 +129,11 @@ class Block:
 
     @classmethod
     def of(cls, options: Options, naxes: int, nbytes: int) -> Block:
-        """Return the block whose face, of one field, is as near to `nbytes` as possible.
-
-        With one axis that is cut the block is thin, so that a face has any size.
-        """
+        """Return the block whose face, of one field, is as near to `nbytes` as possible."""
         width = options.width
         area = max(nbytes // (ITEM_NBYTES * width), 1)
         n = {1: _ROWS * width, 2: max(area, width), 3: max(_side(area), width)}[naxes]
-        uncut = (area,) if naxes == 1 else ()
+        uncut = (area,) if naxes == 1 else ()  # thin, so that a face has any size
         return cls(n, uncut, naxes, width, options.fields, options.corners)
 
     @classmethod
@@ -162,14 +168,13 @@ def _side(area: int) -> int:
 
 
 class Grid(Problem):
-    """One size of a halo case. Collective over the session's communicator: makes the cart."""
+    """One size of a halo case, with its fields. Collective over the session: makes the cart."""
 
     def __init__(self, session: Session, block: Block) -> None:
         naxes = block.naxes
         self.session = session
         self.naxes, self.n, self.width = naxes, block.n, block.width
-        self.count, self.corners = block.count, block.corners
-        self.shape, self.face_nbytes = block.shape, block.face_nbytes
+        self.count, self.corners, self.shape = block.count, block.corners, block.shape
         self.side_nbytes = block.face_nbytes * block.count
         #: The axes of a field that the cart cuts.
         self.axes = tuple(range(naxes))
@@ -177,15 +182,14 @@ class Grid(Problem):
         # No reordering: the node and the report use the ranks of the session.
         self.comm = self.cart = session.comm.Create_cart(dims, [True] * naxes, reorder=False)
         self._coords = self.cart.Get_coords(self.cart.rank)
-        # Where some node has more ranks than cores: each step would take time slices, and the run
-        # minutes.
+        # Each step would take time slices, and the run minutes.
         self.oversubscribed = _oversubscribed(session)
         self.sides = self._sides()
         #: Everything that one rank sends in an exchange.
         self.sent_nbytes = ITEM_NBYTES * self.count * sum(self.size(side) for side in self.sides)
+        _, self.unfit = session.attempt(self._allocate)
 
-    def allocate(self) -> None:
-        """Make the private fields and the check. Local."""
+    def _allocate(self) -> None:
         self.fields = tuple(self.session.node.xp.zeros(self.shape) for _ in range(self.count))
         self.check = HaloCheck(self)
 
@@ -203,11 +207,7 @@ class Grid(Problem):
         return self.cart.Get_cart_rank([coord + step for coord, step in steps])
 
     def sides_by_axis(self) -> list[tuple[Side, Side]]:
-        """Return both faces of each axis, to be exchanged one axis after the other.
-
-        With corners a face includes the ghosts of the axes before it, so that edges and corners are
-        exchanged with it.
-        """
+        """Return both faces of each axis, which have the ghosts of the axes before where needed."""
         pairs = []
         for axis in self.axes:
             full = range(axis) if self.corners else ()

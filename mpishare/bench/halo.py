@@ -8,29 +8,24 @@ up to 26 neighbors.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mpishare
+from mpishare import Node, Window
 from mpishare.bench import mpi
-from mpishare.bench.cases import LIBRARIES
-from mpishare.bench.comparison import Comparison
+from mpishare.bench.cases import LIBRARIES, Case
+from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.grid import Block, Exchange, Grid, Problem
 from mpishare.bench.library import add_library
+from mpishare.bench.options import Options
 from mpishare.bench.report import BASELINE
+from mpishare.bench.session import Session
 from mpishare.bench.staged import Staged
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Enter = Callable[[Comparison, Grid], None]
 
-    from mpishare import Node, Window
-    from mpishare.bench.cases import Case
-    from mpishare.bench.comparison import Variant
-    from mpishare.bench.options import Options
-    from mpishare.bench.report import Row
-    from mpishare.bench.session import Session
-
-    Enter = Callable[[Comparison, Grid], None]
 
 #: The variants of each baseline; several where none of them is the fastest at every size.
 _MPI: dict[str, dict[str, Callable[..., Variant]]] = {
@@ -46,15 +41,15 @@ _MPI: dict[str, dict[str, Callable[..., Variant]]] = {
 }
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run a case and return its rows. Collective, host-blocking."""
+def run(session: Session, case: Case) -> None:
+    """Run a case. Collective, host-blocking."""
 
     def enter(comparison: Comparison, grid: Grid) -> None:
         comparison.add("window fields", partial(WindowFields, grid))
         comparison.add("private fields", partial(PrivateFields, grid))
         add_baselines(comparison, grid, _MPI)
 
-    return run_on_blocks(session, case, enter)
+    run_on_blocks(session, case, enter)
 
 
 def run_on_blocks(
@@ -62,9 +57,8 @@ def run_on_blocks(
     case: Case,
     enter: Enter,
     block_of: Callable[[Options, int, int], Block] = Block.of,
-) -> list[Row]:
+) -> None:
     """Run at every size of a case what `enter` adds to a comparison. Collective, host-blocking."""
-    rows: list[Row] = []
     done = set()
     for nbytes in session.options.sizes(session.node.backend, case.name):
         block = block_of(session.options, case.naxes, nbytes)
@@ -74,28 +68,21 @@ def run_on_blocks(
             continue
         done.add(block)
         if session.fits(case, block.face_nbytes, block.needed_nbytes):
-            rows += _run_on_block(session, case, block, enter)
-    return rows
-
-
-def _run_on_block(session: Session, case: Case, block: Block, enter: Enter) -> list[Row]:
-    grid, unfit = make_grid(session, block)
-    comparison = Comparison(
-        session, case, nbytes=grid.face_nbytes, sent_nbytes=grid.sent_nbytes, unfit=unfit
-    )
-    enter(comparison, grid)
-    rows = comparison.run()
-    for row in rows:
-        row.n, row.width = block.n, block.width
-        row.fields, row.corners = block.count, block.corners
-    grid.close()
-    return rows
-
-
-def make_grid(session: Session, block: Block) -> tuple[Grid, str | None]:
-    """Return the grid of a block, and why nothing can run on it or None. Collective."""
-    grid = Grid(session, block)
-    return grid, session.attempt(grid.allocate)[1]
+            grid = Grid(session, block)
+            comparison = Comparison(
+                session,
+                case,
+                nbytes=block.face_nbytes,
+                sent_nbytes=grid.sent_nbytes,
+                unfit=grid.unfit,
+                n=block.n,
+                width=block.width,
+                fields=block.count,
+                corners=block.corners,
+            )
+            enter(comparison, grid)
+            comparison.run()
+            grid.close()
 
 
 def add_baselines(

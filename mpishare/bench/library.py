@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from mpishare.bench.cases import BROUGHT, LIBRARIES, TRIAL
-from mpishare.bench.comparison import Wrapper
-from mpishare.bench.grid import Exchange, Problem
+from mpishare.bench.cases import BROUGHT, LIBRARIES, TRIAL, Way
+from mpishare.bench.comparison import Comparison, Variant, Wrapper
+from mpishare.bench.grid import Exchange, Problem, Side, split
 from mpishare.bench.report import BASELINE
-from mpishare.bench.staged import Packing, side_sizes, split
+from mpishare.bench.session import Session
+from mpishare.bench.staged import Packing, side_sizes
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from mpishare.bench.cases import Way
-    from mpishare.bench.comparison import Comparison, Variant
-    from mpishare.bench.grid import Side
-    from mpishare.bench.session import Session
 
 
 def capture(session: Session, work: Callable[[], object]) -> Any:
@@ -87,10 +81,7 @@ class Transfer:
 
 
 class Library:
-    """A library that moves words between the GPUs of a run.
-
-    Collective, host-blocking, and made once per run: its setup before the first word can move.
-    """
+    """A library that moves words between the GPUs of a run, made once per run. Collective."""
 
     label: ClassVar[str]  # its name in reasons
     #: How many buffers words land in by turns. Two where a rank writes into another's memory, or
@@ -128,10 +119,7 @@ class Library:
         raise NotImplementedError
 
     def bind_sum(self, array: Any) -> Callable[[], None]:  # noqa: ARG002
-        """Return the call that replaces an array by its sum over all ranks. Collective.
-
-        Stream-ordered or host-blocking; `UnsupportedError` where the library has none.
-        """
+        """Return the call that replaces an array by its sum over all ranks. Collective."""
         raise UnsupportedError(f"{self.label}: no sum over all ranks")
 
     def free(self, memory: Any) -> None:
@@ -143,19 +131,17 @@ class Library:
 
 @contextmanager
 def refusals(label: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn a library's own errors into an `UnsupportedError` that says why it cannot run here.
-
-    The first line of the message has the reason; the others say where in the library it arose.
-    """
+    """Turn a library's own errors into an `UnsupportedError` that says why it cannot run here."""
     try:
         yield
     except errors as exc:
+        # The first line has the reason; the others say where in the library it arose.
         lines = str(exc).strip().splitlines()
         raise UnsupportedError(f"{label}: {lines[0] if lines else type(exc).__name__}") from exc
 
 
-def open_library(session: Session, kind: type[Library]) -> tuple[Library | None, str | None]:
-    """Return the library, made once per run, or why it cannot run. Collective, host-blocking."""
+def open_library(session: Session, kind: type[Library]) -> tuple[Any, str | None]:
+    """Return the library, made once per run, or None and why it cannot run. Collective."""
     if kind in session.libraries:
         return session.libraries[kind]
     library = None
@@ -194,46 +180,10 @@ def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
         comparison.add(variant, make, kind=BASELINE, unfit=refusal)
 
 
-def _make(problem: Problem, library: Library | None, way: Way) -> Variant:
+def _make(problem: Problem, library: Library, way: Way) -> Variant:
     """Return a variant of a library. Collective."""
-    if library is None:
-        raise UnsupportedError("the library was not opened")
     exchange = LibraryExchange(problem, library, way)
     return Captured(problem.session, exchange) if way.is_captured else exchange
-
-
-def add_reductions(
-    comparison: Comparison, name: str, session: Session, make: Callable[..., Variant], steps: int
-) -> None:
-    """Enter a library's sums over all ranks, made as `allreduce.Sum` is: called, and captured.
-
-    One graph has one of them and one has `steps`, where the library can be in a graph.
-    """
-    if not comparison.includes(name):
-        return
-    module, ways = LIBRARIES[name]
-    first = next(iter(ways.values()))
-    kind: type[Library] = getattr(import_module(module), first.kind)
-    library, refusal = open_library(session, kind)
-
-    def bind(session: Session, array: Any) -> tuple[Callable[[], None], Callable[[], None]]:
-        if library is None:
-            raise UnsupportedError(str(refusal))
-        if library.is_direct:
-            return library.bind_sum(array), session.synchronize
-        return library.bind_sum(array), partial(library.free, array.view("u8"))
-
-    def make_one(count: int = 1) -> Variant:
-        if library is None:
-            raise UnsupportedError(str(refusal))
-        return make(bind, steps=count, allocate=None if library.is_direct else library.empty)
-
-    comparison.add(name, make_one, kind=BASELINE, unfit=refusal)
-    if any(way.is_captured for way in ways.values()):
-        for label, count in ((f"{name} graph", 1), (f"{name} graph of {steps}", steps)):
-            comparison.add(
-                label, captured(session, partial(make_one, count)), kind=BASELINE, unfit=refusal
-            )
 
 
 class LibraryExchange(Exchange[Problem]):
@@ -251,39 +201,40 @@ class LibraryExchange(Exchange[Problem]):
     def __init__(self, problem: Problem, library: Library, way: Way) -> None:
         self._library = library
         self._owned: list[Any] = []  # memory of the library
-        sides, fields = problem.sides, problem.fields
-        views = [problem.leaving(side, fields) + problem.arriving(side, fields) for side in sides]
-        is_contiguous = all(view.flags.c_contiguous for each in views for view in each)
-        if way.in_place:
-            if not is_contiguous:
-                raise UnsupportedError(f"{library.label}: its faces are not contiguous")
-            self._owned = [library.empty(int(field.size)) for field in fields]
-            pairs = zip(self._owned, fields, strict=True)
-            fields = [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
-        super().__init__(problem, fields)
-        if way.is_packed and not is_contiguous:
-            raise UnsupportedError(f"{library.label}: it packs these faces anyway")
-        is_direct = library.is_direct and is_contiguous and not way.is_packed
-        if way.in_place or (is_direct and not problem.has_buffers):
-            out, into = (
-                [view.view("u8").ravel() for side in sides for view in of_side(side, fields)]
-                for of_side in (problem.leaving, problem.arriving)
-            )
-            per_field = [side for side in sides for _ in fields]
-            self._moves = [library.bind(_transfers(per_field, out, into), early=False)]
-            return
-        sizes = side_sizes(problem, fields)
+        fields, is_contiguous = problem.fields, problem.has_contiguous_faces()
+        if not is_contiguous and (way.in_place or way.is_packed):
+            why = "its faces are not contiguous" if way.in_place else "it packs these faces anyway"
+            raise UnsupportedError(f"{library.label}: {why}")
+        super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
+        is_sent_alone = library.is_direct and is_contiguous and not way.is_packed
+        if way.in_place or (is_sent_alone and not problem.has_buffers):
+            self._moves = [self._moves_of_faces()]
+        else:
+            # A graph has its buffers baked in: it cannot use two of them in turn.
+            self._moves = self._moves_of_buffers(1 if way.is_captured else library.halves)
+
+    def _fields_in_place(self, fields: Sequence[Any]) -> list[Any]:
+        self._owned = [self._library.empty(int(field.size)) for field in fields]
+        pairs = zip(self._owned, fields, strict=True)
+        return [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
+
+    def _moves_of_faces(self) -> Callable[[], None]:
+        """Return what moves every face of every field from and to where it lies."""
+        faces = self.problem.faces(self.fields)
+        out, into = ([view.view("u8").ravel() for view in views] for views in faces)
+        per_field = [side for side in self.problem.sides for _ in self.fields]
+        return self._library.bind(transfers(per_field, out, into), early=False)
+
+    def _moves_of_buffers(self, halves: int) -> list[Callable[[], None]]:
+        """Return what moves packed faces, for each of the buffers that they land in by turns."""
+        problem, library = self.problem, self._library
+        sizes = side_sizes(problem, self.fields)
         if not problem.has_buffers:
-            self._packing = Packing(problem, fields)
-        # A graph has its buffers baked in: it cannot use two of them in turn.
-        halves = 1 if way.is_captured else library.halves
+            self._packing = Packing(problem, self.fields)
         self._memory = self._owned = [library.empty(sum(sizes)) for _ in range(1 + halves)]
-        packed, *landed = self._memory
+        out, *landed = (split(memory, sizes) for memory in self._memory)
         early = halves == library.halves
-        self._moves = [
-            library.bind(_transfers(sides, split(packed, sizes), split(half, sizes)), early=early)
-            for half in landed
-        ]
+        return [library.bind(transfers(problem.sides, out, into), early=early) for into in landed]
 
     def current(self) -> Sequence[Any]:
         if self._memory is None or self._packing is not None:
@@ -308,7 +259,8 @@ class LibraryExchange(Exchange[Problem]):
             self._library.free(self._owned.pop())
 
 
-def _transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
+def transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
+    """Return what leaves through each side, and what arrives."""
     return [
         Transfer(side.to, side.source, leaving, arriving)
         for side, leaving, arriving in zip(sides, out, into, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
     from numpy.typing import NDArray
@@ -34,42 +33,18 @@ class BlockSize:
 
 
 def block_size(iters: int | None, step_s: float) -> BlockSize:
-    """Return how often a block iterates: `iters` times, or as often as fits into `BLOCK_S`.
-
-    `step_s` is the time of one iteration, the same number on every rank.
-    """
+    """Return how often a block iterates: `iters` times, or as often as steps fit in `BLOCK_S`."""
     if iters is None:
         iters = min(max(int(BLOCK_S / max(step_s, 1e-9)), _MIN_ITERS), _MAX_ITERS)
     batches = min(_BATCHES, iters)
     return BlockSize(iters, batches, iters // batches)
 
 
-@contextmanager
-def _gc_paused() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def time_each(
     step: Callable[[], object], synchronize: Callable[[], None], count: int
 ) -> list[float]:
-    """Time `count` steps with a synchronize after each: the latency clock, in seconds.
-
-    A sample is from the end of one step to the end of the next, so that no time is lost between.
-    """
-    stamps = [0.0] * (count + 1)
-    with _gc_paused():
-        stamps[0] = perf_counter()
-        for i in range(1, count + 1):
-            step()
-            synchronize()
-            stamps[i] = perf_counter()
-    return [after - before for before, after in pairwise(stamps)]
+    """Time `count` steps with a synchronize after each: the latency clock, in seconds."""
+    return time_batches(step, synchronize, count, 1)
 
 
 def time_batches(
@@ -77,24 +52,32 @@ def time_batches(
 ) -> list[float]:
     """Time `batches` times `batch` steps back to back: the throughput clock, in seconds.
 
-    A sample is the time of a batch with one synchronize, divided by its steps.
+    A sample is the time of a batch with one synchronize, divided by its steps: from the end of the
+    batch before to its end, so that no time is lost between.
     """
+
+    def steps() -> None:
+        for _ in range(batch):
+            step()
+
+    run = step if batch == 1 else steps
     stamps = [0.0] * (batches + 1)
-    with _gc_paused():
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
         stamps[0] = perf_counter()
         for i in range(1, batches + 1):
-            for _ in range(batch):
-                step()
+            run()
             synchronize()
             stamps[i] = perf_counter()
+    finally:
+        if was_enabled:
+            gc.enable()
     return [(after - before) / batch for before, after in pairwise(stamps)]
 
 
 def max_over_ranks(comm: MPI.Intracomm, samples_s: Sequence[float]) -> NDArray[np.float64]:
-    """Return the time of the slowest rank for each iteration, the same on every rank.
-
-    Collective. Every rank gives the same number of samples.
-    """
+    """Return the time of the slowest rank for each sample. Collective; all give as many."""
     from mpi4py import MPI
 
     slowest = np.array(samples_s, dtype=np.float64)

@@ -6,25 +6,19 @@ slower. All fields of a side go in one message, unless they are large and need n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpishare.bench.grid import Exchange, Grid, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.grid import Side, Slices
-
+from mpishare.bench.grid import Exchange, Grid, Problem, Side, Slices, split
 
 Copies = tuple[tuple[Any, Any], ...]
 """Pairs of target and source, as views that were made once."""
-
 
 #: From this size on the fields of a side are sent one by one if that saves the packing.
 _LARGE_NBYTES = 4 << 10
@@ -46,20 +40,34 @@ class Message:
     unpacks: Copies = ()
 
 
-def messages(problem: Problem, side: Side, fields: Sequence[Any]) -> list[Message]:
-    """Return the messages of a side, in their strongest form."""
-    to, source, tag = side.to, side.source, side.number
-    out, into = problem.leaving(side, fields), problem.arriving(side, fields)
-    few = len(out) == 1 or out[0].nbytes >= _LARGE_NBYTES
-    if few and all(view.flags.c_contiguous for view in (*out, *into)):
-        return [
-            Message((one, to, tag), (other, source, tag))
-            for one, other in zip(out, into, strict=True)
-        ]
-    sent, received = (np.zeros((len(out), *out[0].shape)) for _ in range(2))
-    packs = tuple(zip(sent, out, strict=True))
-    unpacks = tuple(zip(into, received, strict=True))
-    return [Message((sent, to, tag), (received, source, tag), packs, unpacks)]
+def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> list[Message]:
+    """Return the messages of these sides, in their strongest form."""
+    found = []
+    for side in sides:
+        to, source, tag = side.to, side.source, side.number
+        out, into = problem.leaving(side, fields), problem.arriving(side, fields)
+        few = len(out) == 1 or out[0].nbytes >= _LARGE_NBYTES
+        if few and all(view.flags.c_contiguous for view in (*out, *into)):
+            pairs = zip(out, into, strict=True)
+            found += [Message((one, to, tag), (other, source, tag)) for one, other in pairs]
+        else:
+            sent, received = (np.zeros((len(out), *out[0].shape)) for _ in range(2))
+            packs = tuple(zip(sent, out, strict=True))
+            unpacks = tuple(zip(into, received, strict=True))
+            found.append(Message((sent, to, tag), (received, source, tag), packs, unpacks))
+    return found
+
+
+def free(made: Sequence[MPI.Request | MPI.Datatype]) -> None:
+    """Free what MPI made."""
+    for each in made:
+        each.Free()
+
+
+def copies_of(of: Sequence[Message]) -> tuple[Copies, Copies]:
+    """Return all copies before, and all copies after these messages."""
+    packs = tuple(one for each in of for one in each.packs)
+    return packs, tuple(one for each in of for one in each.unpacks)
 
 
 class Sendrecv(Exchange[Problem]):
@@ -69,14 +77,13 @@ class Sendrecv(Exchange[Problem]):
         super().__init__(problem)
         self._phases = []
         for pair in problem.sides_by_axis():
-            of_axis = [each for side in pair for each in messages(problem, side, self.fields)]
-            packs = tuple(one for each in of_axis for one in each.packs)
-            unpacks = tuple(one for each in of_axis for one in each.unpacks)
-            self._phases.append((packs, [(*one.send, *one.receive) for one in of_axis], unpacks))
+            of_axis = messages(problem, pair, self.fields)
+            arguments = [(*one.send, *one.receive) for one in of_axis]
+            self._phases.append((arguments, *copies_of(of_axis)))
 
     def step(self) -> None:
         sendrecv = self.problem.comm.Sendrecv
-        for packs, arguments, unpacks in self._phases:
+        for arguments, packs, unpacks in self._phases:
             copy(packs)
             for each in arguments:
                 sendrecv(*each)
@@ -89,9 +96,8 @@ class Isend(Exchange[Problem]):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.comm = problem.comm
-        self.all = [each for side in problem.sides for each in messages(problem, side, self.fields)]
-        self.packs = tuple(one for each in self.all for one in each.packs)
-        self.unpacks = tuple(one for each in self.all for one in each.unpacks)
+        self.all = messages(problem, problem.sides, self.fields)
+        self.packs, self.unpacks = copies_of(self.all)
 
     def step(self) -> None:
         irecv, isend = self.comm.Irecv, self.comm.Isend
@@ -120,8 +126,7 @@ class Persistent(Isend):
         copy(self.unpacks)
 
     def close(self) -> None:
-        for request in self._requests:
-            request.Free()
+        free(self._requests)
 
 
 class Waitany(Persistent):
@@ -176,15 +181,9 @@ class NeighborPacked(Exchange[Grid]):
         super().__init__(grid)
         counts = [grid.count * grid.size(side) for side in grid.sides]
         out, into = np.zeros(sum(counts)), np.zeros(sum(counts))
-        packs, unpacks, first = [], [], 0
-        for side in grid.sides:
-            for field in self.fields:
-                source, target = field[side.out], field[side.into]
-                last = first + source.size
-                packs.append((out[first:last].reshape(source.shape), source))
-                unpacks.append((target, into[first:last].reshape(target.shape)))
-                first = last
-        self._packs, self._unpacks = tuple(packs), tuple(unpacks)
+        sent, received = grid.faces(self.fields)
+        self._packs = tuple(zip(_cut(out, sent), sent, strict=True))
+        self._unpacks = tuple(zip(received, _cut(into, received), strict=True))
         self._collective = _Neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
 
     def step(self) -> None:
@@ -194,6 +193,12 @@ class NeighborPacked(Exchange[Grid]):
 
     def close(self) -> None:
         self._collective.close()
+
+
+def _cut(buffer: Any, views: Sequence[Any]) -> list[Any]:
+    """Return the parts of a buffer that hold the cells of these views, in their shapes."""
+    parts = split(buffer, [view.size for view in views])
+    return [part.reshape(view.shape) for part, view in zip(parts, views, strict=True)]
 
 
 class _Typed(Exchange[Grid]):
@@ -209,8 +214,7 @@ class _Typed(Exchange[Grid]):
         self.into = [self._type(side.into) for side in grid.sides]
 
     def close(self) -> None:
-        for datatype in (*self.out, *self.into):
-            datatype.Free()
+        free([*self.out, *self.into])
 
     def _type(self, cells: Slices) -> MPI.Datatype:
         shape = self.problem.shape
@@ -245,8 +249,7 @@ class Datatypes(_Typed):
         MPI.Request.Waitall(self._requests)
 
     def close(self) -> None:
-        for request in self._requests:
-            request.Free()
+        free(self._requests)
         super().close()
 
 

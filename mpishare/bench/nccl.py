@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from cupy.cuda import nccl
+from mpi4py import MPI
 
-from mpishare.bench.library import Library, refusals
+from mpishare.bench.library import Library, Transfer, refusals
+from mpishare.bench.session import Session
 from mpishare.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpishare.bench.library import Transfer
-    from mpishare.bench.session import Session
-
 
 _NUMBER = nccl.get_version() if nccl.available else 0
 __version__ = f"{_NUMBER // 10000}.{_NUMBER % 10000 // 100}.{_NUMBER % 100}" if _NUMBER else None
@@ -47,9 +43,12 @@ def one_group(
     begin, end = group
     send, recv = calls
     # Between two ranks NCCL matches the messages in order.
-    moves = [partial(send, int(e.out.data.ptr), e.words, kind, e.to, *rest) for e in transfers]
-    moves += [
-        partial(recv, int(e.into.data.ptr), e.words, kind, e.source, *rest) for e in transfers
+    sent = [(send, each.out, each.to) for each in transfers]
+    received = [(recv, each.into, each.source) for each in transfers]
+    moves = [
+        partial(call, int(memory.data.ptr), int(memory.size), kind, rank, *rest)
+        for call, memory, rank in (*sent, *received)
+        if rank != MPI.PROC_NULL
     ]
 
     def move() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpishare.bench.cases import CASES, baselines, default_cases, halo_cases
+from mpishare.bench.cases import CASES, Case, baselines, default_cases, halo_cases
 from mpishare.runtime.cli import Parser, UsageError, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 PROG = "python -m mpishare.bench"
 #: The sizes of a full run, in bytes; ``--min`` and ``--max`` cut it and stand in it themselves.
@@ -23,6 +21,8 @@ DEFAULT_SIZES = {
     "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20),
 }
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+#: What a case has that says nothing of its sizes.
+_ANY = Case("", "", {}, "")
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 #: The words of the check have four bits for the number of the field.
 _MAX_FIELDS = 16
@@ -63,15 +63,24 @@ def _integer(least: int, most: float = inf) -> Callable[[str], int]:
     return parse_integer
 
 
-def _option(flag: str, default: Any, text: str, metavar: str = "", **arguments: Any) -> Any:
+def _within(sizes: Iterable[int], low: float, high: float) -> tuple[int, ...]:
+    return tuple(nbytes for nbytes in sizes if low <= nbytes <= high)
+
+
+def _option(flag: str, default: Any, text: str, **arguments: Any) -> Any:
     """Return a field of `Options` that `flag` sets; the rest is for argparse."""
-    arguments |= {"metavar": metavar} if metavar else {}
     return field(default=default, metadata={"flag": flag, "help": text, **arguments})
 
 
-def _number(flag: str, default: Any, text: str, parser: Callable[[str], Any]) -> Any:
-    shown = "" if default is None else " (%(default)s)"
-    return _option(flag, default, text + shown, "N", type=parser)
+_SIZE = {"type": parse_nbytes, "metavar": "SIZE"}
+_NUMBER = {"type": _integer(1), "metavar": "N"}
+_SECONDS = {"type": seconds, "metavar": "S"}
+_FILE = {"metavar": "FILE"}
+_ENDS = "end after about S: fewer timed blocks than --repeat, then fewer sizes"
+_AGAINST = "none, all, or some of: {baselines}; without it, those that end soon"
+_WARMUP = "untimed iterations before each block (%(default)s)"
+_PLOT = f"draw the times over the size: {', '.join(PLOT_SUFFIXES)}"
+_FIELDS = f"fields per exchange, 1 to {_MAX_FIELDS}, for {{halo}} (%(default)s)"
 
 
 @dataclass(frozen=True)
@@ -86,31 +95,21 @@ class Options:
     cases: tuple[str, ...] = ()
     prog: str = PROG
     full: bool = False
-    min_nbytes: int | None = _option("--min", None, "smallest face", "SIZE", type=parse_nbytes)
-    max_nbytes: int | None = _option("--max", None, "largest face", "SIZE", type=parse_nbytes)
-    iters: int | None = _number("--iters", None, "iterations of a timed block", _integer(1))
-    warmup: int = _number("--warmup", 3, "untimed iterations before each block", _integer(0))
-    repeat: int = _number("--repeat", 5, "timed blocks of each variant", _integer(1))
-    limit_s: float | None = _option(
-        "--seconds",
-        None,
-        "end after about S: fewer timed blocks than --repeat, then fewer sizes",
-        "S",
-        type=seconds,
+    min_nbytes: int | None = _option("--min", None, "smallest face", **_SIZE)
+    max_nbytes: int | None = _option("--max", None, "largest face", **_SIZE)
+    iters: int | None = _option("--iters", None, "iterations of a timed block", **_NUMBER)
+    warmup: int = _option(
+        "--warmup",
+        3,
+        "untimed iterations before each block (%(default)s)",
+        type=_integer(0),
+        metavar="N",
     )
-    against: tuple[str, ...] | None = _option(
-        "--against",
-        None,
-        "none, all, or some of: {baselines}; without it, those that end soon",
-        "BASELINE,...",
-    )
-    width: int = _number("--width", 1, "ghost cells per side, for {halo}", _integer(1))
-    fields: int = _number(
-        "--fields",
-        1,
-        f"fields per exchange, 1 to {_MAX_FIELDS}, for {{halo}}",
-        _integer(1, _MAX_FIELDS),
-    )
+    repeat: int = _option("--repeat", 5, "timed blocks of each variant (%(default)s)", **_NUMBER)
+    limit_s: float | None = _option("--seconds", None, _ENDS, **_SECONDS)
+    against: tuple[str, ...] | None = _option("--against", None, _AGAINST, metavar="BASELINE,...")
+    width: int = _option("--width", 1, "ghost cells per side, for {halo} (%(default)s)", **_NUMBER)
+    fields: int = _option("--fields", 1, _FIELDS, type=_integer(1, _MAX_FIELDS), metavar="N")
     corners: bool = _option(
         "--corners", False, "edges and corners too, for {halo}", action="store_true"
     )
@@ -118,38 +117,30 @@ class Options:
         "--format", "table", "of the report (%(default)s)", choices=("table", "json")
     )
     output: str | None = _option(
-        "--output", None, "write the report to FILE; as JSON where its name ends in .json", "FILE"
+        "--output", None, "write the report to FILE; as JSON where its name ends in .json", **_FILE
     )
-    plot: str | None = _option(
-        "--plot", None, f"draw the times over the size: {', '.join(PLOT_SUFFIXES)}", "FILE"
-    )
+    plot: str | None = _option("--plot", None, _PLOT, **_FILE)
     revision: str | None = _option(
-        "--revision", None, "of mpishare in the report, where git does not know it", "TEXT"
+        "--revision", None, "of mpishare in the report, where git does not know it", metavar="TEXT"
     )
     check: bool = _option("--no-check", True, "do not check results", action="store_false")
     timeout_s: float = _option(
-        "--timeout-s", 120.0, "deadline of the host's waits (%(default)g s)", "S", type=seconds
+        "--timeout-s", 120.0, "deadline of the host's waits (%(default)g s)", **_SECONDS
     )
 
     def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
-        """Return the sizes of a face or message in bytes, ascending.
-
-        Where the command line names none, they depend on the backend, and on the case.
-        """
-        named = {n for n in (self.min_nbytes, self.max_nbytes) if n is not None}
-        own = CASES[case] if case is not None else None
-        ladder = DEFAULT_SIZES[backend]
-        if own is not None:
-            ladder = own.sizes.get(backend, ladder)
-        low = self.min_nbytes or 0
+        """Return the ascending sizes of a face or message in bytes, on a backend and of a case."""
+        own = _ANY if case is None else CASES[case]
+        low, most = self.min_nbytes or 0, own.max_nbytes or inf
+        named = {*filter(None, (self.min_nbytes, self.max_nbytes))}
+        ladder = own.sizes.get(backend, DEFAULT_SIZES[backend])
         if self.full or named:
-            most = None if own is None else own.max_nbytes
-            ladder = tuple(n for n in SIZES if most is None or n <= most)
-            if most is not None and backend == "host" and low <= most:
-                # As one --max may be of several cases: there --min alone names what takes minutes.
-                named = {n for n in named if n <= most}
+            ladder = _within(SIZES, 0, most)
+        if backend == "host" and low <= most:
+            # As one --max may be of several cases: there --min alone names what takes minutes.
+            named = {*_within(named, 0, most)}
         high = self.max_nbytes or max(*ladder, low)
-        return tuple(sorted({n for n in ladder if low <= n <= high} | named))
+        return tuple(sorted({*_within(ladder, low, high), *named}))
 
     def wants(self, baseline: str, *, unasked: bool = True) -> bool:
         """Return whether `baseline` is to run; `unasked`: without ``--against``."""
@@ -188,11 +179,9 @@ def _parser(prog: str) -> Parser:
 def _require_known(problem: str, names: list[str], known: tuple[str, ...]) -> None:
     for name in names:
         if name not in known:
-            hint = f"choose from {', '.join(known)}"
-            for each in known:
-                if name.startswith(f"{each} "):  # one of its rows in a table
-                    hint = f"{each!r} runs all its forms"
-            raise UsageError(f"{problem} {name!r}: {hint}")
+            of_row = [each for each in known if name.startswith(f"{each} ")]  # a row of a table
+            hint = f"{of_row[-1]!r} runs all its forms" if of_row else ""
+            raise UsageError(f"{problem} {name!r}: {hint or 'choose from ' + ', '.join(known)}")
 
 
 def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from mpishare.bench.cases import CASES
-from mpishare.bench.report import OWN, size_text
+from mpishare.bench.report import OWN, Row, size_text
 from mpishare.errors import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from mpishare.bench.report import Row
 
 #: Colors that color-blind readers tell apart, after Okabe and Ito; each line has a marker too.
 _COLORS = ("#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#E69F00", "#000000", "#999999")
@@ -21,57 +17,43 @@ _WIDTH, _HEIGHT, _TITLE = 7.5, 3.0, 0.3  # inches: of a case, and of the title
 
 
 def draw(file: Path, environment: dict[str, Any], rows: Sequence[Row]) -> None:
-    """Draw the times back to back of each case that ran at several sizes.
-
-    The suffix of `file` is its format. The same run gives the same bytes of SVG.
-    """
+    """Draw the times back to back, in the format of the suffix; a run always gives the same SVG."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.median_us and row.clock == "throughput" and CASES[row.case].is_sized:
-            cases.setdefault(row.case, []).append(row)
-    cases = {name: of for name, of in cases.items() if len({row.nbytes for row in of}) > 1}
+    cases = _cases(rows)
     gpus = [str(gpu["name"]) for gpu in environment["gpus"]]
     where = f"{len(gpus)} x {gpus[0]}" if gpus else counted(environment["cores"], "core")
     on = f"{counted(environment['ranks'], 'rank')} on {where}"
+    title = f"mpishare bench: {on}, back to back, {environment['date'][:10]}"
     with mpl.rc_context({"svg.hashsalt": "mpishare", "font.size": 8, "lines.markersize": 5}):
         height = _HEIGHT * max(len(cases), 1) + _TITLE
         figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")
-        figure.suptitle(
-            f"mpishare bench: {on}, back to back, {environment['date'][:10]}", fontsize=8
-        )
-        if cases:
-            panels = figure.subplots(len(cases), 1, squeeze=False)[:, 0]
-            for (name, found), panel in zip(cases.items(), panels, strict=True):
-                _draw_case(panel, name, found)
-        else:
+        figure.suptitle(title, fontsize=8)
+        for number, (name, found) in enumerate(cases.items(), 1):
+            _draw_case(figure.add_subplot(len(cases), 1, number), name, found)
+        if not cases:
             figure.text(0.5, 0.4, "no case ran at several sizes", ha="center")
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
+def _cases(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows to draw of each case that ran at several sizes."""
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.median_us and row.clock == "throughput" and CASES[row.case].is_sized:
+            cases.setdefault(row.case, []).append(row)
+    return {name: of for name, of in cases.items() if len({row.nbytes for row in of}) > 1}
+
+
 def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     """Draw the variants of mpishare, and each baseline that is the fastest at some size."""
-    arms = {row.arm: f"mpishare, {row.arm}" for row in rows if row.kind == OWN}
-    arms |= {row.fastest: row.fastest for row in rows if row.fastest}
+    own = {row.arm: f"mpishare, {row.arm}" for row in rows if row.kind == OWN}
+    arms = own | {row.fastest: row.fastest for row in rows if row.fastest}
     for (arm, label), color, marker in zip(arms.items(), _COLORS, _MARKERS, strict=False):
-        found = sorted((row for row in rows if row.arm == arm), key=lambda row: row.nbytes)
-        medians = [row.median_us or 0 for row in found]
-        quartiles = [row.quartiles_us or (0, 0) for row in found]
-        pairs = list(zip(medians, quartiles, strict=True))
-        errors = [[at - low for at, (low, _) in pairs], [high - at for at, (_, high) in pairs]]
-        panel.errorbar(
-            [row.nbytes for row in found],
-            medians,
-            errors,
-            color=color,
-            marker=marker,
-            linestyle="-" if found[0].kind == OWN else "--",
-            label=label,
-            fillstyle="none",
-            capsize=2,
-        )
+        style = {"color": color, "marker": marker, "fillstyle": "none", "capsize": 2}
+        line = "-" if arm in own else "--"
+        panel.errorbar(*_points(rows, arm), label=label, linestyle=line, **style)
     sizes = sorted({row.nbytes for row in rows})
     panel.set(title=case, ylabel="us, with quartiles", yscale="log", xscale="log")
     panel.set_xticks(sizes, [size_text(each) for each in sizes])
@@ -80,3 +62,11 @@ def _draw_case(panel: Any, case: str, rows: Sequence[Row]) -> None:
     panel.grid(visible=True, which="major", linewidth=0.3)
     # Beside the panel: it covers no data.
     panel.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
+
+
+def _points(rows: Sequence[Row], arm: str) -> tuple[list[int], list[float], list[list[float]]]:
+    """Return sizes, medians, and how far below and above them the quartiles are."""
+    of_arm = sorted((row for row in rows if row.arm == arm), key=lambda row: row.nbytes)
+    found = [(row.median_us or 0, *(row.quartiles_us or (0, 0))) for row in of_arm]
+    errors = [[at - low for at, low, _ in found], [high - at for at, _, high in found]]
+    return [row.nbytes for row in of_arm], [at for at, *_ in found], errors

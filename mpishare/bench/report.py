@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from mpishare.bench.cases import CASES
 from mpishare.errors import counted, format_nbytes, name_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 Clock = Literal["latency", "throughput"]
 CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
@@ -70,17 +68,12 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Return the row as in JSON."""
         values = {name: getattr(self, name) for name in COLUMNS}
+        floats = {name: value for name, value in values.items() if isinstance(value, float)}
         # Six digits are more than any clock resolves.
-        return {
-            name: float(f"{value:.6g}") if isinstance(value, float) else value
-            for name, value in values.items()
-        }
+        return values | {name: float(f"{value:.6g}") for name, value in floats.items()}
 
     def fill(self, samples_s: Sequence[float], sent_nbytes: int) -> None:
-        """Set the statistics from the time of each iteration, the maximum over the ranks.
-
-        `sent_nbytes` is what one rank sends in an iteration.
-        """
+        """Set the statistics from the time of each iteration, in which a rank sends so much."""
         us = np.asarray(samples_s) * 1e6
         low, self.median_us, high, self.p95_us = map(float, np.percentile(us, (25, 50, 75, 95)))
         self.quartiles_us = float(f"{low:.6g}"), float(f"{high:.6g}")
@@ -101,20 +94,19 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
     """Compare each variant of one case and size with the fastest `against` it."""
-    for row in rows:
-        others = [
-            other
-            for other in rows
-            if other.clock == row.clock
-            and other.kind == BASELINE
-            and other.arm in against.get(row.arm, ())
-            and other.median_us
-        ]
-        if row.kind == OWN and row.median_us and others:
-            fastest = min(others, key=lambda other: other.median_us or 0)
-            row.fastest = fastest.arm
-            row.ratio = row.median_us / (fastest.median_us or 1)
+    timed = [row for row in rows if row.median_us]
+    baselines = [row for row in timed if row.kind == BASELINE]
+    for row in timed:
+        others = [each for each in baselines if each.clock == row.clock]
+        others = [each for each in others if each.arm in against.get(row.arm, ())]
+        if row.kind == OWN and others:
+            fastest = min(others, key=_median)
+            row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
             row.speed = _speed(row, fastest)
+
+
+def _median(row: Row) -> float:
+    return row.median_us or 0.0
 
 
 def _speed(row: Row, other: Row) -> str:
@@ -170,28 +162,20 @@ def aligned(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
 
 def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
     """Return the lines above the tables: on what the run is, and what the columns are."""
-    versions = ", ".join(f"{name} {text}" for name, text in environment["versions"].items() if text)
-    where = f"{counted(environment['ranks'], 'rank')} on {counted(environment['nodes'], 'node')}"
-    load, ncores = environment["load"], environment["cores"]
-    cores = f"{counted(ncores, 'core')}, load average {load:.1f}"
-    code = {"compiled": " (compiled C)", "python": " (Python)", None: ""}[environment["host_code"]]
+    found = environment
+    where = f"{counted(found['ranks'], 'rank')} on {counted(found['nodes'], 'node')}"
+    cores = f"{counted(found['cores'], 'core')}, load average {found['load']:.1f}"
+    code = {"compiled": " (compiled C)", "python": " (Python)", None: ""}[found["host_code"]]
     lines = [
-        f"mpishare bench, {environment['date']}",
-        f"{where}, backend {environment['backend']}{code}, {cores}, {environment['hostname']}",
-        f"{environment['mpi_library']}",
-        versions,
+        f"mpishare bench, {found['date']}",
+        f"{where}, backend {found['backend']}{code}, {cores}, {found['hostname']}",
+        found["mpi_library"],
+        ", ".join(f"{name} {text}" for name, text in found["versions"].items() if text),
+        *_gpus(found),
     ]
-    for gpu in environment["gpus"]:
-        mps = ", under MPS" if gpu["mps"] else ""
-        ranks = name_ranks(gpu["ranks"])
-        lines.append(f"{gpu['name']} {gpu['uuid']} at {gpu['pci_id']}{mps}: {ranks}")
-    if environment["gpus"]:
-        links = sorted({str(link["link"]) for link in environment["links"]})
-        driver = f"driver {environment['driver']}, CUDA {environment['cuda']}"
-        lines.append(f"{driver}, links: {', '.join(links) or 'none'}")
-    if environment["git_revision"]:
-        lines.append(f"git {environment['git_revision']}")
-    checked = "every result checked" if environment["options"]["check"] else "results NOT checked"
+    if found["git_revision"]:
+        lines.append(f"git {found['git_revision']}")
+    checked = "every result checked" if found["options"]["check"] else "results NOT checked"
     lines += [
         "",
         "*: mpishare; the others are baselines. Times are of the slowest rank, latency with a "
@@ -200,14 +184,27 @@ def heading(environment: dict[str, Any], width: int = WIDTH) -> str:
         "or 'x slower' where the quartiles of their times are apart, else 'as fast', or 'unclear' "
         "where the medians differ by a tenth or more.",
     ]
-    if load > ncores / 2:
+    if found["load"] > found["cores"] / 2:
         lines.append("Other programs were busy when the run began: repeat it on a quiet machine.")
-    if environment["ranks"] == 1:
+    if found["ranks"] == 1:
         lines.append(
             "One rank is its own neighbor, and nothing goes to another process. Start several: "
             "mpirun -n 4 python -m mpishare.bench"
         )
-    return _filled([*lines, *environment["notes"]], width)
+    return _filled([*lines, *found["notes"]], width)
+
+
+def _gpus(environment: dict[str, Any]) -> list[str]:
+    if not environment["gpus"]:
+        return []
+    links = sorted({str(link["link"]) for link in environment["links"]})
+    driver = f"driver {environment['driver']}, CUDA {environment['cuda']}"
+    lines = [
+        f"{gpu['name']} {gpu['uuid']} at {gpu['pci_id']}{', under MPS' if gpu['mps'] else ''}: "
+        f"{name_ranks(gpu['ranks'])}"
+        for gpu in environment["gpus"]
+    ]
+    return [*lines, f"{driver}, links: {', '.join(links) or 'none'}"]
 
 
 def _filled(lines: Sequence[str], width: int, indent: str = "  ") -> str:
@@ -223,10 +220,9 @@ def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: 
     others = [row for row in found if row.kind != UPPER_BOUND]
     texts = [""]
     if others:
-        title = f"{case}{_halo_text(others[0])}"
-        if case in CASES and CASES[case].note:
-            title += "\n" + _filled([CASES[case].note], width).rstrip()
-        texts.append(_table(title, others, width))
+        note = CASES[case].note if case in CASES else ""
+        title = f"{case}{_halo_text(others[0])}\n{_filled([note] if note else [], width)}"
+        texts.append(_table(title.rstrip(), others, width))
     if bounds:
         title = f"{case}: upper bounds, which leave out order or data"
         texts.append(_table(title, bounds, width))
@@ -246,49 +242,72 @@ def _halo_text(row: Row) -> str:
 def _table(title: str, rows: Sequence[Row], width: int) -> str:
     """Return one table: a line per variant and size, with both clocks side by side."""
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
-    lines, owners = [_HEADS], [rows[0]]
-    for (nbytes, arm), of_variant in groupby(rows, key=lambda row: (row.nbytes, row.arm)):
+    lines, failures = [_HEADS], [""]
+    for _, of_size in groupby(rows, key=lambda row: row.nbytes):
+        for cells, row in _lines(list(of_size), is_first=len(lines) == 1):
+            lines.append(cells)
+            failures.append(_failure(row, reasons))
+    widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
+    columns, left_out = _kept(lines, widths, width)
+    groups = ""
+    for index in filter(columns.__contains__, _GROUPS):
+        groups = groups.ljust(_place(index, columns, widths)) + _GROUPS[index]
+    lead = _place(min(_GROUPS), columns, widths)
+    printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
+    pairs = zip(printed, failures, strict=True)
+    printed = [f"{line:{lead}}{failure}" if failure else line for line, failure in pairs]
+    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] if left_out else []
+    return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
+
+
+def _lines(rows: Sequence[Row], *, is_first: bool) -> Iterator[tuple[list[str], Row | None]]:
+    """Yield the cells of each variant at one size, and its row; before them an empty line."""
+    if not is_first:
+        yield [""] * len(_HEADS), None
+    head = [size_text(rows[0].nbytes) if rows[0].nbytes else "", str(rows[0].n or "")]
+    for arm, of_variant in groupby(rows, key=lambda row: row.arm):
         clocks = {row.clock: row for row in of_variant}
         row = next(iter(clocks.values()))
-        is_new = len(lines) == 1 or nbytes != owners[-1].nbytes
-        if is_new and len(lines) > 1:
-            lines.append([""] * len(_HEADS))
-            owners.append(row)
-        cells = [size_text(nbytes) if is_new and nbytes else ""]
-        cells += [str(row.n) if is_new and row.n else "", f"{' *'[row.kind == OWN]} {arm}"]
-        lines.append(cells + [text for clock in CLOCKS for text in _cells(clock, clocks)])
-        owners.append(row)
-    widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
+        yield [*head, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], row
+        head = ["", ""]
+
+
+def _failure(row: Row | None, reasons: Sequence[str]) -> str:
+    if row is None or row.reason is None:
+        return ""
+    return f"{'wrong' if row.wrong else 'not run'} [{reasons.index(row.reason) + 1}]"
+
+
+def _place(index: int, columns: Sequence[int], widths: Sequence[int]) -> int:
+    return sum(widths[each] for each in columns if each < index)
+
+
+def _kept(
+    lines: Sequence[Sequence[str]], widths: Sequence[int], width: int
+) -> tuple[list[int], list[str]]:
+    """Return the columns that are not empty and fit, and the names of those that do not fit."""
     columns = [index for index in range(len(_HEADS)) if any(cells[index] for cells in lines[1:])]
-    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
     left_out: list[str] = []
     for index, name in _SPARE.items():
         if index in columns and sum(widths[each] for each in columns) - len(_GAP) > width:
             columns.remove(index)
             left_out.append(name)
-    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] if left_out else []
-    groups = ""
-    for index, name in _GROUPS.items():
-        if index in columns:
-            groups = groups.ljust(sum(widths[each] for each in columns if each < index)) + name
-    lead = sum(widths[index] for index in columns if index < 3)
-    printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
-    for number, row in enumerate(owners):
-        if row.reason is not None and printed[number] and number:
-            verdict = "wrong" if row.wrong else "not run"
-            printed[number] = f"{printed[number]:{lead}}{verdict} [{reasons.index(row.reason) + 1}]"
-    return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
+    return columns, left_out
 
 
-def _cells(clock: Clock, clocks: Mapping[Clock, Row]) -> list[str]:
-    """Return the cells of one clock, with the rate for throughput."""
-    row = clocks.get(clock)
-    cells = [""] * (4 if clock == "throughput" else 3)
-    if row is not None and row.median_us is not None and row.p95_us is not None:
-        cells[:2], cells[-1] = [format_us(row.median_us), format_us(row.p95_us)], row.speed or ""
-        if clock == "throughput" and row.gb_per_s is not None:
-            cells[2] = f"{row.gb_per_s:.2f}"
-    return cells
+def _cells(clocks: Mapping[Clock, Row]) -> list[str]:
+    """Return the cells of both clocks, with the rate for throughput."""
+    found = []
+    for clock in CLOCKS:
+        row, cells = clocks.get(clock), [""] * (4 if clock == "throughput" else 3)
+        if row is not None and row.median_us is not None and row.p95_us is not None:
+            cells[:2] = [format_us(row.median_us), format_us(row.p95_us)]
+            cells[-1] = row.speed or ""
+            if clock == "throughput" and row.gb_per_s is not None:
+                cells[2] = f"{row.gb_per_s:.2f}"
+        found += cells
+    return found
 
 
 def _order(row: Row) -> tuple[float, float]:
@@ -298,24 +317,20 @@ def _order(row: Row) -> tuple[float, float]:
 
 
 def summary(rows: Sequence[Row], width: int = WIDTH) -> str:
-    """Return a line per case: the fastest variant of mpishare beside the fastest baseline.
-
-    By size where the case has sizes, else by variant.
-    """
-    lines = []
-    for case, of in groupby(rows, key=lambda row: row.case):
-        found = list(of)
-        clock = found[-1].clock
-        fastest: dict[str, Row] = {}
-        for row in found:
-            if row.speed and row.clock == clock:
-                label = size_text(row.nbytes) if CASES[case].is_sized else row.arm
-                best = fastest.setdefault(label, row)
-                if _order(row) < _order(best):
-                    fastest[label] = row
-        texts = [f"{label}: {row.speed}" for label, row in fastest.items()]
-        wrong = dict.fromkeys(row.arm for row in found if row.wrong)
-        texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
-        lines.append(f"{case:<10} {', '.join(texts) or 'nothing to compare with'}")
+    """Return a line per case: the fastest variant of mpishare beside the fastest baseline."""
+    lines = [_summary(case, list(found)) for case, found in groupby(rows, key=lambda row: row.case)]
     title = "mpishare's fastest variant beside the fastest baseline, back to back (setup: latency):"
     return _filled(["", title, *lines], width, " " * 11) if lines else ""
+
+
+def _summary(case: str, rows: Sequence[Row]) -> str:
+    """Return the line of a case: by size where the case has sizes, else by variant."""
+    compared: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.speed and row.clock == rows[-1].clock:
+            label = size_text(row.nbytes) if CASES[case].is_sized else row.arm
+            compared.setdefault(label, []).append(row)
+    texts = [f"{label}: {min(of, key=_order).speed}" for label, of in compared.items()]
+    wrong = dict.fromkeys(row.arm for row in rows if row.wrong)
+    texts += [f"WRONG: {', '.join(wrong)}"] if wrong else []
+    return f"{case:<10} {', '.join(texts) or 'nothing to compare with'}"

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from mpi4py import MPI
 
 from mpishare import CudaError, Node, PeerError, PeerTimeout, UnsupportedError
-from mpishare.bench.report import size_text
+from mpishare.bench.cases import Case
+from mpishare.bench.options import Options
+from mpishare.bench.report import Row, size_text
 from mpishare.errors import format_nbytes
 from mpishare.memory.shared import available_nbytes
 from mpishare.plans.routes import agree_on_forced
 from mpishare.runtime.cli import Progress, Signals
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpi4py import MPI
-
-    from mpishare.bench.cases import Case
-    from mpishare.bench.library import Library
-    from mpishare.bench.options import Options
-    from mpishare.bench.report import Row
-
 Made = TypeVar("Made")
 
 
 class Budget:
-    """The time that ``--seconds`` gives a run: each part has an equal share of what is left.
-
-    A part is the comparison of one case and size. Rank 0's clock decides for all.
-    """
+    """The time of ``--seconds`` by rank 0's clock, shared alike by the cases and sizes to come."""
 
     def __init__(self, comm: MPI.Intracomm, seconds: float | None) -> None:
         self._comm, self._seconds, self._parts = comm, seconds, 1
         self._end = self._part_end = monotonic() + (seconds or 0.0)
 
     def expect(self, parts: int) -> None:
-        """Set how many parts there will be."""
         self._parts = max(parts, 1)
 
     def begin(self) -> None:
@@ -90,7 +81,7 @@ class Session:
         #: The largest number of ranks that share a GPU; 0 on the host backend.
         self.ranks_per_gpu = max(gpus.values(), default=0)
         #: The libraries that were opened, or None and the reason.
-        self.libraries: dict[type[Library], tuple[Library | None, str | None]] = {}
+        self.libraries: dict[type, tuple[Any, str | None]] = {}
         #: The rows that are finished, and for each case the sizes that were left out.
         self.rows: list[Row] = []
         self.left_out: defaultdict[str, list[str]] = defaultdict(list)
@@ -101,6 +92,11 @@ class Session:
     def on_cuda(self) -> bool:
         """Whether the node shares memory of GPUs."""
         return self.node.backend == "cuda"
+
+    def too_few_ranks(self, thing: str) -> str | None:
+        """Return why a thing cannot run where a node has one rank, or None. Collective."""
+        is_alone = min(self.comm.allgather(self.node.size)) < 2
+        return f"{thing} needs two ranks on every node" if is_alone else None
 
     def line_up(self) -> None:
         """Wait for the stream and then for all ranks. Collective."""
@@ -122,10 +118,8 @@ class Session:
         return synchronize_and_call
 
     def require_memory(self, nbytes: int) -> None:
-        """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank.
-
-        Local. A host overcommits memory and then kills the process that touches it.
-        """
+        """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank."""
+        # A host overcommits memory and then kills the process that touches it.
         if self.on_cuda:
             available: int = self.node.xp.cuda.runtime.memGetInfo()[0]
             where, needed = "GPU", nbytes * self.ranks_per_gpu
@@ -137,11 +131,14 @@ class Session:
                 f"{format_nbytes(available)} available"
             )
 
-    def fits(self, case: Case, nbytes: int, needed_nbytes: int) -> bool:
-        """Return whether a size of a case has memory and time; if not, note that it is left out.
+    def sizes(self, case: Case, copies: float) -> Iterator[int]:
+        """Yield the sizes of a case that have memory for so many copies, and time. Collective."""
+        for nbytes in self.options.sizes(self.node.backend, case.name):
+            if self.fits(case, nbytes, int(copies * nbytes)):
+                yield nbytes
 
-        Collective, host-blocking: the same on every rank. `needed_nbytes` is for each rank.
-        """
+    def fits(self, case: Case, nbytes: int, needed_nbytes: int) -> bool:
+        """Return whether a size has memory for each rank, and time; else note it. Collective."""
         if self.on_cuda:
             # What ranks keep of the sizes before is not free for others.
             self.node.xp.get_default_memory_pool().free_all_blocks()
@@ -184,9 +181,3 @@ class Session:
             _, (library, _) = self.libraries.popitem()
             if library is not None:
                 library.close()
-
-    def wrong_on(self, wrong: int) -> str | None:
-        """Return which ranks found wrong words, and how many, or None. Collective."""
-        found = self.comm.allgather(wrong)
-        bad = [f"{count} on rank {rank}" for rank, count in enumerate(found) if count]
-        return ", ".join(bad) or None

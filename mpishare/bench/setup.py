@@ -6,26 +6,20 @@ and filled by one rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from mpishare import HaloExchange, Node
+from mpishare import Event, HaloExchange, Node, Window
+from mpishare.bench.cases import Case
+from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, RefusedError, Variant
-from mpishare.bench.measure import time_each
-from mpishare.bench.session import do_nothing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare import Event, Window
-    from mpishare.bench.cases import Case
-    from mpishare.bench.measure import BlockSize
-    from mpishare.bench.report import Clock, Row
-    from mpishare.bench.session import Session
-
+from mpishare.bench.measure import BlockSize, time_each
+from mpishare.bench.report import Clock
+from mpishare.bench.session import Session, do_nothing
 
 _NBYTES = 1 << 20
 _FILL = 0x5A5A_5A5A_5A5A_5A5A
@@ -36,8 +30,8 @@ _OWNED, _CELLS = 4, 64
 FACE_NBYTES = 8 * _CELLS
 
 
-def run(session: Session, case: Case) -> list[Row]:
-    """Run the case and return its rows. Collective, host-blocking."""
+def run(session: Session, case: Case) -> None:
+    """Run the case. Collective, host-blocking."""
     comparison = Comparison(session, case, clocks=("latency",))
     node, timeout_s = session.node, session.options.timeout_s
     shape = (_NBYTES // 8,)
@@ -49,39 +43,34 @@ def run(session: Session, case: Case) -> list[Row]:
     def wrong_of_all(window: Window) -> int:
         return sum(_wrong_words(window.segment(rank)) for rank in range(node.size))
 
-    def allocate() -> Window:
-        return node.allocate(shape, "u8", fill=_FILL)
-
-    def allocate_each() -> Window:
-        return node.allocate_each(shape, "u8", fill=_FILL)
-
-    add("Node", lambda: Node(session.comm, timeout_s=timeout_s), partial(_wrong_node, node))
+    allocate = partial(node.allocate, shape, "u8", fill=_FILL)
+    allocate_each = partial(node.allocate_each, shape, "u8", fill=_FILL)
+    add("Node", partial(Node, session.comm, timeout_s=timeout_s), partial(_wrong_node, node))
     add("event", node.event, partial(_wrong_event, session))
     add("allocate", allocate, _wrong_of_one, nbytes=_NBYTES, against="allocate_shared")
     add("allocate_each", allocate_each, wrong_of_all, nbytes=_NBYTES)
     # On the host, memory that exists already and can be shared is that of a window.
     base = allocate_each()
-    on_gpu = node.xp.full(shape, _FILL, "u8") if node.backend == "cuda" else None
+    on_gpu = node.xp.full(shape, _FILL, "u8") if session.on_cuda else None
 
     def share_each() -> Window:
         return node.share_each(base.array if on_gpu is None else on_gpu, copy=False)
 
     add("share_each", share_each, wrong_of_all, nbytes=_NBYTES)
     cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
-    for name, plan, count in (
-        ("plan", _Plan, 1),
-        ("plan, 16 fields", _Plan, 16),
-        ("second plan", _SecondPlan, 1),
+    for name, count, is_second in (
+        ("plan", 1, False),
+        ("plan, 16 fields", 16, False),
+        ("second plan", 1, True),
     ):
-        make = partial(plan, session, cart, count)
+        make = partial(_Plan, session, cart, count, is_second=is_second)
         comparison.add(name, make, nbytes=FACE_NBYTES, against=("handles",))
     make_shared = partial(Make, session, partial(_SharedWindow, node), _wrong_of_one)
     comparison.add_baselines("allocate_shared", {"allocate_shared": make_shared}, nbytes=_NBYTES)
     comparison.add_brought(session)
-    rows = comparison.run(_LEAST_TURNS)
+    comparison.run(_LEAST_TURNS)
     cart.Free()
     base.close()
-    return rows
 
 
 class _SharedWindow:
@@ -121,7 +110,7 @@ def _wrong_words(array: Any) -> int:
 
 
 class Make(Variant):
-    """One thing that is made, checked and closed in each timed block.
+    """One thing that is made, checked and closed in each timed block, which is the check.
 
     `make` makes it, collectively; `wrong_in` returns how many words of it are wrong.
     """
@@ -131,10 +120,9 @@ class Make(Variant):
     def __init__(
         self, session: Session, make: Callable[[], Any], wrong_in: Callable[[Any], int]
     ) -> None:
-        self.session = session
-        self.node = session.node
+        self.session, self.node = session, session.node
         self._make, self._wrong_in = make, wrong_in
-        self._wrong = 0
+        self.check = Tally(np)
 
     def prepare(self) -> None:
         """Make what must exist before it, untimed. Collective."""
@@ -159,7 +147,7 @@ class Make(Variant):
         samples_s = time_each(step, do_nothing, 1)
         if made is not None:
             if self.session.options.check:
-                self._wrong += self._wrong_in(made)
+                self.check.add(self._wrong_in(made))
             self.free(made)
         self.tidy()
         if reason is not None:
@@ -170,19 +158,20 @@ class Make(Variant):
         return self.once()
 
     def checked_step(self, token: int) -> None:
-        """Do nothing: every block is checked."""
-
-    def wrong(self) -> int:
-        wrong, self._wrong = self._wrong, 0
-        return wrong
+        """Do nothing."""
 
 
 class _Plan(Make):
-    """The first plan of a node, for the ghosts of thin blocks in a ring, with warm kernels."""
+    """A plan for the ghosts of thin blocks in a ring, with warm kernels.
 
-    def __init__(self, session: Session, cart: MPI.Cartcomm, count: int) -> None:
+    It is the first of its node, or, `is_second`, beside another one of the same ranks.
+    """
+
+    def __init__(
+        self, session: Session, cart: MPI.Cartcomm, count: int, *, is_second: bool
+    ) -> None:
         super().__init__(session, self.make, self.wrong_ghosts)
-        self.cart = cart
+        self.cart, self._is_second = cart, is_second
         shape = (_OWNED + 2, _CELLS)
         self.fields = [self.node.xp.full(shape, cart.rank, float) for _ in range(count)]
         # Loads the kernels, of the exchange and of its check.
@@ -191,30 +180,20 @@ class _Plan(Make):
     def prepare(self) -> None:
         # Nothing has been opened on it yet.
         self._new = Node(self.session.comm, timeout_s=self.session.options.timeout_s)
+        self._first = self.make() if self._is_second else None
 
     def make(self) -> Any:
         return HaloExchange(self.cart, self.fields, 1, axes=(0,), node=self._new)
 
     def tidy(self) -> None:
+        if self._first is not None:
+            self._first.close()
         self._new.close()
 
     def wrong_ghosts(self, made: Any) -> int:
         for field in self.fields:
             field[[0, -1]] = -1
         made.exchange(*self.fields)
-        left, right = self.cart.Shift(0, 1)
-        pairs = [(field[0], left) for field in self.fields]
-        pairs += [(field[-1], right) for field in self.fields]
+        ends = zip((0, -1), self.cart.Shift(0, 1), strict=True)
+        pairs = [(field[row], rank) for row, rank in ends for field in self.fields]
         return sum(int((ghosts != rank).sum()) for ghosts, rank in pairs)
-
-
-class _SecondPlan(_Plan):
-    """A plan on a node that has another one of the same ranks."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        self._first = self.make()
-
-    def tidy(self) -> None:
-        self._first.close()
-        super().tidy()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from mpishare.bench.grid import Exchange, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from mpishare.bench.grid import Exchange, Problem, split
+from mpishare.bench.session import Session
 
 _WORD = 8
 _BLOCK = 256
@@ -21,45 +20,45 @@ _MAX_BLOCKS = 1024
 _AXES = 3
 
 
+def address_of(array: Any) -> int:
+    """Return the address of an array in memory of the host or of the GPU."""
+    return int(array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr)
+
+
+def copy_call(session: Session, target: Any, source: Any) -> Callable[[], None]:
+    """Return the CUDA runtime's copy between GPU and pinned memory, with addresses found now."""
+    to_host, from_host = (hasattr(array, "ctypes") for array in (target, source))
+    kind = 2 if to_host else 1 if from_host else 3  # cudaMemcpyKind
+    memcpy, stream = session.node.xp.cuda.runtime.memcpyAsync, int(session.stream.ptr)
+    return partial(memcpy, address_of(target), address_of(source), source.nbytes, kind, stream)
+
+
 def side_sizes(problem: Problem, fields: Sequence[Any]) -> list[int]:
     """Return how many words leave through each side."""
     return [sum(int(view.size) for view in problem.leaving(side, fields)) for side in problem.sides]
 
 
-def split(buffer: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return the views of a buffer that hold the words of each side."""
-    ends = np.cumsum(sizes).tolist()
-    return [buffer[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-
-
 def box_row(view: Any, address: int, first: int) -> list[int]:
-    """Return a box of cells as the kernels read it, from a view of words with 3 axes at most.
-
-    That is the address of the first cell, the place of the box in the buffer (`first`, in words),
-    the extents and the strides.
-    """
+    """Return a box of words as the kernels read it: address, place in the buffer, shape, steps."""
     missing = _AXES - view.ndim
     steps = [stride // _WORD for stride in view.strides]
     return [address, first, *[1] * missing, *view.shape, *[0] * missing, *steps]
 
 
 class Packing:
-    """The boxes of all sides, side by side and within a side field by field.
-
-    Loads both kernels now: loading them later would wait for whatever the stream waits for.
-    """
+    """The boxes of all sides, side by side and within a side field by field."""
 
     def __init__(self, problem: Problem, fields: Sequence[Any]) -> None:
         session = problem.session
         xp = session.node.xp
         sides, sizes = problem.sides, side_sizes(problem, fields)
         self._fields = tuple(fields)  # the kernels have addresses only
-        self._sources = _table(xp, [view for s in sides for view in problem.leaving(s, fields)])
-        self._targets = _table(xp, [view for s in sides for view in problem.arriving(s, fields)])
+        self._sources, self._targets = (_table(xp, views) for views in problem.faces(fields))
         module = xp.RawModule(code=Path(__file__).with_name("packing.cu").read_text())
         self._pack, self._unpack = module.get_function("pack"), module.get_function("unpack")
         blocks = min(-(-max(sizes) // (len(fields) * _BLOCK)), _MAX_BLOCKS)
         self._launch = (blocks, len(sides) * len(fields)), (_BLOCK,)
+        # Load both kernels now: loading them later would wait for whatever the stream waits for.
         scratch = xp.zeros(sum(sizes), "u8")
         self.pack(scratch)
         self.unpack(scratch)
@@ -82,10 +81,6 @@ def _table(xp: Any, views: Sequence[Any]) -> Any:
     return xp.asarray(np.array(rows, "i8"))
 
 
-# cudaMemcpyKind
-_TO_DEVICE, _TO_HOST = 1, 2
-
-
 class Staged(Exchange[Problem]):
     """Pack, one copy out, Irecv and Isend, one copy in, unpack.
 
@@ -97,7 +92,7 @@ class Staged(Exchange[Problem]):
         import cupyx
 
         super().__init__(problem)
-        xp, stream = problem.session.node.xp, problem.session.stream
+        session, xp = problem.session, problem.session.node.xp
         sizes = side_sizes(problem, self.fields)
         self._packing: Packing | None = None
         # Held for the copies, which have addresses only.
@@ -106,18 +101,11 @@ class Staged(Exchange[Problem]):
             self._packing = Packing(problem, self.fields)
             self._packed, self._landed = (xp.zeros(sum(sizes), "u8") for _ in range(2))
         self.comm = problem.comm
-        self._synchronize = stream.synchronize
-        self._memcpy = xp.cuda.runtime.memcpyAsync
+        self._synchronize = session.synchronize
         self._out = cupyx.zeros_pinned(sum(sizes), "u8")
         self._into = [cupyx.zeros_pinned(sum(sizes), "u8") for _ in range(2)]
-        # The arguments of all calls, found once.
-        nbytes, handle = int(self._packed.nbytes), int(stream.ptr)
-        pinned, source = int(self._out.ctypes.data), int(self._packed.data.ptr)
-        self._copy_out = pinned, source, nbytes, _TO_HOST, handle
-        self._copies_in = [
-            (int(self._landed.data.ptr), int(half.ctypes.data), nbytes, _TO_DEVICE, handle)
-            for half in self._into
-        ]
+        self._copy_out = copy_call(session, self._out, self._packed)
+        self._copies_in = [copy_call(session, self._landed, half) for half in self._into]
         out, halves = split(self._out, sizes), [split(half, sizes) for half in self._into]
         self.sends = [(out[side.number], side.to, side.number) for side in problem.sides]
         self.receives = [
@@ -130,12 +118,12 @@ class Staged(Exchange[Problem]):
         """Bring what leaves to pinned memory, and wait until it is there."""
         if self._packing is not None:
             self._packing.pack(self._packed)
-        self._memcpy(*self._copy_out)
+        self._copy_out()
         self._synchronize()
 
     def copy_in(self) -> None:
         """Bring what arrived to the ghosts, and let the next step use the other half."""
-        self._memcpy(*self._copies_in[self.half])
+        self._copies_in[self.half]()
         if self._packing is not None:
             self._packing.unpack(self._landed)
         self.half = 1 - self.half

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
-from mpishare.coordination.poll import SPINS
 from mpishare.coordination.recording import require_none
 from mpishare.coordination.rounds import rounds
 from mpishare.coordination.waits import Waits
 from mpishare.errors import (
+    ClosedError,
     HandleError,
     MismatchError,
     MpiShareError,
@@ -36,28 +35,21 @@ class Agreement(Waits):
         self._steps = 0
         self._inside = ""
         self._meetings = 0
-        self.spins_per_yield = 1
-        """Looks at a word before the core is given away."""
-        slot = block.meeting_slot
-        self._meeting_rounds = [
-            [
+        self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
+
+    def open_meetings(self, fence: Callable[..., Callable[[int], int]]) -> None:
+        """Let all ranks meet by the fences that `fence` makes; see `NodeContext.fence`. Local."""
+        slot = self.block.meeting_slot
+        for parity in (0, 1):
+            each = [
                 (slot(self.rank, parity, number), [slot(r, parity, number) for r in awaited])
                 for number, awaited in enumerate(rounds(self.rank, self.size))
             ]
-            for parity in (0, 1)
-        ]
-        self._compiled: list[Callable[[int], int]] = []
-
-    def compile(self, module: Any, looks_per_yield: int) -> None:
-        """Let meetings be made by `mpishare.backends.native`. Local; others may go on without."""
-        self._compiled = [
-            module.Fence(self.block.words, each, looks_per_yield, spreads_bit=True).meet
-            for each in self._meeting_rounds
-        ]
+            self._meetings_of.append(fence(self.block.words, each, spreads_bit=True))
 
     def close(self) -> None:
         """Let go of what needs the block, which is about to be unmapped, or MPI. Local."""
-        self._compiled = []
+        self._meetings_of = []
         if self.group is not None:
             self.group.Free()
             self.group = None
@@ -172,28 +164,14 @@ class Agreement(Waits):
         """Return whether any rank has news; None where one is in another call."""
         parity, value = count & 1, count << 1
         # Looked up each time: a handler of a signal may have closed the node, which frees memory.
-        while self._compiled:
-            at = self._compiled[parity](value | news)
+        while self._meetings_of:
+            at = self._meetings_of[parity](value | news)
             if at < 0:
                 return at == -2
             if not self._wait_for_word(call, value, at):
                 return None
         self.check()
-        words, looks = self.block.words, 0
-        for mine, awaited in self._meeting_rounds[parity]:
-            self.block.sync()
-            words[mine] = value | news
-            for at in awaited:
-                while (found := words[at]) < value:
-                    looks += 1
-                    if looks > SPINS:
-                        if not self._wait_for_word(call, value, at):
-                            return None
-                    elif not looks % self.spins_per_yield:
-                        os.sched_yield()
-                news |= found & 1
-        self.block.sync()
-        return bool(news)
+        raise ClosedError(f"{call} failed: the node is closed")
 
     def _wait_for_word(self, call: str, value: int, at: int) -> bool:
         """Wait for a word of a meeting; return whether it came, and not another call."""

@@ -23,6 +23,19 @@ STRAGGLER_S = 30.0
 """A wait that takes this long is worth a warning that names the stragglers."""
 
 
+def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
+    """Spin until a counter has reached a value; return False if that takes too long for a spin.
+
+    The caller then waits with a deadline, and a watch over the other ranks.
+    """
+    for spin in range(1, SPINS):
+        if view[slot] >= value:
+            return True
+        if not spin % spins_per_yield:
+            os.sched_yield()
+    return view[slot] >= value
+
+
 def poll(
     is_done: Callable[[], object],
     timeout_s: float,

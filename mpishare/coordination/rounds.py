@@ -1,6 +1,13 @@
-"""Who waits for whom where all ranks meet: in as many rounds as are fastest."""
+"""Dissemination barriers: their schedule, in as many rounds as are fastest, and waits in Python."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpishare.coordination.poll import spin_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 RADIX = 8
 """On the host a rank waits for at most one rank less in each round. A round takes about as long as
@@ -22,3 +29,43 @@ def rounds(rank: int, size: int, radix: int = RADIX) -> list[list[int]]:
         found.append([(rank - by) % size for by in range(step, min(radix * step, size), step)])
         step *= radix
     return found
+
+
+class Fence:
+    """The waits of a fence or a barrier, in place of the compiled ones, by the same words.
+
+    In each round a rank raises the word of its slot, and waits for those of others. With
+    `spreads_bit` the lowest bit of a word says whether any rank has set it.
+    """
+
+    def __init__(
+        self,
+        words: memoryview[int],
+        rounds: Sequence[tuple[int, Sequence[int]]],
+        spins_per_yield: int,
+        memory_barrier: Callable[[], object],
+        *,
+        spreads_bit: bool,
+    ) -> None:
+        self._words, self._rounds = words, rounds
+        self._spins_per_yield = spins_per_yield
+        self._memory_barrier = memory_barrier
+        self._mask = int(spreads_bit)
+
+    def meet(self, value: int) -> int:
+        """Go through the rounds of an epoch.
+
+        Return -1, -2 if the bit is set, or the slot that was waited for in vain for a while: then
+        call it again.
+        """
+        words, mask = self._words, self._mask
+        least, bit = value & ~mask, value & mask
+        for mine, awaited in self._rounds:
+            self._memory_barrier()
+            words[mine] = least | bit
+            for slot in awaited:
+                if not spin_until(words, slot, least, self._spins_per_yield):
+                    return slot
+                bit |= words[slot] & mask
+        self._memory_barrier()
+        return -2 if bit else -1

@@ -58,20 +58,15 @@ def make_engine(
 
     In the reverse, cells that arrive are added, and cells that were sent are set to zero.
     """
-    return engine_class(setup, is_reverse=is_reverse)(setup, sends, recvs, is_reverse=is_reverse)
+    return engine_class(setup)(setup, sends, recvs, is_reverse=is_reverse)
 
 
-def engine_class(setup: PlanSetup, *, is_reverse: bool = False) -> Callable[..., Engine]:
+def engine_class(setup: PlanSetup) -> Callable[..., Engine]:
     """Import the engine for the backend of the fields."""
     if setup.on_gpu:
         from mpishare.halo.cuda.engine import CudaEngine
 
         return CudaEngine
-    if setup.context.compiled is not None and not is_reverse:
-        from mpishare.halo.host.compiled_engine import CompiledEngine
-
-        return CompiledEngine
-    # Cells are added by NumPy, in its order.
     from mpishare.halo.host.engine import HostEngine
 
     return HostEngine

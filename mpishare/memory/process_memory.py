@@ -35,30 +35,6 @@ def process_vm_readv() -> Callable[..., int]:
     return found
 
 
-class ProcessRead:
-    """A read of so many bytes from another process, whose addresses each call gives."""
-
-    __slots__ = ("_local", "_pid", "_ranges", "_read", "_remote", "nbytes")
-
-    def __init__(self, pid: int, nbytes: int) -> None:
-        self._pid, self.nbytes = pid, nbytes
-        self._read = process_vm_readv()
-        self._local, self._remote = IoVec(0, nbytes), IoVec(0, nbytes)
-        self._ranges = ctypes.pointer(self._local), ctypes.pointer(self._remote)
-
-    def __call__(self, source: int, target: int) -> int:
-        """Copy from an address there to one here; return 0, or the error number."""
-        self._remote.address, self._local.address = source, target
-        local, remote = self._ranges
-        count = self._read(self._pid, local, 1, remote, 1, 0)
-        if count == self.nbytes:
-            return 0
-        if count <= 0:
-            return ctypes.get_errno() or errno.EFAULT
-        # One call reads at most 2 GiB, and stops before a page that cannot be read.
-        return ProcessRead(self._pid, self.nbytes - count)(source + count, target + count)
-
-
 class Token:
     """Random bytes of this process, for others to find out whether they can read its memory.
 
@@ -74,5 +50,7 @@ class Token:
 def try_read(pid: int, address: int, token: str) -> int | None:
     """Try to read a `Token`; return 0, the error number, or None: that process is another here."""
     found = ctypes.create_string_buffer(_TOKEN_NBYTES)
-    error = ProcessRead(pid, _TOKEN_NBYTES)(address, ctypes.addressof(found))
-    return error if error or found.raw.hex() == token else None
+    local, remote = (IoVec(at, _TOKEN_NBYTES) for at in (ctypes.addressof(found), address))
+    if process_vm_readv()(pid, local, 1, remote, 1, 0) != _TOKEN_NBYTES:
+        return ctypes.get_errno() or errno.EFAULT
+    return 0 if found.raw.hex() == token else None

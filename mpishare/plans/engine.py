@@ -89,6 +89,7 @@ class RoutedSetup(PlanSetup):
     routes: list[dict[int, str]]
     # By rank, each field's location in a window on its GPU that other ranks use too.
     locations: list[list[Location | None]]
+    is_compiled: bool  # all ranks have the compiled part of the host backend
     chain: StreamChain  # orders the plan's calls on CUDA
 
     @property

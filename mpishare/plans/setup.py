@@ -251,6 +251,7 @@ def agree_on_routes(
             "recvs": pack_messages(recvs),
             "locations": locations(setup.context, arrays, setup.mine),
             "gpu memory": gpu_memory.ask(setup),
+            "is compiled": setup.context.compiled is not None,
             "left out": ranks_left_out(setup.comm, setup.given_node),
         }
 
@@ -272,6 +273,7 @@ def agree_on_routes(
         locations=[
             [place and Location(*place) for place in reply["locations"]] for reply in replies
         ],
+        is_compiled=all(reply["is compiled"] for reply in replies),
         chain=chain or StreamChain(setup.context.backend, setup.name),
     )
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.poll import spin_until
 from mpishare.errors import MpiShareError
 from mpishare.plans.layout import as_numpy
 from mpishare.plans.message import Message
 from mpishare.plans.mpi_route import MpiMessages
 from mpishare.reduction.quiet import quiet_runner
-from mpishare.windows.counter_ops import spin_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

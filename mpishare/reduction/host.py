@@ -6,6 +6,7 @@ field. Large fields go by `LargeReduce`.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
 from mpishare.plans.engine import HostPlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy
+from mpishare.reduction.across_nodes import fold_into
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
 from mpishare.reduction.order import is_packed, packing_order
@@ -22,15 +24,13 @@ from mpishare.reduction.quiet import quiet_runner
 from mpishare.reduction.slots import CALLS, DOT, REDUCE, Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mpishare.plans.engine import PlanSetup
     from mpishare.reduction.operation import Operation
 
     Array = np.ndarray[Any, Any]
 
-_MAX_FOLDED = 3  # ranks: a call of NumPy for each
-_MAX_STACKED = 16  # elements: two calls for all ranks, but slower ones
 _SUMS_OF_PAIRS = {"sum complex64": "sum float32", "sum complex128": "sum float64"}
 
 
@@ -48,7 +48,6 @@ class HostReduce(HostPlanEngine):
         self._layout = layout
         shape, self._dtype = layout.shape, layout.dtype
         self._shape, self._strides = shape, layout.strides
-        self._ufunc = operation.ufunc
         self._quietly = quiet_runner()
         self._local_dot = LocalDot(layout.dtype)
         self._sum = np.empty(1, layout.dtype)
@@ -56,11 +55,11 @@ class HostReduce(HostPlanEngine):
         small, large = capacities(nranks, count, layout.dtype.itemsize)
         self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, small, large)
         self.staging_nbytes = slots.nbytes
+        self._fold = partial(fold_into, operation.ufunc)
         self._large = LargeReduce(setup.context, self._name, slots, self._fold)
         self._order = order = packing_order(setup)
+        self._has_others = nranks > 1
         self._is_needed = nranks > 1 and count > 0
-        self._is_stacked = nranks > _MAX_FOLDED and 0 < count <= _MAX_STACKED and not large
-        self._running = np.empty((nranks, count if self._is_stacked else 1), layout.dtype)
         name = f"{operation.name} {layout.dtype}"
         name = _SUMS_OF_PAIRS.get(name, name)
         # For each of `CALLS`.
@@ -73,12 +72,6 @@ class HostReduce(HostPlanEngine):
         else:
             self._packed = np.empty(shape, layout.dtype, order)
             self._reduce = self._reduce_unpacked
-        even, odd = slots.pair
-        self._numbers = [slot[:1] for slot in even], [slot[:1] for slot in odd]
-        self._fields: tuple[list[Array], list[Array]] = [], []
-        if not large:
-            for fields, group in zip(self._fields, slots.pair, strict=True):
-                fields += [slot[:count].reshape(shape, order=order) for slot in group]
 
     def reduce(self, field: Any, stream: Any) -> None:
         """See `ReduceEngine.reduce`."""
@@ -102,20 +95,13 @@ class HostReduce(HostPlanEngine):
             raise
 
     def _reduce_small(self, field: Array) -> None:
-        slots = self._slots
-        parity = slots.parity = slots.parity ^ 1
-        fields = self._fields[parity]
-        fields[slots.place][...] = field
-        slots.meet(REDUCE)
-        if self._is_stacked:
-            self._fold_stacked(slots.stacked[parity], field)
-        else:
-            self._fold(fields, field)
+        self._combine_in_numpy(field, REDUCE)
 
     def _reduce_compiled(self, field: Array) -> None:
         self._combine(field, REDUCE)
 
     def _combine(self, field: Array, kind: int) -> None:
+        """Fold the elements that all ranks give in a call `kind`, an index of `CALLS`."""
         slots, compiled = self._slots, self._compiled
         parity = slots.parity = slots.parity ^ 1
         epoch = slots.next_epoch()
@@ -123,6 +109,16 @@ class HostReduce(HostPlanEngine):
         # Looked up each time: a handler of a signal may have closed the plan and freed memory.
         while not compiled[kind](field, parity, epoch, value):
             slots.wait(value)
+
+    def _combine_in_numpy(self, field: Array, kind: int) -> None:
+        """Do the same for an operation that is not compiled."""
+        slots = self._slots
+        slots.parity ^= 1
+        flat = field.reshape(-1, order=self._order)  # a view
+        operands = [slot[: flat.size] for slot in slots.pair[slots.parity]]
+        operands[slots.place][...] = flat
+        slots.meet(kind)
+        self._fold(operands, flat)
 
     def _reduce_large(self, field: Array) -> None:
         # Counts as a use: another rank may be in `dot`, and calls go on after the error.
@@ -135,23 +131,6 @@ class HostReduce(HostPlanEngine):
         packed[...] = field
         self._reduce_packed(packed)
         field[...] = packed
-
-    def _fold(self, operands: Sequence[Array], out: Array) -> None:
-        """Combine the operands, two or more, in order; `out` may be the first of them."""
-        ufunc = self._ufunc
-        ufunc(operands[0], operands[1], out=out)
-        if len(operands) > 2:
-            for operand in operands[2:]:
-                ufunc(out, operand, out=out)
-
-    def _fold_stacked(self, operands: Array, out: Array) -> None:
-        """The same in two calls of NumPy, which then makes a row for each rank.
-
-        `reduce` would take one call, but it adds numbers in another order.
-        """
-        running = self._running[:, : operands.shape[1]]
-        self._ufunc.accumulate(operands, 0, self._dtype, running)
-        out[...] = running[-1].reshape(out.shape, order=self._order)
 
     def dot(self, x: Any, y: Any, out: Any, stream: Any) -> Any:
         """See `ReduceEngine.dot`."""
@@ -173,17 +152,8 @@ class HostReduce(HostPlanEngine):
         self._local_dot.into(self._sum, x, y)
         if self._compiled[DOT] is not None:
             self._combine(self._sum, DOT)
-            return
-        slots = self._slots
-        parity = slots.parity = slots.parity ^ 1
-        numbers = self._numbers[parity]
-        if len(numbers) > 1:
-            numbers[slots.place][...] = self._sum
-            slots.meet(DOT)
-            if len(numbers) > _MAX_FOLDED:
-                self._fold_stacked(slots.stacked[parity][:, :1], self._sum)
-            else:
-                self._fold(numbers, self._sum)
+        elif self._has_others:
+            self._combine_in_numpy(self._sum, DOT)
 
     # --- checks of the arrays
 
@@ -219,7 +189,6 @@ class HostReduce(HostPlanEngine):
             self._agreement.leave(f"{self._name}: {call}", error)
 
     def close(self) -> None:
-        self._numbers, self._fields = ([], []), ([], [])
         self._compiled[:] = [self._slots.refuse] * len(CALLS)
         # Else a closed engine would live until a collection of cycles.
         del self._reduce, self._reduce_packed, self._large

@@ -13,13 +13,12 @@ all others are done with use k.
 from __future__ import annotations
 
 from itertools import accumulate
-from os import sched_yield
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
-from mpishare.coordination.poll import SPINS
+from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, MismatchError
 from mpishare.runtime.context import Location
 
@@ -67,11 +66,6 @@ class Slots:
             for size, offset in zip(sizes, accumulate(strides[:-1], initial=begin), strict=True)
         ]
         self.pair: tuple[list[Array], list[Array]] = slots[:count], slots[count : 2 * count]
-        steps, odd = (strides[0], dtype.itemsize), begin + count * strides[0]
-        self.stacked: tuple[Array, Array] = (
-            np.ndarray((count, small), dtype, base, begin, steps),
-            np.ndarray((count, small), dtype, base, odd, steps),
-        )
         self.large = slots[2 * count :]
 
     def meet(self, kind: int) -> None:
@@ -79,20 +73,15 @@ class Slots:
 
         `MismatchError` on every rank, unless all are in the same call `kind`, an index of `CALLS`.
         """
-        # Written for speed: a reduction of few elements is little more than this.
         epoch = self._epoch = self._epoch + 1
         word, value = epoch & 1, 2 * epoch + kind
         self._memory_barrier()
         self._mine[word] = value
-        looks = 0
         for theirs in self._others:
-            # `spin_until` inlined, as in a fence.
-            while theirs[word] != value:
-                looks += 1
-                if looks > SPINS:
-                    self.wait(value)
-                elif not looks % self._spins_per_yield:
-                    sched_yield()
+            # A rank that is in another call has a word of this epoch, too.
+            has_come = spin_until(theirs, word, value & ~1, self._spins_per_yield)
+            if not has_come or theirs[word] != value:
+                self.wait(value)
         self._memory_barrier()
 
     def compiled(self, operation: str, count: int) -> Any:
@@ -141,7 +130,6 @@ class Slots:
         self._control, self._others = [], []
         self._mine = memoryview(b"").cast("Q")
         self.pair, self.large = ([], []), []
-        self.stacked = np.empty((0, 0)), np.empty((0, 0))
         self._memory.close()
 
     def wait(self, value: int) -> None:

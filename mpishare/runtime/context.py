@@ -12,6 +12,7 @@ from mpishare.coordination.children import Children, NodeObject, NotPicklable
 from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.dropped import Dropped
 from mpishare.coordination.poll import poll
+from mpishare.coordination.rounds import Fence
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
@@ -83,7 +84,6 @@ class NodeContext:
         self.spins_per_yield = _SPINS if agreement.size <= ncpus else 1
         """Looks at a counter before the core is given away: with more ranks than cores, the rank
         that is waited for may need this very core."""
-        agreement.spins_per_yield = self.spins_per_yield
         self.looks_per_yield = 32 if self.spins_per_yield > 1 else 1
         """The same for the looks of compiled code, which are shorter."""
         self.compiled: Any = None
@@ -119,6 +119,23 @@ class NodeContext:
     def size(self) -> int:
         """How many ranks the node has."""
         return self.agreement.size
+
+    def fence(
+        self,
+        words: memoryview[int],
+        rounds: Sequence[tuple[int, Sequence[int]]],
+        *,
+        spreads_bit: bool = False,
+    ) -> Callable[[int], int]:
+        """Return `Fence.meet` for rounds of slots, each one to write and those to wait for."""
+        if self.compiled is not None:
+            made = self.compiled.Fence(words, rounds, self.looks_per_yield, spreads_bit)
+        else:
+            made = Fence(
+                words, rounds, self.spins_per_yield, self.memory_barrier, spreads_bit=spreads_bit
+            )
+        meet: Callable[[int], int] = made.meet
+        return meet
 
     def rank_of(self, call: str, value: Any) -> int:
         """Return a rank that the user gave, or raise `TypeError` or `ValueError`."""

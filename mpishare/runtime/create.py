@@ -263,8 +263,7 @@ def _make_context(
         step_keeping = partial(agreement.step_keeping, CALL)
         found = native.find(step_keeping, is_first=agreement.rank == 0)
         context.compiled, context.why_python = found
-        if context.compiled is not None:
-            agreement.compile(context.compiled, context.looks_per_yield)
+    agreement.open_meetings(context.fence)
     return context, members, [each["seen"] for each in replies]
 
 

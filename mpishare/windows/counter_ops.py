@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
 
 
-def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
-    """Spin until a counter has reached a value; return False if that takes too long for a spin.
-
-    The caller then waits with a deadline, and a watch over the other ranks.
-    """
-    for spin in range(1, SPINS):
-        if view[slot] >= value:
-            return True
-        if not spin % spins_per_yield:
-            sched_yield()
-    return view[slot] >= value
-
-
 class CounterOp:
     """The counters that one call writes or waits for (`kind`), one for each of some other ranks.
 

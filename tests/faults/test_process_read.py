@@ -1,16 +1,21 @@
 """Reads from a peer process that refuses them, dies, or leaves meanwhile."""
 
+import functools
 import logging
 import time
 
 import pytest
 
 import mpishare
-from tests.faults.scenes import play
+from tests.faults import scenes
 from tests.faults.stage import Stage
+from tests.helpers.compiled import needs_compiled
 from tests.helpers.reporting import report
 
+pytestmark = needs_compiled
+
 NBYTES = 1048576  # of a face: more than is packed
+play = functools.partial(scenes.play, env={"MPISHARE_HOST_CODE": "compiled"})
 
 
 def begun(stage: Stage, how: str) -> None:

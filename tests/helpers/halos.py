@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 import mpishare
-from mpishare.halo.host import copies, parts, process_read
+from mpishare.halo.host import parts, process_read
 
 POISON = -1
 """The number of a cell that an exchange must not write."""
@@ -419,8 +419,8 @@ def read_in_place(small: bool = True) -> Iterator[None]:
             (parts, "_MIN_RUN_NBYTES"),
             (parts, "_MIN_READ_NBYTES"),
             (process_read, "_BLOCK_NBYTES"),
-            (copies, "_MIN_BLOCKED_NBYTES"),
-            (copies, "_CACHE_NBYTES"),
+            (parts, "_MIN_BLOCKED_NBYTES"),
+            (parts, "_CACHE_NBYTES"),
         )
         for module, name in limits if small else ():
             stack.enter_context(mock.patch.object(module, name, 1))

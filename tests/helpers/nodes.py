@@ -11,6 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from mpishare import Node
+from tests.helpers.compiled import WHY_NONE
 
 _kept: dict[str, Node] = {}
 
@@ -68,6 +69,16 @@ def python_node(monkeypatch: pytest.MonkeyPatch) -> Generator[Node]:
         yield own
 
 
+@pytest.fixture
+def compiled_node(monkeypatch: pytest.MonkeyPatch) -> Generator[Node]:
+    """The same of one that has it; skips where it was not built."""
+    if WHY_NONE:
+        pytest.skip(f"no compiled part: {WHY_NONE}")
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled")
+    with Node(backend="host", timeout_s=40) as own:
+        yield own
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
@@ -75,7 +86,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except pytest.skip.Exception:
         raise
     except BaseException as error:
-        for name in ("node", "host_node", "python_node", "mixed_node"):
+        for name in ("node", "host_node", "python_node", "compiled_node", "mixed_node"):
             lent = getattr(item, "funcargs", {}).get(name)
             if lent is not None:
                 lent.__exit__(type(error), error, error.__traceback__)

@@ -201,7 +201,9 @@ def test_a_barrier_waits_for_each_rank_every_time(comm, code):
     shake, shared_shake = random.Random(comm.rank), random.Random(1)
     with Node(comm) as node:
         if code == "Python" or (code == "some of both" and node.rank % 2):
-            node._context.agreement._compiled = []
+            context = node._context
+            context.compiled, context.agreement._meetings_of = None, []
+            context.agreement.open_meetings(context.fence)
         win = node.allocate_each(1, "i8", fill=0)
         for number in range(1, 61):
             if shake.random() < 0.1:
@@ -229,8 +231,7 @@ def test_control_a_barrier_that_asks_nobody_is_too_early(comm, monkeypatch):
         agreement = node._context.agreement
         win = node.allocate_each(1, "i8", fill=0)
         with monkeypatch.context() as patch:
-            patch.setattr(agreement, "_compiled", [])
-            patch.setattr(agreement, "_meeting_rounds", [[], []])
+            patch.setattr(agreement, "_meetings_of", [lambda value: -1 - (value & 1)] * 2)
             if not node.is_leader:
                 node.barrier()
                 assert win.segment(0)[0] == 0

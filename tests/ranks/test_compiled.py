@@ -139,6 +139,51 @@ def test_random_plans_on_ranks_of_both_kinds(mixed_node):
         random_plan(mixed_node, mixed_node.comm, seed)
 
 
+def accumulated(node, case, kinds, values):
+    """The bits of fields with these values after an exchange and an accumulation."""
+    fields = make_fields(node, case, node.rank, kinds)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for field, value in zip(fields, values, strict=True):
+            field.array[...] = value
+        halo.exchange()
+        halo.accumulate()
+    # Long doubles have bytes that mean nothing.
+    found = [field.array.astype(field.array.dtype.str.replace("f16", "f8")) for field in fields]
+    return [array.tobytes() for array in found]
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_the_bits_of_an_accumulation_are_those_of_the_reference(mixed_node, monkeypatch, corners):
+    """Of numbers whose sums depend on the order, and of those that NumPy adds for C."""
+    node = mixed_node
+    case = even_case((node.size, 1), True, 4, ((1, 2), (2, 1)), corners=corners)
+    kinds = [Kind("f4", "strided"), Kind("c8", "F"), Kind("i2"), Kind("f8", "offset")]
+    for more in ([], [Kind("f2")], [Kind(">f8"), Kind("g")]):
+        given = kinds + more
+        rng = np.random.default_rng([node.rank, len(given)])
+        shapes = [each.array.shape for each in make_fields(node, case, node.rank, given)]
+        values = [rng.standard_normal(each) * 10.0 ** rng.integers(-3, 4, each) for each in shapes]
+        found = accumulated(node, case, given, values)
+        with monkeypatch.context() as patch:
+            patch.setenv("MPISHARE_HOST_CODE", "python")
+            with Node(backend="host", timeout_s=40) as other:
+                assert accumulated(other, case, given, values) == found
+
+
+@TWO
+def test_a_plan_of_which_a_rank_has_no_c_stages_everything(mixed_node):
+    """Its ranks agree on that."""
+    node = mixed_node
+    every = node.comm.allgather(node._context.compiled is not None)
+    fields = [node.allocate_each((4, 4096), fill=0).array, np.zeros((4, 1 << 18))]
+    cart = node.comm.Create_cart((node.size,), (True,))
+    with mpishare.HaloExchange(cart, fields, 1, axes=(0,), node=node) as halo:
+        faces = 2 * 2 * 8 * (4096 + (1 << 18))  # of each rank, in even epochs and in odd ones
+        assert halo._setup.is_compiled == all(every)
+        assert (halo.staging_nbytes > node.size * faces) == (not all(every))
+    cart.Free()
+
+
 def test_a_rank_that_is_later_than_a_spin(host_node):
     """The wait goes on in Python, and comes back."""
     node = host_node
@@ -200,10 +245,8 @@ def test_a_subclass_and_a_list_are_taken_by_python(host_node):
             check([field], step)
 
 
-def test_after_a_close_calls_are_refused(host_node):
-    node = host_node
-    if node.report().why_python:
-        pytest.skip(node.report().why_python)
+def test_after_a_close_calls_are_refused(compiled_node):
+    node = compiled_node
     field = np.zeros((4, 8))
     cart = node.comm.Create_cart((node.size,), (True,))
     halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
@@ -248,30 +291,23 @@ def test_another_thread_is_refused_while_the_first_waits(host_node):
     cart.Free()
 
 
-def wait_for_a_closed_window():
-    """Each rank reads the cells of the one below; what the last one has, nobody reads."""
-    with Node(backend="host", timeout_s=20) as node:
-        cart = node.comm.Create_cart((node.size,), (False,))
-        win = node.allocate_each((4, 4096), "f8")
-        halo = mpishare.HaloExchange(cart, win.array, ((1, 0),), axes=(0,), node=node)
-        is_last = node.rank == node.size - 1
-        field = np.zeros((4, 4096)) if is_last else win.array
-        assert halo._forward._host._parts.in_place == [not is_last]
-        for _ in range(2):
-            halo.exchange(field)
-        halo.start(field)
-        win.close()
-        with pytest.raises(MpiShareError, match=r"window 1.* is closed"):
-            halo.wait()
-
-
 @TWO
 @pytest.mark.filterwarnings("ignore:window 1.* was closed while arrays of it are held")
-@pytest.mark.parametrize("code", ["compiled", "python"])
-def test_a_window_that_is_closed_before_the_wait_is_an_error(monkeypatch, code):
+def test_a_window_that_is_closed_before_the_wait_is_an_error(compiled_node):
     """Also on a rank that reads out of windows itself, while nobody reads what it has.
 
-    At once, though the rank that finds out goes on.
+    Each rank reads the cells of the one below; what the last one has, nobody reads.
     """
-    monkeypatch.setenv("MPISHARE_HOST_CODE", code)
-    wait_for_a_closed_window()
+    node = compiled_node
+    cart = node.comm.Create_cart((node.size,), (False,))
+    win = node.allocate_each((4, 4096), "f8")
+    halo = mpishare.HaloExchange(cart, win.array, ((1, 0),), axes=(0,), node=node)
+    is_last = node.rank == node.size - 1
+    field = np.zeros((4, 4096)) if is_last else win.array
+    assert halo._forward._host._parts.in_place == [not is_last]
+    for _ in range(2):
+        halo.exchange(field)
+    halo.start(field)
+    win.close()
+    with pytest.raises(MpiShareError, match=r"window 1.* is closed"):
+        halo.wait()

@@ -1,16 +1,12 @@
-"""Arrays that are new at each call, on the host: copied by the plan's keys, and never bound.
+"""Arrays that are new at each call, on the host."""
 
-Only Python binds copies to arrays; the compiled part takes their addresses at each call.
-"""
-
-import itertools
 import weakref
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from mpishare.halo.host import engine, parts
+from mpishare.halo.host import parts
 from tests.helpers.halos import (
     DTYPES,
     FORMS,
@@ -29,11 +25,6 @@ from tests.helpers.halos import (
 def case_of(node):
     """Neighbors on both sides, and the rank itself along the second axis."""
     return even_case((node.size, 1), True, 3, ((1, 2), (2, 1)), corners=True)
-
-
-def bound(halo):
-    """How many calls of the plan are bound to their arrays."""
-    return len(halo._forward._seen)
 
 
 def exchange(halo, fields, way):
@@ -58,50 +49,23 @@ def test_every_dtype_and_layout(host_node, way):
                 put(fields, 10 * step)
                 exchange(halo, fields, way)
                 check(fields, 10 * step)
-            assert not bound(halo)
 
 
-def test_an_array_is_bound_at_its_second_call(python_node):
-    case, kinds = case_of(python_node), [Kind("f4"), Kind("c16", "F")]
-    fields = make_fields(python_node, case, python_node.rank, kinds)
-    with plan(python_node.comm, case, arrays(fields), node=python_node) as halo:
-        for step in range(4):
-            put(fields, 10 * step)
-            halo.exchange(*arrays(fields))
-            check(fields, 10 * step)
-            assert bound(halo) == (step > 0)
+def test_arrays_are_not_held(host_node):
+    case, kind = case_of(host_node), Kind("f8")
+    first = make_fields(host_node, case, host_node.rank, [kind])
+    with plan(host_node.comm, case, first[0].array, node=host_node) as halo:
+        for call in (halo.exchange, halo.accumulate):
+            (field,) = make_fields(host_node, case, host_node.rank, [kind])
+            call(field.array)
+            gone = weakref.ref(field.array)
+            del field
+            assert gone() is None
 
 
-def test_arrays_are_not_held(python_node):
-    case, kind = case_of(python_node), Kind("f8")
-    first = make_fields(python_node, case, python_node.rank, [kind])
-    with plan(python_node.comm, case, first[0].array, node=python_node) as halo:
-        (field,) = make_fields(python_node, case, python_node.rank, [kind])
-        halo.exchange(field.array)
-        gone = weakref.ref(field.array)
-        del field
-        assert gone() is None
-        for _ in range(2 * engine._MAX_CACHED):
-            halo.exchange(np.empty_like(first[0].array))
-        assert len(halo._forward._once) <= engine._MAX_CACHED
-
-
-def test_more_arrays_in_turn_than_are_kept(python_node):
-    """Which calls are bound changes all the time."""
-    case, kind = case_of(python_node), Kind("i2")
-    with mock.patch.object(engine, "_MAX_CACHED", 3):
-        for count in (3, 4, 7):
-            pool = [make_fields(python_node, case, python_node.rank, [kind]) for _ in range(count)]
-            with plan(python_node.comm, case, pool[0][0].array, node=python_node) as halo:
-                for step, fields in enumerate(itertools.islice(itertools.cycle(pool), 5 * count)):
-                    put(fields, step)
-                    halo.exchange(fields[0].array)
-                    check(fields, step)
-                    assert bound(halo) <= 3
-
-
-def take_turns(node, halo_made=lambda halo: None):
+def test_views_of_windows_and_private_arrays_in_turn(host_node):
     """A rank passes arrays of one kind while its neighbor passes some of the other."""
+    node = host_node
     case, kinds = case_of(node), [Kind("f8"), Kind("u1", "F")]
     limits = {"_MIN_IN_PLACE_NBYTES": 0, "_MIN_RUN_NBYTES": 0}
     with mock.patch.multiple(parts, **limits):
@@ -113,20 +77,6 @@ def take_turns(node, halo_made=lambda halo: None):
                 put(fields, 10 * step)
                 halo.exchange(*(array[...] for array in arrays(fields)))
                 check(fields, 10 * step)
-            halo_made(halo)
-
-
-def test_views_of_windows_and_private_arrays_in_turn(host_node):
-    take_turns(host_node)
-
-
-def test_views_of_windows_are_bound_in_python(python_node):
-    """By their addresses, where a neighbor reads them in place."""
-
-    def look(halo):
-        assert len(halo._forward._host._calls) == (python_node.size > 1)
-
-    take_turns(python_node, look)
 
 
 def test_accumulate(host_node):

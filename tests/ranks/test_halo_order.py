@@ -6,7 +6,6 @@ after `wait`, which a neighbor that still reads them would see.
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 
 import mpishare
 from mpishare import EpochError
-from mpishare.halo.host import parts, shared
+from mpishare.halo.host import compiled_route, parts
 from tests.helpers.compiled import needs_compiled
 from tests.helpers.halos import (
     Field,
@@ -318,7 +317,8 @@ def test_control_without_the_wait_a_held_neighbor_is_not_waited_for(python_node,
     """The same check, with the wait taken out: it fails on every rank."""
     node = python_node
     field, halo = star_of_rank_0(node)
-    monkeypatch.setattr(halo._forward._host, "_wait_until", lambda *arguments: None)
+    staging = halo._forward._host._staging
+    monkeypatch.setattr(staging, "wait_until", lambda *arguments: None)
     with pytest.raises(AssertionError, match=r"passed while|other ranks read"):
         held_ghost(node, halo, field)
     monkeypatch.undo()
@@ -326,19 +326,19 @@ def test_control_without_the_wait_a_held_neighbor_is_not_waited_for(python_node,
 
 
 @TWO
-@pytest.mark.parametrize("code", ["host_node", "python_node"])
 @pytest.mark.parametrize("is_in_window", [True, False])
 def test_control_without_the_wait_for_readers_a_neighbor_reads_what_comes_next(
-    request, monkeypatch, code, is_in_window
+    compiled_node, monkeypatch, is_in_window
 ):
     """A field that is read in place: its owner must wait until all have read."""
-    node = request.getfixturevalue(code)
+    node = compiled_node
     case = even_case((node.size,), True, 3)
     fields = make_fields(node, case, node.rank, [Kind("i8")], [is_in_window])
     wrong = 0
     if node.rank == 0:  # it alone does not wait for its readers
-        real = shared.lay_out
-        monkeypatch.setattr(shared, "lay_out", lambda *a, **b: replace(real(*a, **b), readers=[]))
+        real = compiled_route.lay_out
+        without = lambda *a, **b: real(*a, **b)._replace(readers=[])  # noqa: E731
+        monkeypatch.setattr(compiled_route, "lay_out", without)
     with read_in_place(), plan(node.comm, case, arrays(fields), node=node) as halo:
         for step in range(1, 40):
             put(fields, step)
@@ -513,15 +513,18 @@ def test_a_node_ends_what_was_started_before_it_closes_the_window(host_node):
 
 
 @TWO
-def test_memory_that_is_short_on_one_rank_is_an_error_on_all(host_node, monkeypatch):
+@pytest.mark.parametrize("code", ["compiled", "python"])
+def test_memory_that_is_short_on_one_rank_is_an_error_on_all(request, monkeypatch, code):
     """Whatever fails last in making a plan."""
+    host_node = request.getfixturevalue(f"{code}_node")
     comm = host_node.comm
     cart = comm.Create_cart([comm.size], periods=[True])
 
     def fail(*_, **__):
         raise MemoryError("none left")
 
-    for place in ("plans.mpi_route.MpiMessages.__init__", "halo.host.shared.lay_out"):
+    route = {"compiled": "compiled_route.CompiledRoute", "python": "reference.ReferenceRoute"}[code]
+    for place in ("plans.mpi_route.MpiMessages.__init__", f"halo.host.{route}.lay_out"):
         with monkeypatch.context() as patch:
             if comm.rank == 1:
                 patch.setattr(f"mpishare.{place}", fail)
@@ -531,12 +534,12 @@ def test_memory_that_is_short_on_one_rank_is_an_error_on_all(host_node, monkeypa
     cart.Free()
 
 
+@needs_compiled
 @pytest.mark.ranks(min=3)
-@pytest.mark.parametrize("code", [pytest.param("compiled", marks=needs_compiled), "python"])
 @pytest.mark.parametrize("call", ["exchange", "wait", "fence"])
-def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, code, call):
+def test_cells_that_are_overwritten_after_an_error_are_not_taken(monkeypatch, call):
     """Rank 0 leaves, rank 1 learns of it and uses its field anew, rank 2 reads it after that."""
-    monkeypatch.setenv("MPISHARE_HOST_CODE", code)
+    monkeypatch.setenv("MPISHARE_HOST_CODE", "compiled")
     with ExitStack() as stack:
         node = stack.enter_context(mpishare.Node(backend="host", timeout_s=20))
         stack.enter_context(read_in_place())

@@ -69,16 +69,16 @@ def exchange(node, shape, axis, width, in_window, is_new, steps=4):
     ],
 )
 @pytest.mark.parametrize("kind", ["window", "private", "new"])
-def test_the_way_of_a_face(host_node, shape, axis, width, of_window, of_private, kind):
-    found = exchange(host_node, shape, axis, width, kind == "window", kind == "new")
+def test_the_way_of_a_face(compiled_node, shape, axis, width, of_window, of_private, kind):
+    found = exchange(compiled_node, shape, axis, width, kind == "window", kind == "new")
     assert found == {of_window if kind == "window" else of_private}
 
 
 @TWO
 @pytest.mark.parametrize("is_new", [False, True])
-def test_a_packed_face_beside_one_that_is_read_in_place(host_node, is_new):
+def test_a_packed_face_beside_one_that_is_read_in_place(compiled_node, is_new):
     """Of one field in a window: one column of cells to one side, eight to the other."""
-    node = host_node
+    node = compiled_node
     cart = node.comm.Create_cart([node.size], [True])
     low, _ = cart.Shift(0, 1)
     windows = [node.allocate_each((2000, 60)).array for _ in range(2)]
@@ -111,9 +111,9 @@ def test_a_packed_face_beside_one_that_is_read_in_place(host_node, is_new):
 
 
 @TWO
-def test_only_those_who_read_are_waited_for(host_node):
+def test_only_those_who_read_are_waited_for(compiled_node):
     """A rank that finds my cells in staging may copy them long after my `wait`."""
-    node = host_node
+    node = compiled_node
     cart = node.comm.Create_cart([1, node.size], [True, True])
     field = node.allocate_each((200, 200)).array
     with (

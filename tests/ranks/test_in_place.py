@@ -9,7 +9,7 @@ import pytest
 
 import mpishare
 from mpishare import ClosedError, HandleError, MismatchError, PeerError, UnsupportedError
-from mpishare.halo.host.staging import READY, read_entry
+from mpishare.halo.host.staging import READY, table_offset
 from mpishare.windows.allocate import open_memory
 from tests.helpers.held import held
 from tests.ranks.test_window import nothing_leaked, on_every_rank, put, some, values_of
@@ -356,7 +356,7 @@ def test_a_halo_field_in_place_is_one_of_a_window(node):
             expected = [10 * step + rank % node.size for rank in (node.rank - 1, node.rank + 1)]
             assert values_of(field[[0, 3], 7]).tolist() == expected
         routes = halo.routes
-        if node.backend == "host" and node.size > 1:
+        if node.backend == "host" and node.size > 1 and node.report().host_code == "compiled":
             assert published(halo) in ((w._number, node.rank) for w in (base, win))
     with mpishare.HaloExchange(cart, base.array[2:6], 1, axes=0, node=node) as other:
         assert other.routes == routes
@@ -365,9 +365,10 @@ def test_a_halo_field_in_place_is_one_of_a_window(node):
 
 def published(halo):
     """In which window, and in whose segment, the neighbors read the field of the last exchange."""
-    route = halo._forward._host
-    table = route._tables[route._control[READY] & 1]
-    return read_entry(route._control, table, 0)[:2]
+    staging, rank = halo._forward._host._staging, halo._setup.comm.rank
+    control = staging.control[rank]
+    entry = table_offset(control[READY] & 1, 1) + 1
+    return tuple(control[entry : entry + 2])
 
 
 # --- many

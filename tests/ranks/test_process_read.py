@@ -53,8 +53,8 @@ def steps(node, case, kinds):
 
 
 @TWO
-def test_faces_that_come_as_they_belong(host_node):
-    node = host_node
+def test_faces_that_come_as_they_belong(compiled_node):
+    node = compiled_node
     case = even_case((node.size,), True, 5, 2)
     kind = Kind("f8", others=(PLANES,), axes=(0,))
     keys, through, nbytes = steps(node, case, [kind])
@@ -68,9 +68,9 @@ def test_faces_that_come_as_they_belong(host_node):
 @TWO
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("form", ["C", "F"])
-def test_faces_with_ghosts_in_between(host_node, form, width):
+def test_faces_with_ghosts_in_between(compiled_node, form, width):
     """They come through memory of the receiver, some planes at a time."""
-    node = host_node
+    node = compiled_node
     dims = (node.size, 1, 1) if form == "C" else (1, 1, node.size)
     splits = [(4,) * node.size, (300,), (300,)]
     case = Case(dims, (True,) * 3, tuple(splits[:: 1 if form == "C" else -1]),
@@ -82,8 +82,8 @@ def test_faces_with_ghosts_in_between(host_node, form, width):
 
 
 @TWO
-def test_small_faces_and_those_that_lie_far_apart_are_packed(host_node):
-    node = host_node
+def test_small_faces_and_those_that_lie_far_apart_are_packed(compiled_node):
+    node = compiled_node
     case = even_case((node.size, 1), True, 5, 1)
     assert not steps(node, case, [Kind("f8")])[0]
     case = even_case((node.size,), True, 5, 1)
@@ -91,15 +91,15 @@ def test_small_faces_and_those_that_lie_far_apart_are_packed(host_node):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_plans_of_private_fields(host_node, seed):
+def test_random_plans_of_private_fields(compiled_node, seed):
     with read_in_place():
-        random_plan(host_node, host_node.comm, 7000 + seed)
+        random_plan(compiled_node, compiled_node.comm, 7000 + seed)
 
 
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
-def test_owned_cells_are_overwritten_right_after_wait(host_node, way):
+def test_owned_cells_are_overwritten_right_after_wait(compiled_node, way):
     with read_in_place():
-        of_order.test_owned_cells_are_overwritten_right_after_wait(host_node, False, way)
+        of_order.test_owned_cells_are_overwritten_right_after_wait(compiled_node, False, way)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_owned_cells_are_overwritten_right_after_wait(host_node, way):
     ],
     ids=lambda order: order.__name__,
 )
-def test_order(host_node, order):
+def test_order(compiled_node, order):
     with read_in_place():
-        order(host_node, False)
+        order(compiled_node, False)
 
 
 @TWO
-def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(host_node):
+def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(compiled_node):
     """Read from the process at one call, in the window at the next."""
-    node = host_node
+    node = compiled_node
     case = even_case((node.size,), True, 5, 1)
     kinds = [Kind("f8", others=(PLANES,), axes=(0,))] * 2
     sets = [
@@ -140,9 +140,9 @@ def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(host_node):
 
 @TWO
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
-def test_new_arrays_kept_ones_and_windows_in_turn(host_node, way):
+def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
     """Each rank another kind: addresses that are kept for later beside others that come once."""
-    node = host_node
+    node = compiled_node
     case = even_case((node.size,), True, 5, 1)
     kinds = [Kind("f8", others=(PLANES,), axes=(0,)), Kind("i4", others=(7,), axes=(0,))]
     kept, in_windows = (make_fields(node, case, node.rank, kinds, [way] * 2) for way in (0, 1))
@@ -163,8 +163,8 @@ def test_new_arrays_kept_ones_and_windows_in_turn(host_node, way):
 
 
 @TWO
-def test_what_is_accumulated_is_not_read_from_the_process(host_node):
-    node = host_node
+def test_what_is_accumulated_is_not_read_from_the_process(compiled_node):
+    node = compiled_node
     cart = node.comm.Create_cart([node.size], [True])
     field = np.zeros((4, PLANES))
     field[[0, -1]] = node.rank + 1

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from mpishare.backends import native
+from mpishare.halo.host.compiled_route import numbers_of
+from mpishare.halo.host.copies import add
 from mpishare.halo.host.lowering import cells_of, lower
 from mpishare.plans.layout import FieldLayout
 from tests.helpers.compiled import WHY_NONE, needs_compiled
@@ -106,6 +108,11 @@ def module():
     return native.load()[0]
 
 
+def of_field(copy):
+    """A part of a field that is read or written where it is."""
+    return 0, None, None, None, copy, ()
+
+
 def exchange_within(module, layout, words, copies, **others):
     """An exchange of a rank alone, whose cells go to places of the same field."""
     at = module.address_of(words)
@@ -116,11 +123,12 @@ def exchange_within(module, layout, words, copies, **others):
         "recordings": [],
         "array_type": np.ndarray,
         "words": (at, at + 128, at + 256, at + 512),
-        "fields": ((layout.dtype, layout.shape, layout.strides, layout.span_nbytes, False),),
+        "fields": ((layout.dtype, layout.shape, layout.strides, layout.span_nbytes, False, None),),
         "receivers": (),
-        "senders": (),
+        "senders": ((0, at, at, (0, 0), 0, tuple(map(of_field, copies))),),
         "out": (),
-        "own": tuple((0, None, None, None, copy, ()) for copy in copies),
+        "zeroed": (),
+        "is_reverse": False,
         "nbytes": 1,
         "looks_per_yield": 1,
     }
@@ -174,6 +182,52 @@ def test_copies_are_those_of_numpy(module, dtype):
         exchange = exchange_within(module, layout, words, [copy])
         assert exchange.try_exchange((array,))
         assert array.tobytes() == right.tobytes()
+
+
+NUMBERS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8", "c8", "c16")
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("skew", [0, 1], ids=["aligned", "at odd addresses"])
+def test_sums_are_those_of_numpy(module, dtype, skew):
+    """Of boxes and of places, some of which come twice, in their order; what was sent is zeroed."""
+    dtype = np.dtype(dtype)
+    rng = np.random.default_rng([dtype.itemsize, skew])
+    for number in range(40):
+        shape = (8, *map(int, rng.integers(1, 9, rng.integers(0, 3))))
+        memory = np.zeros(dtype.itemsize * int(np.prod(shape)) + 1, "u1")
+        array = np.ndarray(shape, dtype, memory, skew, order="CF"[number % 2])
+        if dtype.kind in "iu":
+            array[...] = rng.integers(0, 256, (*shape, dtype.itemsize), "u1").view(dtype)[..., 0]
+        else:
+            array[...] = rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)
+        to, source = ((slice(0, 3),), (slice(4, 7),))
+        if number % 4 > 1:
+            to, source = (rng.integers(0, 3, 6),), (rng.integers(4, 8, 6),)
+        right = array.copy()
+        add(right, to, right[source])
+        right[source] = 0
+        layout, words = layout_of(array), np.zeros(128, "u8")
+        ends = cells_of(layout, to), cells_of(layout, source)
+        zeroed = lower(ends[1], ends[1], dtype.itemsize, by=ends[1])
+        exchange = exchange_within(
+            module,
+            layout,
+            words,
+            [lower(*ends, dtype.itemsize, by=ends[0])],
+            fields=((dtype, shape, array.strides, layout.span_nbytes, False, numbers_of(dtype)),),
+            zeroed=(of_field(zeroed),),
+            is_reverse=True,
+        )
+        assert exchange.try_exchange((array,))
+        assert array.tobytes() == right.tobytes()
+
+
+def test_which_numbers_are_added():
+    """The rest is NumPy's."""
+    assert all(numbers_of(np.dtype(each)) for each in NUMBERS)
+    for other in ("f2", "g", ">f8", ">i2", "?", "M8[s]", "V3", "f8,i4"):
+        assert numbers_of(np.dtype(other)) is None
 
 
 @pytest.mark.parametrize("shift", [0, 1, 17])
@@ -258,7 +312,8 @@ def test_a_sum_that_is_called_again_leaves_its_slot_alone(module):
 # --- wrong calls, which none of mpishare makes
 
 
-FIELD = (np.dtype("f8"), (3, 4), (32, 8), 96, False)
+FIELD = (np.dtype("f8"), (3, 4), (32, 8), 96, False, "f8")
+CELL = (8, 0, 0, ())
 WORDS = np.zeros(8, "u8")
 
 
@@ -271,12 +326,21 @@ WORDS = np.zeros(8, "u8")
         {"receivers": (7,)},
         {"senders": (None,)},
         # A part that is in no buffer and read nowhere, one of a field that is none, half a buffer.
-        {"senders": ((0, 1, 1, (0, 0), 1, ((0, (8, 0, 0, ()), None, None, None, ()),)),)},
-        {"senders": ((0, 1, 1, (0, 0), 1, ((5, (8, 0, 0, ()), 1, 1, None, ()),)),)},
-        {"out": ((0, (8, 0, 0, ()), 1, None, None, ()),)},
+        {"senders": ((0, 1, 1, (0, 0), 1, ((0, CELL, None, None, None, ()),)),)},
+        {"senders": ((0, 1, 1, (0, 0), 1, ((5, CELL, 1, 1, None, ()),)),)},
+        {"out": ((0, CELL, 1, None, None, ()),)},
         {"out": ((0, (8, 0, 0, ((2, 8, 8, b"", None),)), 1, 1, None, ()),)},  # a table too short
         {"out": (3,)},
-        {"own": None},
+        {"zeroed": None},
+        {"zeroed": ((0, CELL, 1, 1, None, ()),)},  # nowhere in the field
+        # Elements that cannot be added, and a share of one.
+        {"is_reverse": True},
+        {"is_reverse": True, "fields": ((*FIELD[:5], "f2"),)},
+        {
+            "is_reverse": True,
+            "fields": (FIELD,),
+            "senders": ((0, 1, 1, (0, 0), 1, (of_field((4, 0, 0, ())),)),),
+        },
     ],
 )
 def test_an_exchange_whose_tables_are_wrong(module, given):

@@ -57,7 +57,7 @@ class Ranks:
         return self.others[rank].open(*unpack(KEY, handle), 0, None)
 
 
-@settings(max_examples=60, stateful_step_count=40, deadline=None)
+@settings(max_examples=25, stateful_step_count=40, deadline=None)
 class Model(RuleBasedStateMachine):
     """Random calls of all ranks; every array keeps the number that was written into it."""
 

@@ -41,7 +41,7 @@ static void copy_run(char *to, const char *from, size_t nbytes)
     for (int64_t at = 0; at < count; at++, to += to_step, from += from_step)                       \
         memcpy(to, from, SIZE)
 
-static void copy_line(const Axis *axis, size_t run, char *to, const char *from)
+void copy_line(const Axis *axis, size_t run, char *to, const char *from)
 {
     const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;
     if (axis->to_at || axis->from_at) {
@@ -66,23 +66,81 @@ static void copy_line(const Axis *axis, size_t run, char *to, const char *from)
     }
 }
 
-static void copy_axes(const Axis *axes, int naxes, size_t run, char *to, const char *from)
+void zero_line(const Axis *axis, size_t run, char *to, const char *from)
 {
-    if (naxes == 0) {
-        copy_run(to, from, run);
-        return;
+    (void)from;
+    for (int64_t at = 0; at < axis->count; at++)
+        memset(to + (axis->to_at ? axis->to_at[at] : at * axis->to), 0, run);
+}
+
+#define ADD(name, type)                                                                            \
+    static inline void add_run_##name(char *to, const char *from, size_t run)                      \
+    {                                                                                              \
+        for (size_t at = 0; at < run; at += sizeof(type)) {                                        \
+            type sum, other; /* copied, since fields may lie at odd addresses */                   \
+            memcpy(&sum, to + at, sizeof sum);                                                     \
+            memcpy(&other, from + at, sizeof other);                                               \
+            sum = (type)(sum + other);                                                             \
+            memcpy(to + at, &sum, sizeof sum);                                                     \
+        }                                                                                          \
+    }                                                                                              \
+    static void add_line_##name(const Axis *axis, size_t run, char *to, const char *from)          \
+    {                                                                                              \
+        const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;             \
+        if (axis->to_at || axis->from_at)                                                          \
+            for (int64_t at = 0; at < count; at++)                                                 \
+                add_run_##name(to + (axis->to_at ? axis->to_at[at] : at * to_step),                \
+                               from + (axis->from_at ? axis->from_at[at] : at * from_step), run);  \
+        else if (run == sizeof(type))                                                              \
+            for (int64_t at = 0; at < count; at++, to += to_step, from += from_step)               \
+                add_run_##name(to, from, sizeof(type));                                            \
+        else                                                                                       \
+            for (int64_t at = 0; at < count; at++, to += to_step, from += from_step)               \
+                add_run_##name(to, from, run);                                                     \
     }
+
+/* Sums of unsigned integers wrap around, and have the bits of those of signed ones. */
+ADD(u1, uint8_t)
+ADD(u2, uint16_t)
+ADD(u4, uint32_t)
+ADD(u8, uint64_t)
+ADD(f4, float)
+ADD(f8, double)
+
+Line find_adding_line(const char *name)
+{
+    static const struct {
+        const char *name;
+        Line line;
+    } lines[] = {{"u1", add_line_u1}, {"u2", add_line_u2}, {"u4", add_line_u4},
+                 {"u8", add_line_u8}, {"f4", add_line_f4}, {"f8", add_line_f8}};
+    for (size_t at = 0; at < sizeof lines / sizeof *lines; at++)
+        if (!strcmp(lines[at].name, name))
+            return lines[at].line;
+    return NULL;
+}
+
+static void move_axes(const Axis *axes, int naxes, const Copy *copy, char *to, const char *from)
+{
     if (naxes == 1) {
-        copy_line(axes, run, to, from);
+        copy->line(axes, copy->run, to, from);
         return;
     }
     for (int64_t at = 0; at < axes->count; at++)
-        copy_axes(axes + 1, naxes - 1, run,
+        move_axes(axes + 1, naxes - 1, copy,
                   to + (axes->to_at ? axes->to_at[at] : at * axes->to),
                   from + (axes->from_at ? axes->from_at[at] : at * axes->from));
 }
 
-void copy_cells(const Copy *copy, char *to, const char *from)
+void move_cells(const Copy *copy, char *to, const char *from)
 {
-    copy_axes(copy->axes, copy->naxes, copy->run, to + copy->to, from + copy->from);
+    static const Axis once = {.count = 1};
+    to += copy->to;
+    from += copy->from;
+    if (copy->naxes == 0 && copy->line == copy_line) /* small faces are mostly one run */
+        copy_run(to, from, copy->run);
+    else if (copy->naxes < 2)
+        copy->line(copy->naxes ? copy->axes : &once, copy->run, to, from);
+    else
+        move_axes(copy->axes, copy->naxes, copy, to, from);
 }

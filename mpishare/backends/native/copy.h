@@ -1,4 +1,4 @@
-/* Copies of boxes of cells between two places in memory, by their strides. */
+/* Cells between two places in memory, by loops over their strides: copied, added, or set to zero. */
 
 #ifndef MPISHARE_COPY_H
 #define MPISHARE_COPY_H
@@ -13,14 +13,24 @@ typedef struct {
     const int64_t *to_at, *from_at;
 } Axis;
 
+/* What is done with `run` bytes at each place of the innermost loop. */
+typedef void (*Line)(const Axis *axis, size_t run, char *to, const char *from);
+
+void copy_line(const Axis *axis, size_t run, char *to, const char *from);
+void zero_line(const Axis *axis, size_t run, char *to, const char *from);
+
+/* Adds numbers: "u4" of integers of four bytes, "f8" of doubles; NULL for a name that is none. */
+Line find_adding_line(const char *name);
+
 /* `run` bytes at each place of the loops, the slowest first; `to` and `from` are offsets. */
 typedef struct {
+    Line line;
     size_t run;
     int64_t to, from;
     int naxes;
     const Axis *axes;
 } Copy;
 
-void copy_cells(const Copy *copy, char *to, const char *from);
+void move_cells(const Copy *copy, char *to, const char *from);
 
 #endif

@@ -1,6 +1,5 @@
 /* The two halves of an `Exchange`: my cells go out, the ghosts come in. The protocol is that of
- * `mpishare.halo.host.shared`, by the same words of shared memory; Python makes the tables, waits for
- * what takes long, and raises.
+ * `mpishare.halo.host.staging`; Python makes the tables, waits for what takes long, and raises.
  *
  * Nothing here holds memory of others: addresses of shared memory are valid until `close`. */
 
@@ -122,6 +121,8 @@ static bool any_ready(Exchange *self)
             if (load_acquire(sender->control) >= self->epoch)
                 return true;
             is_done = false;
+            if (self->is_reverse) /* none is overtaken */
+                break;
         }
     }
     return is_done;
@@ -193,7 +194,7 @@ static int locate(Exchange *self, int number)
 /* --- sending */
 
 /* Writes where my fields are, if that is not what is there for this parity. Version 0 says that
- * all are staged, but receivers in Python read the entries nevertheless. */
+ * all are staged. */
 static void publish(Exchange *self)
 {
     uint64_t *table = self->tables[self->epoch & 1];
@@ -237,9 +238,9 @@ int exchange_send(Exchange *self)
         if (part->is_direct && where != STAGED && where != IN_PROCESS)
             continue; /* read in the window */
         if (part->buffers[parity])
-            copy_cells(&part->staged, part->buffers[parity], base);
+            move_cells(&part->staged, part->buffers[parity], base);
         else if (place && place->shadow)
-            copy_cells(&part->direct, place->shadow, base);
+            move_cells(&part->direct, place->shadow, base);
     }
     if (self->is_located)
         publish(self);
@@ -288,7 +289,7 @@ static int read_process(Exchange *self, const Sender *sender, const Part *part, 
             done += (size_t)count;
         }
         if (read->scratch)
-            copy_cells(&read->copy, self->bases[part->field], read->scratch);
+            move_cells(&read->copy, self->bases[part->field], read->scratch);
     }
     return 0;
 }
@@ -297,11 +298,15 @@ static int receive_part(Exchange *self, const Sender *sender, const Part *part, 
 {
     const int parity = self->epoch & 1;
     char *base = self->bases[part->field];
+    if (sender->is_own) {
+        move_cells(&part->direct, base, base);
+        return 0;
+    }
     const uint64_t *entry = table + 1 + ENTRY_WORDS * part->field;
     const uint64_t where = table[0] ? entry[0] : STAGED;
     if (!part->is_direct ||
         ((where == STAGED || where == IN_PROCESS) && part->buffers[parity])) {
-        copy_cells(&part->staged, base, part->buffers[parity]);
+        move_cells(&part->staged, base, part->buffers[parity]);
         return 0;
     }
     if (where == IN_PROCESS)
@@ -311,7 +316,7 @@ static int receive_part(Exchange *self, const Sender *sender, const Part *part, 
         return -1;
     if (self->nbytes > GIL_NBYTES)
         release_gil(self);
-    copy_cells(&part->direct, base, address + entry[2]);
+    move_cells(&part->direct, base, address + entry[2]);
     return 0;
 }
 
@@ -331,7 +336,7 @@ static int receive_from(Exchange *self, Sender *sender)
     for (int at = 0; at < sender->nparts; at++)
         if (receive_part(self, sender, sender->parts + at, table))
             return -1;
-    if (table[0]) {
+    if (table[0] && !sender->is_own) {
         bool is_read = false;
         for (int at = 0; at < sender->nparts; at++)
             is_read |= table[1 + ENTRY_WORDS * sender->parts[at].field] == IN_PROCESS &&
@@ -351,26 +356,31 @@ int exchange_receive(Exchange *self)
 {
     if (self->reads_windows && look_at_windows(self))
         return -1;
-    for (int at = 0; at < self->nself; at++) {
-        char *base = self->bases[self->own[at].field];
-        copy_cells(&self->own[at].direct, base, base);
-    }
     int left = self->nsenders;
     for (int at = 0; at < left; at++)
         self->senders[at].is_done = false;
-    while (left) { /* whoever comes first is first */
+    while (left) { /* whoever comes first is first, but in the reverse */
         if (wait_until(self, any_ready, "wait_for_senders"))
             return -1;
         for (int at = 0; at < self->nsenders; at++) {
             Sender *sender = self->senders + at;
-            if (sender->is_done || load_acquire(sender->control) < self->epoch)
+            if (sender->is_done)
                 continue;
+            if (load_acquire(sender->control) < self->epoch) {
+                if (self->is_reverse)
+                    break;
+                continue;
+            }
             if (receive_from(self, sender))
                 return -1;
             left--;
         }
     }
     store_release(self->consumed, self->epoch);
+    for (int at = 0; at < self->nzeroed; at++) {
+        char *base = self->bases[self->zeroed[at].field];
+        move_cells(&self->zeroed[at].direct, base, base);
+    }
     if (self->is_located && self->is_published)
         return wait_until(self, is_read, "wait_for_readers");
     return 0;

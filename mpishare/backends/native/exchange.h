@@ -29,6 +29,8 @@ typedef struct {
     npy_intp *shape, *strides;
     size_t span; /* bytes from its first cell to its last */
     bool is_located; /* whether others may read it where it is */
+    Line add;        /* of its numbers, in the reverse */
+    size_t number_nbytes;
     Place *places;
 } Field;
 
@@ -45,7 +47,7 @@ typedef struct {
     int field;
     char *buffers[2]; /* even and odd epochs; NULL without staging */
     Copy staged;      /* between the field and its buffer */
-    bool is_direct;   /* read where it is, if that is in a window or a readable process */
+    bool is_direct;   /* read where it is: in my own field, a window, or a readable process */
     Copy direct;      /* incoming: sender's field to mine; outgoing: my field to its shadow */
     int nreads;
     Read *reads;
@@ -58,6 +60,7 @@ typedef struct {
 
 typedef struct {
     int rank;
+    bool is_own; /* my own cells go to my own field */
     Word *control, *state;
     int lock_fd; /* its process holds a lock at this place of this file while it runs */
     long long lock_offset;
@@ -78,12 +81,12 @@ typedef struct {
     Word *ready, *consumed;
     uint64_t *tables[2];
     size_t table_words; /* of one parity, with its version */
-    int nfields, nreceivers, nsenders, nout, nself;
+    int nfields, nreceivers, nsenders, nout, nzeroed;
     Field *fields;
     Receiver *receivers;
     Sender *senders;
     Part *out;
-    Part *own; /* copies within my fields: `direct` */
+    Part *zeroed; /* at the end of the reverse: `direct` */
     char **bases;
     intptr_t *apart; /* for each field, its distance from the first, in the last call that was right */
     Place **found;
@@ -91,6 +94,7 @@ typedef struct {
     uint64_t *entries;
     uint64_t epoch, table_version;
     long long windows_version;
+    bool is_reverse; /* cells are added, in the order of the senders */
     bool is_located; /* any field */
     bool reads_windows; /* where other ranks have their fields */
     bool is_published;

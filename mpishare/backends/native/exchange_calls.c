@@ -160,6 +160,19 @@ static PyObject *exchange_try_wait(Exchange *self, PyObject *ignored)
     return leave(self, receive(self), Py_True);
 }
 
+static PyObject *exchange_addresses_of(Exchange *self, PyObject *fields)
+{
+    if (self->is_closed || self->is_busy || self->is_started || !take_fields(self, fields))
+        Py_RETURN_NONE;
+    PyObject *found = PyTuple_New(self->nfields);
+    for (int at = 0; found != NULL && at < self->nfields; at++) {
+        PyObject *address = PyLong_FromVoidPtr(self->bases[at]);
+        if (address == NULL || PyTuple_SetItem(found, at, address))
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
 static PyObject *exchange_start(Exchange *self, PyObject *addresses)
 {
     if (!PyTuple_Check(addresses) || PyTuple_Size(addresses) != self->nfields) {
@@ -233,6 +246,8 @@ static PyMethodDef methods[] = {
      "Start an exchange of such arrays, or return False with nothing done."},
     {"try_wait", (PyCFunction)exchange_try_wait, METH_NOARGS,
      "End the exchange that was started, or return False with nothing done."},
+    {"addresses_of", (PyCFunction)exchange_addresses_of, METH_O,
+     "Return the addresses of such arrays, for `start`, or None."},
     {"start", (PyCFunction)exchange_start, METH_O,
      "Start an exchange of fields at these addresses, which Python has checked."},
     {"wait", (PyCFunction)exchange_wait, METH_NOARGS, "End the exchange that was started."},

@@ -1,4 +1,4 @@
-/* The tables of an `Exchange`: read once from what `CompiledRoute.lay_out` says. */
+/* The tables of an `Exchange`: read once from what `CompiledRoute.lay_out` gives. */
 
 #include "exchange.h"
 #include "wait_word.h"
@@ -63,7 +63,7 @@ static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
         if (from_at != Py_None && !(made[at].from_at = copy_table(self, from_at, count)))
             return -1;
     }
-    *copy = (Copy){(size_t)run, to, from, naxes, made};
+    *copy = (Copy){copy_line, (size_t)run, to, from, naxes, made};
     return 0;
 }
 
@@ -80,6 +80,7 @@ static int read_part(Exchange *self, PyObject *spec, Part *part)
     }
     part->buffers[0] = as_address(even);
     part->buffers[1] = as_address(odd);
+    part->staged.line = part->direct.line = copy_line; /* of no cells */
     if (!part->buffers[0] != !part->buffers[1]) {
         PyErr_SetString(PyExc_ValueError, "a buffer for each parity, or none");
         return -1;
@@ -101,7 +102,7 @@ static int read_part(Exchange *self, PyObject *spec, Part *part)
         if (!PyArg_ParseTuple(PyTuple_GetItem(reads, at), "KKLOO", &offset, &nbytes, &to, &scratch,
                               &copy))
             return -1;
-        *read = (Read){offset, (size_t)nbytes, to, as_address(scratch), {0}};
+        *read = (Read){offset, (size_t)nbytes, to, as_address(scratch), {.line = copy_line}};
         if (copy != Py_None && read_copy(self, copy, &read->copy))
             return -1;
     }
@@ -127,11 +128,18 @@ static int read_field(Exchange *self, PyObject *spec, Field *field)
     PyObject *shape, *strides;
     unsigned long long span;
     int is_located;
-    if (!PyArg_ParseTuple(spec, "OO!O!Kp", &field->dtype, &PyTuple_Type, &shape, &PyTuple_Type,
-                          &strides, &span, &is_located))
+    const char *numbers;
+    if (!PyArg_ParseTuple(spec, "OO!O!Kpz", &field->dtype, &PyTuple_Type, &shape, &PyTuple_Type,
+                          &strides, &span, &is_located, &numbers))
         return -1;
     field->span = (size_t)span;
     Py_INCREF(field->dtype);
+    if (numbers && (field->add = find_adding_line(numbers)))
+        field->number_nbytes = (size_t)(numbers[1] - '0');
+    if (self->is_reverse && !field->add) {
+        PyErr_SetString(PyExc_ValueError, "the elements of a field cannot be added");
+        return -1;
+    }
     field->ndim = (int)PyTuple_Size(shape);
     if (PyTuple_Size(strides) != field->ndim) {
         PyErr_SetString(PyExc_ValueError, "a stride for each axis");
@@ -167,6 +175,17 @@ static int read_receivers(Exchange *self, PyObject *specs)
     return self->receivers == NULL || PyErr_Occurred() ? -1 : 0;
 }
 
+/* Lets a part be added to the field, whole numbers at a time. */
+static int let_add(const Field *field, Part *part)
+{
+    if (part->staged.run % field->number_nbytes || part->direct.run % field->number_nbytes) {
+        PyErr_SetString(PyExc_ValueError, "a part has a share of a number");
+        return -1;
+    }
+    part->staged.line = part->direct.line = field->add;
+    return 0;
+}
+
 /* Reads ``(rank, control, state, (lock_fd, lock_offset), pid, parts)`` of each. */
 static int read_senders(Exchange *self, PyObject *specs)
 {
@@ -183,13 +202,16 @@ static int read_senders(Exchange *self, PyObject *specs)
         sender->state = as_address(state);
         if (PyErr_Occurred() || !(sender->parts = read_parts(self, parts, &sender->nparts)))
             return -1;
+        sender->is_own = sender->control == self->ready;
         for (int number = 0; number < sender->nparts; number++) {
-            const Part *part = sender->parts + number;
-            if (!part->is_direct && !part->buffers[0]) {
+            Part *part = sender->parts + number;
+            if (!part->is_direct && (sender->is_own || !part->buffers[0])) {
                 PyErr_SetString(PyExc_ValueError, "a part comes from nowhere");
                 return -1;
             }
-            self->reads_windows |= part->is_direct;
+            if (self->is_reverse && let_add(self->fields + part->field, part))
+                return -1;
+            self->reads_windows |= part->is_direct && !sender->is_own;
         }
     }
     return self->senders == NULL ? -1 : 0;
@@ -215,18 +237,34 @@ static int read_fields(Exchange *self, PyObject *specs)
     return 0;
 }
 
+/* Reads parts that are set to zero where they are. */
+static int read_zeroed(Exchange *self, PyObject *specs)
+{
+    self->zeroed = read_parts(self, specs, &self->nzeroed);
+    for (int at = 0; self->zeroed && at < self->nzeroed; at++) {
+        if (!self->zeroed[at].is_direct) {
+            PyErr_SetString(PyExc_ValueError, "a part that is zeroed is nowhere");
+            return -1;
+        }
+        self->zeroed[at].direct.line = zero_line;
+    }
+    return self->zeroed == NULL ? -1 : 0;
+}
+
 int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"owner",  "context",   "agreement", "recordings", "array_type",
-                            "words",  "fields",    "receivers", "senders",    "out",
-                            "own",    "nbytes",    "looks_per_yield", NULL};
-    PyObject *fields, *receivers, *senders, *out, *own;
+    static char *names[] = {"owner",      "context",    "agreement", "recordings",
+                            "array_type", "words",      "fields",    "receivers",
+                            "senders",    "out",        "zeroed",    "is_reverse",
+                            "nbytes",     "looks_per_yield", NULL};
+    PyObject *fields, *receivers, *senders, *out, *zeroed;
     unsigned long long ready, consumed, even, odd;
+    int is_reverse;
     if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "OOOO!O(KKKK)O!O!O!OOni", names, &self->owner, &self->context,
+            arguments, keywords, "OOOO!O(KKKK)O!O!O!OOpni", names, &self->owner, &self->context,
             &self->agreement, &PyList_Type, &self->recordings, &self->array_type, &ready, &consumed,
             &even, &odd, &PyTuple_Type, &fields, &PyTuple_Type, &receivers, &PyTuple_Type, &senders,
-            &out, &own, &self->nbytes, &self->looks_per_yield)) {
+            &out, &zeroed, &is_reverse, &self->nbytes, &self->looks_per_yield)) {
         self->owner = self->context = self->agreement = self->recordings = self->array_type = NULL;
         return -1;
     }
@@ -240,9 +278,10 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
     self->tables[0] = (uint64_t *)(uintptr_t)even;
     self->tables[1] = (uint64_t *)(uintptr_t)odd;
     self->windows_version = -1;
-    if (require_looks(self->looks_per_yield) || read_fields(self, fields) || read_receivers(self, receivers) ||
-        read_senders(self, senders) || !(self->out = read_parts(self, out, &self->nout)) ||
-        !(self->own = read_parts(self, own, &self->nself)))
+    self->is_reverse = is_reverse;
+    if (require_looks(self->looks_per_yield) || read_fields(self, fields) ||
+        read_receivers(self, receivers) || read_senders(self, senders) ||
+        !(self->out = read_parts(self, out, &self->nout)) || read_zeroed(self, zeroed))
         return -1;
     return 0;
 }

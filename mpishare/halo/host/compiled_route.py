@@ -1,4 +1,4 @@
-"""Route ``host`` by the compiled part: the same protocol in the same memory, made in C.
+"""Route ``host`` by the compiled part: makes the tables of a plan, and answers what C asks.
 
 A call gives the addresses of its fields; nothing is bound to them, so that arrays which are new at
 each call take no longer than others. What C does not know, it asks here: where a field lies that it
@@ -12,65 +12,92 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.coordination import recording
+from mpishare.coordination.control_block import State
+from mpishare.errors import ClosedError
 from mpishare.halo.host.lowering import cells_in, cells_of, lower
-from mpishare.halo.host.shared import BoundCall, HostRoute
-from mpishare.halo.host.staging import CONSUMED, READY
-from mpishare.plans.layout import address_of, array_at
+from mpishare.halo.host.parts import RouteParts, lay_out
+from mpishare.halo.host.process_read import PeerReads
+from mpishare.halo.host.staging import (
+    CONSUMED,
+    IN_PROCESS,
+    READY,
+    STAGED,
+    FieldAddress,
+    Staging,
+    table_offset,
+)
+from mpishare.plans.layout import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.halo.host.copies import Array, SelfCopy
-    from mpishare.halo.host.lowering import Lowered
+    from mpishare.halo.host.copies import HostCall
     from mpishare.halo.host.parts import Incoming, Outgoing, Sender
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
-
-class AddressedCall(BoundCall):
-    """A call whose fields Python has checked, and their addresses."""
-
-    __slots__ = ("addresses",)
-
-    def __init__(
-        self, windows_version: int, arrays: list[Array], addresses: tuple[int, ...]
-    ) -> None:
-        super().__init__(windows_version, arrays)
-        self.addresses = addresses
+_ADDED = ("u1", "u2", "u4", "u8", "f4", "f8")
 
 
-class CompiledRoute(HostRoute):
-    """`HostRoute` of an exchange that is not reversed, where there is a compiled part."""
+def numbers_of(dtype: np.dtype[Any]) -> str | None:
+    """Return C's name of the numbers to add in elements of a dtype; None if it does not add them.
 
-    def lay_out(
-        self,
-        setup: RoutedSetup,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        *,
-        is_reverse: bool,
-    ) -> None:
-        """Find out where the cells come from and where they go, and make the tables of it."""
-        super().lay_out(setup, sends, recvs, is_reverse=is_reverse)
-        module, context, parts = self._context.compiled, self._context, self._parts
-        mine, layouts = self._comm.rank, setup.mine
+    Those of signed integers are added as unsigned ones, complex ones as pairs.
+    """
+    nbytes = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    name = f"{'u' if dtype.kind in 'iu' else 'f'}{nbytes}"
+    return name if dtype.kind in "iufc" and dtype.isnative and name in _ADDED else None
+
+
+class CompiledRoute:
+    """The messages of one plan between ranks of a node. Collective to make, host-blocking.
+
+    It is complete after `lay_out`, which may fail on one rank.
+    """
+
+    def __init__(self, setup: RoutedSetup, *, is_reverse: bool) -> None:
+        self._setup = setup
+        self._comm = setup.comm
+        self._context = setup.context
+        self._layouts = setup.layouts
+        self._is_reverse = is_reverse
+        # Ranks without the compiled part read staging alone; ghosts are zeroed at once.
+        self._may_read = setup.is_compiled and not is_reverse
+        self._peer_reads = PeerReads(setup, setup.sends if self._may_read else ())
+        self._staging = Staging(setup, is_reverse=is_reverse, unstaged=self._peer_reads.keys)
+
+    def lay_out(self, sends: Sequence[Message], recvs: Sequence[Message]) -> None:
+        """Find out where the cells come from and where they go, and make the tables of it. Local.
+
+        These messages include those of this rank to itself.
+        """
+        setup, context, mine = self._setup, self._context, self._comm.rank
+        module, layouts, is_reverse = context.compiled, setup.mine, self._is_reverse
+        self._peer_reads.lay_out(recvs)
+        self._parts = parts = lay_out(
+            setup, sends, recvs, self._staging, is_reverse=is_reverse, may_read=self._may_read
+        )
+        self._receivers = sorted({message.peer for message in sends} - {mine})
         control = {rank: module.address_of(words) for rank, words in self._staging.control.items()}
-        ready = control[mine]
-        words = ready + 8 * READY, ready + 8 * CONSUMED, *(ready + 8 * at for at in self._tables)
-        own = [
-            (copy.field, None, None, None, _lower_within(layouts[copy.field], copy), ())
-            for copy in parts.self_copies
-        ]
+        tables = (table_offset(parity, len(layouts)) for parity in (0, 1))
+        zeroed = (part for message in sends for part in message.parts) if is_reverse else ()
         self._exchange = module.Exchange(
             owner=self,
             context=context,
             agreement=context.agreement,
             recordings=recording.UNDER_WAY,
             array_type=np.ndarray,
-            words=words,
+            words=tuple(control[mine] + 8 * at for at in (READY, CONSUMED, *tables)),
             fields=tuple(
-                (each.dtype, each.shape, each.strides, each.span_nbytes, in_place)
+                (
+                    each.dtype,
+                    each.shape,
+                    each.strides,
+                    each.span_nbytes,
+                    in_place,
+                    numbers_of(each.dtype),
+                )
                 for each, in_place in zip(layouts, parts.in_place, strict=True)
             ),
             receivers=tuple(
@@ -78,13 +105,24 @@ class CompiledRoute(HostRoute):
             ),
             senders=tuple(self._lower_sender(each, control) for each in parts.senders),
             out=tuple(map(self._lower_outgoing, parts.outgoing)),
-            own=tuple(each for each in own if each[4] is not None),
+            zeroed=tuple(
+                _lower_zeroed(layouts[each.field], each) for each in zeroed if each.nbytes
+            ),
+            is_reverse=is_reverse,
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
         )
         self.try_exchange: Callable[[Sequence[Any]], bool] = self._exchange.try_exchange
         self.try_start: Callable[[Sequence[Any]], bool] = self._exchange.try_start
         self.try_wait: Callable[[], bool] = self._exchange.try_wait
+        self.addresses_of: Callable[[Sequence[Any]], tuple[int, ...] | None] = (
+            self._exchange.addresses_of
+        )
+
+    @property
+    def staging_nbytes(self) -> int:
+        """Bytes of staging memory."""
+        return self._staging.nbytes + self._peer_reads.nbytes
 
     # --- the tables
 
@@ -101,62 +139,73 @@ class CompiledRoute(HostRoute):
         return (part.field, staged, *buffers, within, ())
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
-        parts = tuple(self._lower_incoming(sender, part) for part in sender.parts)
+        parts = tuple(self._lower_incoming(sender.rank, part) for part in sender.parts)
         block, rank = self._context.agreement.block, self._comm.ranks_here[sender.rank]
         pid = self._peer_reads.pid(sender.rank)
         alive = block.state_address(rank), block.lock_of(rank)
         return sender.rank, control[sender.rank], *alive, pid, parts
 
-    def _lower_incoming(self, sender: Sender, part: Incoming) -> tuple[Any, ...]:
-        field = part.name.field
-        layout = self._layouts[self._comm.rank][field]
+    def _lower_incoming(self, sender: int, part: Incoming) -> tuple[Any, ...]:
+        field, mine = part.name.field, self._comm.rank
+        layout = self._layouts[mine][field]
         cells, itemsize = cells_of(layout, part.key), layout.dtype.itemsize
         buffers: Sequence[Any] = (None, None)
         staged = direct = None
-        reads: tuple[Any, ...] = ()
+        reads: Sequence[Any] = ()
         if part.buffers is not None:
             staged = lower(cells, cells_in(part.buffers[0]), itemsize, by=cells)
             buffers = tuple(map(address_of, part.buffers))
-        else:
-            found = self._peer_reads.reads(part.name)
-            reads = tuple(self._lower_read(layout, each) for each in found)
-        if part.in_place:
-            source = cells_of(self._layouts[sender.rank][field], part.source_key)
-            direct = lower(cells, source, itemsize, by=source)
+        elif sender != mine:
+            reads = self._peer_reads.reads(part.name)
+        if part.in_place or sender == mine:
+            source = cells_of(self._layouts[sender][field], part.source_key)
+            direct = lower(cells, source, itemsize, by=cells if sender == mine else source)
         return (field, staged, *buffers, direct, reads)
-
-    def _lower_read(self, layout: FieldLayout, read: Any) -> tuple[Any, ...]:
-        nbytes = read.read.nbytes
-        if read.cells is None:
-            return read.offset, nbytes, read.target, None, None
-        cells, itemsize = cells_of(layout, read.key), layout.dtype.itemsize
-        copy = lower(cells, cells_in(read.cells), itemsize, by=cells)
-        return read.offset, nbytes, 0, address_of(read.cells), copy
 
     # --- what C asks
 
     def locate(self, field: int, address: int) -> tuple[int, int, int, int]:
         """Return the words of a field's `FieldAddress`, and its shadow's address or 0."""
-        entry, shadow = self._place_of(field, address)
-        return *entry, 0 if shadow is None else address_of(shadow)
+        nbytes = self._layouts[self._comm.rank][field].span_nbytes
+        found = self._context.locate(address, nbytes)
+        if found is not None:
+            return *FieldAddress(*found), 0
+        if field not in self._peer_reads.fields:
+            return *FieldAddress(STAGED, 0, 0), 0
+        shadow = self._peer_reads.shadow(field, address)
+        if shadow is None:
+            return *FieldAddress(IN_PROCESS, 0, address), 0
+        return *FieldAddress(IN_PROCESS, 0, address_of(shadow)), address_of(shadow)
+
+    def segment_of(self, sender: int, window: int, segment: int) -> int:
+        """Return where a segment of a window is mapped here."""
+        address = self._context.segment_address(window, segment)
+        if address is None:
+            raise ClosedError(
+                f"{self._setup.name}: exchange failed: window {window}, in which rank {sender} has "
+                "its field, is closed"
+            )
+        return address
 
     def wait_for_senders(self, _: int, epoch: int) -> None:
         """Wait until all senders have published an epoch, as all long waits do."""
-        self._wait_until([sender.rank for sender in self._parts.senders], READY, epoch)
+        self._staging.wait_until([sender.rank for sender in self._parts.senders], READY, epoch)
 
     def wait_for_receivers(self, _: int, epoch: int) -> None:
         """Wait until no receiver is two epochs behind."""
-        self._wait_until(self._receivers, CONSUMED, epoch - 2)
+        self._staging.wait_until(self._receivers, CONSUMED, epoch - 2)
 
     def wait_for_readers(self, _: int, epoch: int) -> None:
         """Wait until nobody reads my fields any more."""
-        self._wait_until(self._parts.readers, CONSUMED, epoch)
+        self._staging.wait_until(self._parts.readers, CONSUMED, epoch)
 
     def require_here(self, sender: int, is_read: int) -> None:
         """Raise if a rank whose field was read where it is has left, or its process has ended."""
         if is_read:
             self._peer_reads.check(sender, 0)
-        self._require_present(sender)
+        self._context.memory_barrier()
+        if self._context.agreement.state(self._comm.ranks_here[sender]) != State.PRESENT:
+            self._staging.wait_for(lambda: [sender])  # raises, with the reason
 
     def refuse_read(self, sender: int, error: int) -> None:
         """Raise since cells of another process could not be read."""
@@ -166,29 +215,25 @@ class CompiledRoute(HostRoute):
 
     def ahead(self) -> list[int]:
         """Ranks of the node that have started more exchanges than this one."""
-        self._epoch = self._exchange.epoch
-        return super().ahead()
+        return self._staging.ahead(self._exchange.epoch)
 
-    def bind(self, addresses: tuple[int, ...]) -> AddressedCall:
-        """Return a call with fields at these addresses, which Python has checked."""
-        arrays = list(map(array_at, addresses, self._layouts[self._comm.rank]))
-        return AddressedCall(self._context.windows_version, arrays, addresses)
-
-    def start(self, call: Any) -> None:
+    def start(self, call: HostCall) -> None:
         """Pack my cells, or publish where they are; waits only for a rank two epochs behind."""
         self._exchange.start(call.addresses)
 
-    def wait(self, call: Any) -> None:  # noqa: ARG002  C has the addresses
-        """Copy the cells of all senders, then wait until nobody reads my fields any more."""
+    def wait(self, call: HostCall) -> None:  # noqa: ARG002  C has the addresses
+        """Copy or add the cells of all senders, then wait until nobody reads my fields any more."""
         self._exchange.wait()
 
     def close(self) -> None:
         """Unmap the shared memory."""
         if hasattr(self, "_exchange"):
             self._exchange.close()
-        super().close()
+        self._parts = RouteParts([], [], [], [])  # views of the memory
+        self._peer_reads.close()
+        self._staging.close()
 
 
-def _lower_within(layout: FieldLayout, copy: SelfCopy) -> Lowered | None:
-    to, source = cells_of(layout, copy.key), cells_of(layout, copy.source_key)
-    return lower(to, source, layout.dtype.itemsize, by=to)
+def _lower_zeroed(layout: FieldLayout, part: Any) -> tuple[Any, ...]:
+    cells = cells_of(layout, part.key)
+    return part.field, None, None, None, lower(cells, cells, layout.dtype.itemsize, by=cells), ()

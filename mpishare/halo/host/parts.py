@@ -1,4 +1,4 @@
-"""What a rank packs, copies and receives by route ``host``: computed once per plan.
+"""What a rank packs, copies and receives in the compiled part: computed once per plan.
 
 Each part goes one of three ways. Its owner packs it into staging, and the receiver copies it from
 there; or the receiver reads it where it is, in place in a window, or from the sender's process. The
@@ -9,18 +9,17 @@ bytes. Which way it is follows from the part's place in the sender's field, alik
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.halo.host.copies import SelfCopy, block_for_cache
 from mpishare.plans.message import PartKey, parts_sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mpishare.halo.host.copies import Array
-    from mpishare.halo.host.staging import DoubleBuffer
+    from mpishare.halo.host.staging import Staging
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
@@ -42,6 +41,10 @@ _MIN_READ_NBYTES = 256 << 10
 """Of a part that is read from a process; below, two copies cost less than system call and wait."""
 _MAX_SPREAD = 1.25
 """From the first cell to the end of the last, over the bytes of the cells, of what is read so."""
+_CACHE_NBYTES = 512 << 10
+_LINE_NBYTES = 64
+_MIN_BLOCKED_NBYTES = 128 << 10
+"""Of a rank's own cells that are copied some planes at a time; less stays in the cache anyway."""
 
 
 class Extent(NamedTuple):
@@ -112,51 +115,21 @@ class Incoming(NamedTuple):
     buffers: Buffers
 
 
-class Staged(NamedTuple):
-    """A part and its buffer, to copy one into the other for whatever field a call names."""
-
-    field: int
-    key: Any
-    buffer: Array
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Sender:
-    """Consecutive parts from one rank: its rank in the plan, its control words, the parts.
-
-    `staged` are the parts with buffers, in even and in odd epochs; `read`, those with none.
-    """
+class Sender(NamedTuple):
+    """Consecutive parts from one rank of the plan, which may be this one."""
 
     rank: int
-    control: memoryview[int]
     parts: list[Incoming]
-    staged: tuple[list[Staged], list[Staged]]
-    read: list[Incoming]
 
 
-@dataclass(frozen=True)
-class RouteParts:
+class RouteParts(NamedTuple):
     """Everything that the calls of a plan have in common, whatever fields they name.
 
-    Attributes
-    ----------
-    outgoing : list of Outgoing
-        To other ranks.
-    staged : pair of list of Staged
-        Those that have buffers, in even and in odd epochs.
-    self_copies : list of SelfCopy
-        To this rank; none in the reverse exchange, where they come in their turn, by `senders`.
-    senders : list of Sender
-        In the order in which their parts are stored.
-    in_place : list of bool
-        Per field, whether other ranks read parts of it in place if it is in a window.
-    readers : list of int
-        Ranks that read parts in place or from this process, if the fields lie so.
+    `senders` are in the order in which their parts are stored, and `in_place` says of each field
+    whether `readers` read parts of it where they are, if the field lies so.
     """
 
     outgoing: list[Outgoing]
-    staged: tuple[list[Staged], list[Staged]]
-    self_copies: list[SelfCopy]
     senders: list[Sender]
     in_place: list[bool]
     readers: list[int]
@@ -166,94 +139,100 @@ def lay_out(
     setup: RoutedSetup,
     sends: Sequence[Message],
     recvs: Sequence[Message],
-    staging: DoubleBuffer,
+    staging: Staging,
     *,
     is_reverse: bool,
+    may_read: bool,
 ) -> RouteParts:
     """Find out where the cells of these messages come from and where they go.
 
-    Parameters
-    ----------
-    sends, recvs : sequence of Message
-        What takes this route, the messages of this rank to itself included.
+    `sends` and `recvs` are what takes this route, the messages of this rank to itself included;
+    `may_read` whether receivers may read cells where they are.
     """
     mine = setup.comm.rank
     outgoing, in_place, readers = [], [False] * len(setup.mine), set()
+    sources: dict[PartKey, tuple[Any, bool]] = {}
     for key, part in _sent(sends, mine):
-        if key.receiver != mine:
-            buffers = staging.buffers(key, part.shape)
-            # In the reverse exchange the cells that were sent are zeroed at once.
-            is_read = not is_reverse and is_read_in_place(setup.mine[key.field], part)
-            outgoing.append(Outgoing(part.field, part.key, buffers, is_read))
-            in_place[part.field] |= is_read
-            if is_read:
-                readers.add(key.receiver)
-    sources = _sources(setup, sends, is_reverse=is_reverse)
+        if key.receiver == mine:
+            sources[key] = part.key, False
+            continue
+        is_read = may_read and is_read_in_place(setup.mine[key.field], part)
+        buffers = staging.buffers(key, part.shape)
+        outgoing.append(Outgoing(part.field, part.key, buffers, is_read))
+        in_place[part.field] |= is_read
+        if is_read:
+            readers.add(key.receiver)
+    messages = setup.messages_by_rank(is_reverse=is_reverse)
+    for key, info, _ in parts_sent(messages, setup.comm.ranks_here):
+        if key.receiver == mine != key.sender:
+            is_read = may_read and is_read_in_place(setup.layouts[key.sender][key.field], info)
+            sources[key] = info.box and info.box.slices(), is_read
     incoming = [
         Incoming(key, part.key, *sources[key], staging.buffers(key, part.shape))
         for key, part in _received(recvs, mine)
     ]
-    copies: list[SelfCopy] = []
     if not is_reverse:  # the order is free: own cells first, then one sender after the other
         own = [part for part in incoming if part.name.sender == mine]
-        copies = [SelfCopy(part.name.field, part.key, part.source_key) for part in own]
         others = (part for part in incoming if part.name.sender != mine)
-        incoming = sorted(others, key=lambda part: part.name.sender)
-    return RouteParts(
-        outgoing,
-        _staged((part.field, part.key, part.buffers) for part in outgoing),
-        block_for_cache(copies, setup.mine),
-        _by_sender(incoming, staging),
-        in_place,
-        sorted(readers),
-    )
+        incoming = [
+            *block_for_cache(own, setup.mine),
+            *sorted(others, key=lambda part: part.name.sender),
+        ]
+    senders = [
+        Sender(rank, list(found))
+        for rank, found in groupby(incoming, key=lambda part: part.name.sender)
+    ]
+    return RouteParts(outgoing, senders, in_place, sorted(readers))
 
 
 def _sent(sends: Sequence[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
     for message in sends:
         for part in message.parts:
-            yield PartKey(sender, message.peer, message.tag, part.field), part
+            if part.nbytes:
+                yield PartKey(sender, message.peer, message.tag, part.field), part
 
 
 def _received(recvs: Sequence[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
     for message in recvs:
         for part in message.parts:
-            yield PartKey(message.peer, receiver, message.tag, part.field), part
+            if part.nbytes:
+                yield PartKey(message.peer, receiver, message.tag, part.field), part
 
 
-def _by_sender(incoming: Sequence[Incoming], staging: DoubleBuffer) -> list[Sender]:
-    senders = []
-    for rank, found in groupby(incoming, key=lambda part: part.name.sender):
-        parts = list(found)
-        staged = _staged((part.name.field, part.key, part.buffers) for part in parts)
-        read = [part for part in parts if part.buffers is None]
-        senders.append(Sender(rank, staging.control[rank], parts, staged, read))
-    return senders
+def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -> list[Incoming]:
+    """Return the same copies within fields, those of large boxes a few planes at a time.
 
-
-def _staged(parts: Iterable[tuple[int, Any, Buffers]]) -> tuple[list[Staged], list[Staged]]:
-    found = [(field, key, buffers) for field, key, buffers in parts if buffers is not None]
-    even, odd = (
-        [Staged(field, key, buffers[parity]) for field, key, buffers in found] for parity in (0, 1)
-    )
-    return even, odd
-
-
-def _sources(
-    setup: RoutedSetup, sends: Sequence[Message], *, is_reverse: bool
-) -> dict[PartKey, tuple[Any, bool]]:
-    """Return for the parts that this rank receives their keys in the fields of their senders.
-
-    And whether they are read in place where these are in windows.
+    Copies that have their planes in common are then made block by block, so that the cache lines
+    of one serve the next. None of the copies may read what another one writes.
     """
-    mine, messages = setup.comm.rank, setup.messages_by_rank(is_reverse=is_reverse)
-    found: dict[PartKey, tuple[Any, bool]] = {}
-    for key, part, _ in parts_sent(messages, setup.comm.ranks_here):
-        if key.receiver == mine:
-            layout = setup.layouts[key.sender][key.field]
-            is_read = not is_reverse and is_read_in_place(layout, part)
-            found[key] = part.box and part.box.slices(), is_read
-    for key, own in _sent(sends, mine):
-        if key.receiver == mine:
-            found[key] = own.key, False
+    found: list[Incoming] = []
+    groups: dict[tuple[int, int, int], list[Incoming]] = {}
+    nbytes_of: dict[tuple[int, int, int], int] = {}
+    for part in parts:
+        nbytes = _plane_nbytes(part, layouts[part.name.field].dtype.itemsize)
+        if nbytes:
+            planes = part.name.field, part.key[0].start, part.key[0].stop
+            groups.setdefault(planes, []).append(part)
+            nbytes_of[planes] = nbytes_of.get(planes, 0) + nbytes
+        else:
+            found.append(part)
+    for (field, start, stop), group in groups.items():
+        step = max(1, _CACHE_NBYTES // nbytes_of[field, start, stop])
+        for first in range(start, stop, step):
+            block = slice(first, min(first + step, stop))
+            found += [
+                part._replace(key=(block, *part.key[1:]), source_key=(block, *part.source_key[1:]))
+                for part in group
+            ]
     return found
+
+
+def _plane_nbytes(part: Incoming, itemsize: int) -> int:
+    """Return what one plane of a copy takes in the cache; 0 if the copy is not worth blocking."""
+    keys = (*part.key, *part.source_key)
+    if len(part.key) < 2 or not all(isinstance(key, slice) for key in keys):
+        return 0
+    shape: list[int] = [key.stop - key.start for key in part.key]
+    if part.key[0] != part.source_key[0] or prod(shape) * itemsize < _MIN_BLOCKED_NBYTES:
+        return 0
+    return 2 * prod(shape[1:-1]) * max(shape[-1] * itemsize, _LINE_NBYTES)

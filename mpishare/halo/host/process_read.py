@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.errors import MpiShareError
+from mpishare.halo.host.lowering import cells_in, cells_of, lower
 from mpishare.halo.host.parts import Extent, extent_of, is_read_from_process
-from mpishare.memory.process_memory import IoVec, ProcessRead, Token, process_vm_readv, try_read
+from mpishare.memory.process_memory import IoVec, Token, process_vm_readv, try_read
 from mpishare.plans.cells import Box
 from mpishare.plans.layout import address_of
 from mpishare.plans.message import PartKey, parts_sent
@@ -79,16 +80,6 @@ class _Block(NamedTuple):
     strides: tuple[int, ...] | None  # of the cells as read; None if the receiver's field has them
 
 
-class _Read(NamedTuple):
-    """A block, made ready."""
-
-    read: ProcessRead
-    offset: int  # in the sender's field
-    target: int  # in the receiver's field, where it is read into
-    key: tuple[slice, ...]  # in the receiver's field, to copy on to
-    cells: Array | None  # into which it is read first, or None
-
-
 class PeerReads:
     """The parts of a plan that the receiver reads from the sender's process. Collective to make.
 
@@ -122,7 +113,7 @@ class PeerReads:
         readable = self._probe() if self._boxes else set()
         self.keys = frozenset(key for key in self._boxes if (key.sender, key.receiver) in readable)
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
-        self._reads: dict[PartKey, list[_Read]] = {}
+        self._reads: dict[PartKey, list[tuple[Any, ...]]] = {}
         self._scratch = np.empty(0, np.uint8)
         self._shadows: dict[int, Array] = {}
         self._readable: dict[int, _Readable] = {}
@@ -146,25 +137,28 @@ class PeerReads:
         nbytes = max((each.extent.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
         for key, found in blocks.items():
-            self._reads[key] = [self._make_ready(key, block) for block in found]
-        for field in self.fields:
-            boxes = [self._boxes[key] for key in self.keys if key[::3] == (mine, field)]
-            layout = layouts[mine][field]
-            extents = [extent_of(layout, box) for box in boxes]
-            nbytes = layout.dtype.itemsize * sum(box.size for box in boxes)
-            have_gaps = sum(each.nbytes for each in extents) > nbytes
-            self._readable[field] = _Readable(extents, have_gaps=have_gaps)
+            self._reads[key] = [self._lower(key, block) for block in found]
+        self._readable = {field: self._readable_parts(field) for field in self.fields}
 
-    def _make_ready(self, key: PartKey, block: _Block) -> _Read:
+    def _readable_parts(self, field: int) -> _Readable:
+        mine = self._comm.rank
+        layout = self._layouts[mine][field]
+        boxes = [self._boxes[key] for key in self.keys if key[::3] == (mine, field)]
+        extents = [extent_of(layout, box) for box in boxes]
+        nbytes = layout.dtype.itemsize * sum(box.size for box in boxes)
+        have_gaps = sum(each.nbytes for each in extents) > nbytes
+        return _Readable(extents, have_gaps=have_gaps)
+
+    def _lower(self, key: PartKey, block: _Block) -> tuple[Any, ...]:
+        """Return offset, bytes and target of a read, then the buffer that it goes through."""
         (offset, nbytes), where, strides = block
-        read = ProcessRead(self._pids[key.sender], nbytes)
         layout = self._layouts[self._comm.rank][key.field]
+        target = cells_of(layout, where)
         if strides is None:
-            start = sum(a.start * b for a, b in zip(where, layout.strides, strict=True))
-            return _Read(read, offset, start, where, None)
-        shape = tuple(each.stop - each.start for each in where)
-        cells = np.ndarray(shape, layout.carrier, self._scratch, strides=strides)
-        return _Read(read, offset, 0, where, cells)
+            return offset, nbytes, target.offset, None, None
+        cells = np.ndarray(target.shape, layout.carrier, self._scratch, strides=strides)
+        copy = lower(target, cells_in(cells), layout.dtype.itemsize, by=target)
+        return offset, nbytes, 0, address_of(cells), copy
 
     def is_readable(self, field: int, address: int) -> bool:
         """Whether other processes can read my field at this address.
@@ -188,19 +182,9 @@ class PeerReads:
             )  # fmt: skip
         return self._shadows[field]
 
-    def read(self, key: PartKey, address: int, array: Array) -> None:
-        """Read a part into my field, from the sender's at that address."""
-        mine = address_of(array)
-        for read, offset, target, where, cells in self._reads[key]:
-            if cells is None:
-                self.check(key.sender, read(address + offset, mine + target))
-            else:
-                self.check(key.sender, read(address + offset, address_of(cells)))
-                array[where] = cells
-
-    def reads(self, key: PartKey) -> list[_Read]:
-        """Return the reads of a part."""
-        return self._reads[key]
+    def reads(self, key: PartKey) -> tuple[tuple[Any, ...], ...]:
+        """Return the reads of a part, as tables of the compiled part."""
+        return tuple(self._reads[key])
 
     def pid(self, rank: int) -> int:
         """Return the process of a rank of the plan; 0 where nothing is read."""

@@ -1,11 +1,17 @@
 """Shared host memory of one plan: per rank, control words and two staging buffers.
 
+In each epoch a sender packs its cells and announces them (`READY`); each receiver copies them and
+counts them as consumed (`CONSUMED`). Two buffers, used in turn by the parity of the epoch, let a
+sender run two epochs ahead before it waits for a slow receiver. The compiled part also reads large
+faces where they are, in a window or in the sender's process: such fields may be overwritten after
+`wait`, which therefore waits for all of their readers.
+
 The control words of a rank are written by that rank alone::
 
     READY      the last epoch in which its cells can be read
     CONSUMED   the last epoch in which it has copied the cells of all senders
-    2 tables   of the addresses of its fields, for even epochs and for odd ones: a version, then
-               a `FieldAddress` per field. The same version means the same addresses.
+    2 tables   of the addresses of its fields, for even epochs and for odd ones: a version, 0 where
+               all are staged, then a `FieldAddress` per field
 """
 
 from __future__ import annotations
@@ -15,14 +21,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
+from mpishare.coordination.poll import spin_until
 from mpishare.plans.message import parts_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from mpishare.halo.host.copies import Array
     from mpishare.plans.engine import RoutedSetup
-    from mpishare.plans.message import MessageInfo, PartKey
+    from mpishare.plans.message import PartKey
 
 READY, CONSUMED = 0, SLOT_WORDS
 _TABLES = 2 * SLOT_WORDS
@@ -36,17 +43,9 @@ class FieldAddress(NamedTuple):
     segment: int  # of the window, by the rank in the node
     offset: int  # in the segment, in bytes; the address, if it is in the process of its owner
 
-    @property
-    def is_in_window(self) -> bool:
-        """Whether it is in a window."""
-        return self.window not in (STAGED, IN_PROCESS)
-
 
 STAGED, IN_PROCESS = 0, 1 << 63
-IN_STAGING = FieldAddress(STAGED, 0, 0)
-ONCE = 1 << 63
-"""A flag of versions: the fields were new, and in no window. What is bound to them is not kept."""
-_ENTRY_WORDS = len(IN_STAGING)
+_ENTRY_WORDS = len(FieldAddress._fields)
 
 
 def table_offset(parity: int, nfields: int) -> int:
@@ -54,52 +53,21 @@ def table_offset(parity: int, nfields: int) -> int:
     return _TABLES + parity * (1 + _ENTRY_WORDS * nfields)
 
 
-def write_table(control: memoryview[int], table: int, version: int, entries: Sequence[int]) -> None:
-    """Write the words of all field addresses, then their version."""
-    for at, word in enumerate(entries, table + 1):
-        control[at] = word
-    control[table] = version
-
-
-def set_entry(entries: list[int], field: int, address: FieldAddress) -> None:
-    """Set the address of one field in the words of all."""
-    at = _ENTRY_WORDS * field
-    entries[at : at + _ENTRY_WORDS] = address
-
-
-def read_entry(control: memoryview[int], table: int, field: int) -> FieldAddress:
-    """Return the address of one field."""
-    at = table + 1 + _ENTRY_WORDS * field
-    return FieldAddress(*control[at : at + _ENTRY_WORDS])
-
-
-class DoubleBuffer:
+class Staging:
     """The shared memory of the plan's ranks on this node. Collective to make.
 
-    Parameters
-    ----------
-    setup : RoutedSetup
-        The plan's.
-    messages : sequence of sequence of MessageInfo
-        What each rank of the plan sends.
-    unstaged : collection of PartKey
-        Parts that need no buffers.
-
-    Attributes
-    ----------
-    control : dict of int to memoryview
-        The control words of each rank.
-    nbytes : int, bytes
-        Of all ranks: it is there once per node.
+    `unstaged` are parts that need no buffers, `control` the control words of each rank, and
+    `nbytes` those of all ranks, since the memory is there once per node.
     """
 
     def __init__(
-        self,
-        setup: RoutedSetup,
-        messages: Sequence[Sequence[MessageInfo]],
-        unstaged: Collection[PartKey],
+        self, setup: RoutedSetup, *, is_reverse: bool, unstaged: Collection[PartKey] = ()
     ) -> None:
+        self._comm = setup.comm
+        self._call = f"{setup.name}: {setup.call_name(is_reverse=is_reverse)}"
+        self._spins_per_yield = setup.context.spins_per_yield
         self._layouts = setup.layouts
+        messages = setup.messages_by_rank(is_reverse=is_reverse)
         ranks_here = setup.comm.ranks_here
         nbytes = 8 * -(-table_offset(2, len(setup.mine)) // SLOT_WORDS) * SLOT_WORDS
         end = nbytes * len(ranks_here)
@@ -141,6 +109,22 @@ class DoubleBuffer:
             for at in (offset, offset + self._strides[key.sender])
         )
         return even, odd
+
+    def ahead(self, epoch: int) -> list[int]:
+        """Return the ranks of the node that have started more exchanges than this many."""
+        self._comm.context.memory_barrier()
+        ranks_here = self._comm.ranks_here
+        return [ranks_here[rank] for rank, words in self.control.items() if words[READY] > epoch]
+
+    def wait_until(self, ranks: Sequence[int], word: int, epoch: int) -> None:
+        """Wait until a control word of each rank has reached an epoch."""
+        for rank in ranks:
+            if not spin_until(self.control[rank], word, epoch, self._spins_per_yield):
+                self.wait_for(lambda: [r for r in ranks if self.control[r][word] < epoch])
+
+    def wait_for(self, pending: Callable[[], Sequence[int]]) -> None:
+        """Wait until no rank is pending, with the deadline; raise if one of them is gone."""
+        self._comm.wait(self._call, pending)
 
     def close(self) -> None:
         """Give the memory back. Local, once no rank uses it."""
