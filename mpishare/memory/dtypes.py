@@ -21,12 +21,9 @@ _MAX_AXES = getattr(np, "MAXDIMS", 64)  # NumPy 2 has no name for it
 
 
 def dump(dtype: np.dtype[Any]) -> str:
-    """Return the text of which `load` makes the dtype, with its fields, or by name of ml_dtypes.
+    """Return the text from which `load` makes the dtype, by its fields, or by name of ml_dtypes.
 
-    Raises
-    ------
-    UnsupportedError
-        If it is of yet another library, or holds Python objects.
+    Raises `UnsupportedError` if it is of another library, or holds Python objects.
     """
     if dtype.isbuiltin == 1 and not dtype.hasobject:  # in a tenth of the time of the others
         return f'"{dtype.str}"'
@@ -37,10 +34,8 @@ def dump(dtype: np.dtype[Any]) -> str:
 def load(text: str) -> np.dtype[Any]:
     """Return the dtype of a text that another process may have made up.
 
-    Raises
-    ------
-    HandleError
-        If it is none, holds Python objects, or is of ml_dtypes, which is not installed.
+    Raises `HandleError` if the text is no dtype, or that of Python objects, or of ml_dtypes where
+    it is not installed.
     """
     try:
         dtype = _from_json(json.loads(text))
@@ -56,7 +51,7 @@ def load(text: str) -> np.dtype[Any]:
 def can_be_array(shape: tuple[int, ...], itemsize: int) -> bool:
     """Whether NumPy can make an array of this shape, which another process may have made up.
 
-    It takes an extent of 0 for 1 where it looks whether its number of bytes fits into a word.
+    NumPy counts an extent of 0 as 1 where it checks whether the number of bytes fits into a word.
     """
     nbytes = math.prod(max(extent, 1) for extent in shape) * max(itemsize, 1)
     return len(shape) <= _MAX_AXES and min(shape, default=0) >= 0 and nbytes < 1 << 62

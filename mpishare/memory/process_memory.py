@@ -36,7 +36,7 @@ def process_vm_readv() -> Callable[..., int]:
 
 
 class ProcessRead:
-    """A read of so many bytes from another process, whose addresses each call gives."""
+    """A read of so many bytes from another process, at addresses given with each call."""
 
     __slots__ = ("_local", "_pid", "_ranges", "_read", "_remote", "nbytes")
 
@@ -60,9 +60,10 @@ class ProcessRead:
 
 
 class Token:
-    """Random bytes of this process, for others to find out whether they can read its memory.
+    """Random bytes by which other processes try whether they can read the memory of this one.
 
-    `offer` is its process id, their address, and what they are, as long as this object lives.
+    `offer` has its process id, their address, and the bytes in hexadecimal, valid for the life of
+    this object.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Token:
 
 
 def try_read(pid: int, address: int, token: str) -> int | None:
-    """Try to read a `Token`; return 0, the error number, or None: that process is another here."""
+    """Try to read a `Token`; return 0, the error number, or None for another process of that id."""
     found = ctypes.create_string_buffer(_TOKEN_NBYTES)
     error = ProcessRead(pid, _TOKEN_NBYTES)(address, ctypes.addressof(found))
     return error if error or found.raw.hex() == token else None
