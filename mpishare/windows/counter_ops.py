@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
     """Spin until a counter has reached a value; return False if that takes too long for a spin.
 
-    The caller then waits with a deadline, and a watch over the other ranks.
+    The caller then waits with a deadline, and watches the other ranks.
     """
     for spin in range(1, SPINS):
         if view[slot] >= value:

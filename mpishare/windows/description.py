@@ -1,4 +1,4 @@
-"""What a job tells of a named window, and the one place where that is checked."""
+"""The description of a named window that its job sends, and its validation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+# Version of the messages of doors, of descriptions and of pages.
 VERSION = 2
-"""Of what doors, descriptions and pages say."""
 
+# Descriptors in one reply: the kernel takes 253.
 MAX_FDS = 200
-"""Descriptors in one reply: the kernel takes 253."""
 
 _MAX_RANKS = 1 << 20
 _TOKEN = re.compile(r"([0-9a-f]{128})?")
 
 
 class Segment(NamedTuple):
-    """The part of one rank: how it lies in memory, on which GPU, and the driver's handle of it."""
+    """One rank's part: its layout in memory, its GPU, and the driver's handle of it."""
 
     rank: int
     shape: tuple[int, ...]
@@ -40,34 +40,16 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """A named window as its job describes it.
-
-    Attributes
-    ----------
-    backend : str
-        ``"cuda"`` or ``"host"``.
-    size : int
-        How many ranks the node has.
-    segments : tuple of Segment
-        Of the ranks that have one, in order.
-    why_not_live : str
-        Why its memory cannot be mapped by others, if it cannot.
-    pid : int
-        The leader of the node.
-    since : int or None, ns
-        When the leader had opened the door, on the clock that all processes of the machine share.
-    viewers : tuple of int
-        Processes that have attached.
-    """
+    """A named window as its job describes it; `segments` in the order of their ranks."""
 
     backend: str
     dtype: np.dtype[Any]
-    size: int
+    size: int  # ranks of the node
     segments: tuple[Segment, ...]
-    why_not_live: str
-    pid: int
-    since: int | None = None
-    viewers: tuple[int, ...] = ()
+    why_not_live: str  # empty if other processes can map its memory
+    pid: int  # of the leader of the node
+    since: int | None = None  # ns on the machine's clock, when the door had been opened
+    viewers: tuple[int, ...] = ()  # processes that have attached
 
     @property
     def n_files(self) -> int:
@@ -75,7 +57,6 @@ class Description:
         return 1 if self.why_not_live or self.backend == "cuda" else 1 + len(self.segments)
 
     def pack(self) -> dict[str, Any]:
-        """Return what travels."""
         return {
             **vars(self),
             "version": VERSION,
@@ -85,12 +66,9 @@ class Description:
 
     @classmethod
     def parse(cls, told: dict[str, Any]) -> Description:
-        """Check what a process said that may be no job of mpishare, or of another version.
+        """Check a description that may be of another version, or not of mpishare at all.
 
-        Raises
-        ------
-        HandleError
-            With what is wrong.
+        Raises `HandleError` with the reason.
         """
         if told.get("version") != VERSION:
             raise HandleError(

@@ -1,4 +1,4 @@
-"""The segments of a window: each is what one rank allocated or gave."""
+"""The segments of a window: each was allocated or given by one rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ Shape = tuple[int, ...]
 
 
 class Segment(NamedTuple):
-    """How the elements of one rank's part of a window lie in memory.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Elements along each axis.
-    strides : tuple of int or None, bytes
-        Along each axis; None in C order.
-    """
+    """The layout of one rank's part of a window; `strides` in bytes, None in C order."""
 
     shape: Shape
     strides: Shape | None = None
