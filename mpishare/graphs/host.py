@@ -61,4 +61,4 @@ class HostRuns:
         return bool(done.any())
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Do nothing: a plain call has no graphs."""

@@ -46,9 +46,9 @@ class OutsideEnvironment(dict[str, str]):
 
 
 def outside_environment() -> OutsideEnvironment:
-    """Return the environment for a process that this rank starts and that is no rank itself. Local.
+    """Return the environment for a process that this rank starts and that is no rank itself.
 
-    A child inherits the variables by which the launcher tells a rank which one it is. If it imports
+    Local. A child inherits the variables by which the launcher numbers the ranks. If it imports
     ``mpi4py.MPI``, as a child of multiprocessing's "spawn" does where the program imports it at its
     top, MPI starts there as that rank a second time: MPICH ends the child, Open MPI waits for ever.
     Without these variables the child is a job of its own, of one rank.

@@ -89,7 +89,7 @@ class Window(Epochs, NodeObject):
     def array(self) -> Any:
         """The whole window, or this rank's own segment where each rank has one. Local.
 
-        Only in-place assignment is allowed: ``window.array += 1``.
+        Local. Only in-place assignment is allowed: ``window.array += 1``.
         """
         return self.segment(self._home)
 

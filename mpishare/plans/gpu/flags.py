@@ -99,7 +99,7 @@ class PinnedFlags:
         return [self._ranks_in_node[rank] for rank, count in calls.items() if count > mine]
 
     def close(self) -> None:
-        """Give the memory back, once nothing uses the flags."""
+        """Give the memory back, once the flags are no longer in use."""
         if self._memory is not None:
             self._context.counter_pool.unwatch(self._view)
             # Not released here: the watchdog may be reading it. The mapping goes with that view.

@@ -69,7 +69,7 @@ class CudaPlanEngine:
         return self._chain.is_over()
 
     def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the node's deadline."""
+        """Wait until no call is under way on this rank, with the node's deadline."""
         self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:
