@@ -128,7 +128,7 @@ class Door:
             leases = [lease for lease in self._leases if lease.address == address]
             return [lease.pid for lease in leases if not asked or lease.asked.get(asked)]
 
-    def tell(self, address: str, message: dict[str, Any]) -> None:
+    def notify(self, address: str, message: dict[str, Any]) -> None:
         """Send a message to all leases of an address; a visitor with a full socket misses it."""
         with self._lock:
             connections = [lease.connection for lease in self._leases if lease.address == address]

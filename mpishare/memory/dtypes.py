@@ -80,23 +80,23 @@ def _as_json(dtype: np.dtype[Any]) -> Any:
     )
 
 
-def _from_json(told: Any, depth: int = _MAX_DEPTH) -> np.dtype[Any]:
+def _from_json(data: Any, depth: int = _MAX_DEPTH) -> np.dtype[Any]:
     if not depth:
-        raise ValueError(told)
-    if isinstance(told, str):
-        library, _, name = told.rpartition(".")
+        raise ValueError(data)
+    if isinstance(data, str):
+        library, _, name = data.rpartition(".")
         if library == _EXTENSION:
             found: np.dtype[Any] = np.dtype(getattr(importlib.import_module(library), name))
             return found
-        if not _PLAIN.fullmatch(told):
-            raise ValueError(told)
-        return np.dtype(told)
-    if isinstance(told, list):
-        base, shape = told
+        if not _PLAIN.fullmatch(data):
+            raise ValueError(data)
+        return np.dtype(data)
+    if isinstance(data, list):
+        base, shape = data
         return np.dtype((_from_json(base, depth - 1), tuple(shape)))
-    is_record = told.pop("record")
-    if not all(title is None or isinstance(title, str) for title in told["titles"]):
-        raise TypeError(told)
-    formats = [_from_json(each, depth - 1) for each in told["formats"]]
-    dtype = np.dtype(told | {"formats": formats})
+    is_record = data.pop("record")
+    if not all(title is None or isinstance(title, str) for title in data["titles"]):
+        raise TypeError(data)
+    formats = [_from_json(each, depth - 1) for each in data["formats"]]
+    dtype = np.dtype(data | {"formats": formats})
     return np.dtype((np.record, dtype)) if is_record else dtype

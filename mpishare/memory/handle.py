@@ -57,11 +57,11 @@ class Handle:
             )
         if digest != _digest(body):
             raise HandleError("a handle was damaged on its way: its digest does not match")
-        told = json.loads(body)
+        received = json.loads(body)
         kinds = {field.name: field.type for field in fields(cls)}
-        if {name: type(told[name]).__name__ for name in told} != kinds:
+        if {name: type(received[name]).__name__ for name in received} != kinds:
             raise HandleError("a handle of other fields was received")
-        handle = cls(**told)
+        handle = cls(**received)
         for what, got, wanted in (
             ("backend", handle.backend, backend),
             ("process", handle.nonce, nonce),

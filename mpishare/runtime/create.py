@@ -189,13 +189,13 @@ def _build(
     try:
         block.lock()
         survey = Survey(agreement.rank)
-        told = agreement.step(CALL, survey.tell)  # from here on a rank without its lock is dead
+        facts = agreement.step(CALL, survey.describe)  # from now on an unlocked rank is dead
         watchdog.start()
-        look_around = partial(survey.read, told)
+        look_around = partial(survey.read, facts)
         context, members, seen = _make_context(
             all_comm, agreement, watchdog, chosen, device, made, look_around
         )
-        report = _report(context, members, why_host, notes, survey.result(told, seen))
+        report = _report(context, members, why_host, notes, survey.result(facts, seen))
     except BaseException as error:
         # Before the lock goes: a rank that still reads the agreement must not see a death.
         block.depart(State.LEFT, describe(error))

@@ -49,7 +49,7 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
     try:
         _require_shared_memory()
     except UnsupportedError as error:
-        if _is_told_by_another():
+        if _is_reported_by_first():
             time.sleep(_LEAD_S)
         else:
             _say(f"{prog}: {error}\n")
@@ -91,7 +91,7 @@ def _require_shared_memory() -> None:
         )
 
 
-def _is_told_by_another() -> bool:
+def _is_reported_by_first() -> bool:
     """Whether the first rank of this machine has the same /dev/shm: that of the common launcher."""
     rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
     if rank == "0":

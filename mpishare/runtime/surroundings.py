@@ -144,14 +144,14 @@ def namespaces(root: Path = Path("/")) -> dict[str, int]:
 class Survey:
     """Lets all ranks of a new node try to read each other's memory.
 
-    It adds to steps that the ranks take anyway: `tell` in one, `read` in a later one.
+    It adds to steps that the ranks take anyway: `describe` in one, `read` in a later one.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._token = Token()  # held until all have read it
 
-    def tell(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the description of this rank for the others."""
         return {
             "offer": self._token.offer,
@@ -160,30 +160,30 @@ class Survey:
             "ptrace_scope": _ptrace_scope(),
         }
 
-    def read(self, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Try to read the memory of the others, given the results of `tell` on all ranks."""
-        others = [rank for rank in range(len(told)) if rank != self._rank]
-        errors = {rank: error for rank in others if (error := _try_read(told[rank]))}
+    def read(self, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Try to read the memory of the others, given the results of `describe` on all ranks."""
+        others = [rank for rank in range(len(facts)) if rank != self._rank]
+        errors = {rank: error for rank in others if (error := _try_read(facts[rank]))}
         # This process may be unable to read any memory, even its own.
-        return {"errors": list(errors.items()), "own": errors and _try_read(told[self._rank])}
+        return {"errors": list(errors.items()), "own": errors and _try_read(facts[self._rank])}
 
     def result(
-        self, told: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]
+        self, facts: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]
     ) -> Surroundings:
-        """Return the result, given those of `tell` and `read` on all ranks."""
+        """Return the result, given those of `describe` and `read` on all ranks."""
         unreadable = tuple(
-            (reader, owner, _why(error, told[reader], told[owner]))
+            (reader, owner, _why(error, facts[reader], facts[owner]))
             for reader, each in enumerate(tried)
             for owner, error in each["errors"]
         )
         remedy = ""
         if unreadable:
             reader, owner, _ = unreadable[0]
-            remedy = remedy_for(told[reader], told[owner], own_error=tried[reader]["own"] or 0)
+            remedy = remedy_for(facts[reader], facts[owner], own_error=tried[reader]["own"] or 0)
         return Surroundings(
-            containers=tuple(each["container"] for each in told),
+            containers=tuple(each["container"] for each in facts),
             separate=tuple(
-                kind for kind in KINDS if len({each["namespaces"].get(kind) for each in told}) > 1
+                kind for kind in KINDS if len({each["namespaces"].get(kind) for each in facts}) > 1
             ),
             unreadable=unreadable,
             remedy=remedy,
@@ -191,7 +191,7 @@ class Survey:
 
 
 def remedy_for(reader: Mapping[str, Any], owner: Mapping[str, Any], *, own_error: int) -> str:
-    """Return how one rank could read the memory of another one, from the descriptions of both.
+    """Return how one rank could read the memory of another one, from the facts of both.
 
     `own_error` is the error number when the reader reads its own memory; 0 if it can.
     """
@@ -268,9 +268,9 @@ def _ptrace_scope() -> int:
         return 0
 
 
-def _try_read(told: Mapping[str, Any]) -> int:
+def _try_read(owner: Mapping[str, Any]) -> int:
     """Try to read the memory of a rank; return 0, or the error number."""
-    error = try_read(*told["offer"])
+    error = try_read(*owner["offer"])
     return errno.ESRCH if error is None else error
 
 

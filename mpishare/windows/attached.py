@@ -378,8 +378,8 @@ def attach(
     with contextlib.ExitStack() as undo:
         undo.callback(visit.close)
         try:
-            told, _ = visit.ask({"version": VERSION, "attaches": True})
-            described = Description.parse(told)
+            reply, _ = visit.ask({"version": VERSION, "attaches": True})
+            described = Description.parse(reply)
             with _files(visit, described.n_files) as fds:
                 there = Attached(visit, described, fds, name, window.job, timeout_s, writable)
         except HandleError as error:

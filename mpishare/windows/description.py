@@ -65,28 +65,28 @@ class Description:
         }
 
     @classmethod
-    def parse(cls, told: dict[str, Any]) -> Description:
+    def parse(cls, received: dict[str, Any]) -> Description:
         """Check a description that may be of another version, or not of mpishare at all.
 
         Raises `HandleError` with the reason.
         """
-        if told.get("version") != VERSION:
+        if received.get("version") != VERSION:
             raise HandleError(
-                f"the job's mpishare speaks version {printable(told.get('version'))} of the "
+                f"the job's mpishare speaks version {printable(received.get('version'))} of the "
                 f"protocol, this one {VERSION}. Use the same mpishare."
             )
-        dtype = dtypes.load(_take(told, "dtype", _is_text))
-        size = _take(told, "size", lambda value: _is_count(value) and 0 < value <= _MAX_RANKS)
-        segments = _take(told, "segments", _are_dicts)
+        dtype = dtypes.load(_take(received, "dtype", _is_text))
+        size = _take(received, "size", lambda value: _is_count(value) and 0 < value <= _MAX_RANKS)
+        segments = _take(received, "segments", _are_dicts)
         described = cls(
-            _take(told, "backend", lambda value: value in ("cuda", "host")),
+            _take(received, "backend", lambda value: value in ("cuda", "host")),
             dtype,
             size,
             tuple(_segment(each, dtype.itemsize) for each in segments),
-            _take(told, "why_not_live", _is_text),
-            _take(told, "pid", _is_count),
-            _take(told, "since", lambda value: value is None or _is_count(value)),
-            tuple(_take(told, "viewers", _is_counts)),
+            _take(received, "why_not_live", _is_text),
+            _take(received, "pid", _is_count),
+            _take(received, "since", lambda value: value is None or _is_count(value)),
+            tuple(_take(received, "viewers", _is_counts)),
         )
         ranks = [segment.rank for segment in described.segments]
         if ranks != sorted({*ranks}) or ranks[-1] >= size:
@@ -94,9 +94,9 @@ class Description:
         return described
 
 
-def _segment(told: dict[str, Any], itemsize: int) -> Segment:
-    shape = tuple(_take(told, "shape", _is_counts))
-    strides = _take(told, "strides", lambda value: value is None or _is_counts(value))
+def _segment(received: dict[str, Any], itemsize: int) -> Segment:
+    shape = tuple(_take(received, "shape", _is_counts))
+    strides = _take(received, "strides", lambda value: value is None or _is_counts(value))
     is_known = strides is None or (
         len(strides) == len(shape) and is_dense(shape, strides, itemsize)
     )
@@ -105,19 +105,19 @@ def _segment(told: dict[str, Any], itemsize: int) -> Segment:
             f"the job told of a segment of shape {printable(shape)}, strides {printable(strides)}"
         )
     return Segment(
-        _take(told, "rank", _is_count),
+        _take(received, "rank", _is_count),
         shape,
         None if strides is None else tuple(strides),
         math.prod(shape) * itemsize,
-        _take(told, "uuid", _is_text),
-        _take(told, "token", lambda value: isinstance(value, str) and _TOKEN.fullmatch(value)),
+        _take(received, "uuid", _is_text),
+        _take(received, "token", lambda value: isinstance(value, str) and _TOKEN.fullmatch(value)),
     )
 
 
-def _take(told: dict[str, Any], key: str, is_right: Callable[[Any], object]) -> Any:
-    if key not in told or not is_right(told[key]):
-        raise HandleError(f"the job told of {key} {printable(told.get(key, 'nothing'))}")
-    return told[key]
+def _take(received: dict[str, Any], key: str, is_right: Callable[[Any], object]) -> Any:
+    if key not in received or not is_right(received[key]):
+        raise HandleError(f"the job told of {key} {printable(received.get(key, 'nothing'))}")
+    return received[key]
 
 
 def _is_text(value: Any) -> bool:

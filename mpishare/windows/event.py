@@ -210,12 +210,12 @@ class Event(NodeObject):
 
 
 def receivers(
-    context: NodeContext, call: str, source: int, given: Any, words: tuple[str, str]
+    context: NodeContext, call: str, source: int, given: Any, roles: tuple[str, str]
 ) -> list[int]:
     """Return the ranks that wait for one rank, in order: those given, else all others."""
     if given is None:
         return [rank for rank in range(context.size) if rank != source]
-    sender, name = words
+    sender, name = roles
     if not hasattr(given, "__iter__"):
         raise TypeError(
             f"{call} failed: {name} must be a list of ranks, not {given!r}. Give {name}=[{given!r}]"

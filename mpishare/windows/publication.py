@@ -271,7 +271,7 @@ class Publication:
             return []
         if not self._is_ended:
             door.withdraw(self._address)
-            door.tell(self._address, {"is_over": True})
+            door.notify(self._address, {"is_over": True})
             poll(lambda: not self._mapping(), LET_GO_S, pause_s=0.002)
             self._is_ended = True
         viewers = self._mapping()

@@ -52,17 +52,17 @@ def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any
     call = "Node.share"
     mine: list[_Source] = []
 
-    def look() -> dict[str, Any]:
+    def inspect() -> dict[str, Any]:
         rank = owner_rank(context, call, owner)
         arguments: dict[str, Any] = {"owner": rank, "copy": _check_copy(call, copy)}
         arguments["name"] = check_name(call, name)
         if context.rank == rank:
-            mine.append(_look_at(context, call, source, copy))
+            mine.append(_inspect(context, call, source, copy))
             arguments |= mine[0].describe()
         return arguments
 
     try:
-        replies = context.begin(call, look)
+        replies = context.begin(call, inspect)
         same = [{key: reply[key] for key in ("owner", "copy", "name")} for reply in replies]
         require_same(call, same, context.rank)
         rank = replies[0]["owner"]
@@ -79,13 +79,13 @@ def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None
     call = "Node.share_each"
     mine: list[_Source] = []
 
-    def look() -> dict[str, Any]:
+    def inspect() -> dict[str, Any]:
         arguments = {"copy": _check_copy(call, copy), "name": check_name(call, name)}
-        mine.append(_look_at(context, call, source, copy))
+        mine.append(_inspect(context, call, source, copy))
         return arguments | mine[0].describe()
 
     try:
-        replies = context.begin(call, look)
+        replies = context.begin(call, inspect)
         found = [_segment(reply) for reply in replies]
         same = [
             {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}
@@ -146,7 +146,7 @@ def _check_copy(call: str, copy: Any) -> bool | None:
     raise TypeError(f"{call} failed: copy must be True, False or None, not {copy!r}")
 
 
-def _look_at(context: NodeContext, call: str, source: Any, copy: bool | None) -> _Source:
+def _inspect(context: NodeContext, call: str, source: Any, copy: bool | None) -> _Source:
     """Return this rank's source, or raise the reason why it cannot be shared."""
     array = _as_array(context, call, source() if callable(source) else source)
     shape, dtype = check_layout(context, call, tuple(array.shape), np.dtype(array.dtype))

@@ -24,8 +24,8 @@ def attachable() -> list[dict[str, Any]]:
         entry: dict[str, Any] = {"name": window.name, "job": window.job}
         try:
             with visit:
-                told, _ = visit.ask({"version": VERSION})
-            entry |= _entry(Description.parse(told))
+                reply, _ = visit.ask({"version": VERSION})
+            entry |= _entry(Description.parse(reply))
         except MpiShareError as error:
             entry["error"] = describe(error)
         found.append(entry)
