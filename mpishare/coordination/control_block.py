@@ -50,8 +50,6 @@ _LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block
 
 
 class State(IntEnum):
-    """Relation of a rank to its node."""
-
     PRESENT = 0
     CLOSED = 1
     # By an exception, whose text is in the slot of the rank.
@@ -62,8 +60,6 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class Status:
-    """The published wait of a rank."""
-
     version: int
     looks: int
     call: str
@@ -290,7 +286,6 @@ class ControlBlock:
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS - 1] += 1
 
     def end_wait(self) -> None:
-        """Publish that this rank no longer waits."""
         at = self.rank * _RANK_WORDS + _STATE_WORDS
         self.words[at + 1] = 0
         self.sync()

@@ -1,4 +1,4 @@
-"""Waits for MPI messages: the nodes tell which ranks are missing, and where these wait."""
+"""Waits for MPI messages: the nodes know which ranks are missing, and where these wait."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def allgather(
 ) -> list[Any]:
     """Return every rank's value, which JSON can hold. Collective over `comm`, host-blocking.
 
-    Raises `PeerTimeout` if it is not complete in time, without the missing ranks: MPI does not tell
-    them. Where there is a node, its monitor may raise earlier.
+    Raises `PeerTimeout` if it is not complete in time, without the missing ranks, which MPI does
+    not report. Where there is a node, its monitor may raise earlier.
     """
     from mpi4py import MPI
 

@@ -86,7 +86,6 @@ class Recording:
         return found
 
     def fail(self) -> None:
-        """Undo the effects of the captured calls."""
         self.take_calls()
         for undo in self.undo:
             undo()

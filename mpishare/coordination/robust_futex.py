@@ -85,6 +85,5 @@ def wait(address: int, timeout_s: float) -> bool:
 
 
 def wake(address: int) -> None:
-    """Wake all threads that wait for a word."""
     if _FUTEX is not None:
         _syscall(_FUTEX, ctypes.c_void_p(address), _WAKE, ctypes.c_int(_ALL))

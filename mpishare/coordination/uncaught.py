@@ -87,7 +87,6 @@ def _package(trace: TracebackType) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return where the user called mpishare."""
     places = [each for each in _frames(trace) if _package(each) not in (*_LAUNCHERS, _OWN)]
     if not places:
         return ""

@@ -313,7 +313,6 @@ class WaitMonitor:
         self.end()
 
     def end(self) -> None:
-        """Publish that this rank no longer waits."""
         if self._published is not None:
             self._waits.block.end_wait()
 

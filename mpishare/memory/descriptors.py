@@ -11,8 +11,6 @@ from mpishare.memory.visit import Visit
 
 
 class Descriptors:
-    """The descriptors that this rank lends, and access to those of other ranks."""
-
     def __init__(self) -> None:
         self._lent: dict[str, int] = {}
         self._address = ""

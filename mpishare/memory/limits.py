@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class Limit(NamedTuple):
-    """A limit on the memory of a control group."""
-
     nbytes: int
     left: int  # including the cache that the kernel can drop
     group: str  # as a path from the mount of its hierarchy

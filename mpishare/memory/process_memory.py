@@ -19,8 +19,6 @@ _TOKEN_NBYTES = 16
 
 
 class IoVec(ctypes.Structure):
-    """A range of memory: ``struct iovec``."""
-
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 

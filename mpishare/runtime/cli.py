@@ -224,11 +224,9 @@ class Progress:
         self._done = self._turns = 0
 
     def expect(self, turns: int) -> None:
-        """Set the number of turns to come."""
         self._turns = turns
 
     def show(self, case: str, nbytes: int, variant: str) -> None:
-        """Show the variant that is being timed."""
         if self._columns:
             size = f" {format_nbytes(nbytes)}" if nbytes else ""
             line = f"{100 * self._done // max(self._turns, 1):3d} %  {case}{size}: {variant}"

@@ -265,7 +265,6 @@ class NodeContext:
         return memory, addresses[0]
 
     def unmap_registered(self, memory: SharedMemory) -> None:
-        """Unmap memory of `map_registered`."""
         self.backend.unregister(memory)
         memory.close()
 

@@ -36,8 +36,6 @@ _UNKNOWN = "CUDA alone: cuInit fails, or an MPS daemon shows fewer"
 
 @dataclass(frozen=True)
 class RankView:
-    """The GPUs as one rank sees them."""
-
     host: str
     why_not: str | None  # the error of NVML; then `gpus` and `links` are empty
     gpus: tuple[Gpu, ...]
@@ -117,7 +115,6 @@ class Hardware:
         return [*self._unlike(), *self._modes(), *self._without_p2p(), *self._unused()]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
         return {
             "why_not": self._why_not(),
             "gpus": [

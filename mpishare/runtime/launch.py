@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher of this process, from its environment."""
-
     name: str
     variable: str  # of the environment, with the number of processes
     count: int

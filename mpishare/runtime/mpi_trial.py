@@ -36,8 +36,6 @@ class _Host:
 
 
 class _Device:
-    """Memory of the current GPU."""
-
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
         self.address = int(_cuda("cuMemAlloc", nbytes)[0])

@@ -54,7 +54,6 @@ def slot(rank: int) -> int:
 
 
 def page_nbytes(size: int) -> int:
-    """Return the size of the page of a node of so many ranks."""
     return 8 * slot(size)
 
 

@@ -154,8 +154,6 @@ class OwnBlocks:
 
 @dataclass(eq=False)
 class _Opening:
-    """One `open` of a block."""
-
     address: int
     slot: int
     stream: int

@@ -82,7 +82,6 @@ class Reader(ABC):
         return [rank for rank in ranks if self._page[layout.slot(rank) + layout.HOST_FAILED]]
 
     def close(self) -> None:
-        """Unmap the page."""
         self._page.release()
 
     @abstractmethod

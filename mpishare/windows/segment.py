@@ -44,14 +44,11 @@ class WindowPart:
         return self._whole.array(shape, dtype, strides, self._offset + offset)
 
     def close(self) -> bool:
-        """Drop the segment."""
         self._whole = self._hold = None
         return True
 
 
 class EmptyMemory:
-    """Memory of no bytes."""
-
     is_given = False
     is_held = False
     nbytes = 0

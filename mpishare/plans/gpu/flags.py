@@ -93,7 +93,6 @@ class PinnedFlags:
         return [self._ranks_in_node[peer] for peer in ranks]
 
     def ahead(self) -> list[int]:
-        """See `Engine.ahead`."""
         mine = self._view[self._index(self._rank, _CALLS)]
         calls = {rank: self._view[self._index(rank, _CALLS)] for rank in self._ranks}
         return [self._ranks_in_node[rank] for rank, count in calls.items() if count > mine]

@@ -41,7 +41,6 @@ class CudaPlanEngine:
         return is_captured(fields, stream, self._backend)
 
     def pending(self) -> list[int]:
-        """See `PinnedFlags.pending`."""
         return self._flags.pending()
 
     def finish_at_exit(self, deadline: float) -> None:
@@ -65,7 +64,6 @@ class CudaPlanEngine:
             self._flags.mark_finished()
 
     def _is_over(self) -> bool:
-        """Whether all enqueued work is over."""
         return self._chain.is_over()
 
     def drain(self) -> None:
