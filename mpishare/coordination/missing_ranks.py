@@ -37,9 +37,7 @@ class MissingRanks:
         self._awaited = [rank for rank in ranks if rank != agreement.rank]
         self._call = call
         self._look = look
-        self._monitor: WaitMonitor | None = (
-            None  # made at the first check, before which most messages arrive
-        )
+        self._monitor: WaitMonitor | None = None  # made at the first check, often never
 
     def look(self) -> None:
         """Raise if the node is broken, or if ranks wait for each other."""

@@ -130,7 +130,7 @@ class Watchdog:
         """Wait a period, or until the next rank dies; return whether to stop."""
         if (
             self._agreement.failure is None
-            and self._block.state(self._next) == State.PRESENT  # else its mark is no news
+            and self._block.state(self._next) == State.PRESENT  # else its mark is known
             and robust_futex.wait(self._next_life, PERIOD_S)
         ):
             return self._stop.is_set()

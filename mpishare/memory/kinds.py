@@ -22,7 +22,6 @@ class Kind(StrEnum):
     POOL = "pool"
     # Chunks of physical memory mapped one after the other: a descriptor for each.
     CHUNKS = "chunks"
-    # No bytes.
     EMPTY = "empty"
 
 

@@ -23,25 +23,23 @@ if TYPE_CHECKING:
 BUFFERS = 3
 TOKEN_NBYTES = 64
 
-# Words of 8 bytes. Of the header, written by the leader, STRIDE by the first rank with a segment:
-# 1 once a viewer without these GPUs asked for snapshots in host memory.
+# Words of 8 bytes in the header, WANTED written by the leader, STRIDE by the first rank with a
+# segment. 1 once a viewer without these GPUs asked for snapshots in host memory:
 WANTED = 0
 # Snapshots whose number is a multiple are copied from GPUs to host memory: 0, or a power of 2, so
 # that they use the three buffers in turn.
 STRIDE = 1
-# Of a slot:
+
+# Words of a slot. Where the two tracks begin, each with BEGIN of its three buffers, then END:
 HOST = 0
-# First word of a track: BEGIN of its three buffers, then END of them.
 DEVICE = 9
 BEGIN = 0
 END = 3
 # Of the host track, on CUDA: the contents of the buffer on the GPU when it had been copied.
 MARK = 6
 TOKEN = 16
-# 1 once TOKEN holds the IPC handle of the rank's buffers on its GPU.
-TOKEN_READY = 24
-# 1 if this rank cannot copy to host memory.
-HOST_FAILED = 25
+TOKEN_READY = 24  # 1 once TOKEN holds the IPC handle of the rank's buffers on its GPU
+HOST_FAILED = 25  # 1 if this rank cannot copy to host memory
 
 _SLOT_WORDS = 32
 # Buffers of a rank begin at a multiple of this, for huge pages: free in a sparse file.

@@ -221,9 +221,7 @@ class Publication:
             if (window.job, window.name) == (job, self.name) and window.address != self._address
         ]
         visits, _ = visit_mine(others, _ANSWER_S, 0.0)
-        older = [
-            self._is_older(visit) for visit in visits.values()
-        ]  # visits all, which closes them
+        older = [self._is_older(visit) for visit in visits.values()]  # closes all of them
         return any(older)
 
     def _is_older(self, visit: Visit) -> bool:
