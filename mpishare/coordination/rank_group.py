@@ -1,7 +1,7 @@
 """The ranks of a communicator, as plans see them: one communicator, however many plans there are.
 
 MPI has some thousand communicators, and to make one is collective. So the plans of the same ranks,
-on whatever communicators the user gave, talk on one; tags and the numbers of the calls tell them
+on whatever communicators the user gave, share one; tags and the numbers of the calls tell them
 apart.
 """
 
@@ -25,16 +25,10 @@ _MAX_REMEMBERED = 16
 
 
 class RankGroup:
-    """Some ranks in some order, and a communicator of theirs. Made by `of`.
+    """Ranks in some order, and a communicator of mpishare's own for them. Made by `of`.
 
-    Attributes
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        mpishare's own: users do not have it.
-    plans : int
-        How many plans use it.
-    keepers : int
-        How many nodes keep it for other plans. It goes with the last of both.
+    The communicator is freed with the last of its `plans` and of its `keepers`, nodes that keep it
+    for other plans.
     """
 
     _all: ClassVar[list[RankGroup]] = []
@@ -43,12 +37,12 @@ class RankGroup:
         self.comm = comm
         self.plans = self.keepers = 0
         self._places: set[int] = set()
+        # Results cached by the descriptions of all ranks, in the order of their computation.
         self.said_before: dict[tuple[str, ...], Any] = {}
-        """What follows from the words of all ranks, in the order in which it was found out."""
         self._ranks = comm.Get_group()
         self._steps = 0
+        # Set while a wait has not received its messages: they may meet those of a later call.
         self._is_spoiled = False
-        """Whether a wait ended before its messages came: they may meet those of a later call."""
 
     @classmethod
     def of(
@@ -56,14 +50,8 @@ class RankGroup:
     ) -> RankGroup:
         """Return the group of a communicator's ranks, with one more plan.
 
-        Local, if there is one; else collective over `given`, host-blocking.
-
-        Raises
-        ------
-        MpiShareError
-            If MPI has no communicator left.
-        PeerTimeout
-            If not all ranks call it.
+        Local, if there is one; else collective over `given`, host-blocking: then it raises
+        `PeerTimeout` if not all ranks call it, and `MpiShareError` if MPI has no communicator left.
         """
         from mpi4py import MPI
 
@@ -79,13 +67,13 @@ class RankGroup:
         return found
 
     def remember(self, words: tuple[str, ...], found: Any) -> Any:
-        """Return what follows from these words of all ranks: as remembered, or as found now."""
+        """Return the result for these descriptions of all ranks, computed at the first call."""
         if words not in self.said_before and len(self.said_before) == _MAX_REMEMBERED:
             del self.said_before[next(iter(self.said_before))]
         return self.said_before.setdefault(words, found)
 
     def take_place(self) -> int:
-        """Return the place of a new plan among all plans that may send messages, on whatever node.
+        """Return the tag of a new plan among all plans that may send messages, on whatever node.
 
         The same on all ranks. A plan that was abandoned keeps its own.
         """
@@ -94,7 +82,6 @@ class RankGroup:
         return place
 
     def give_place(self, place: int) -> None:
-        """Give the place of a closed plan back."""
         self._places.remove(place)
 
     def release(self) -> None:
@@ -103,11 +90,10 @@ class RankGroup:
         self._free_unused()
 
     def keep(self) -> None:
-        """Keep the communicator for other plans."""
         self.keepers += 1
 
     def drop(self) -> None:
-        """Keep it no more. Collective: it may be freed."""
+        """Undo `keep`. Collective: the communicator may be freed."""
         self.keepers -= 1
         self._free_unused()
 
@@ -124,10 +110,7 @@ class RankGroup:
         timeout_s: float,
         monitor: Monitor | None = None,
     ) -> list[Any]:
-        """Do some work, then learn how it went on every rank. Collective, host-blocking.
-
-        As `Agreement.step`, by messages.
-        """
+        """Do `work` and return its results on all ranks, by messages; as `Agreement.step`."""
 
         def exchange(mine: Any) -> list[Any]:
             replies = allgather(self.comm, call, mine, timeout_s, monitor)
@@ -154,7 +137,7 @@ class RankGroup:
 
 @contextmanager
 def making_communicators(call: str) -> Iterator[None]:
-    """Say how many plans are open where MPI makes no communicator: it may have none left."""
+    """Add the number of open plans to the error where MPI has no communicator left."""
     from mpi4py import MPI
 
     try:
@@ -173,7 +156,7 @@ def making_communicators(call: str) -> Iterator[None]:
 def require_intracomm(
     call: str, comm: Any, wanted: str = "comm must be an Intracomm"
 ) -> MPI.Intracomm:
-    """Return a communicator that has this rank; `TypeError` for anything else. Local."""
+    """Return a communicator that has this rank; `TypeError` for anything else."""
     from mpi4py import MPI
 
     if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:
