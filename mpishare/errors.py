@@ -1,4 +1,4 @@
-"""The exception tree: what can go wrong, with its facts as attributes."""
+"""The exception tree: errors with their facts as attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class MpiShareError(Exception):
-    """Base of every error that mpishare raises on its own account."""
+    """Base of every error of mpishare itself."""
 
 
 class CudaError(MpiShareError):
@@ -33,7 +33,7 @@ class CudaError(MpiShareError):
 
 
 class PeerError(MpiShareError):
-    """Another rank failed; this rank did nothing wrong.
+    """Another rank failed; the cause is not on this rank.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class PeerError(MpiShareError):
 class MismatchError(PeerError, ValueError):
     """Ranks made different collective calls, or the same one with arguments that differ.
 
-    ``failures`` holds what each rank that differs from this one did.
+    ``failures`` has the call or arguments of each rank that differs from this one.
     """
 
 
@@ -77,7 +77,7 @@ class PeerTimeout(MpiShareError, TimeoutError):
 
 
 class UnsupportedError(MpiShareError):
-    """What was asked for cannot be done here; the message says why and what to change."""
+    """The request cannot be fulfilled here; the message has the reason and the remedy."""
 
 
 class HandleError(MpiShareError, ValueError):
@@ -93,13 +93,12 @@ class EpochError(MpiShareError, RuntimeError):
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one line, as other ranks read it."""
+    """Return an error as one line, for other ranks."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def peer_error(call: str, failures: dict[int, str]) -> PeerError:
-    """Return the error that says which other ranks failed in a call, and how."""
-    # The call is named once.
+    """Return the error with the failures of other ranks in a call, which names the call once."""
     texts = {r: text.replace(f": {call} failed: ", ": ", 1) for r, text in failures.items()}
     whole = f"{call} failed on {name_ranks(failures)}: {_joined(texts)}"
     return PeerError(whole, failures=failures)
@@ -113,14 +112,14 @@ def departure_error(call: str, departures: dict[int, str]) -> PeerError:
 
 
 def _joined(texts: dict[int, str]) -> str:
-    """Join what each rank says; of one rank, which is named before, the text alone."""
+    """Join the texts of the ranks; of one rank, which is named before, the text alone."""
     if len(texts) == 1:
         return next(iter(texts.values()))
     return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(texts.items()))
 
 
 def describe_stragglers(call: str, ranks: Sequence[int], since_s: float, rank: int) -> str:
-    """Name the ranks that a long wait waits for."""
+    """Return a text that names the ranks of a long wait."""
     return f"rank {rank} has waited {since_s:.0f} s in {call} for {name_ranks(ranks)}"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpishare.runtime.report import Report
 
 PROG = "python -m mpishare.info"
-#: In an error: then what NVML knows of the GPUs may say why.
+# In an error: then NVML's view of the GPUs may explain it.
 _OF_GPUS = ("CudaError", "CUDA_ERROR", "cudaError", "backend='cuda'")
 
 _EPILOG = """\

@@ -33,35 +33,35 @@ class Node(NotPicklable):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        Over any number of nodes. It is duplicated; nothing is ever sent on it. Default:
+        Over any number of nodes. It is duplicated; mpishare sends no message on it. Default:
         ``MPI.COMM_WORLD``.
     backend : {"auto", "cuda", "host"}
         ``"auto"`` is ``"cuda"`` where every rank has a GPU, else ``"host"``. The same on all ranks.
-        The environment variable ``MPISHARE_BACKEND`` comes before it.
+        The environment variable ``MPISHARE_BACKEND`` overrides it.
     device : int, str or cupy.cuda.Device, optional
         This rank's GPU: its ordinal here, or its UUID. Default: the one whose primary context is
         active already, else round robin over the ranks of the node. It is made the current one. On
-        the host backend it is ignored, and a warning says so.
+        the host backend it is ignored, with a warning.
     timeout_s : float, seconds
         After this, a wait of the host for another rank raises `PeerTimeout`. At most 1e9.
 
     Attributes
     ----------
     comm : mpi4py.MPI.Intracomm
-        The ranks of this node, for the user: mpishare sends nothing on it.
+        The ranks of this node, for the user: mpishare sends no message on it.
     ranks : tuple of int
         For each rank of the node, its rank in the communicator that was given.
 
     Raises
     ------
     UnsupportedError
-        If a launcher started several ranks that do not know of each other, if there is a GPU but
-        not the packages to use it, if /dev/shm is full or cannot be used, or in a forked process.
+        If a launcher started several ranks that MPI does not connect, if there is a GPU but not the
+        packages to use it, if /dev/shm is full or cannot be used, or in a forked process.
     PeerError
         If another rank failed.
     PeerTimeout
-        If not all ranks call it. Where a rank dies in MPI's own splitting of communicators, which
-        nothing else ends, the job is aborted at the deadline.
+        If not all ranks call it. Where a rank dies while MPI splits communicators, a call without a
+        deadline, the job is aborted at the deadline.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Node(NotPicklable):
 
     @property
     def size(self) -> int:
-        """How many ranks the node has."""
+        """The number of ranks of the node."""
         return self._context.size
 
     @property
     def leader(self) -> int:
-        """The rank in `comm` that allocates what the node shares: the lowest."""
+        """The rank in `comm` that allocates memory by default: the lowest."""
         return self._report.leader
 
     @property
@@ -125,8 +125,8 @@ class Node(NotPicklable):
         """Return which ranks share memory, by which route, and why others do not.
 
         Local: the probe ran when the node was made; the first call on a GPU takes 0.4 ms more, for
-        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data. Each call looks
-        up the room in /dev/shm and the limits on memory: 1 ms.
+        a pool that is made and exported. ``str()`` is a text, `Report.pairs` data. Each call reads
+        the room in /dev/shm and the limits on memory: 1 ms.
         """
         backend = self._context.backend
         if backend.has_streams and self._report.exports_pools is None:
@@ -156,10 +156,9 @@ class Node(NotPicklable):
         shape : int or tuple of int
             Of the whole; 0 is allowed.
         dtype : dtype
-            Of the elements: anything without Python objects on the host backend, what CuPy has on
-            CUDA.
+            Of the elements: any without Python objects on the host backend, one of CuPy's on CUDA.
         fill : scalar, optional
-            What every element is set to before the call returns. Default: nothing is set.
+            The value of every element when the call returns. Default: elements are not set.
         owner : int, optional
             The rank in `comm` that allocates, on its GPU. Default: the leader.
         name : str, optional
@@ -176,7 +175,7 @@ class Node(NotPicklable):
         CudaError, UnsupportedError
             On the owner, if there is not that much memory.
         PeerError
-            If that or anything else failed on another rank; nothing is left allocated.
+            If that or another step failed on another rank; no memory is left allocated.
         MismatchError
             If the arguments differ.
         ValueError
@@ -198,7 +197,7 @@ class Node(NotPicklable):
         dtype : dtype
             Of the elements.
         fill : scalar, optional
-            What every element of this rank's segment is set to before the call returns.
+            The value of every element of this rank's segment when the call returns.
         name : str, optional
             As of `allocate`.
 
@@ -222,9 +221,10 @@ class Node(NotPicklable):
         copy: bool | None = True,
         name: str | None = None,
     ) -> Window:
-        """Share what one rank has, or computes, as a window of its shape, dtype and memory order.
+        """Share one rank's array, given or computed, in a window of its shape, dtype and order.
 
-        Collective, host-blocking: also waits for all streams of the owner where nothing is copied.
+        Collective, host-blocking: also waits for all streams of the owner where the array is not
+        copied.
 
         Parameters
         ----------
@@ -234,8 +234,8 @@ class Node(NotPicklable):
             A rank in `comm`, the same on all ranks. Default: the leader.
         copy : {True, False, None}
             The same on all ranks. True: new memory is allocated, and the array copied into it.
-            False: the window is the array's own memory, strides and all, and nothing is allocated;
-            see Notes. None: as False where that works, else as True, with a warning on the logger
+            False: the window is the array's own memory, strides and all, without an allocation; see
+            Notes. None: as False where that works, else as True, with a warning on the logger
             ``mpishare.window``.
         name : str, optional
             As of `allocate`.
@@ -243,12 +243,12 @@ class Node(NotPicklable):
         Raises
         ------
         UnsupportedError
-            On the owner, if the array's memory was freed, or cannot be shared in place: which kind
-            of memory it is, and what to do instead.
+            On the owner, if the array's memory was freed, or cannot be shared in place: with the
+            kind of memory, and the remedy.
         TypeError
             On the owner, if the source is None, an int, or holds Python objects.
         Exception
-            On the owner, whatever the callable raised.
+            On the owner, any exception of the callable.
         PeerError
             On the others, with the text of that exception.
         MismatchError
@@ -313,18 +313,18 @@ class Node(NotPicklable):
         """Make a pool of memory that one rank allocates array by array, and others open.
 
         Collective once, host-blocking: some milliseconds. All arguments are the same on all ranks.
-        After that the owner allocates, and the others open, without each other: for sizes that
-        nobody else knows, and for many arrays.
+        After that the owner allocates, and the others open, each on its own: for sizes that only
+        the owner knows, and for many arrays.
 
         Parameters
         ----------
         owner : int, optional
             The rank in `comm` that allocates, on its GPU. Default: the leader.
         max_nbytes : int, bytes, optional
-            The most that the pool may hold. Default: what the GPU has; on the host backend what is
-            free in /dev/shm now. Memory is taken when it is allocated, on CUDA in chunks of 8 MiB
-            for arrays up to 512 KiB; what is given back is reused by the pool, and returns to the
-            machine when the pool is closed.
+            The size limit of the pool. Default: the memory of the GPU; on the host backend the free
+            part of /dev/shm now. Memory is taken when it is allocated, on CUDA in chunks of 8 MiB
+            for arrays up to 512 KiB; freed memory is reused by the pool, and returns to the machine
+            when the pool is closed.
 
         Raises
         ------
@@ -356,12 +356,12 @@ class Node(NotPicklable):
         dtype : dtype
             Of the elements, as in `allocate`.
         slots : int
-            How many frames the producer may be ahead of the slowest consumer; at least 1.
+            Number of frames that the producer may be ahead of the slowest consumer; at least 1.
         producer : int, optional
             The rank in `comm` that puts. Default: the leader.
         consumers : sequence of int, optional
-            The ranks that get. Default: all others. Where there are none, as on a node of one
-            rank, the producer never waits, and nobody gets the frames.
+            The ranks that get. Default: all others. Where there are none, as on a node of one rank,
+            the producer never waits, and the frames are lost.
 
         Raises
         ------
@@ -374,7 +374,7 @@ class Node(NotPicklable):
     def barrier(self) -> None:
         """Wait on the host until every rank of the node has called it.
 
-        Collective, host-blocking. Waits for no GPU: see `synchronize`.
+        Collective, host-blocking. Does not wait for the GPU: see `synchronize`.
 
         Raises
         ------
@@ -387,7 +387,7 @@ class Node(NotPicklable):
             context.dropped.close(context.agreement.step("Node.barrier", lambda: news), self.rank)
 
     def synchronize(self, stream: Any = None) -> None:
-        """Wait on the host until all that was put on a stream is over, with the deadline.
+        """Wait on the host until all work on a stream is done, with the deadline.
 
         Local, host-blocking. Unlike the stream's own method it raises where the stream waits for a
         rank that is gone.
@@ -409,13 +409,13 @@ class Node(NotPicklable):
     def close(self) -> None:
         """Close the node and the objects made from it, newest first.
 
-        Collective over the node, host-blocking; closing twice does nothing. Local where the node
+        Collective over the node, host-blocking; closing twice has no effect. Local where the node
         is broken: memory that other ranks may still map is left to the end of the process.
 
         Raises
         ------
         PeerError, PeerTimeout
-            If a rank is gone or does not arrive; the node is closed all the same, by this rank
+            If a rank is gone or does not arrive; the node is closed nevertheless, by this rank
             alone.
         """
         if self._is_closed:
@@ -442,7 +442,7 @@ class Node(NotPicklable):
             comm.Free()
 
     def _abandon(self) -> None:
-        """Leave without the other ranks. Local; frees nothing that they may still map."""
+        """Leave without the other ranks; free no memory that they may still map."""
         self._is_closed = True
         for child in self._context.children:
             child._abandon()
@@ -459,7 +459,7 @@ class Node(NotPicklable):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the node; by an exception leave it without waiting for anyone, and say why."""
+        """Close the node; after an exception leave it without waiting, and publish the reason."""
         if error is None:
             self.close()
         elif not self._is_closed:
@@ -467,7 +467,6 @@ class Node(NotPicklable):
             self._abandon()
 
     def __repr__(self) -> str:
-        """Name the node, this rank and the backend."""
         failure = self._context.agreement.failure
         state = ", closed" if self._is_closed else ""
         if not state and failure is not None:

@@ -1,1 +1,1 @@
-"""How the ranks of a node agree, wait, fail and end. No CUDA."""
+"""Agreement, waits, failure and shutdown of the ranks of a node. No CUDA."""

@@ -1,4 +1,4 @@
-"""Aborting the job: a process says why, and somebody reads it, before everything is killed."""
+"""Aborting the job, after the output that gives the reason was read."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from mpishare.errors import describe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# The time that an abort leaves for the output of all ranks to be read, and for other aborts.
 HEARD_S = 1.0
-"""How long an abort waits until the output of all ranks is read, and for the aborts of others."""
 
 
 def say(text: str) -> None:
-    """Write to stderr; where it is closed or its reader is gone, that is all that can be done."""
+    """Write to stderr, and ignore a stderr that is closed or has no reader."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def say_at_once(text: str) -> None:
-    """Write to stderr in one piece, from any thread, unless its reader leaves no room for that.
+    """Write to stderr in one piece, from any thread, unless the pipe is full.
 
-    `say` may wait for what others write, and for a reader.
+    `say` may block on other writers and on the reader.
     """
     if sys.__stderr__ is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -45,19 +45,18 @@ def say_at_once(text: str) -> None:
 
 
 def wait_briefly(is_over: Callable[[], object], timeout_s: float = HEARD_S) -> bool:
-    """Wait at the end of a process, without burning the core; return whether it came."""
+    """Wait at the end of a process, without burning the core; return whether the event came."""
     return poll(is_over, timeout_s, pause_s=HEARD_S / 100)
 
 
 def is_output_read() -> bool:
-    """Return whether somebody has read all output of this process."""
     return not any(map(_unread_nbytes, (1, 2)))
 
 
 def abort_after(last_words: Callable[[], None], is_averted: Callable[[], bool] = bool) -> None:
-    """Abort the job, once this last output was read: an abort cuts off what was not.
+    """Abort the job once this last output was read, since an abort cuts off unread output.
 
-    Not if the reason to abort has gone by then.
+    Does nothing if the reason to abort has gone by then.
     """
     from mpi4py import MPI
 
@@ -70,12 +69,12 @@ def abort_after(last_words: Callable[[], None], is_averted: Callable[[], bool] =
 
 
 def _unread_nbytes(fd: int) -> int:
-    """Return how much of the output nobody has read, where that can be known."""
+    """Return the number of unread bytes of output, 0 where it cannot be known."""
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
     except OSError:
         return 0  # it is closed
-    # For a pipe what is in it; for a socket what has not gone out.
+    # Bytes in a pipe; bytes of a socket that have not gone out.
     question = {stat.S_IFIFO: termios.FIONREAD, stat.S_IFSOCK: termios.TIOCOUTQ}.get(kind)
     if question is None:
         return 0
@@ -86,9 +85,9 @@ _reasons: list[tuple[str, Callable[[], object], int]] = []
 
 
 def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
-    """Abort the job at exit, since Finalize would hang; not if all that it would wait for is over.
+    """Abort the job at exit, since Finalize would hang, unless all that it would wait for is over.
 
-    For what fails before there is a node, whose own shutdown does that later.
+    For failures before there is a node, whose own shutdown does this later.
     """
     if not _reasons:
         atexit.register(_at_exit)
@@ -96,7 +95,7 @@ def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
 
 
 def abort_when_left(call: str, error: BaseException) -> None:
-    """Abort the job at exit: an exception of this rank alone left a call that others wait in."""
+    """Abort the job at exit: this rank alone raised an exception in a collective call."""
     abort_at_exit(f"{call} was left by an exception: {describe(error)}")
 
 
@@ -110,14 +109,14 @@ def _at_exit() -> None:
 
 @contextlib.contextmanager
 def abort_when_late(why: str, timeout_s: float) -> Iterator[None]:
-    """Abort the job once the block takes longer: it makes an MPI call that has no deadline.
+    """Abort the job if the block, an MPI call without a deadline, takes longer than the timeout.
 
-    From a thread, since the main one is inside that call.
+    From a thread, since the main thread is inside that call.
     """
     over = threading.Event()
 
     def watch() -> None:
-        # The second wait is for a process that was stopped: it may go on now.
+        # The second wait gives a process that was stopped the time to go on.
         if not over.wait(timeout_s) and not over.wait(HEARD_S):
             _abort(why, over.is_set, over.is_set)
 
@@ -135,7 +134,7 @@ def _abort(why: str, is_over: Callable[[], object], is_averted: Callable[[], boo
 
     def last_words() -> None:
         say(f"mpishare: rank {rank} aborts the job: {why}\n")
-        # The others say it too. Then one after the other: where two abort at once, Open MPI's
+        # The others write theirs. Then one after the other: where two abort at once, Open MPI's
         # launcher may never end.
         wait_briefly(is_over, HEARD_S * (1 + rank % 8 / 8))
 

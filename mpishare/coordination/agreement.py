@@ -1,4 +1,4 @@
-"""Every rank succeeds or every rank raises."""
+"""Collective steps of a node: every rank succeeds or every rank raises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Agreement(Waits):
-    """What one rank agrees on with the others of its node, through the control block."""
+    """Agreement of one rank with the others of its node, through the control block."""
 
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
         super().__init__(block, timeout_s)
@@ -38,7 +38,7 @@ class Agreement(Waits):
         self._meetings_of: list[Callable[[int], int]] = []  # even numbers, and odd ones
 
     def open_meetings(self, fence: Callable[..., Callable[[int], int]]) -> None:
-        """Let all ranks meet by the fences that `fence` makes; see `NodeContext.fence`. Local."""
+        """Make the meetings by `fence`; see `NodeContext.fence`."""
         slot = self.block.meeting_slot
         for parity in (0, 1):
             each = [
@@ -48,40 +48,19 @@ class Agreement(Waits):
             self._meetings_of.append(fence(self.block.words, each, spreads_bit=True))
 
     def close(self) -> None:
-        """Let go of what needs the block, which is about to be unmapped, or MPI. Local."""
+        """Release the meetings, before the block is unmapped, and the MPI group."""
         self._meetings_of = []
         if self.group is not None:
             self.group.Free()
             self.group = None
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
-        """Do `work`, then learn how it went on every rank.
+        """Do `work` and return its results on all ranks, by rank. Collective, host-blocking.
 
-        Collective, host-blocking: about 10 us beside the work itself.
-
-        Parameters
-        ----------
-        call : str
-            The name of the collective call that this is a step of, for a rank that is in another
-            one.
-        work : callable
-            May raise anything; returns what JSON can hold.
-
-        Returns
-        -------
-        list
-            What each rank's work returned, by rank.
-
-        Raises
-        ------
-        BaseException
-            This rank's own error; the others raise `PeerError`.
-        PeerError
-            If the work of another rank failed.
-        MismatchError
-            If another rank is in another collective call.
-        PeerTimeout
-            If a rank died or did not arrive.
+        About 10 us beside the work itself, which returns a value that JSON can hold. `call` names
+        the collective call of this step, for ranks in another one. Raises this rank's own error;
+        else `PeerError` if the work of another rank failed, `MismatchError` if another rank is in
+        another call, `PeerTimeout` if one died or did not arrive.
         """
         return self.step_keeping(call, lambda: (None, work()))[1]
 
@@ -108,10 +87,10 @@ class Agreement(Waits):
         except MpiShareError:
             if mine is None:
                 raise
-            # This rank's own error comes first; that the others are gone too stands behind it.
+            # This rank's own error comes first, with the departure of the others as its context.
             raise mine  # noqa: B904
         except BaseException as error:
-            # An interrupt: the others may have had this rank's part, it has not had theirs.
+            # An interrupt: the others may have received this rank's part, but not this rank theirs.
             self.leave(call, error)
             raise
         if mine is not None:
@@ -119,7 +98,7 @@ class Agreement(Waits):
             try:
                 raise mine
             finally:
-                mine = None  # no circle with its traceback, which may hold large arrays
+                mine = None  # avoids a cycle with its traceback, which may hold large arrays
         replies = [json.loads(message) for message in messages]
         require_same_call([(call, step) for call, step, *_ in replies], self.rank, "node")
         failures = {rank: reply[2] for rank, reply in enumerate(replies) if reply[2] is not None}
@@ -131,20 +110,15 @@ class Agreement(Waits):
         try:
             return work()
         except HandleError:
-            self.require_all_here(call)  # what a rank offers goes with it
+            self.require_all_here(call)  # since a rank's result may offer memory
             raise
 
     def meet(self, call: str, *, has_news: bool) -> bool:
-        """Wait until all ranks are in this call; return whether any of them has news.
+        """Wait until all ranks are in this call; return whether any has dropped objects to report.
 
-        Collective, host-blocking: some microseconds. The one call that meets is `Node.barrier`.
-        Where another rank is in a step instead, this returns True: a step of this call then raises
+        Collective, host-blocking: some microseconds. Only `Node.barrier` uses it. Where another
+        rank is in a step instead, this returns True: a step of this call then raises
         `MismatchError` on all ranks.
-
-        Raises
-        ------
-        PeerError, PeerTimeout
-            If a rank is gone or does not come.
         """
         self._require_collective(call)
         self._meetings += 1
@@ -157,7 +131,7 @@ class Agreement(Waits):
             self.leave(call, error)
             raise
         if found is None:
-            self._meetings -= 1  # it has not been one
+            self._meetings -= 1  # this meeting did not happen
         return found is not False
 
     def _meet(self, call: str, count: int, news: int) -> bool | None:
@@ -174,7 +148,7 @@ class Agreement(Waits):
         raise ClosedError(f"{call} failed: the node is closed")
 
     def _wait_for_word(self, call: str, value: int, at: int) -> bool:
-        """Wait for a word of a meeting; return whether it came, and not another call."""
+        """Wait for a word of a meeting; return False if its rank is in another call."""
         self.wait(call, functools.partial(self._absent, value, at))
         return self.block.words[at] >= value
 
@@ -185,7 +159,7 @@ class Agreement(Waits):
             return []
         parity = value >> 1 & 1
         elsewhere = [rank for rank in self.others if block.has_mail(rank, self._number + 1)]
-        block.sync()  # a rank that has left the meeting for its next step has been there
+        block.sync()  # a rank that is already in its next step has passed the meeting
         absent = [r for r in self.others if block.words[block.meeting_slot(r, parity, 0)] < value]
         return [] if {*elsewhere} & {*absent} else absent or [block.rank_of_slot(at)]
 
@@ -221,14 +195,14 @@ class Agreement(Waits):
 
 
 def note_agreed(error: BaseException) -> None:
-    """Note that the other ranks have been told of an error, for `is_agreed`."""
+    """Note that the other ranks know of an error, for `is_agreed`."""
     error.is_agreed = True  # type: ignore[attr-defined]
 
 
 def is_agreed(error: BaseException) -> bool:
-    """Whether every rank raises this error or hears of it: a step told it, or all find the same.
+    """Whether every rank raises this error or learns of it.
 
-    Else this rank alone raises it, between two steps or in a wait: a handler of a signal, which may
+    False for one that this rank alone raises, between two steps or in a wait: a signal handler may
     raise anything anywhere.
     """
     trace = error.__traceback__
@@ -243,14 +217,7 @@ def is_agreed(error: BaseException) -> bool:
 def require_same_call(calls: Sequence[tuple[str, int]], rank: int, of: str) -> None:
     """Raise `MismatchError` on every rank unless all are in the same call.
 
-    Parameters
-    ----------
-    calls : sequence of (str, int)
-        For each rank, the call and the number of its step.
-    rank : int
-        This one.
-    of : str
-        Whose ranks these are.
+    `calls` has each rank's call and the number of its step; `of` names the group of ranks.
     """
     mine = calls[rank]
     if all(other == mine for other in calls):
@@ -268,12 +235,12 @@ def require_same_call(calls: Sequence[tuple[str, int]], rank: int, of: str) -> N
 def require_same(call: str, values: Sequence[Any], mine: int) -> None:
     """Raise `MismatchError` on every rank unless all gave the same value.
 
-    Local: every rank holds every rank's value already, so all raise or none does.
+    Makes no call of its own: every rank already holds all values, so all raise or none does.
     """
     if all(value == values[0] for value in values):
         return
     if all(isinstance(value, dict) and value.keys() == values[0].keys() for value in values):
-        # What is the same everywhere would only hide the rest.
+        # Values that are equal everywhere would only hide the others.
         names = [name for name in values[0] if any(v[name] != values[0][name] for v in values)]
         values = [{name: value[name] for name in names} for value in values]
     raise MismatchError(

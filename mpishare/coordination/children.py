@@ -1,4 +1,4 @@
-"""The objects that are made from a node, which holds them weakly until they are dropped."""
+"""Objects made from a node, which holds them weakly until they are dropped."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ Item = TypeVar("Item")
 
 
 class NotPicklable:
-    """Refuses to be pickled, by name: handles and mappings mean nothing in another process."""
+    """A class whose objects cannot be pickled: handles and mappings belong to one process."""
 
     def __reduce__(self) -> Any:
-        """Raise `TypeError`."""
         raise TypeError(
             f"an mpishare {type(self).__name__} cannot be pickled: it belongs to one process"
         )
 
 
 class NodeObject(NotPicklable):
-    """An object made from a node, which closes it with itself: a window, an event, a plan.
+    """An object made from a node and closed with it: a window, an event, a plan.
 
-    It registers with its context when it is whole, and unregisters when it is closed. One that
-    nobody holds any more is closed once all its ranks have dropped it; see `Dropped`. What the
-    context asks of it begins with an underscore, so that users see their methods alone.
+    It registers with its context when it is complete, and unregisters when it is closed. Once all
+    its ranks have dropped it, it is closed too; see `Dropped`. Methods for the context begin with
+    an underscore, so that users see only theirs.
     """
 
     name: str
@@ -48,31 +47,31 @@ class NodeObject(NotPicklable):
         return self._is_closed
 
     def close(self) -> None:
-        """Close it on all ranks. Collective, host-blocking; closing twice does nothing."""
+        """Close it on all ranks. Collective, host-blocking; closing twice has no effect."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
-        """Mark it closed without the other ranks; free nothing that they may still use."""
+        """Mark it closed without the other ranks; free no memory that they may still use."""
         raise NotImplementedError
 
     def _pending(self) -> list[int]:
-        """Return the ranks whose signal the work enqueued by this rank waits for."""
+        """Return the ranks whose signals the work enqueued by this rank waits for."""
         return []
 
     def _let_go(self) -> bool:
-        """Once it is dropped: whether nothing that is made of it is in use on this rank."""
+        """Return whether this rank, having dropped the object, uses none of its views any more."""
         return True
 
     def __del__(self) -> None:
-        """Note that nobody holds it any more. In whatever thread; nothing is freed."""
+        """Register as dropped, in any thread; frees no memory."""
         if self._registration is not None and not self._is_closed:
-            self._registration.note(self)  # held again from here on, until it is closed
+            self._registration.note(self)  # a strong reference from here on, until it is closed
 
     def _finish_at_exit(self, deadline: float) -> None:
-        """At process exit: publish whether all work that began is over by the deadline."""
+        """Publish at process exit whether all work that began is over by the deadline."""
 
     def _state(self) -> str:
-        """Return what `repr` says of an object that cannot be used."""
+        """Return the state for the `repr` of an object that cannot be used."""
         if self._is_closed:
             return ", closed"
         return "" if self._context.agreement.failure is None else ", of a broken node"
@@ -94,23 +93,23 @@ class NodeObject(NotPicklable):
 
 
 class Registration(NamedTuple):
-    """An object's place among the children of its node."""
+    """An object's entry among the children of its node."""
 
+    # In the order in which this rank has registered objects.
     place: int
-    """In the order in which this rank has registered objects."""
+    # Dropped objects of its ranks; None for a part of another object, which closes it.
     dropped: Dropped | None
-    """Those of its ranks; None for a part of another object, which closes it."""
+    # Its number in `dropped`.
     number: int
-    """Its number there."""
+    # Makes the reference to the object strong again; called in any thread.
     note: Callable[[Any], None]
-    """Holds the object again when nobody else does; may be called in any thread."""
 
 
 class Children:
-    """The registered objects of one rank. All methods but `registered` are of the main thread.
+    """The registered objects of one rank. All methods but `registered` are for the main thread.
 
-    Whoever keeps an object alive keeps it from being closed. So the node holds it weakly, until its
-    finalizer has noted that nobody else does: then strongly, until all its ranks have closed it.
+    A strong reference would keep an object from being dropped. So the node holds it weakly until
+    its finalizer has run, then strongly until all its ranks have closed it.
     """
 
     def __init__(self) -> None:
@@ -126,7 +125,6 @@ class Children:
         self._by_place[self._last] = weakref.ref(child)
 
     def remove(self, child: Any) -> None:
-        """Unregister an object."""
         place, dropped, number, _ = child._registration
         child._registration = None
         del self._by_place[place]
@@ -134,7 +132,7 @@ class Children:
             dropped.forget(number)
 
     def registered(self) -> list[Any]:
-        """Return the open objects, the oldest first. The watchdog's thread calls it too."""
+        """Return the open objects, the oldest first; also called in the watchdog's thread."""
         found = {place: child() for place, child in list(self._by_place.items())}
         # The garbage collector ends weak references before it calls finalizers.
         for child in list(self._noted):
@@ -143,7 +141,7 @@ class Children:
         return [found[place] for place in sorted(found) if found[place] is not None]
 
     def note_dropped(self) -> None:
-        """Take over what finalizers have noted."""
+        """Pass the objects whose finalizers have run on to `Dropped`."""
         while self._noted:
             child = self._noted[-1]
             if (registration := child._registration) is not None:

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
     from mpishare.memory.shared import SharedMemory
 
+# Bytes that a rank can publish in one round of agreement.
 MAILBOX_NBYTES = 4096
-"""Bytes that a rank can publish in one round of agreement."""
 
+# Processors that show stores in program order and load in order (Intel Software Developer's Manual,
+# volume 3, 9.2.2).
 ORDERED_MACHINES = ("x86_64", "AMD64")
-"""Processors that show stores in the order in which they were made, and load in order (Intel
-Software Developer's Manual, volume 3, 9.2.2)."""
 
 _STATE_WORDS = 512
 _MAX_TEXT, _MAX_MISSING = 500, 64
 _TEXT_WORDS = _STATE_WORDS - 6  # behind the state; then five words of their own:
 _ENDING, _LIFE, _SAW_DEATH, _ABORTING, _BROKEN = range(_STATE_WORDS - 5, _STATE_WORDS)
 _STATUS_WORDS = 128
-_TRIES = 1000  # to read what changes; a rank may have died while it wrote
+_TRIES = 1000  # to read a text that changes; a rank may have died while writing it
 _MAILBOX_WORDS = SLOT_WORDS + 2 * (MAILBOX_NBYTES // 8 + 1)
 _MAILBOX_STRIDE = -(-_MAILBOX_WORDS // SLOT_WORDS) * SLOT_WORDS
 _RANK_WORDS = _STATE_WORDS + _STATUS_WORDS + _MAILBOX_STRIDE
@@ -50,20 +50,16 @@ _LOCKS_AT = 1 << 40  # locks need no bytes: far beyond the end of any block
 
 
 class State(IntEnum):
-    """How a rank stands to its node."""
-
     PRESENT = 0
     CLOSED = 1
+    # By an exception, whose text is in the slot of the rank.
     LEFT = 2
-    """By an exception; its text is in the slot of the rank."""
+    # The process ended without closing the node.
     EXITED = 3
-    """The process ended without closing the node."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The wait of a rank, as the others see it."""
-
     version: int
     looks: int
     call: str
@@ -73,7 +69,7 @@ class Status:
 class MemoryBarrier:
     """A full memory barrier, where the processor needs one.
 
-    `MPI.Win.Sync` is the only portable one that Python has: on a window of this process alone it is
+    `MPI.Win.Sync` is the only portable one in Python: on a window of this process alone it is
     local, about 50 ns, and can be freed at any time.
     """
 
@@ -89,7 +85,7 @@ class MemoryBarrier:
             self.sync = self._window.Sync
 
     def close(self) -> None:
-        """Free the window. Local; does nothing once MPI is finalized."""
+        """Free the window, unless MPI is finalized."""
         if self._window is not None and not self._is_finalized():
             self._window.Unlock_all()
             self._window.Free()
@@ -101,7 +97,7 @@ def _nothing() -> None:
 
 
 def _departure(text: str, missing: Sequence[int], *, is_cause: bool, max_nbytes: int) -> str:
-    """Return what `ControlBlock.departure` reads, cut before it is written, so that it is whole."""
+    """Return the text for `ControlBlock.departure`, cut so that it remains valid JSON."""
     text = text[:_MAX_TEXT].encode(errors="replace").decode()
     while True:
         packed = json.dumps([text, list(missing)[:_MAX_MISSING], is_cause])
@@ -113,22 +109,17 @@ def _departure(text: str, missing: Sequence[int], *, is_cause: bool, max_nbytes:
 class ControlBlock:
     """One rank's view of its node's control block.
 
-    Parameters
-    ----------
-    memory : SharedMemory
-        `nbytes_for` bytes at least, zeroed, the same memory on every rank.
-    rank, size : int
-        This rank among the ranks of the node.
+    `memory` is zeroed and the same on every rank, of at least `nbytes_for` bytes.
     """
 
     def __init__(self, memory: SharedMemory, rank: int, size: int) -> None:
         self.memory = memory
         self.rank = rank
         self.size = size
+        # Counters, which are released after a failure.
         self.pool = CounterPool()
-        """Counters, which a failure releases."""
+        # Memory of plans, which is not.
         self.plan_memory = CounterPool()
-        """Memory of plans, which it leaves alone."""
         self.words = memoryview(memory.buffer).cast("Q")
         self._bytes = memoryview(memory.buffer)
         self.barrier = MemoryBarrier()
@@ -141,16 +132,12 @@ class ControlBlock:
 
     @staticmethod
     def nbytes_for(size: int) -> int:
-        """Bytes of a block for that many ranks."""
         return 8 * (size * _RANK_WORDS + _POOL_WORDS + _PLAN_WORDS)
 
     def fill_pools(self, address: int) -> None:
         """Give the words behind those of the ranks to the pools.
 
-        Parameters
-        ----------
-        address : int
-            Where the GPU of this rank sees the block; 0 on the host backend.
+        `address` is that of the block on this rank's GPU; 0 on the host backend.
         """
         start = self.pool_start
         for pool, end in (
@@ -160,18 +147,17 @@ class ControlBlock:
             pool.add(self.words[start:end], address + 8 * start if address else 0)
             start = end
 
-    # --- which ranks are alive: a lock that the operating system releases when the process ends
+    # --- liveness of ranks: a lock that the operating system releases when the process ends
 
     def lock(self) -> None:
-        """Take this rank's lock: from now on its end is seen.
+        """Take this rank's lock, so that the others can see the end of its process.
 
-        A POSIX record lock, since a forked child does not inherit it. Closing any descriptor of
-        the file would release it, so nothing else opens the block after this.
+        A POSIX record lock, since a forked child does not inherit it. Closing any descriptor of the
+        file would release it, so no other descriptor is opened after this.
         """
         fcntl.lockf(self.memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKS_AT + self.rank)
 
     def is_running(self, rank: int) -> bool:
-        """Whether the process of that rank runs."""
         if rank == self.rank:
             return True
         question = struct.pack("hh4xqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCKS_AT + rank, 1, 0)
@@ -179,31 +165,30 @@ class ControlBlock:
         return bool(struct.unpack("hh4xqqi4x", answer)[0] != fcntl.F_UNLCK)
 
     def life_address(self, rank: int) -> int:
-        """Return where the word is that a rank's watchdog holds; see `robust_futex`."""
+        """Return the address of the word that a rank's watchdog holds; see `robust_futex`."""
         return self.memory.address + 8 * (rank * _RANK_WORDS + _LIFE)
 
     def is_being_killed(self, rank: int) -> bool:
         """Whether the kernel has begun to end the process of that rank, which was in the node.
 
-        It is known some milliseconds before the lock goes, and without a system call. That it is
-        false proves nothing.
+        True some milliseconds before the lock is released, and without a system call. False proves
+        nothing.
         """
         is_marked = self.words[rank * _RANK_WORDS + _LIFE] & robust_futex.DIED
         return bool(is_marked) and self.state(rank) == State.PRESENT
 
     @property
     def is_mine(self) -> bool:
-        """Whether this is the process that took part, not a fork of it."""
+        """Whether this process made the view, and is not a fork of it."""
         return os.getpid() == self._pid
 
     def state(self, rank: int) -> State:
-        """How that rank stands to the node."""
         value = self.words[rank * _RANK_WORDS]
         self.sync()
         return State(value)
 
     def state_address(self, rank: int) -> int:
-        """Return where the state of that rank is mapped: a word, 0 while it is present."""
+        """Return the address of the word with the state of that rank, 0 while it is present."""
         return self.memory.address + 8 * rank * _RANK_WORDS
 
     def lock_of(self, rank: int) -> tuple[int, int]:
@@ -237,14 +222,10 @@ class ControlBlock:
         *,
         is_cause: bool = True,
     ) -> None:
-        """Publish how this rank leaves; the first reason stands. Nothing is said of a closed node.
+        """Publish how this rank leaves, unless the node is closed; the first reason stands.
 
-        Parameters
-        ----------
-        missing : sequence of int
-            The ranks that are missing, if that is why it leaves.
-        is_cause : bool
-            False where it leaves only because another rank failed.
+        `missing` are the ranks whose absence is the reason. `is_cause` is False where this rank
+        leaves only because another one failed.
         """
         at = self.rank * _RANK_WORDS
         if self._is_open and self.is_mine and self.words[at] == State.PRESENT:
@@ -253,7 +234,7 @@ class ControlBlock:
             self._write_text(at + 1, _TEXT_WORDS, packed)
             self.sync()
             self.words[at] = state
-            self.sync()  # before what the program overwrites next, which others may be reading
+            self.sync()  # before the program overwrites memory that others may be reading
 
     def mark_broken(self) -> None:
         """Publish, before any counter is released, that this rank releases counters."""
@@ -261,7 +242,7 @@ class ControlBlock:
         self.sync()
 
     def mark_ending(self) -> None:
-        """Publish that the process of this rank ends: it makes no further call."""
+        """Publish that the process of this rank ends and makes no further call."""
         self.words[self.rank * _RANK_WORDS + _ENDING] = 1
 
     def is_ending(self, rank: int) -> bool:
@@ -273,48 +254,45 @@ class ControlBlock:
         self.words[self.rank * _RANK_WORDS + _ABORTING] = 1
 
     def is_aborting(self, rank: int) -> bool:
-        """Whether that rank only waits to abort the job."""
         return bool(self.words[rank * _RANK_WORDS + _ABORTING]) and self.is_running(rank)
 
     def is_silent(self, rank: int) -> bool:
-        """Whether no more output of that rank is to come."""
+        """Whether that rank writes no more output."""
         return not self.is_running(rank) or self.is_aborting(rank)
 
     def is_broken(self) -> bool:
-        """Whether any rank releases counters: a wait that is over may be no signal."""
+        """Whether any rank releases counters: the end of a wait may then be no signal."""
         self.sync()
         return any(self.words[r * _RANK_WORDS + _BROKEN] for r in range(self.size))
 
     def departure(self, rank: int) -> tuple[str, tuple[int, ...], bool]:
-        """Return why a rank left: its text, the ranks that it missed, and `is_cause`."""
+        """Return why a rank left: its text, its missing ranks, and `is_cause`."""
         text, missing, is_cause = json.loads(self._read_text(rank * _RANK_WORDS + 1))
         return text, tuple(missing), is_cause
 
-    # --- the wait-for graph: what each rank waits in, and for which ranks
+    # --- the wait-for graph: the call in which each rank waits, and for which ranks
 
     def begin_wait(self, call: str, awaited: Sequence[int]) -> None:
-        """Publish that this rank waits in `call` for these ranks."""
         at = self.rank * _RANK_WORDS + _STATE_WORDS
         self.words[at] += 1  # odd: the text is being written
         self.sync()
-        # A list cut short is no harm: a cycle through the ranks left out is seen by the deadline.
+        # A list cut short does no harm: a cycle through the omitted ranks ends by the deadline.
         self._write_text(at + 1, _STATUS_WORDS - 2, json.dumps([call, list(awaited)[:64]]))
         self.sync()
         self.words[at] += 1
 
     def look(self) -> None:
-        """Publish that this rank has looked again and still waits."""
+        """Publish that this rank has checked again and still waits."""
         self.words[self.rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS - 1] += 1
 
     def end_wait(self) -> None:
-        """Publish that this rank goes on."""
         at = self.rank * _RANK_WORDS + _STATE_WORDS
         self.words[at + 1] = 0
         self.sync()
         self.words[at] += 2
 
     def status(self, rank: int) -> Status | None:
-        """Return what that rank waits in; None where it does not wait, or cannot be read."""
+        """Return the published wait of that rank; None without one, or if it cannot be read."""
         at = rank * _RANK_WORDS + _STATE_WORDS
         for _ in range(_TRIES):
             version = self.words[at]
@@ -324,7 +302,7 @@ class ControlBlock:
             self.sync()
             if version % 2 == 0 and self.words[at] == version:
                 break
-            os.sched_yield()  # it is being written just now
+            os.sched_yield()  # it is being written
         else:
             return None
         if not text:
@@ -332,7 +310,7 @@ class ControlBlock:
         call, awaited = json.loads(text)
         return Status(version, looks, call, tuple(awaited))
 
-    # --- mailboxes: double-buffered, so that a fast rank never overwrites what others still read
+    # --- mailboxes: double-buffered, so that a fast rank never overwrites mail still being read
 
     def post_mail(self, number: int, total: int, data: bytes) -> None:
         """Publish round `number` of this rank: `data` is a part of `total` bytes."""
@@ -344,24 +322,23 @@ class ControlBlock:
         self.words[at] = number
 
     def has_mail(self, rank: int, number: int) -> bool:
-        """Whether that rank has published round `number`."""
         return self.words[rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS] >= number
 
     def meeting_slot(self, rank: int, parity: int, number: int) -> int:
-        """Return the word of a rank for one round of a meeting: two sets, behind its mail's number.
+        """Return the index of a rank's word for one round of a meeting.
 
-        A rank may be in the next meeting while another one still looks at its words of this one.
+        Two sets of words, behind the mail's number, since a rank may be in the next meeting while
+        another one still reads its words of this one.
         """
         at = rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
         return at + 1 + parity * (SLOT_WORDS // 2 - 1) + number
 
     @staticmethod
     def rank_of_slot(at: int) -> int:
-        """Return the rank that writes a word."""
         return at // _RANK_WORDS
 
     def read_mail(self, rank: int, number: int, start: int) -> tuple[int, bytes]:
-        """Return the total length and the part from `start` on. Only after `has_mail`."""
+        """Return the total length and the part from `start` on, after `has_mail`."""
         self.sync()
         at = rank * _RANK_WORDS + _STATE_WORDS + _STATUS_WORDS
         box = at + SLOT_WORDS + (number % 2) * (MAILBOX_NBYTES // 8 + 1)
@@ -370,12 +347,10 @@ class ControlBlock:
         return total, bytes(self._bytes[8 * (box + 1) : 8 * (box + 1) + length])
 
     def close(self) -> None:
-        """Unmap the block and release this rank's lock. Local."""
+        """Unmap the block and release this rank's lock."""
         self._is_open = False
         self.pool = CounterPool()
-        """Counters, which a failure releases."""
         self.plan_memory = CounterPool()
-        """Memory of plans, which it leaves alone."""
         for view in (self._states, self._saw_death, self.words):
             view.release()
         self._bytes.release()

@@ -1,42 +1,32 @@
-"""Counters in shared memory: allocated, given back, and released after a failure."""
+"""Counters in shared memory: allocation, and release after a failure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+# 8-byte words per slot: 128 bytes, so that two writers never share a cache line.
 SLOT_WORDS = 16
-"""8-byte words per slot: 128 bytes, so that two writers never share a cache line."""
 
+# Added to a counter to end every wait on it, on the GPU too: waits compare cyclically.
 RELEASED = 1 << 62
-"""Added to a counter to let every wait on it pass, on the GPU too: waits compare cyclically."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """A run of 8-byte counters that every rank of the node sees, and its GPUs too.
-
-    Attributes
-    ----------
-    view : memoryview of unsigned 64-bit items
-        The counters as the host sees them.
-    address : int
-        Where the GPU of this rank sees the first; 0 on the host backend.
-    chunk, start : int
-        Where they stand in the pool.
-    """
+    """A run of 8-byte counters that every rank of the node sees, and its GPUs too."""
 
     view: memoryview[int]
-    address: int
+    address: int  # of the first on this rank's GPU; 0 on the host backend
     chunk: int
     start: int
 
 
+# The counters of a closed object.
 NO_COUNTERS = Counters(memoryview(b"").cast("Q"), 0, 0, 0)
-"""The counters of a closed object."""
 
 
 class CounterPool:
-    """Hands out counters, the same run on every rank, since every rank asks in the same order."""
+    """Allocator of counters: all ranks ask in the same order, so each gets the same run."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[memoryview[int], int]] = []
@@ -78,15 +68,14 @@ class CounterPool:
         free.append((counters.chunk, counters.start))
 
     def watch(self, view: memoryview[int]) -> None:
-        """Release these counters too, until `unwatch`: they are not of this pool."""
+        """Release these counters of another pool too, until `unwatch`."""
         self._watched.append(view)
 
     def unwatch(self, view: memoryview[int]) -> None:
-        """Undo `watch`."""
         self._watched = [each for each in self._watched if each is not view]
 
     def release_all(self) -> None:
-        """Let every wait on every counter pass. Repeated while a stream may still write."""
+        """End every wait on every counter. Repeated while a stream may still write."""
         for view in [*(view for view, _ in self._chunks), *self._watched]:
             for index in range(len(view)):
                 value = view[index]

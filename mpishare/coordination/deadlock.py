@@ -1,4 +1,4 @@
-"""The wait-for graph of a node: finds the ranks that cause a timeout, or a cycle of waits."""
+"""The wait-for graph of a node: root causes of a timeout, and cycles of waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.control_block import ControlBlock, Status
 
+# A waiting rank checks again and again; one that has not for so long is stopped.
 _STOPPED_S = 0.5
-"""A rank that waits looks again and again; one that has not for so long is stopped."""
 
+# The time that a rank waiting elsewhere is given to publish why it leaves.
 _REASON_S = 1.0
-"""How long a rank that waits elsewhere is given to say why it leaves."""
 
 
 def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
         if rank in seen:
             continue
         seen.add(rank)
-        # First what it waits in: a rank that leaves says so before it says that it waits no more.
+        # The wait is read first: a rank that leaves publishes that before it ends its wait.
         status = block.status(rank)
         if status is not None and status.awaited and _still_looks(block, rank, status):
             path.extend(status.awaited)
@@ -45,7 +45,7 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
 
 
 def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
-    """Return which of these ranks left by an error, whose text says more than a timeout can.
+    """Return which of these ranks left by an error, whose text explains more than a timeout can.
 
     A rank that waits for another node began at about the time of this one, so it gets a moment.
     """
@@ -58,7 +58,7 @@ def left_meanwhile(block: ControlBlock, ranks: Sequence[int]) -> list[int]:
 
 
 def _still_looks(block: ControlBlock, rank: int, status: Status) -> bool:
-    """Whether a rank still looks, or has gone on from where it waited."""
+    """Whether a rank still checks, or has gone on from where it waited."""
 
     def has_moved() -> bool:
         now = block.status(rank)
@@ -68,7 +68,7 @@ def _still_looks(block: ControlBlock, rank: int, status: Status) -> bool:
 
 
 def find_cycle(block: ControlBlock, awaited: Sequence[int]) -> dict[int, Status]:
-    """Return the ranks on the way from `awaited` back to this rank, with what each waits in.
+    """Return the ranks on the way from `awaited` back to this rank, with each one's wait.
 
     Empty where no chain of waits leads back.
     """

@@ -1,8 +1,8 @@
-"""Objects that nobody holds any more: closed together, once all ranks have dropped them.
+"""Dropped objects: closed together, once all ranks have dropped them.
 
-Python says of an object that it is unreachable at any time, in any thread, on each rank at another
-moment; to close it is collective. So a rank only notes it, and publishes its number with the next
-agreement. When the numbers of all ranks are there, all of them close the object.
+Python finds an object unreachable at any time, in any thread, and on each rank at another moment;
+closing it is collective. So a rank only notes it, and publishes its number with the next agreement.
+When the numbers of all ranks are there, all of them close the object.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     class Droppable(Protocol):
-        """An object of all these ranks."""
-
         _closes_first: bool
 
         @property
@@ -27,24 +25,23 @@ if TYPE_CHECKING:
             ...
 
         def _let_go(self) -> bool:
-            """Whether nothing of it is in use on this rank any more."""
+            """Whether this rank uses none of its views any more."""
             ...
 
 
 class Dropped:
-    """The objects of one set of ranks, and which of them were dropped where.
+    """The objects of one set of ranks, numbered alike on all, and the ranks that dropped each.
 
-    All ranks number them in the same order. Methods are local, and of the thread that makes the
-    collective calls.
+    For the thread that makes the collective calls.
     """
 
     def __init__(self) -> None:
         self._last = 0
+        # Objects that this rank has dropped, held until they are closed.
         self._here: dict[int, Droppable] = {}
-        """Those that this rank has dropped, held until they are closed."""
         self._unpublished: set[int] = set()
+        # By how many ranks each was dropped, as far as that is published.
         self._count: dict[int, int] = {}
-        """By how many ranks each was dropped, as far as that is published."""
 
     def next_number(self) -> int:
         """Return the number of a new object, the same on all ranks."""
@@ -52,40 +49,33 @@ class Dropped:
         return self._last
 
     def add(self, number: int, item: Droppable) -> None:
-        """Add an object that this rank has dropped."""
         self._here[number] = item
         self._unpublished.add(number)
 
     def forget(self, number: int) -> None:
-        """Forget an object that is closed."""
         self._here.pop(number, None)
         self._unpublished.discard(number)
         self._count.pop(number, None)
 
     def news(self) -> list[int]:
-        """Return the numbers to publish: of dropped objects that nothing uses any more."""
+        """Return the numbers to publish: of dropped objects that are no longer in use."""
         if not self._unpublished:
             return []
-        # First what may use others: the fields of a plan may lie in a window.
+        # Plans first: their fields may lie in windows.
         order = sorted(self._unpublished, key=lambda number: not self._here[number]._closes_first)
         return [number for number in order if self._here[number]._let_go()]
 
     def close(self, published: Sequence[Sequence[int]], rank: int) -> None:
         """Close the objects that all ranks have dropped by now. Collective, host-blocking.
 
-        Parameters
-        ----------
-        published : sequence of sequence of int
-            What `news` returned on each rank, once all have heard of it.
-        rank : int
-            This one, in that sequence.
+        `published` is the result of `news` on each rank, with this rank's at `rank`.
         """
         if any(published):
             for item in self._merge(published, rank):
-                item.close()  # does nothing where another one has closed it
+                item.close()  # no effect where another object has closed it
 
     def _merge(self, published: Sequence[Sequence[int]], rank: int) -> list[Droppable]:
-        """Return what all have dropped, plans first, the newest first."""
+        """Return the objects that all have dropped, plans first, the newest first."""
         self._unpublished.difference_update(published[rank])
         for numbers in published:
             for number in numbers:

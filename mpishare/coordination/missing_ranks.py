@@ -1,4 +1,4 @@
-"""Waits by MPI messages, watched through the nodes: who has not come, and what these wait in."""
+"""Waits for MPI messages: the nodes know which ranks are missing, and where these wait."""
 
 from __future__ import annotations
 
@@ -15,23 +15,15 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.waits import Waits
 
+# By then a waiting rank has published its wait.
 _STATUS_S = 4 * PUBLISH_S
-"""By then a rank that waits has published it."""
 
 
 class MissingRanks:
-    """Watches a wait by MPI messages, and names the ranks of this node that have not come.
+    """Watches a wait for MPI messages, and names the ranks of this node that have not come.
 
-    Parameters
-    ----------
-    agreement : Waits
-        The node's.
-    ranks : collection of int
-        The ranks of the node that must make the call.
-    call : str
-        Its name.
-    look : callable
-        Called too at each look; what it raises ends the wait.
+    `ranks` of the node must make the call. `look` is called at each check; its exception ends the
+    wait.
     """
 
     def __init__(
@@ -45,7 +37,7 @@ class MissingRanks:
         self._awaited = [rank for rank in ranks if rank != agreement.rank]
         self._call = call
         self._look = look
-        self._monitor: WaitMonitor | None = None  # most messages are there before it is needed
+        self._monitor: WaitMonitor | None = None  # made at the first check, often never
 
     def look(self) -> None:
         """Raise if the node is broken, or if ranks wait for each other."""
@@ -68,15 +60,14 @@ class MissingRanks:
         return self.absent()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Publish that this rank goes on; give a `PeerTimeout` the missing ranks of the node.
+        """Publish that this rank no longer waits; add the node's missing ranks to a `PeerTimeout`.
 
         The node is broken then: a collective that is late cannot be cancelled.
         """
-        # Only at the end: the others must not miss this rank before it has left.
+        # Only at the end: this rank must not seem missing before it has left.
         try:
             agreement = self._agreement
             if isinstance(error, PeerTimeout) and agreement.failure is None:
@@ -95,18 +86,11 @@ class MissingRanks:
 
 
 class Bystanders:
-    """Watches a wait that is of no node, for all nodes of this process that have ranks of it.
+    """Watches a wait across nodes, for all nodes of this process that share ranks with `comm`.
 
-    A rank that waits on one of these for this rank sees in what this one waits, and a circle of
-    such waits is an error on both. Of a node that was broken before, only the ranks whose processes
-    end are missed: the others may have caught the error, and come.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Comm
-        The ranks that must make the call.
-    call : str
-        Its name.
+    A rank of these nodes that waits for this rank sees its wait, and a cycle of such waits is an
+    error on both. Of a node that was broken before, only the ranks whose processes end are missed:
+    the others may have caught the error, and come.
     """
 
     def __init__(self, comm: MPI.Comm, call: str) -> None:
@@ -129,10 +113,8 @@ class Bystanders:
                 node.check()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Publish that this rank goes on."""
         for _, _, monitor in self._monitors:
             monitor.end()

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     class Monitor(Protocol):
-        """Watches a wait, as `WaitMonitor` does."""
+        """A watched wait, as `WaitMonitor`."""
 
         def look(self) -> None:
-            """Raise where there is no point in waiting on."""
+            """Raise where waiting on is pointless."""
 
         def warn(self, waited_s: float) -> None:
             """Warn of stragglers."""
@@ -42,26 +42,15 @@ _SHORT_NBYTES = _ROW_NBYTES - _LENGTH.size
 def allgather(
     comm: MPI.Comm, call: str, value: Any, timeout_s: float, monitor: Monitor | None = None
 ) -> list[Any]:
-    """Return every rank's value, by messages with a deadline.
+    """Return every rank's value, which JSON can hold. Collective over `comm`, host-blocking.
 
-    Collective over `comm`, host-blocking.
-
-    Parameters
-    ----------
-    value : object
-        What JSON can hold.
-    monitor : Monitor, optional
-        Watches the wait where there is a node; raises where there is no point in waiting on.
-
-    Raises
-    ------
-    PeerTimeout
-        If it is not complete in time. Which ranks are missing cannot be known.
+    Raises `PeerTimeout` if it is not complete in time, without the missing ranks, which MPI does
+    not report. Where there is a node, its monitor may raise earlier.
     """
     from mpi4py import MPI
 
     data = json.dumps(value).encode()
-    # Most values are short: those that fit go along with their lengths, in one collective.
+    # Most values are short: those that fit travel with their lengths, in one collective.
     mine = bytearray(_ROW_NBYTES)
     _LENGTH.pack_into(mine, 0, len(data))
     if len(data) <= _SHORT_NBYTES:
@@ -82,21 +71,21 @@ def allgather(
 def never_free(*held: Any) -> None:
     """Keep requests that cannot be cancelled, and their memory, for good.
 
-    Longer than the interpreter lives, which frees what it knows before MPI comes to its end.
+    Beyond the end of the interpreter, which frees its objects before MPI is finalized.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
+# The remedy for a dead rank whose death no other rank of its node could report.
 UNSEEN_DEATH = (
     "Nobody sees the death of a rank that was the only one of its node: let the launcher end the "
     "job then, by `srun --kill-on-bad-exit=1` (mpirun does it by itself), and after an exception "
     "by `python -m mpi4py`."
 )
-"""What to do about a rank that died and that no other rank of its node could tell of."""
 
 
 def describe_late(call: str, timeout_s: float) -> str:
-    """Say that ranks are missing, where nobody knows which."""
+    """Return the text of a timeout whose missing ranks are unknown."""
     return (
         f"{call} failed: not every rank of the communicator arrived within {timeout_s:g} s. "
         f"All of its ranks must call it. {UNSEEN_DEATH}"
@@ -149,7 +138,7 @@ def agree(
     timeout_s: float,
     monitor: Monitor | None = None,
 ) -> list[Any]:
-    """Do `work`, and learn by messages how it went on every rank; as `Agreement.step`."""
+    """Do `work` and return its results on all ranks, by messages; as `Agreement.step`."""
 
     def exchange(mine: Any) -> list[Any]:
         return allgather(comm, call, mine, timeout_s, monitor)
@@ -164,16 +153,10 @@ def agree_by(
     work: Callable[[], tuple[T, Any]],
     rank: int,
 ) -> tuple[T, list[Any]]:
-    """Do `work`, and learn how it went on every rank; as `Agreement.step_keeping`.
+    """Do a step as `Agreement.step_keeping`, by whatever exchange.
 
-    Parameters
-    ----------
-    exchange : callable
-        Given what this rank says, returns what each one says.
-    call, number : str, int
-        The call, and which it is among those of the same ranks: `MismatchError` if they differ.
-    rank : int
-        This one.
+    `exchange` returns the values of all ranks, given this one's. `number` counts the calls of the
+    same ranks: `MismatchError` if it or the call differs.
     """
     error: BaseException | None = None
     kept: Any = None
@@ -181,10 +164,10 @@ def agree_by(
     try:
         kept, reply = work()
     except PeerTimeout:
-        raise  # nobody will answer
+        raise  # no other rank will answer
     except Exception as caught:
         error = caught
-    # A rank that only heard of another's failure has none of its own to tell.
+    # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)
     replies = exchange([call, number, own, reply])
     require_same_call([(each[0], each[1]) for each in replies], rank, "communicator")

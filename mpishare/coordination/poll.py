@@ -1,8 +1,8 @@
 """The one loop in which the host waits: check, yield the core, check again, until a deadline.
 
-A wait that lasts gives the core away for a while between two checks: for a share of the time that
-it has taken so far. So no arrival is seen late by more than that share, and a long wait burns next
-to nothing of a core that others, or the processor's own clock, can use.
+A long wait sleeps between two checks, for a share of the time that it has taken so far. So no
+arrival is seen late by more than that share, and a long wait leaves nearly all of a core to others,
+or to the processor's own clock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Checks of a word before a wait begins to watch deadlines and other ranks.
 SPINS = 400
-"""Looks at a word before a wait goes on in the way that watches deadlines and other ranks."""
 
 _SLEPT_SHARE = 1 / 64
 _MIN_SLEEP_S, _MAX_SLEEP_S = 50e-6, 2e-3  # Linux wakes a process up to 50 us late
+# A wait that takes this long is worth a warning that names the stragglers.
 STRAGGLER_S = 30.0
-"""A wait that takes this long is worth a warning that names the stragglers."""
 
 
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:
@@ -44,22 +44,12 @@ def poll(
     warn: Callable[[float], object] | None = None,
     pause_s: float = 0.0,
 ) -> bool:
-    """Wait on the host until `is_done`, at most `timeout_s`; return whether it came.
+    """Wait on the host until `is_done`, at most `timeout_s` from now; return whether it came.
 
-    Parameters
-    ----------
-    is_done : callable
-        What is waited for.
-    timeout_s : float, seconds
-        The deadline, counted from now.
-    look : callable, optional
-        Called between two checks: it looks whether the others live, and lets MPI progress. What it
-        raises ends the wait.
-    warn : callable, optional
-        Called once, with the seconds waited, where that is longer than `STRAGGLER_S`.
-    pause_s : float, seconds
-        How long to sleep between two checks, where latency does not matter. Default: a share of
-        the time waited so far.
+    `look` is called between two checks, to watch the other ranks and to let MPI progress; its
+    exception ends the wait. `warn` is called once, with the seconds waited, after `STRAGGLER_S`.
+    `pause_s` is the sleep between two checks where latency does not matter; by default a share of
+    the time waited so far.
     """
     begin = time.monotonic()
     waited_s = 0.0
@@ -68,7 +58,7 @@ def poll(
         if sleep_s >= _MIN_SLEEP_S:
             time.sleep(sleep_s)
         else:
-            # With more ranks than cores, the rank that is waited for may need this very core.
+            # With more ranks than cores, the awaited rank may need this very core.
             os.sched_yield()
         if look is not None:
             look()

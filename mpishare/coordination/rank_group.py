@@ -1,7 +1,7 @@
 """The ranks of a communicator, as plans see them: one communicator, however many plans there are.
 
 MPI has some thousand communicators, and to make one is collective. So the plans of the same ranks,
-on whatever communicators the user gave, talk on one; tags and the numbers of the calls tell them
+on whatever communicators the user gave, share one; tags and the numbers of the calls tell them
 apart.
 """
 
@@ -24,16 +24,10 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """Some ranks in some order, and a communicator of theirs. Made by `of`.
+    """Ranks in some order, and a communicator of mpishare's own for them. Made by `of`.
 
-    Attributes
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        mpishare's own: users do not have it.
-    plans : int
-        How many plans use it.
-    keepers : int
-        How many nodes keep it for other plans. It goes with the last of both.
+    The communicator is freed with the last of its `plans` and of its `keepers`, nodes that keep it
+    for other plans.
     """
 
     _all: ClassVar[list[RankGroup]] = []
@@ -44,8 +38,8 @@ class RankGroup:
         self._places: set[int] = set()
         self._ranks = comm.Get_group()
         self._steps = 0
+        # Set while a wait has not received its messages: they may meet those of a later call.
         self._is_spoiled = False
-        """Whether a wait ended before its messages came: they may meet those of a later call."""
 
     @classmethod
     def of(
@@ -53,14 +47,8 @@ class RankGroup:
     ) -> RankGroup:
         """Return the group of a communicator's ranks, with one more plan.
 
-        Local, if there is one; else collective over `given`, host-blocking.
-
-        Raises
-        ------
-        MpiShareError
-            If MPI has no communicator left.
-        PeerTimeout
-            If not all ranks call it.
+        Local, if there is one; else collective over `given`, host-blocking: then it raises
+        `PeerTimeout` if not all ranks call it, and `MpiShareError` if MPI has no communicator left.
         """
         from mpi4py import MPI
 
@@ -76,7 +64,7 @@ class RankGroup:
         return found
 
     def take_place(self) -> int:
-        """Return the place of a new plan among all plans that may send messages, on whatever node.
+        """Return the tag of a new plan among all plans that may send messages, on whatever node.
 
         The same on all ranks. A plan that was abandoned keeps its own.
         """
@@ -85,7 +73,6 @@ class RankGroup:
         return place
 
     def give_place(self, place: int) -> None:
-        """Give the place of a closed plan back."""
         self._places.remove(place)
 
     def release(self) -> None:
@@ -94,11 +81,10 @@ class RankGroup:
         self._free_unused()
 
     def keep(self) -> None:
-        """Keep the communicator for other plans."""
         self.keepers += 1
 
     def drop(self) -> None:
-        """Keep it no more. Collective: it may be freed."""
+        """Undo `keep`. Collective: the communicator may be freed."""
         self.keepers -= 1
         self._free_unused()
 
@@ -142,7 +128,7 @@ class RankGroup:
 
 @contextmanager
 def making_communicators(call: str) -> Iterator[None]:
-    """Say how many plans are open where MPI makes no communicator: it may have none left."""
+    """Add the number of open plans to the error where MPI has no communicator left."""
     from mpi4py import MPI
 
     try:
@@ -161,7 +147,7 @@ def making_communicators(call: str) -> Iterator[None]:
 def require_intracomm(
     call: str, comm: Any, wanted: str = "comm must be an Intracomm"
 ) -> MPI.Intracomm:
-    """Return a communicator that has this rank; `TypeError` for anything else. Local."""
+    """Return a communicator that has this rank; `TypeError` for anything else."""
     from mpi4py import MPI
 
     if isinstance(comm, MPI.Intracomm) and comm != MPI.COMM_NULL:

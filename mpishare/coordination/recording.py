@@ -1,4 +1,4 @@
-"""The capture into a graph that is under way, and the calls that its graph will make again."""
+"""The capture into a graph that is under way, and the calls that its graph repeats."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _thread = threading.local()
 
+# Captures of all threads: fast paths are not taken while there is any.
 UNDER_WAY: list[Recording] = []
-"""Those of all threads, for fast paths, which take the long way while there is any."""
 
 
 class NoLoopError(UnsupportedError):
-    """What is being captured cannot be in a loop of a graph."""
+    """A call that cannot be in a loop of a graph."""
 
 
 class Replayable(Protocol):
-    """An engine whose calls may be captured, and are then made again by every replay."""
+    """An engine whose calls may be captured, and are repeated by every replay."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Replayable(Protocol):
 
     @property
     def calls(self) -> Any:
-        """One word: how many exchanges this rank has called."""
+        """One word: the number of exchanges that this rank has called."""
         ...
 
     @property
@@ -57,19 +57,10 @@ class Replayable(Protocol):
 
 
 class Recording:
-    """What is captured within a `with` block of this thread. Local.
+    """The calls captured within a `with` block of this thread.
 
-    Parameters
-    ----------
-    name : str
-        What is being captured, for errors.
-    is_loop : bool
-        Whether the graph repeats it by itself, which some operations cannot be in.
-
-    Attributes
-    ----------
-    undo : list of callable
-        Called where the capture fails: what was captured so far will never run.
+    In a loop (`is_loop`) the graph repeats them by itself, which some operations do not allow.
+    Where the capture fails, the callables in `undo` are called: the captured calls will never run.
     """
 
     def __init__(self, name: str, *, is_loop: bool) -> None:
@@ -84,11 +75,10 @@ class Recording:
 
     @property
     def engines(self) -> list[Replayable]:
-        """The engines that were called."""
         return list(self._before)
 
     def take_calls(self) -> list[tuple[Replayable, int]]:
-        """Return the engines and how often each was called; none of the calls counts as made."""
+        """Return the engines and the number of calls of each, and uncount these calls."""
         found = []
         for engine, before in self._before.items():
             found.append((engine, engine.calls[0] - before))
@@ -96,7 +86,6 @@ class Recording:
         return found
 
     def fail(self) -> None:
-        """Take back what the calls have left behind."""
         self.take_calls()
         for undo in self.undo:
             undo()
@@ -108,18 +97,17 @@ class Recording:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
         _thread.recording = None
         UNDER_WAY.remove(self)
 
 
 def current() -> Recording | None:
-    """Return what this thread captures now, or None. Local."""
+    """Return the capture of this thread, or None."""
     return getattr(_thread, "recording", None)
 
 
 def require_none(call: str, why: str) -> None:
-    """Raise `UnsupportedError` if this thread captures: a replay would not make this call."""
+    """Raise `UnsupportedError` if this thread captures: a replay would not repeat this call."""
     recording = current()
     if recording is not None:
         raise UnsupportedError(

@@ -1,8 +1,8 @@
 """A robust futex: a word of shared memory that the kernel marks when the thread that holds it ends.
 
-It does so before it takes the memory of a killed process, which lasts milliseconds, and before it
-closes the files: by these a launcher learns of the death, and then kills the survivors. Where the
-kernel has no such list, or its memory was taken by force, the word is never marked.
+The kernel marks it before it frees the memory of a killed process, which takes milliseconds, and
+before it closes the files: by these a launcher learns of the death, and then kills the survivors.
+Where the kernel has no such list, or its memory was taken by force, the word is never marked.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DIED = 1 << 30
-_WAITERS = 1 << 31  # without it the kernel wakes nobody
+_WAITERS = 1 << 31  # without it the kernel wakes no thread
 _WAIT, _WAKE, _ALL = 0, 1, 0x7FFFFFFF
+# Numbers of system calls that the C library has no functions for.
 _FUTEX, _SET_ROBUST_LIST, _GET_ROBUST_LIST = {
     "x86_64": (202, 273, 274),
     "aarch64": (98, 99, 100),
 }.get(platform.machine(), (None, None, None))
-"""Numbers of system calls that the C library has no functions for."""
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 class _Held(ctypes.Structure):
-    """The kernel's list of what a thread holds: here of one word, at `offset` from `entry`."""
+    """The kernel's list of a thread's robust futexes: here one word, at `offset` from `entry`."""
 
     _fields_ = (
         ("first", ctypes.c_void_p),
@@ -46,7 +46,7 @@ class _Duration(ctypes.Structure):
 
 @contextmanager
 def holding(address: int) -> Iterator[None]:
-    """Hold the word at an address while the block runs: from now on its thread's end marks it.
+    """Hold the word at an address during the block, so that the end of its thread marks it.
 
     Meanwhile the thread can hold no robust mutex: the C library's own list is put aside.
     """
@@ -71,7 +71,7 @@ def holding(address: int) -> Iterator[None]:
 
 
 def wait(address: int, timeout_s: float) -> bool:
-    """Wait until a word is marked, or all are woken who wait for it; False if it cannot be done."""
+    """Wait until a word is marked or woken; False if the system cannot wait."""
     if _FUTEX is None:
         return False
     value = ctypes.c_uint32.from_address(address).value
@@ -85,6 +85,5 @@ def wait(address: int, timeout_s: float) -> bool:
 
 
 def wake(address: int) -> None:
-    """Wake all who wait for a word."""
     if _FUTEX is not None:
         _syscall(_FUTEX, ctypes.c_void_p(address), _WAKE, ctypes.c_int(_ALL))

@@ -1,4 +1,4 @@
-"""Shutdown of a node that nobody closed: at exit, at `MPI.Finalize`, and after a death."""
+"""Shutdown of a node that was not closed: at exit, at `MPI.Finalize`, and after a death."""
 
 from __future__ import annotations
 
@@ -23,16 +23,8 @@ if TYPE_CHECKING:
 class Shutdown:
     """Ends one node with the process or with MPI, whichever comes first.
 
-    Parameters
-    ----------
-    agreement : Agreement
-        The node's.
-    watchdog : Watchdog
-        The node's, stopped before the memory that it looks at goes.
-    finish : callable
-        Called before this rank publishes that it ends.
-    has_other_nodes : bool
-        Whether the node is one of several that were made together.
+    Stops the watchdog before its memory is unmapped; calls `finish` before this rank publishes its
+    end. `has_other_nodes`: the node is one of several that were made together.
     """
 
     def __init__(
@@ -57,7 +49,7 @@ class Shutdown:
         atexit.register(self._at_exit)
 
     def cancel(self) -> None:
-        """Forget the node: all its ranks have closed it."""
+        """Unregister the node, which all its ranks have closed."""
         atexit.unregister(self._at_exit)
         self._forget_finalize()
 
@@ -100,10 +92,11 @@ class Shutdown:
     def _at_exit(self) -> None:
         agreement = self._agreement
         if self._mpi.Is_finalized() or os.getpid() != self._pid:
-            return  # a forked child must not speak for its parent
+            return  # a forked child must not act for its parent
         failure = agreement.failure
         if failure is not None and not agreement.is_fatal and not agreement.is_raised:
-            # No call raised it: the data of this rank may be wrong, and nothing else would say so.
+            # No call raised it: the data of this rank may be wrong, and nothing else would report
+            # that.
             say(f"mpishare: rank {agreement.rank}: {failure()}\n")
         self._abort_if_fatal()
         self._forget_finalize()
@@ -116,7 +109,8 @@ class Shutdown:
         failure = self._agreement.failure
         if failure is not None and self._agreement.is_fatal:
             try:
-                # Of names too that a rank is about to leave, which holds its files until its end.
+                # Clean up names too that an exiting rank still locks: it holds its files until its
+                # end.
                 block, others = self._agreement.block, self._agreement.others
                 ending = [rank for rank in others if block.is_being_killed(rank)]
                 wait_briefly(lambda: not any(map(block.is_running, ending)))
@@ -146,7 +140,9 @@ class Shutdown:
             abort_after(lambda: say(f"{mine} aborts the job: it has left the node, and {why}\n"))
 
     def _let_others_speak(self, error: BaseException) -> None:
-        """Before a rank that only heard of a failure aborts the job, as `mpi4py` may have it do."""
+        """Wait for the others' output where `mpi4py` may abort the job for an error that they
+        caused.
+        """
         block = self._agreement.block
         wait_briefly(is_output_read)
         block.mark_aborting()
@@ -166,7 +162,7 @@ class Shutdown:
         abort_after(last_words)
 
     def _say_in_turn(self, failure: MpiShareError) -> None:
-        """Say why the job ends, and let the others do so too."""
+        """Print why the job ends, and let the others do so too."""
         agreement, block = self._agreement, self._agreement.block
         say(f"mpishare: rank {agreement.rank} aborts the job: {failure}\n")
         agreement.tell(failure)

@@ -1,4 +1,4 @@
-"""How an exception that ends a program with a node is printed: short, and by its own rank alone.
+"""Printing of an exception that ends a program with a node: short, and by its own rank alone.
 
 One rank's failure ends the calls of all others. Their tracebacks would bury the one that matters.
 """
@@ -20,25 +20,25 @@ _printed: list[BaseException] = []
 
 
 def install() -> None:
-    """Print uncaught exceptions in this way from now on, by the hook that was there. Local."""
+    """Install a hook for uncaught exceptions, which calls the hook before it."""
     if not _previous:
         _previous.append(sys.excepthook)
         sys.excepthook = _print
 
 
 def uncaught() -> BaseException | None:
-    """Return the exception that ends this program; None at an orderly exit or a prompt. Local.
+    """Return the exception that ends this program; None at an orderly exit or a prompt.
 
     Not `sys.last_value`, which pytest and others set to exceptions that end a part of a program.
     """
     if sys.flags.interactive or hasattr(sys, "ps1"):
-        return None  # that one was long ago
+        return None  # raised by an earlier input
     return _printed[-1] if _printed else None
 
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     _printed[:] = [error]
-    if getattr(error, "is_brief", False):  # another process says the same at length
+    if getattr(error, "is_brief", False):  # another process prints the same at length
         say(f"mpishare: {error}\n")
         return
     if type(error) is PeerError:
@@ -56,7 +56,7 @@ def shorten(error: BaseException, trace: TracebackType | None) -> TracebackType 
     """Return a traceback without the frames of the launcher and of the inside of mpishare.
 
     Of mpishare the frame that the user called stays, and none where the user's own callable raised.
-    All stay where something unforeseen was raised in mpishare itself.
+    All stay where an unforeseen error was raised in mpishare itself.
     """
     frames = _frames(trace)
     while frames and _package(frames[0]) in _LAUNCHERS:
@@ -87,7 +87,6 @@ def _package(trace: TracebackType) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return where the user called mpishare."""
     places = [each for each in _frames(trace) if _package(each) not in (*_LAUNCHERS, _OWN)]
     if not places:
         return ""

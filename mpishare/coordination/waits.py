@@ -39,25 +39,20 @@ log = logging.getLogger("mpishare")
 
 _EXITED = "exited without closing the node"
 
+# Most waits are over before another rank needs to know of them.
 _BRIEF_LOOKS = 200
-"""Most waits are over before anybody needs to know of them."""
 
+# A longer wait is published in the control block, for the others to see.
 PUBLISH_S = 0.05
-"""A wait that is longer is published in the control block, for the others to see."""
 
+# A cycle of waits must stand still for this long before it is called a deadlock.
 _CYCLE_S = 0.5
-"""How long a cycle of waits must stand still before it is called a deadlock."""
 
 
 class Waits:
-    """How one rank waits for the others of its node, and whether the node is whole.
+    """Waits of one rank for the others of its node, and the failure of the node.
 
-    Parameters
-    ----------
-    block : ControlBlock
-        The node's.
-    timeout_s : float, seconds
-        After this a wait of the host for another rank raises `PeerTimeout`.
+    After `timeout_s` seconds a wait of the host for another rank raises `PeerTimeout`.
     """
 
     def __init__(self, block: ControlBlock, timeout_s: float) -> None:
@@ -66,21 +61,21 @@ class Waits:
         self.size = block.size
         self.others = tuple(rank for rank in range(block.size) if rank != block.rank)
         self.timeout_s = timeout_s
+        # The ranks of the node as an MPI group.
         self.group: MPI.Group | None = None
-        """The ranks of the node as MPI knows them."""
+        # Called while this rank waits: MPI may not deliver this rank's messages without it.
         self.progress: Callable[[], object] = int
-        """Called while this rank waits: MPI may not deliver what this rank sent without it."""
+        # Makes the error that every later call raises; None while the node is whole.
         self.failure: Callable[[], MpiShareError] | None = None
-        """Makes the error that every later call raises; None while the node is whole."""
+        # A rank died or timed out: MPI cannot be finalized in order.
         self.is_fatal = False
-        """A rank died or timed out: MPI itself cannot be brought to an orderly end."""
+        # The main thread has raised the failure at least once.
         self.is_raised = False
-        """The main thread has raised the failure at least once."""
         self.thread = get_ident()
         self._lock = threading.Lock()  # the watchdog breaks the node too
         _all.add(self)
 
-    # --- whether this node can still be used
+    # --- state of the node
 
     def check(self) -> None:
         """Raise if the node is closed or broken, or if this is another thread or process."""
@@ -104,7 +99,7 @@ class Waits:
                 self.failure = failure
 
     def leave(self, call: str, error: BaseException) -> None:
-        """Leave the node by an exception: tell the others, and refuse later calls here."""
+        """Leave the node by an exception: publish it, and refuse later calls here."""
         text = describe(error)
         self.tell(error)
         self.fail(
@@ -114,7 +109,7 @@ class Waits:
         self.is_raised = True
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others that this rank leaves and why; the first reason told stands."""
+        """Publish that this rank leaves and why; the first reason stands."""
         # Ranks of another node have other numbers: only missing ranks of this one count.
         own = None if self.failure is None else self.failure()
         missing = own.ranks if isinstance(own, PeerTimeout) else ()
@@ -124,7 +119,7 @@ class Waits:
     def fail_and_tell(
         self, failure: Callable[[], Failure], *, fatal: bool, missing: Sequence[int] = ()
     ) -> Failure:
-        """Break the node, tell the others why and which ranks are missing; return the error."""
+        """Break the node, publish why and which ranks are missing; return the error."""
         error = failure()
         self.fail(failure, fatal=fatal)
         self.is_raised = True
@@ -146,7 +141,7 @@ class Waits:
         raise UnsupportedError(why)
 
     def _raised(self, failure: MpiShareError) -> MpiShareError:
-        """Return what the main thread raises, once the others can see that this rank leaves by it.
+        """Return the error for the main thread, once it is published that this rank leaves by it.
 
         From then on the program may overwrite cells that a slow neighbor still reads in place.
         """
@@ -157,20 +152,17 @@ class Waits:
     # --- the other ranks
 
     def state(self, rank: int) -> State:
-        """Return how that rank stands to the node."""
         return self.block.state(rank)
 
     def is_here(self, rank: int) -> bool:
-        """Whether that rank has not left the node, and its process runs."""
         return self.block.is_here(rank)
 
     def status(self, rank: int) -> Status | None:
-        """Return what that rank waits in; None where it does not wait."""
         return self.block.status(rank)
 
     @property
     def is_own_process(self) -> bool:
-        """Whether this is the process that made the node, not a fork of it."""
+        """Whether this process made the node, and is not a fork of it."""
         return self.block.is_mine
 
     def ranks_in(self, comm: MPI.Comm) -> list[int]:
@@ -187,14 +179,7 @@ class Waits:
     def wait(self, call: str, pending: Callable[[], list[int]], timeout_s: float = 0.0) -> None:
         """Wait on the host until no rank is pending, a pending one has gone, or the deadline.
 
-        Parameters
-        ----------
-        call : str
-            The call in which this rank waits, for the others to read.
-        pending : callable
-            Returns the ranks that are waited for; none ends the wait.
-        timeout_s : float, seconds
-            Default: the node's.
+        `call` is published as this rank's wait; `timeout_s` is the node's by default.
         """
         for _ in range(_BRIEF_LOOKS):
             if not pending():
@@ -213,13 +198,13 @@ class Waits:
                 raise self.timed_out(call, ranks, timeout_s)
 
     def require_all_here(self, call: str) -> None:
-        """Raise if a rank has left or died, and say why."""
+        """Raise if a rank has left or died, with the reason."""
         if gone := [rank for rank in self.others if not self.is_here(rank)]:
             self.wait(call, lambda: gone)
 
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
-        # Asked again, since a rank may do what is waited for and leave, or die, just after. Where
-        # counters are released, none may be taken for what is waited for.
+        # Checked again, since a rank may signal and leave, or die, just after. Where counters are
+        # released, their values are no signals.
         if self.failure is not None and (self.block.is_broken() or pending()):
             self._refuse()
         if not self.block.are_all_present():
@@ -230,7 +215,7 @@ class Waits:
                 self._refuse()
 
     def fail_departed(self, call: str, gone: Sequence[int]) -> None:
-        """Break the node since ranks have left. The watchdog calls it too.
+        """Break the node since ranks have left; the watchdog calls it too.
 
         A rank that left because another one is missing is not the cause: then that one is missing
         here too.
@@ -261,7 +246,7 @@ class Waits:
             self.fail(lambda: departure_error(call, reasons), fatal=False)
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
-        """Break the node since ranks are missing, tell the others, and return the error."""
+        """Break the node since ranks are missing, publish it, and return the error."""
         ranks = root_causes(self.block, awaited)
         if gone := left_meanwhile(self.block, ranks):
             self.fail_departed(call, gone)
@@ -276,7 +261,7 @@ class Waits:
         )
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
-        """Break the node since ranks wait for each other, tell the others, return the error."""
+        """Break the node since ranks wait for each other, publish it, and return the error."""
         failures = {rank: f"waits in {status.call}" for rank, status in sorted(cycle.items())}
         text = (
             f"ranks wait for each other: rank {self.rank} in {call}, "
@@ -287,17 +272,7 @@ class Waits:
 
 
 class WaitMonitor:
-    """Watches one long wait: publishes it, warns of stragglers, finds deadlocks.
-
-    Parameters
-    ----------
-    waits : Waits
-        The node's.
-    call : str
-        The call in which this rank waits.
-    pending : callable
-        Returns the ranks of the node that are waited for.
-    """
+    """Watches one long wait: publishes it, warns of stragglers, finds deadlocks."""
 
     def __init__(self, waits: Waits, call: str, pending: Callable[[], list[int]]) -> None:
         self._waits = waits
@@ -308,11 +283,11 @@ class WaitMonitor:
         self._cycle: dict[int, Status] = {}
 
     def look(self) -> None:
-        """Look once more; raise `MismatchError` if ranks wait for each other."""
+        """Check once more; raise `MismatchError` if ranks wait for each other."""
         waits, now = self._waits, time.monotonic()
         if now - self._start < PUBLISH_S:
             return
-        # Asked after the clock: this process may have been stopped, and all may have come.
+        # Read after the clock: this process may have been stopped, and all may have come.
         awaited = self._pending()
         if self._published != awaited:
             waits.block.begin_wait(self._call, awaited)
@@ -332,22 +307,19 @@ class WaitMonitor:
             log.warning("%s", text)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Publish that this rank goes on."""
         self.end()
 
     def end(self) -> None:
-        """Publish that this rank goes on."""
         if self._published is not None:
             self._waits.block.end_wait()
 
 
 def _stands_still(before: dict[int, Status], now: dict[int, Status]) -> bool:
-    # Each rank is in the same wait and has looked again since, in vain. A rank that was merely
-    # stopped has not looked, and may find what it waits for when it goes on.
+    # Each rank is in the same wait and has checked again since, in vain. A rank that was merely
+    # stopped has not, and may go on with its next check.
     return before.keys() == now.keys() and all(
         now[rank].version == status.version and now[rank].looks > status.looks + 1
         for rank, status in before.items()

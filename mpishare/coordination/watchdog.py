@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 PERIOD_S = 0.1
+# After a death, the time that the main thread may spend outside mpishare before the process ends.
 GRACE_S = 30.0
-"""After a death, how long the main thread may stay away from mpishare before the process ends."""
 
 
 class Waiting(Protocol):
@@ -42,27 +42,24 @@ class Waiting(Protocol):
         ...
 
     def _pending(self) -> list[int]:
-        """Ranks whose signal the work enqueued by this rank waits for."""
+        """Ranks whose signals the work enqueued by this rank waits for."""
         ...
 
 
 class Watchdog:
     """Watches the other ranks of a node until `stop`.
 
-    Parameters
-    ----------
-    agreement : Agreement
-        Marked broken first at a death, so that a released wait is never taken for a signal.
-    releases : bool
-        Whether streams may wait for counters. Waits of the host see for themselves.
+    At a death it first marks the agreement broken, so that a released wait is never taken for a
+    signal. `releases`: streams may wait for counters; waits of the host check the agreement
+    themselves.
     """
 
     def __init__(self, agreement: Agreement, *, releases: bool) -> None:
         self._agreement = agreement
         self._block = agreement.block
         self._releases = releases
+        # Returns the objects that may have put waits on streams; called in the thread too.
         self.objects: Callable[[], list[Waiting]] = list
-        """Returns the objects that may have put waits on streams; called in the thread too."""
         self._lock = threading.RLock()
         self._pending_since: dict[tuple[int, int], float] = {}
         self._warned: set[tuple[int, int]] = set()
@@ -75,7 +72,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="mpishare-watcher", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -87,7 +83,7 @@ class Watchdog:
 
     @contextmanager
     def removing(self, waiting: Waiting) -> Iterator[None]:
-        """Look at no object while one is removed from `objects`."""
+        """Keep the thread from checking objects while one is removed from `objects`."""
         if not self._block.is_mine:
             yield  # a forked child has no such thread, and the lock may be held for good
             return
@@ -98,7 +94,7 @@ class Watchdog:
                 self._warned.discard((id(waiting), rank))
 
     def look(self) -> None:
-        """Look at once: another rank has released counters, so the node is broken."""
+        """Check at once: another rank has released counters, so the node is broken."""
         with self._lock:
             self._check_deaths()
         self._agreement.fail(
@@ -134,7 +130,7 @@ class Watchdog:
         """Wait a period, or until the next rank dies; return whether to stop."""
         if (
             self._agreement.failure is None
-            and self._block.state(self._next) == State.PRESENT  # else its mark says nothing new
+            and self._block.state(self._next) == State.PRESENT  # else its mark is known
             and robust_futex.wait(self._next_life, PERIOD_S)
         ):
             return self._stop.is_set()
@@ -143,11 +139,11 @@ class Watchdog:
         return self._stop.wait(10 * PERIOD_S if is_pending_since else PERIOD_S)
 
     def _after_failure(self) -> bool:
-        """Release the streams once the node is broken; return whether nothing is left to do."""
+        """Release the streams once the node is broken; return whether the work is done."""
         agreement = self._agreement
         self._broken_at = self._broken_at or time.monotonic()
         if self._releases:
-            # Said first, and again and again: a stream of this or another rank may still write.
+            # Published first, and repeated: a stream of this or another rank may still write.
             self._block.mark_broken()
             self._block.pool.release_all()
         is_owed = agreement.is_fatal and not agreement.is_raised
@@ -156,11 +152,12 @@ class Watchdog:
         return not self._releases and not is_owed
 
     def _seems_incomplete(self) -> bool:
-        """Whether to look at every rank: one has left, died, or was seen dead by another one.
+        """Whether to check every rank: one has left, died, or was seen dead by another one.
 
-        Each rank asks whether two others run, and not all: to ask takes a system call, in which the
-        main thread gets Python's lock, and it keeps that for up to 5 ms. With 32 ranks, to ask for
-        all took longer than the period, so that all main threads were held up again and again.
+        Each rank asks whether two others run, and not all: the question takes a system call, in
+        which the main thread gets Python's lock, and it keeps that for up to 5 ms. With 32 ranks,
+        asking for all took longer than the period, so that all main threads were held up again and
+        again.
         """
         agreement, block = self._agreement, self._block
         if not agreement.others:
@@ -180,7 +177,7 @@ class Watchdog:
         dead, left = [rank for rank in agreement.others if block.is_being_killed(rank)], []
         for rank in () if dead else agreement.others:
             runs = block.is_running(rank)
-            # The state is read after the lock: an orderly end says so first, then lets go.
+            # The state is read after the lock: an orderly end publishes it before it unlocks.
             state = block.state(rank)
             if state == State.LEFT:
                 left.append(rank)
@@ -224,7 +221,7 @@ class Watchdog:
             f"{self.grace_s:g} s since.\n"
         )
         sys.stderr.flush()
-        remove_abandoned()  # what the dead rank was about to share with the others
+        remove_abandoned()  # shared memory that the dead rank was about to publish
         os._exit(1)
 
 

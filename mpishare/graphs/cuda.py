@@ -73,13 +73,11 @@ class CudaRuns:
             self._loop_on_host(why)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
-        """See `Runs.bind`."""
         if self._until is not None:
             return self.run
         return bind_replay(self._graphs, self._chain, self._context.agreement, self.run)
 
     def run(self, arguments: Sequence[Any]) -> Any:
-        """Run, capture, or replay the function on these arguments."""
         self._context.agreement.check()
         key = key_of(arguments, self._name)
         given = current_stream(arguments, self._device, self._name)

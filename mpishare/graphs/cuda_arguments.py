@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 _Array = cupy.ndarray
-# Not the dtype itself, whose hash takes as long as all of the others.
+# The properties of a CuPy array that a graph depends on. Not the dtype itself, whose hash takes as
+# long as all of the others.
 identity = attrgetter("data.ptr", "shape", "strides", "dtype.char")
-"""The properties of a CuPy array that a graph depends on."""
 
 
 def key_of(arguments: Sequence[Any], name: str) -> Hashable:

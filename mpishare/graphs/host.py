@@ -33,7 +33,6 @@ class HostRuns:
         self.iterations = None if until is None else np.zeros(1, np.int64)
 
     def bind(self) -> Callable[[Sequence[Any]], Any]:
-        """See `Runs.bind`."""
         return self.run
 
     def run(self, arguments: Sequence[Any]) -> Any:
@@ -61,4 +60,4 @@ class HostRuns:
         return bool(done.any())
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Do nothing: a plain call has no graphs."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Runs(Protocol):
-    """Runs a function on arguments: see `host` and `cuda`."""
+    """An implementation of captured functions: see `host` and `cuda`."""
 
     iterations: Any
 
@@ -119,7 +119,7 @@ class Step(NodeObject):
         """Destroy the graphs and free their memory.
 
         Local; if the function allocates, host-blocking until the GPU has done its enqueued work.
-        Closing twice does nothing. A step without references closes by itself.
+        Closing twice has no effect. A step without references closes by itself.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -131,7 +131,6 @@ class Step(NodeObject):
         raise ClosedError(f"{self.name} is closed")
 
     def __repr__(self) -> str:
-        """Name the function."""
         return f"<mpishare.{self.name}{self._state()}>"
 
 
@@ -150,7 +149,7 @@ def capture(
     Parameters
     ----------
     node : Node
-        Its backend decides. On the host backend the function is just called.
+        Its backend decides. On the host backend the function is called.
     function : callable
         Takes arrays, puts work on the current stream, and never waits for it. It is run by Python
         twice for each combination of arguments; afterwards its work is enqueued again, and no

@@ -1,1 +1,1 @@
-"""Bytes that other processes map."""
+"""Memory that other processes map."""

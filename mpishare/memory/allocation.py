@@ -1,4 +1,4 @@
-"""Host memory that several ranks map, made in steps that all of them take."""
+"""Host memory that several ranks map, made in collective steps."""
 
 from __future__ import annotations
 
@@ -12,26 +12,15 @@ if TYPE_CHECKING:
 
     from mpishare.memory.shared import SharedMemory
 
+    # Does some work and returns the results of all ranks, or raises on every rank.
     Steps = Callable[[Callable[[], Any]], list[Any]]
-    """Does some work and returns the results of all ranks, or raises on every rank."""
 
 
 class SharedAllocation:
     """Host memory that several ranks map, made in three steps that all ranks take.
 
-    Parameters
-    ----------
-    nbytes : int, bytes
-        The size.
-    is_maker : bool
-        True on the one rank that allocates it.
-    is_sparse : bool
-        As in `create`.
-
-    Attributes
-    ----------
-    memory : SharedMemory
-        With its file open; there after `attach`.
+    `is_maker` is True on the one rank that allocates it. `memory` exists after `attach`, with its
+    file open.
     """
 
     memory: SharedMemory
@@ -44,23 +33,17 @@ class SharedAllocation:
         self._published: list[str] = []
 
     def create(self) -> None:
-        """Make it, without a name yet. Local."""
+        """Allocate it, without a name yet."""
         if self._is_maker:
             self._made.append(shared.create(self._nbytes, is_sparse=self._is_sparse))
 
     def publish(self) -> str:
-        """Return the name by which the others find it, on all other ranks nothing. Local."""
+        """Return the name by which the other ranks find it; empty on these."""
         self._published.extend(shared.publish(memory) for memory in self._made)
         return self._published[0] if self._published else ""
 
     def attach(self, names: Iterable[str]) -> None:
-        """Map it, given what `publish` returned on each rank. Local.
-
-        Raises
-        ------
-        UnsupportedError
-            If it cannot be opened here.
-        """
+        """Map it, given the names of `publish`; `UnsupportedError` if it cannot be opened."""
         if not self._made:
             try:
                 self._made.append(shared.attach(next(filter(None, names)), self._nbytes))
@@ -78,7 +61,7 @@ class SharedAllocation:
             shared.forget(own)
 
     def close(self) -> None:
-        """Unmap. Local, may be repeated."""
+        """Unmap. May be repeated."""
         for memory in self._made:
             memory.close()
         self._made = []
@@ -89,17 +72,7 @@ def map_on_all_ranks(
 ) -> SharedMemory:
     """Map the same zeroed memory on every rank. Collective, host-blocking.
 
-    Parameters
-    ----------
-    step : callable
-        How the ranks agree.
-    nbytes, is_maker, is_sparse
-        As `SharedAllocation`.
-
-    Returns
-    -------
-    SharedMemory
-        With its file open. After an error on any rank nothing is left mapped.
+    Returns it with its file open. After an error on any rank no memory is left mapped.
     """
     allocation = SharedAllocation(nbytes, is_maker=is_maker, is_sparse=is_sparse)
     try:

@@ -1,10 +1,10 @@
-"""The blocks of a pool, in shared memory: which are alive, and which ranks hold them.
+"""The blocks of a pool, in shared memory: the generation of each, and the ranks that hold it.
 
 Each word has one writer. The owner writes the generation of a slot: odd while a block is alive in
 it, even before and after. Every other rank writes, in a row of its own, the generation that it
-holds, or 0. A rank announces first and looks at the owner's word after that; the owner ends a
-generation first and looks for holders after that. With a full barrier in between on both sides, at
-least one of the two sees the other (Dekker): a block is never opened that the owner gives back.
+holds, or 0. A rank first announces, then reads the owner's word; the owner first ends a generation,
+then reads the holders. With a full barrier in between on both sides, at least one of the two sees
+the other (Dekker): a block that the owner gives back is never opened.
 """
 
 from __future__ import annotations
@@ -22,27 +22,18 @@ if TYPE_CHECKING:
 
     from mpishare.memory.shared import SharedMemory
 
+# Maximum number of blocks of a pool at a time.
 MAX_BLOCKS = 1 << 20
-"""Blocks that a pool may have at a time."""
 
 _PAGE_WORDS = mmap.PAGESIZE // 8
 _GROUPS = MAX_BLOCKS // _PAGE_WORDS
 
 
 class BlockTable:
-    """The table of one pool, as one rank sees it. Methods are local.
+    """The table of one pool, as one rank sees it.
 
-    Slots come in groups of a page per writer, and the pages of a group are reserved with its first
-    slot.
-
-    Parameters
-    ----------
-    memory : SharedMemory
-        Sparse, `nbytes_for` bytes, the same memory on every rank.
-    rank, size : int
-        This rank among the ranks of the node.
-    memory_barrier : callable
-        See `MemoryBarrier`.
+    `memory` is sparse, of `nbytes_for` bytes, the same on every rank. Slots come in groups of a
+    page per writer, and the pages of a group are reserved with its first slot.
     """
 
     def __init__(
@@ -70,13 +61,13 @@ class BlockTable:
 
     @staticmethod
     def nbytes_for(size: int) -> int:
-        """Bytes of a table for that many ranks; its pages are taken as they are needed."""
+        """Bytes of a table for that many ranks; its pages are reserved as they are needed."""
         return 8 * _PAGE_WORDS * (1 + size) * _GROUPS
 
     # --- the owner
 
     def begin(self) -> tuple[int, int]:
-        """Begin a generation in a free slot; return both."""
+        """Begin a generation in a free slot; return slot and generation."""
         if not self._free:
             self._add_group()
         slot = self._free.pop()
@@ -86,9 +77,9 @@ class BlockTable:
         return slot, generation
 
     def end(self, slot: int, generation: int) -> None:
-        """End the generation of a slot: from now on nobody can begin to hold it.
+        """End the generation of a slot: from now on no rank can begin to hold it.
 
-        One plain store, so that it may stand in the callback of a weak reference.
+        One plain store, so that the callback of a weak reference may call it.
         """
         self._words[self._at(slot)] = generation + 1
 
@@ -101,17 +92,16 @@ class BlockTable:
         return [r for r in self._others if self._words[at + _PAGE_WORDS * r]]
 
     def give_back(self, slot: int) -> None:
-        """Take a slot back, for another block, once its generation has ended."""
+        """Free a slot for another block, once its generation has ended."""
         self._free.append(slot)
 
     # --- the other ranks
 
     def is_alive(self, slot: int, generation: int) -> bool:
-        """Whether a block is alive."""
         return self._words[self._at(slot)] == generation
 
     def hold(self, slot: int, generation: int) -> bool:
-        """Hold a block; return False, with nothing held, if the owner has given it back."""
+        """Hold a block; return False, without holding it, if the owner has given it back."""
         at = self._at(slot)
         self._words[at + self._row] = generation
         self.fence()
@@ -121,7 +111,7 @@ class BlockTable:
         return False
 
     def let_go(self, slot: int) -> None:
-        """Hold a block no more: the owner may reuse it at once."""
+        """Release a block: the owner may reuse it at once."""
         self._memory_barrier()
         self._words[self._at(slot) + self._row] = 0
 
@@ -134,8 +124,9 @@ class BlockTable:
     def fence(self) -> None:
         """Let no later load come before an earlier store."""
         self._memory_barrier()
-        # That one does nothing on x86-64, whose only disorder is this one. A locked instruction
-        # ends it there (Intel Software Developer's Manual, volume 3, 9.2.3.9), as a lock takes.
+        # The barrier does nothing on x86-64, whose only disorder is this one. A locked instruction
+        # ends it there (Intel Software Developer's Manual, volume 3, 9.2.3.9), as the acquisition
+        # of a lock uses.
         with self._lock:
             pass
 

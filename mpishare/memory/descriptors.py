@@ -1,4 +1,4 @@
-"""Lend open file descriptors to the other ranks of the node."""
+"""Open file descriptors lent to other ranks of the node."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from mpishare.memory.visit import Visit
 
 
 class Descriptors:
-    """The descriptors that this rank lends, and the way to those of others. Methods are local."""
-
     def __init__(self) -> None:
         self._lent: dict[str, int] = {}
         self._address = ""
@@ -34,18 +32,15 @@ class Descriptors:
         return f"{self._address}/{key}"
 
     def take_back(self, token: str) -> None:
-        """Lend it no more, once every rank has borrowed it or failed to. The caller closes it."""
+        """Stop lending it, once every rank has borrowed it or failed to. The caller closes it."""
         del self._lent[token.rpartition("/")[2]]
         if not self._lent:
             self.door.shut(self._address)
 
     def borrow(self, rank: int, token: str, timeout_s: float) -> int:
-        """Return a descriptor of my own for what another rank lends. Blocks.
+        """Return this process's own descriptor for another rank's file. Blocks.
 
-        Raises
-        ------
-        HandleError, PeerTimeout, UnsupportedError
-            As `Visit`; UnsupportedError where that rank does not lend it.
+        Raises as `Visit`; `UnsupportedError` where that rank does not lend it.
         """
         address, _, key = token.rpartition("/")
         with Visit(address, f"rank {rank}", timeout_s) as visit:
@@ -58,7 +53,6 @@ class Descriptors:
         return fds[0]
 
     def close(self) -> None:
-        """Close the door."""
         if self._door is not None:
             self._door.close()
             self._door = None

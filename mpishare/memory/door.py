@@ -1,11 +1,13 @@
 """Pass file descriptors between processes of one user: a door at an abstract Unix socket.
 
 MPI carries bytes; a file descriptor travels through the kernel alone (``SCM_RIGHTS``, unix(7)). An
-abstract socket leaves nothing on disk and is gone with its process. The connection is kept: while
-it is open, the peer holds what it was given (a lease), and the kernel ends it with the peer.
+abstract socket leaves no file on disk and is gone with its process. The connection is kept: while
+it is open, the peer holds the descriptors that it was given (a lease), and the kernel ends it with
+the peer.
 
 Any user can bind any abstract address, and connect to all of them. So each ends in random
-characters, which nobody can bind before, and both sides ask the kernel who is at the other end.
+characters, which cannot be bound in advance, and both sides ask the kernel for the user at the
+other end.
 """
 
 from __future__ import annotations
@@ -29,22 +31,22 @@ from mpishare.errors import HandleError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    # Given a request, returns the reply and the file descriptors that go with it. Runs in the
+    # door's thread: it must not block, and call neither MPI nor CUDA.
     Answer = Callable[[dict[str, Any]], tuple[dict[str, Any], Sequence[int]]]
-    """Given a request, returns the reply and the file descriptors that go with it. Runs in the
-    door's thread: it must not block, and call neither MPI nor CUDA."""
 
 NBYTES = 1 << 17  # of a message; the kernel's default socket buffer is larger
-UNASKED = "unasked"  # marks what a door says on its own account: it is the answer to nothing
+UNASKED = "unasked"  # marks a message that is no reply to a request
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _LONGEST = 106  # bytes of an address: sockaddr_un, without its first zero
 _TOKEN_NBYTES = 4  # six characters
 _TRIES = 16
 _STRANGERS = 64
+# After so many connections of other users in a row the door rests: they get a few percent of this
+# process's time, however fast they connect.
 _REST_S = 0.05
-"""After so many connections of other users in a row the door rests: they get a few percent of this
-process's time, however fast they connect."""
+# Keys of requests that are remembered; see `Door.leases`.
 _MARKS = ("attaches", "maps", "wants_host_copies")
-"""Keys of requests that are remembered; see `Door.leases`."""
 
 
 @dataclass(eq=False)
@@ -64,13 +66,14 @@ class _Opening(NamedTuple):
 
 
 class Door:
-    """The addresses at which this process answers. One thread, started by the first, serves all.
+    """The addresses at which this process answers, all served by one thread, which the first
+    starts.
 
-    All methods are local and do not block, except where said.
+    Methods do not block, but for `close`.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # an answer may ask for the leases
+        self._lock = threading.RLock()  # an answer may read the leases
         self._selector = selectors.DefaultSelector()
         self._openings: dict[str, _Opening] = {}
         self._leases: list[_Lease] = []
@@ -93,22 +96,10 @@ class Door:
     ) -> str:
         """Answer at a new address from now on, and return it.
 
-        Parameters
-        ----------
-        name : str
-            What the address begins with, for those who look for it in a list.
-        left : callable, optional
-            Called in the door's thread when a visitor has left who came to the address.
-        most : int, optional
-            Visitors that this process takes at a time, at all addresses that have such a limit:
-            they must not use up its descriptors. Default: no limit, for ranks of the job.
-
-        Raises
-        ------
-        HandleError
-            If no address is free.
-        ValueError
-            If the name is too long.
+        The address begins with `name`, as a mark in a list of sockets. `left` is called in the
+        door's thread when a visitor of the address has left. `most` limits the visitors of this
+        process at all such addresses together, to save its descriptors; ranks of the job need no
+        limit. Raises `HandleError` if no address is free, `ValueError` if the name is too long.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -128,20 +119,17 @@ class Door:
         return address
 
     def leases(self, address: str, asked: str = "") -> list[int]:
-        """Return the process identifiers of those who came to an address and still hold on.
+        """Return the process identifiers of the visitors of an address that hold a lease.
 
-        Parameters
-        ----------
-        asked : str, optional
-            "attaches", "maps" or "wants_host_copies": only of those who asked with that key, the
-            last time with a true value.
+        With `asked`, one of `_MARKS`: only of visitors whose last request with that key had a true
+        value.
         """
         with self._lock:
             leases = [lease for lease in self._leases if lease.address == address]
             return [lease.pid for lease in leases if not asked or lease.asked.get(asked)]
 
-    def tell(self, address: str, message: dict[str, Any]) -> None:
-        """Send a message to all that hold a lease of an address; who does not read it misses it."""
+    def notify(self, address: str, message: dict[str, Any]) -> None:
+        """Send a message to all leases of an address; a visitor with a full socket misses it."""
         with self._lock:
             connections = [lease.connection for lease in self._leases if lease.address == address]
             text = json.dumps(message | {UNASKED: True}).encode()
@@ -150,19 +138,19 @@ class Door:
                     connection.send(text, socket.MSG_DONTWAIT)
 
     def withdraw(self, address: str) -> None:
-        """Answer no more at an address; its leases go on."""
+        """Stop answering at an address; its leases go on."""
         with self._lock:
             self._stop(address)
 
     def shut(self, address: str) -> None:
-        """Answer no more at an address, and end its leases."""
+        """Stop answering at an address, and end its leases."""
         with self._lock:
             self._stop(address)
             for lease in [lease for lease in self._leases if lease.address == address]:
                 self._end(lease)
 
     def close(self) -> None:
-        """Shut all addresses, and end the thread. Waits for the answer that is being given."""
+        """Shut all addresses, and end the thread, once it has given its present answer."""
         if self._is_closed:
             return  # in a fork
         for address in {*self._openings, *(lease.address for lease in self._leases)}:
@@ -177,10 +165,10 @@ class Door:
         os.close(self._spare)
 
     def _close_copies(self) -> None:
-        """In a fork: close its copies of the sockets, so that those of its parent end with that."""
-        self._lock = threading.RLock()  # the thread that held it is not here
+        """In a fork: close its copies of the sockets, so that the parent's end with the parent."""
+        self._lock = threading.RLock()  # its holder is not in this process
         self._is_closed = True
-        # Nothing is unregistered: the selector's file is the parent's.
+        # Not unregistered: the selector's file is the parent's.
         self._selector.close()
         for opening in self._openings.values():
             opening.listener.close()
@@ -213,9 +201,9 @@ class Door:
         opening = self._openings[address]
         try:
             connection, _ = opening.listener.accept()
-        except OSError as error:  # who knocked is gone, or this process has no descriptor left
+        except OSError as error:  # the visitor is gone, or this process has no descriptor left
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._strangers += 1  # whoever it is: it costs as much
+                self._strangers += 1  # of any user: it costs as much
                 self._turn_away(opening.listener)
             return
         pid, uid = peer_of(connection)
@@ -264,7 +252,7 @@ class Door:
             request = json.loads(text)
             reply, fds = self._openings[lease.address].answer(request)
             lease.asked |= {mark: request[mark] is True for mark in _MARKS if mark in request}
-        except Exception as error:  # whatever was asked: the job goes on, the asker is told
+        except Exception as error:  # any error: the job goes on, the visitor gets it as the reply
             reply = {"refused": f"{type(error).__name__}: {error}"}
         try:
             socket.send_fds(lease.connection, [json.dumps(reply).encode()], list(fds))

@@ -21,12 +21,9 @@ _MAX_AXES = getattr(np, "MAXDIMS", 64)  # NumPy 2 has no name for it
 
 
 def dump(dtype: np.dtype[Any]) -> str:
-    """Return the text of which `load` makes the dtype, with its fields, or by name of ml_dtypes.
+    """Return the text from which `load` makes the dtype, by its fields, or by name of ml_dtypes.
 
-    Raises
-    ------
-    UnsupportedError
-        If it is of yet another library, or holds Python objects.
+    Raises `UnsupportedError` if it is of another library, or holds Python objects.
     """
     if dtype.isbuiltin == 1 and not dtype.hasobject:  # in a tenth of the time of the others
         return f'"{dtype.str}"'
@@ -37,10 +34,8 @@ def dump(dtype: np.dtype[Any]) -> str:
 def load(text: str) -> np.dtype[Any]:
     """Return the dtype of a text that another process may have made up.
 
-    Raises
-    ------
-    HandleError
-        If it is none, holds Python objects, or is of ml_dtypes, which is not installed.
+    Raises `HandleError` if the text is no dtype, or that of Python objects, or of ml_dtypes where
+    it is not installed.
     """
     try:
         dtype = _from_json(json.loads(text))
@@ -56,7 +51,7 @@ def load(text: str) -> np.dtype[Any]:
 def can_be_array(shape: tuple[int, ...], itemsize: int) -> bool:
     """Whether NumPy can make an array of this shape, which another process may have made up.
 
-    It takes an extent of 0 for 1 where it looks whether its number of bytes fits into a word.
+    NumPy counts an extent of 0 as 1 where it checks whether the number of bytes fits into a word.
     """
     nbytes = math.prod(max(extent, 1) for extent in shape) * max(itemsize, 1)
     return len(shape) <= _MAX_AXES and min(shape, default=0) >= 0 and nbytes < 1 << 62
@@ -85,23 +80,23 @@ def _as_json(dtype: np.dtype[Any]) -> Any:
     )
 
 
-def _from_json(told: Any, depth: int = _MAX_DEPTH) -> np.dtype[Any]:
+def _from_json(data: Any, depth: int = _MAX_DEPTH) -> np.dtype[Any]:
     if not depth:
-        raise ValueError(told)
-    if isinstance(told, str):
-        library, _, name = told.rpartition(".")
+        raise ValueError(data)
+    if isinstance(data, str):
+        library, _, name = data.rpartition(".")
         if library == _EXTENSION:
             found: np.dtype[Any] = np.dtype(getattr(importlib.import_module(library), name))
             return found
-        if not _PLAIN.fullmatch(told):
-            raise ValueError(told)
-        return np.dtype(told)
-    if isinstance(told, list):
-        base, shape = told
+        if not _PLAIN.fullmatch(data):
+            raise ValueError(data)
+        return np.dtype(data)
+    if isinstance(data, list):
+        base, shape = data
         return np.dtype((_from_json(base, depth - 1), tuple(shape)))
-    is_record = told.pop("record")
-    if not all(title is None or isinstance(title, str) for title in told["titles"]):
-        raise TypeError(told)
-    formats = [_from_json(each, depth - 1) for each in told["formats"]]
-    dtype = np.dtype(told | {"formats": formats})
+    is_record = data.pop("record")
+    if not all(title is None or isinstance(title, str) for title in data["titles"]):
+        raise TypeError(data)
+    formats = [_from_json(each, depth - 1) for each in data["formats"]]
+    dtype = np.dtype(data | {"formats": formats})
     return np.dtype((np.record, dtype)) if is_record else dtype

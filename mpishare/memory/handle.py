@@ -15,45 +15,24 @@ from mpishare.memory.kinds import Kind
 
 @functools.cache
 def boot_id() -> str:
-    """Return what names this running kernel: two ranks with the same one share a machine."""
+    """Return an identifier of this running kernel, the same for all ranks of a machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(frozen=True)
 class Handle:
-    """One allocation, as the ranks tell each other of it.
-
-    Parameters
-    ----------
-    backend : str
-        ``"cuda"`` or ``"host"``.
-    token : str
-        What the driver or the operating system opens, e.g. 128 hexadecimal digits, or a file name.
-    offset, nbytes : int, bytes
-        Which part of the allocation is meant.
-    capacity : int, bytes
-        The whole allocation.
-    uuid : str
-        The GPU that holds the memory; empty on the host backend.
-    nonce : str
-        Names the process that owns it: a process identifier can be reused, or equal in two
-        containers.
-    boot : str
-        The running kernel of the owner.
-    kind : str
-        How the receiver maps it; a `Kind`.
-    """
+    """A part of an allocation, in the form that travels between ranks."""
 
     VERSION: ClassVar[int] = 1
 
     backend: str
-    token: str
+    token: str  # for the driver or the system: 128 hexadecimal digits, or a file name
     offset: int
     nbytes: int
-    capacity: int
-    uuid: str
-    nonce: str
-    boot: str
+    capacity: int  # bytes of the whole allocation
+    uuid: str  # of the GPU; empty on the host backend
+    nonce: str  # of the owner's process, whose identifier can be reused, or equal in containers
+    boot: str  # the running kernel of the owner
     kind: str = Kind.ALLOCATION
 
     def pack(self) -> str:
@@ -65,20 +44,9 @@ class Handle:
     def unpack(cls, text: str, *, backend: str, nonce: str, nbytes: int) -> Handle:
         """Check a received text and return the handle.
 
-        Parameters
-        ----------
-        text : str
-            As made by `pack` on the owner.
-        backend, nonce : str
-            What the receiver knows of the owner by another way.
-        nbytes : int, bytes
-            How much the receiver is about to map.
-
-        Raises
-        ------
-        HandleError
-            If the text is damaged, of another version, of another process or machine, or if it
-            stands for less memory than is asked for.
+        `backend` and `nonce` are known by another way. Raises `HandleError` if the text is damaged,
+        of another version, process or machine, or stands for less memory than `nbytes`, which the
+        receiver is about to map.
         """
         version, _, rest = text.partition(":")
         digest, _, body = rest.partition(":")
@@ -89,11 +57,11 @@ class Handle:
             )
         if digest != _digest(body):
             raise HandleError("a handle was damaged on its way: its digest does not match")
-        told = json.loads(body)
+        received = json.loads(body)
         kinds = {field.name: field.type for field in fields(cls)}
-        if {name: type(told[name]).__name__ for name in told} != kinds:
+        if {name: type(received[name]).__name__ for name in received} != kinds:
             raise HandleError("a handle of other fields was received")
-        handle = cls(**told)
+        handle = cls(**received)
         for what, got, wanted in (
             ("backend", handle.backend, backend),
             ("process", handle.nonce, nonce),

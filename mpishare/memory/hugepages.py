@@ -1,9 +1,9 @@
 """Map an open file so that the kernel can back it with huge pages, and ask it to.
 
-A halo is cut out of rows that lie pages apart: with small pages each of them is a look into the
-page table, which costs more than the copy. A huge page (2 MiB on x86-64) holds hundreds of rows.
-The kernel maps a file's huge pages as such only where address and offset agree in their lower bits,
-which nothing but a mapping at an address of our choice can promise.
+A halo is cut out of rows that lie pages apart: with small pages each of them takes a walk through
+the page table, which costs more than the copy. A huge page (2 MiB on x86-64) holds hundreds of
+rows. The kernel maps a file's huge pages as such only where address and offset agree in their lower
+bits, which only a mapping at an address of our choice guarantees.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _mmap = _libc.mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_int64]
-# Not the method of Python's mmap, during which no other thread runs: that of the watchdog is to.
+# Not the method of Python's mmap, which holds Python's lock and so stops the watchdog's thread.
 _madvise = _libc.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 @functools.cache
 def huge_nbytes() -> int:
-    """Return the size of a huge page, 0 where the kernel has none. Local."""
+    """Return the size of a huge page, 0 where the kernel has none."""
     try:
         return int(Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").read_text())
     except OSError:
@@ -40,21 +40,10 @@ def huge_nbytes() -> int:
 
 
 def map_file(fd: int, nbytes: int, offset: int = 0) -> tuple[mmap.mmap, memoryview]:
-    """Map bytes of a file, shared. Local.
+    """Map whole pages of a file, shared; for huge pages `offset` is a multiple of their size.
 
-    Parameters
-    ----------
-    nbytes : int, bytes
-        Whole pages.
-    offset : int, bytes
-        Where they begin: whole pages, for huge ones whole huge pages.
-
-    Returns
-    -------
-    mmap.mmap
-        What holds the addresses: unmapped by its `close`, or with the last view of it.
-    memoryview
-        The bytes of the file.
+    Returns the holder of the addresses, unmapped by its `close` or with the last view of it, and
+    the bytes of the file.
     """
     huge = huge_nbytes()
     slack = huge if huge and nbytes >= huge else 0
@@ -72,17 +61,12 @@ def map_file(fd: int, nbytes: int, offset: int = 0) -> tuple[mmap.mmap, memoryvi
 
 
 def make_huge(fd: int, view: memoryview, offset: int = 0) -> None:
-    """Put huge pages under bytes of a file that have no page yet, as far as there are. Local.
+    """Put huge pages under bytes of a file that have no page yet, as far as there are huge pages.
 
-    Where they are not (Linux before 6.1, memory in fragments) small ones serve as well, only
-    slower; it is for the caller to reserve what is missing. One small page of each is there before,
-    since the kernel makes no huge page of nothing; all this is faster than to fill the file with
-    small ones.
-
-    Raises
-    ------
-    OSError
-        If there is no room for those pages.
+    Where there are none (Linux before 6.1, fragmented memory) small ones serve as well, only
+    slower; the caller reserves the missing ones. One small page of each is reserved first, since
+    the kernel collapses no empty range; this is faster than filling the file with small ones.
+    Raises `OSError` if there is no room for these pages.
     """
     huge = huge_nbytes()
     count = len(view) // huge if huge else 0
@@ -100,7 +84,7 @@ def _address(buffer: mmap.mmap | memoryview) -> int:
 
 
 def _map_over(address: int, nbytes: int, fd: int, offset: int) -> None:
-    """Put the file in place of what is mapped there."""
+    """Map the file over an existing mapping."""
     flags = mmap.MAP_SHARED | _MAP_FIXED
     if _mmap(address, nbytes, _PROTECTION, flags, fd, offset) != address:
         code = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""Kinds of memory that exists already, and how each travels to the other ranks. Pure."""
+"""Kinds of memory of other libraries, and how each travels to the other ranks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ _POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 class Kind(StrEnum):
-    """What a `Handle` stands for, and so how its receiver maps it."""
+    """The kind of memory of a `Handle`, which decides how its receiver maps it."""
 
+    # A whole allocation of mpishare.
     ALLOCATION = "allocation"
-    """A whole allocation of mpishare."""
+    # Memory of an open window, which every rank has mapped already.
     WINDOW = "window"
-    """Memory of an open window, which every rank has mapped already."""
+    # A part of a block of ``cuMemAlloc``: the block's legacy IPC handle.
     BLOCK = "block"
-    """A part of a block of ``cuMemAlloc``: the block's legacy IPC handle."""
+    # A part of an allocation of a memory pool: the pool's descriptor, and 64 bytes.
     POOL = "pool"
-    """A part of an allocation of a memory pool: the pool's descriptor, and 64 bytes."""
+    # Chunks of physical memory mapped one after the other: a descriptor for each.
     CHUNKS = "chunks"
-    """Chunks of physical memory mapped one after the other: a descriptor for each."""
     EMPTY = "empty"
-    """No byte at all."""
 
 
 class MemoryType(IntEnum):
-    """``CUmemorytype``: where the driver says that memory is."""
+    """``CUmemorytype``: the driver's name for the place of memory."""
 
     UNKNOWN = 0
     HOST = 1
@@ -38,42 +37,22 @@ class MemoryType(IntEnum):
 
 @dataclass(frozen=True)
 class PointerAttributes:
-    """What the CUDA driver tells of an address (``cuPointerGetAttribute``).
+    """Attributes of an address from the CUDA driver (``cuPointerGetAttribute``)."""
 
-    Attributes
-    ----------
-    memory_type : int
-        A `MemoryType`.
-    ordinal : int
-        The GPU that holds the memory.
-    is_managed : bool
-        Whether the driver moves it between the host and the GPUs.
-    has_legacy_handle : bool
-        Whether ``cuIpcGetMemHandle`` takes it.
-    handle_types : int
-        The kinds of handles for which it was made, as bits; 1 is a POSIX file descriptor.
-    pool : int
-        The memory pool that it is from; 0 for none.
-    start, nbytes : int, bytes
-        The allocation around the address.
-    buffer_id : int
-        Unique in the process: tells whether an address still is in the same allocation.
-    """
-
-    memory_type: int
+    memory_type: int  # a `MemoryType`
     ordinal: int
     is_managed: bool
     has_legacy_handle: bool
-    handle_types: int
-    pool: int
-    start: int
+    handle_types: int  # bits of the kinds of handles for which it was made
+    pool: int  # 0 for none
+    start: int  # of the allocation around the address, like `nbytes`
     nbytes: int
-    buffer_id: int
+    buffer_id: int  # unique in the process: another allocation at this address has another one
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why memory cannot be shared in place, and what to do instead."""
+    """The reason why memory cannot be shared in place, and the remedy."""
 
     why: str
     remedy: str

@@ -1,8 +1,8 @@
 """How much memory this process may still take: the least that a control group above it leaves.
 
 A job step, a container and a service each have limits on every level of their control groups, and
-shared memory counts. Beyond a limit the kernel kills; nothing is refused. So it is looked up before
-memory is taken. See the kernel's documentation of cgroup-v1/memory and of cgroup-v2.
+shared memory counts. Beyond a limit the kernel kills the process instead of refusing. So it is
+checked before memory is taken. See the kernel's documentation of cgroup-v1/memory and of cgroup-v2.
 """
 
 from __future__ import annotations
@@ -17,25 +17,13 @@ if TYPE_CHECKING:
 
 
 class Limit(NamedTuple):
-    """A limit on the memory of a control group.
-
-    Attributes
-    ----------
-    nbytes : int, bytes
-        The limit.
-    left : int, bytes
-        What is left of it; what the kernel can drop of its cache counts as left.
-    group : str
-        The group, as a path from where its hierarchy is mounted.
-    """
-
     nbytes: int
-    left: int
-    group: str
+    left: int  # including the cache that the kernel can drop
+    group: str  # as a path from the mount of its hierarchy
 
 
 class _Files(NamedTuple):
-    """What the two versions call the same."""
+    """Names of the same files in the two versions."""
 
     limit: str
     used: str
@@ -46,22 +34,14 @@ _VERSIONS = {
     "cgroup2": _Files("memory.max", "memory.current", "inactive_file"),
     "cgroup": _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-# Version 1 says no limit by a number near 2^63.
+# Version 1 writes a number near 2^63 for no limit.
 _NO_LIMIT = 1 << 60
 
 
 def tightest(root: Path = Path("/")) -> Limit | None:
-    """Return the tightest limit on the way up from this process's group. Local.
+    """Return the tightest limit on the way up from this process's group, None without any.
 
-    Parameters
-    ----------
-    root : Path
-        Where /proc and the mounts are found.
-
-    Returns
-    -------
-    Limit or None
-        None where no group has a limit.
+    `root` has /proc and the mounts.
     """
     limits = [limit for files, top, own in _hierarchies(root) for limit in _above(files, top, own)]
     return min(limits, key=lambda limit: limit.left, default=None)
@@ -95,7 +75,7 @@ def _hierarchies(root: Path) -> tuple[tuple[_Files, Path, PurePosixPath], ...]:
             below = own.relative_to(base) if is_below else PurePosixPath()
             found[point] = _VERSIONS[kind], root / point.lstrip("/"), below
         else:
-            found.pop(point, None)  # it hides what was mounted there
+            found.pop(point, None)  # hidden by this later mount
     return tuple(found.values())
 
 
@@ -112,7 +92,7 @@ def _above(files: _Files, top: Path, own: PurePosixPath) -> Iterator[Limit]:
             used = int((folder / files.used).read_text())
             stat = (folder / "memory.stat").read_text()
         except OSError:
-            continue  # the top of version 2, and groups that are not shown here, have no such files
+            continue  # the top of version 2 and groups that are not mounted have no such files
         if limit == "max" or int(limit) >= _NO_LIMIT:
             continue
         cache = re.search(rf"^{files.cache} (\d+)$", stat, re.MULTILINE)

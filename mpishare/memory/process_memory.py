@@ -19,8 +19,6 @@ _TOKEN_NBYTES = 16
 
 
 class IoVec(ctypes.Structure):
-    """A range of memory: ``struct iovec``."""
-
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
@@ -36,9 +34,10 @@ def process_vm_readv() -> Callable[..., int]:
 
 
 class Token:
-    """Random bytes of this process, for others to find out whether they can read its memory.
+    """Random bytes by which other processes try whether they can read the memory of this one.
 
-    `offer` is its process id, their address, and what they are, as long as this object lives.
+    `offer` has its process id, their address, and the bytes in hexadecimal, valid for the life of
+    this object.
     """
 
     def __init__(self) -> None:
@@ -48,7 +47,7 @@ class Token:
 
 
 def try_read(pid: int, address: int, token: str) -> int | None:
-    """Try to read a `Token`; return 0, the error number, or None: that process is another here."""
+    """Try to read a `Token`; return 0, the error number, or None for another process of that id."""
     found = ctypes.create_string_buffer(_TOKEN_NBYTES)
     local, remote = (IoVec(at, _TOKEN_NBYTES) for at in (ctypes.addressof(found), address))
     if process_vm_readv()(pid, local, 1, remote, 1, 0) != _TOKEN_NBYTES:

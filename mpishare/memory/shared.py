@@ -3,9 +3,9 @@
 Why not an MPI shared window: an array of a freed window is a segmentation fault, a window larger
 than /dev/shm is made without complaint and kills the process at the first touch, and `Win.Free`
 cannot be called once a rank is gone. A file that is unlinked as soon as every rank has opened it
-has none of these: its room is reserved before anyone touches it, and it lives as long as somebody
-maps it. A process that is killed in the instant between name and unlink leaves a file behind: the
-lock that it held is gone then, by which others know that they may remove it.
+has none of these problems: its room is reserved before the first touch, and it lives as long as any
+process maps it. A process that is killed in the instant between name and unlink leaves a file
+behind: its lock is gone then, so others may remove the file.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _NOT_USABLE = (
     errno.EROFS,
     errno.ENOENT,
     errno.ENOTDIR,
-    errno.EOPNOTSUPP,  # a file system without files that have no name, which says so,
+    errno.EOPNOTSUPP,  # a file system without files that have no name, which reports that,
     errno.EISDIR,  # or one that does not know of them
 )
 _NAME = re.compile(r"mpishare-[0-9]+-[0-9a-f]{32}")
+# The time limit of `remove_abandoned`: other users can make any number of such names, while the
+# other ranks wait for this one.
 _CLEANING_S = 0.5
-"""How long `remove_abandoned` may look: other users can make any number of such names, while the
-other ranks wait for the one that looks."""
 
 
 def place() -> list[Any] | None:
-    """Return what tells machines and containers apart; None without a /dev/shm. Local.
+    """Return the identity of this machine and container; None without a /dev/shm.
 
     The running kernel, and the device and the inode of the folder: a container may have been given
-    a folder inside the /dev/shm of its machine. Processes of one place can map the same host
-    memory.
+    a folder inside the /dev/shm of its machine. Processes with the same identity can map the same
+    host memory.
     """
     try:
         folder = Path(FOLDER).stat()
@@ -66,16 +66,9 @@ def place() -> list[Any] | None:
 
 
 class SharedMemory:
-    """Bytes of an open file that this process maps.
+    """Bytes of an open file that this process maps; a multiple of the page size.
 
-    Attributes
-    ----------
-    nbytes : int, bytes
-        Size of the mapping, a multiple of the page size.
-    buffer : memoryview
-        The bytes. Views of it keep them mapped.
-    fd : int
-        The open file, for locks.
+    Views of `buffer` keep them mapped; `fd` stays open for locks.
     """
 
     def __init__(self, fd: int, nbytes: int, offset: int = 0) -> None:
@@ -91,17 +84,16 @@ class SharedMemory:
 
     @property
     def address(self) -> int:
-        """Where the first byte is mapped."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
     def close_file(self) -> None:
-        """Close the file; the mapping stays. Local, may be repeated."""
+        """Close the file; the mapping stays. May be repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def close(self) -> None:
-        """Close the file and unmap. Local.
+        """Close the file and unmap.
 
         Where views of the buffer are alive, the memory goes with this object and the last of them.
         """
@@ -112,20 +104,11 @@ class SharedMemory:
 
 
 def create(nbytes: int, *, is_sparse: bool = False) -> SharedMemory:
-    """Make zeroed shared memory without a name, and reserve its pages. Local.
+    """Make zeroed shared memory without a name, of whole pages, and reserve them.
 
-    Parameters
-    ----------
-    nbytes : int, bytes
-        Rounded up to whole pages; at least one.
-    is_sparse : bool
-        No page is reserved: `reserve` each before it is touched.
-
-    Raises
-    ------
-    UnsupportedError
-        If /dev/shm, the machine or a limit has not that much left, or if no file can be made there.
-        Nothing has been touched by then.
+    Sparse memory has no page reserved: `reserve` each before it is touched. Raises
+    `UnsupportedError` if /dev/shm, the machine or a limit has not that much left, or if no file can
+    be made there; no page has been touched by then.
     """
     nbytes = _whole_pages(nbytes)
     with _usable_folder():
@@ -143,13 +126,7 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def reserve_part(fd: int, offset: int, nbytes: int) -> SharedMemory:
-    """Reserve and map whole pages of a file of shared memory. Local.
-
-    Raises
-    ------
-    UnsupportedError
-        As `create`.
-    """
+    """Reserve and map whole pages of a file of shared memory. Raises as `create`."""
     with _room_for(nbytes):
         memory = SharedMemory(os.dup(fd), nbytes, offset)
         try:
@@ -162,19 +139,10 @@ def reserve_part(fd: int, offset: int, nbytes: int) -> SharedMemory:
 
 
 def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
-    """Take some pages of sparse memory, so that their first touch cannot be SIGBUS. Local.
+    """Reserve whole pages of sparse memory with an open file, so that their first touch cannot be
+    SIGBUS.
 
-    Parameters
-    ----------
-    memory : SharedMemory
-        Whose file is open.
-    start, nbytes : int, bytes
-        Whole pages.
-
-    Raises
-    ------
-    UnsupportedError
-        As `create`.
+    Raises as `create`.
     """
     with _room_for(nbytes):
         os.posix_fallocate(memory.fd, start, nbytes)
@@ -182,7 +150,7 @@ def reserve(memory: SharedMemory, start: int, nbytes: int) -> None:
 
 @contextlib.contextmanager
 def _room_for(nbytes: int) -> Iterator[None]:
-    """Look whether there is room before it is taken, and explain where there is none after all."""
+    """Check for room before it is taken, and explain a lack of it that the check did not see."""
     _check_room(nbytes)
     with _explained(nbytes, _NO_ROOM):
         yield
@@ -192,7 +160,7 @@ def _room_for(nbytes: int) -> Iterator[None]:
 def _explained(
     nbytes: int, explanations: Mapping[int, Callable[[int], UnsupportedError]]
 ) -> Iterator[None]:
-    """Raise what the kernel refuses as an error that says why and what to do."""
+    """Raise the kernel's refusal as an error with its reason and remedy."""
     try:
         yield
     except OSError as error:
@@ -203,11 +171,11 @@ def _explained(
 
 
 def publish(memory: SharedMemory) -> str:
-    """Give memory a name under which others can `attach` it, until `forget`. Local.
+    """Give memory a name under which others can `attach` it, until `forget`.
 
-    A step of its own, so that the name is there for a moment only: what is killed while pages are
-    reserved, or filled, leaves nothing behind. The file stays open until `forget`, since its lock
-    says that this process is alive.
+    A step of its own, so that the name is there for a moment only: a process killed while it
+    reserves or fills pages leaves no file behind. The file stays open until `forget`, since its
+    lock shows that this process is alive.
     """
     fcntl.flock(memory.fd, fcntl.LOCK_EX)
     name = f"mpishare-{os.getpid()}-{secrets.token_hex(16)}"
@@ -222,15 +190,10 @@ def publish(memory: SharedMemory) -> str:
 
 
 def attach(name: str, nbytes: int) -> SharedMemory:
-    """Map the memory that another process of this machine created. Local.
+    """Map the memory that another process of this machine created.
 
-    Raises
-    ------
-    HandleError
-        If nothing has that name any more, if it is none of `publish`'s or not what `publish` names,
-        or if the memory was not created with `nbytes`.
-    PermissionError
-        If it is another user's.
+    Raises `HandleError` if there is no file of `publish` with that name, or one of another size
+    than `nbytes`, and `PermissionError` if it is another user's.
     """
     fd = open_file(name, os.O_RDWR)
     size = os.fstat(fd).st_size
@@ -241,10 +204,10 @@ def attach(name: str, nbytes: int) -> SharedMemory:
 
 
 def open_file(name: str, flags: int) -> int:
-    """Return a descriptor of the file behind a name. Local; raises as `attach`.
+    """Return a descriptor of the file behind a name. Raises as `attach`.
 
-    Every user of the machine may put something under such a name: a FIFO, a device or a link. It is
-    looked at before it is opened, and what was looked at is what is opened.
+    Any user of the machine may put a FIFO, a device or a link under such a name. So it is checked
+    before it is opened, and the checked file is the one that is opened.
     """
     if not _NAME.fullmatch(name):
         raise HandleError(f"{name!r} is not a name of shared memory")
@@ -270,10 +233,11 @@ def forget(name: str) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the names of processes that were killed before they could `forget` them. Local.
+    """Remove the names of processes that were killed before they could `forget` them.
 
     The kernel ends a lock with its process, whatever PID namespace that was in. No job fails by
-    this: what is not ours, or what the system refuses to open, lock or remove, is left alone.
+    this: a file that is not ours, or that the system refuses to open, lock or remove, is left
+    alone.
     """
     deadline = time.monotonic() + _CLEANING_S
     with _leaving_alone(FOLDER), os.scandir(FOLDER) as entries:
@@ -305,7 +269,7 @@ def _leaving_alone(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _usable_folder() -> Iterator[None]:
-    """Say what to do where the folder is not there, is read-only, or belongs to somebody else."""
+    """Explain a folder that is missing, is read-only, or belongs to another user."""
     try:
         yield
     except OSError as error:
@@ -335,7 +299,6 @@ def _check_room(nbytes: int) -> None:
 
 
 def free_nbytes() -> int:
-    """Return how many bytes /dev/shm has left. Local."""
     room = os.statvfs(FOLDER)
     return room.f_bavail * room.f_frsize
 
@@ -384,7 +347,6 @@ _NO_ROOM = {
 
 
 def available_nbytes() -> int:
-    """Return how much memory this machine has left."""
     meminfo = Path("/proc/meminfo").read_text()
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     return int(match[1]) * 1024 if match else 1 << 62

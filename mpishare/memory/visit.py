@@ -1,4 +1,4 @@
-"""The other side of a door: connect to it, ask, and hold the lease."""
+"""The client of a door: connects to it, sends requests, and holds the lease."""
 
 from __future__ import annotations
 
@@ -21,25 +21,12 @@ _SHOWN = 500  # characters of a text of another process
 
 
 class Visit:
-    """A connection to a door, and the lease that it stands for. Local; ends with `close`.
+    """A connection to a door, and the lease that it stands for, until `close`.
 
-    Parameters
-    ----------
-    address : str
-        As `Door.open` returned it.
-    name : str
-        What errors call the door.
-    timeout_s : float, s
-        For each answer.
-    connect_s : float, s, optional
-        For the connection, while others come to the door. Default: as for an answer.
-
-    Raises
-    ------
-    HandleError
-        If no process of this user answers there, on this machine and in this network namespace.
-    PeerTimeout
-        If the door takes no connection in time.
+    Errors call the door by `name`. Each answer must come within `timeout_s`, and so must the
+    connection unless `connect_s` is given. Raises `HandleError` if no process of this user answers
+    there, on this machine and in this network namespace; `PeerTimeout` if the door takes no
+    connection in time.
     """
 
     def __init__(
@@ -66,7 +53,7 @@ class Visit:
             undo.pop_all()
 
     def is_over(self) -> bool:
-        """Whether the door has ended the connection, or said something on its own account."""
+        """Whether the door has ended the connection, or sent a message without a request."""
         return bool(self._wait(0))
 
     def wait_until_over(self) -> None:
@@ -89,28 +76,16 @@ class Visit:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, to wait for what the door says on its own account."""
+        """Return the socket's descriptor, to wait for messages without a request."""
         return self._connection.fileno()
 
     def ask(
         self, request: dict[str, Any], *, most_fds: int = 0
     ) -> tuple[dict[str, Any], list[int]]:
-        """Return the reply to a request, and the file descriptors that came with it. Blocks.
+        """Return the reply to a request, and at most `most_fds` file descriptors with it. Blocks.
 
-        Parameters
-        ----------
-        most_fds : int
-            Descriptors that are taken; the kernel closes others.
-
-        Raises
-        ------
-        UnsupportedError
-            If the door refuses, with its words.
-        PeerTimeout
-            If it does not answer in time.
-        HandleError
-            If the process ended, ends the visit on its own account, or does not speak as a door
-            does.
+        Raises `UnsupportedError` if the door refuses, with its text; `PeerTimeout` if it does not
+        answer in time; `HandleError` if the process ended, ends the visit, or breaks the protocol.
         """
         try:
             self._connection.send(json.dumps(request).encode())
@@ -131,7 +106,7 @@ class Visit:
             raise
 
     def _reply(self, text: bytes) -> dict[str, Any]:
-        """Return what a door said, unless it is the end of the visit or a refusal."""
+        """Return the reply of a door, unless it is the end of the visit or a refusal."""
         if not text:
             raise self._gone("the connection was closed")
         try:
@@ -147,7 +122,7 @@ class Visit:
         return reply
 
     def _last_words(self) -> bytes:
-        """Return what a door said before it hung up: that it refuses, and why."""
+        """Return the refusal that a door sent before it hung up."""
         try:
             return self._connection.recv(NBYTES)
         except OSError:
@@ -158,11 +133,9 @@ class Visit:
         self._connection.close()
 
     def __enter__(self) -> Self:
-        """Return the visit."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close it."""
         self.close()
 
     def _late(self) -> PeerTimeout:
@@ -177,7 +150,7 @@ class Visit:
 
 
 def _connect(connection: socket.socket, address: str, wait_s: float) -> bool:
-    """Connect as soon as there is room; return whether there was before the time was over.
+    """Connect as soon as there is room; return False at the timeout.
 
     connect(2) waits for room in turn with others, for as long as a send may. With a timeout of
     Python's the socket would be non-blocking, and connect(2) would not wait at all.
@@ -202,6 +175,6 @@ def _connect(connection: socket.socket, address: str, wait_s: float) -> bool:
 
 
 def printable(text: Any) -> str:
-    """Return text of another process as one short line that a terminal takes for text."""
+    """Return text of another process as one short line, safe for a terminal."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[:_SHOWN])
     return shown if len(str(text)) <= _SHOWN else f"{shown}..."

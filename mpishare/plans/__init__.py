@@ -1,1 +1,1 @@
-"""What plans of every kind share: agreed on once by all ranks, then used many times."""
+"""The common part of all plans: agreed on once by all ranks, then used many times."""

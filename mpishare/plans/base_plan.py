@@ -49,18 +49,18 @@ class BasePlan(NodeObject):
         return ()
 
     def _drop(self) -> None:
-        """Let go of the user's arrays."""
+        """Drop the references to the user's arrays."""
 
     def close(self) -> None:
         """Close the plan on all its ranks.
 
-        Collective over the plan's ranks, host-blocking; closing twice does nothing. A call that was
-        started and not waited for is completed first.
+        Collective over the plan's ranks, host-blocking; closing twice has no effect. A call that
+        was started and not waited for is completed first.
 
         Raises
         ------
         PeerError, PeerTimeout
-            If another rank is gone: then nothing is freed.
+            If another rank is gone: then no memory is freed.
         """
         if self._is_closed:
             return
@@ -74,7 +74,7 @@ class BasePlan(NodeObject):
 
         setup.comm.step(call, lambda: each("drain"))
         self._is_closed = True
-        self._forget()  # first: the watchdog must not read memory that goes
+        self._forget()  # first: the watchdog must not read memory that is about to be unmapped
         # The importers first, then the owners.
         setup.comm.step(call, lambda: each("release"))
         setup.comm.step(call, lambda: each("close"))

@@ -64,7 +64,7 @@ def _distances(addresses: Sequence[int]) -> list[int]:
 
 
 class _View:
-    """A view of a field's addresses alone: in GPU memory nothing may be read."""
+    """A view of a field by its addresses alone: GPU memory cannot be read here."""
 
     def __init__(self, address: int, layout: FieldLayout) -> None:
         self.__array_interface__ = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FieldLayout:
-    """How an array lies in memory: strides in bytes; `device` is None in host memory."""
+    """The memory layout of an array; `device` is None in host memory."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # bytes; none negative
@@ -85,10 +85,11 @@ class FieldLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """Stands for a field where a plan is made before there are arrays. Local.
+    """Stands for a field where a plan is made before there are arrays.
 
-    Such a plan is made for the backend of its node, the GPU where there is one: for NumPy arrays on
-    a machine with GPUs give it ``node=Node(backend="host")``. Each call is given its arrays.
+    Local. Such a plan is made for the backend of its node, the GPU where there is one: for NumPy
+    arrays on a machine with GPUs give it ``node=Node(backend="host")``. Each call is given its
+    arrays.
 
     Parameters
     ----------
@@ -102,9 +103,9 @@ class Layout:
     Notes
     -----
     ``Layout(shape, None)`` makes one plan for all fields of a block: `shape` is that of a field
-    with only the axes that the plan cuts, and each call may give as many fields as it likes, of
-    any dtypes, with any other axes (the last ones, unless ``axes=`` or ``axis=`` names those that
-    are cut), in any order in memory. The ranks agree on each new combination of these at its first
+    with only the axes that the plan cuts, and each call may give any number of fields, of any
+    dtypes, with any other axes (the last ones, unless ``axes=`` or ``axis=`` names those that are
+    cut), in any order in memory. The ranks agree on each new combination of these at its first
     call, which is host-blocking, allocates, and cannot be captured into a graph. The combination is
     kept until the plan is closed, and later calls cost as much as those of a plan for these fields
     alone. If one rank gives a known combination while others give a new one, all of them get an

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from mpishare.plans.layout import FieldLayout
 
+# Every part of a message begins at a multiple of this: the widest word that a GPU stores.
 ALIGN = 16
-"""Every part of a message begins at a multiple of this: the widest word that a GPU stores."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,7 +133,6 @@ class MpiMessages:
         return sorted({rank for rank, request in pairs if not request.Test()})
 
     def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks on this node, by their rank in the node."""
         ranks_here = self._comm.ranks_here
         return [ranks_here[rank] for rank in ranks if rank in ranks_here]
 
@@ -189,7 +188,6 @@ class HostMpiRoute:
         self._messages.send()
 
     def wait(self, arrays: Sequence[Array]) -> None:
-        """Wait for all messages, then unpack."""
         self._messages.wait()
         for part in self._incoming:
             self._store(arrays[part.field], part.key, part.cells)

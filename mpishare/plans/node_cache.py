@@ -63,10 +63,10 @@ class NodeChoice(NamedTuple):
     """A rank's contribution to the choice of a plan's node."""
 
     is_given: bool
+    # Whether this rank has a cached node that works.
     is_cached: bool
-    """Whether this rank has a cached node that works."""
+    # Plans of this kind that it has made there.
     number: int
-    """Plans of this kind that it has made there."""
 
 
 def look_for_node(
@@ -174,7 +174,7 @@ def pairs_of(node: Node) -> tuple[Pair, ...]:
 
 
 def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:
-    """Leave the node of a plan by an error that the others do not know of. Local.
+    """Leave the node of a plan by an error that the others do not know of.
 
     Without one that is given or kept, all nodes that have ranks of the plan, through which these
     watch their wait; where there is none, the job is aborted when this process ends.

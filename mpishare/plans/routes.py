@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare")
 
+# Messages out of host memory, and out of GPU memory.
 BY_MPI = ("mpi", "mpi-gpu")
-"""Messages out of host memory, and out of GPU memory."""
 ON_GPU = ("fused", "copy", "pinned", *BY_MPI)
 ON_HOST = ("host", "mpi")
 _FAST = ("fused", "copy", "host")
+# ``mpi`` allows messages out of GPU memory, ``mpi-host`` does not.
 _FORCED = (*ON_GPU, "mpi-host", "host")
-"""``mpi`` allows messages out of GPU memory, ``mpi-host`` does not."""
 
 
 def forced() -> str | None:

@@ -1,1 +1,1 @@
-"""What a node runs on: how it is made, what the ranks find out about the machine, its context."""
+"""How a node is made: checks of the machine, the report on it, and the context of its objects."""

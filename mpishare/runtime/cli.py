@@ -32,7 +32,7 @@ _UP = "\x1b[1A\x1b[2K"
 
 
 class UsageError(Exception):
-    """The command line is wrong; the message is one line for the user."""
+    """A wrong command line; the message is one line for the user."""
 
 
 def is_first_process() -> bool:
@@ -51,7 +51,7 @@ class StoppedError(Exception):
 
 
 class Signals:
-    """Signals that end a run early, on every rank at the same place. Local: catches them.
+    """Signals that end a run early, on every rank at the same place.
 
     No rank may leave an MPI call half-way, where the others would wait for it forever. The first
     signal is kept until `check`, the next of its kind ends the process.
@@ -85,7 +85,7 @@ class Signals:
     def exit_status(self) -> int:
         """The status of a run that was ended early.
 
-        0 after SIGUSR1: the sender knows, and Open MPI prints much about other statuses.
+        0 after SIGUSR1, whose sender knows why; Open MPI prints much about other statuses.
         """
         return 0 if self.found == signal.SIGUSR1 else 128 + signal.SIGINT
 
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises `UsageError`, and prints its help on one rank only."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print on every rank."""
+        """Raise the error that argparse would print on every rank."""
         raise UsageError(message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -103,13 +103,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def seconds(text: str) -> float:
-    """Parse a deadline: an argument type for `Parser`.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        If `text` is not a positive number, or too large.
-    """
+    """Parse a deadline, a positive number: an argument type for `Parser`."""
     try:
         value = float(text)
     except ValueError:
@@ -122,7 +116,7 @@ def seconds(text: str) -> float:
 
 
 def fail_usage(prog: str, message: str) -> int:
-    """Print on rank 0 what is wrong with the command line, and return exit status 2.
+    """Print the usage error on rank 0, and return exit status 2.
 
     Collective, host-blocking: a launcher ends the job at the first nonzero exit status, so no rank
     may exit before rank 0 has printed.
@@ -138,8 +132,9 @@ def fail_usage(prog: str, message: str) -> int:
 def fail_run(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
     """Print why the node could not be made or the report not written, and return exit status 1.
 
-    Local. Where the node fails, every rank raises, and rank 0, whose error names the errors of the
-    others, prints alone. After a timeout each rank prints, since rank 0 may be the missing one.
+    Not collective. Where the node fails, every rank raises, and rank 0, whose error names the
+    errors of the others, prints alone. After a timeout each rank prints, since rank 0 may be the
+    missing one.
     """
     if comm.rank == 0 or isinstance(error, TimeoutError):
         sys.stderr.write(f"{prog}: {error}\n")
@@ -148,7 +143,7 @@ def fail_run(prog: str, comm: MPI.Intracomm, error: Exception) -> int:
 
 
 def mpi_library() -> str:
-    """Return what the MPI library says of itself. Local; does not start MPI."""
+    """Return the version text of the MPI library, without starting MPI."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -160,7 +155,7 @@ def start_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        # The first line has the reason; the others list what the loader tried.
+        # The first line has the reason; the others list the attempts of the loader.
         sys.stderr.write(
             f"no MPI can be loaded: {str(error).splitlines()[0]}. Load that of your cluster, or "
             "install one: pip install mpich\n"
@@ -170,13 +165,13 @@ def start_mpi() -> Any:
 
 
 def start_mpi_in_time(prog: str, deadline_s: float) -> None:
-    """Start MPI; end the process, and say why, where it cannot start here or is late. Local."""
+    """Start MPI; end the process, with the reason, where it cannot start here or is late."""
     with limited_start(prog, deadline_s, is_first=is_first_process()):
         start_mpi()
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return the columns of the terminal where a person sees `stream`, 0 where nobody does. Local.
+    """Return the columns of the terminal that shows `stream` to a person, 0 without one.
 
     A launcher gives its ranks pipes, or pseudo-terminals without a size; then the terminal is its
     own, if it writes to one.
@@ -184,7 +179,7 @@ def columns_of(stream: TextIO) -> int:
     try:
         fd = stream.fileno()
     except (OSError, ValueError):
-        return 0  # it is no file, or closed
+        return 0  # no file, or closed
     if stream.isatty():
         columns = os.get_terminal_size(fd).columns
     elif stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -217,7 +212,7 @@ def _columns_of_launcher(fd: int) -> int:
 
 
 class Progress:
-    """A line on the stderr of rank 0 where a person sees it, else nothing.
+    """A line on the stderr of rank 0 where a person sees it.
 
     It is drawn by these calls alone, between timed blocks, so that it takes no time from them.
     Every write ends its line, since Open MPI passes on whole lines.
@@ -229,11 +224,9 @@ class Progress:
         self._done = self._turns = 0
 
     def expect(self, turns: int) -> None:
-        """Set how often `advance` will be called."""
         self._turns = turns
 
     def show(self, case: str, nbytes: int, variant: str) -> None:
-        """Show what is being timed."""
         if self._columns:
             size = f" {format_nbytes(nbytes)}" if nbytes else ""
             line = f"{100 * self._done // max(self._turns, 1):3d} %  {case}{size}: {variant}"
@@ -250,7 +243,7 @@ class Progress:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Remove the line for what goes to stdout, which may be the same terminal."""
+        """Remove the line during output to stdout, which may be the same terminal."""
         self.close()
         yield
         sys.stdout.flush()
@@ -258,10 +251,9 @@ class Progress:
             wait_briefly(is_output_read)
 
     def close(self) -> None:
-        """Remove the line."""
         if self._is_drawn:
             self._write("")
-            # Two pipes lead to one terminal: what comes next must not overtake this.
+            # Two pipes lead to one terminal: later output must not overtake this.
             wait_briefly(is_output_read)
             self._is_drawn = False
 

@@ -1,4 +1,4 @@
-"""The node context: what every object made from a node uses, and the list of these objects."""
+"""The node context: agreement, backend and counters for the objects of a node, and their list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SPINS = 16
 
 
 class Location(NamedTuple):
-    """Where memory lies in a window: the window's number, the segment's rank, the byte offset."""
+    """Position of memory in a window: the window's number, the segment's rank, the byte offset."""
 
     window: int
     rank: int
@@ -45,22 +45,11 @@ class Location(NamedTuple):
 
 
 class NodeContext:
-    """What the objects of one node use: its agreement, its backend, its counters.
+    """Agreement, backend and counters of a node, for its objects.
 
-    Parameters
-    ----------
-    agreement : Agreement
-        How its ranks agree and wait for each other.
-    backend : Backend
-        Its memory and streams.
-    watchdog : Watchdog
-        Notices the death of a rank.
-    nonces : list of str
-        For each rank of the node, the unique name of its process.
-    uuids : list of str
-        For each rank of the node, its GPU; empty on the host backend.
-    ncpus : int
-        On how many processors its ranks may run, all together.
+    `nonces` and `uuids` have for each rank of the node the unique name of its process and its GPU,
+    which is empty on the host backend. `ncpus` is the number of processors for all its ranks
+    together.
     """
 
     def __init__(
@@ -76,48 +65,46 @@ class NodeContext:
         self.backend = backend
         self.nonces = nonces
         self.uuids = uuids
+        # Those, then the GPUs of other nodes: containers of a machine may share one.
         self.all_uuids = uuids
-        """Those, then the GPUs of other nodes: containers of a machine may share one."""
         self.watchdog = watchdog
+        # A full barrier of this processor, where it needs one; see `MemoryBarrier`.
         self.memory_barrier = agreement.block.sync
-        """A full barrier of this processor, where it needs one; see `MemoryBarrier`."""
+        # Checks of a counter before the core is yielded: with more ranks than cores, the awaited
+        # rank may need this very core.
         self.spins_per_yield = _SPINS if agreement.size <= ncpus else 1
-        """Looks at a counter before the core is given away: with more ranks than cores, the rank
-        that is waited for may need this very core."""
+        # The same for the checks of compiled code, which are shorter.
         self.looks_per_yield = 32 if self.spins_per_yield > 1 else 1
-        """The same for the looks of compiled code, which are shorter."""
+        # The extension module of `mpishare.backends.native`: exchanges and waits in C.
         self.compiled: Any = None
-        """The extension module of `mpishare.backends.native`: exchanges and waits in C."""
+        # Why ranks have none; empty if all have it, None on CUDA, where none is needed.
         self.why_python: str | None = None
-        """Why ranks have none; empty if all have it, None on CUDA, where none is needed."""
+        # Incremented whenever a window opens or closes.
         self.windows_version = 0
-        """Raised whenever a window opens or closes."""
+        # Why messages of plans cannot go out of GPU memory; empty: they can; None: none go.
         self.gpu_messages: str | None = None
-        """Why messages of plans cannot go out of GPU memory; empty: they can; None: none go."""
         self.suballocator = Suballocator(backend)
+        # Files that this rank lends to the others, and its door.
         self.descriptors = Descriptors()
-        """Files that this rank lends to the others, and its door."""
         self.in_place = backend.in_place(self.descriptors, agreement.timeout_s)
+        # For each closed window whose memory is held by arrays: tries to release it. Collective.
         self.retained: list[Callable[[], bool]] = []
-        """For each closed window whose memory arrays hold: tries to release it. Collective."""
+        # The objects of all ranks of the node.
         self.dropped = Dropped()
-        """The objects of all ranks of the node."""
         self._children = Children()
         watchdog.objects = self._children.registered
+        # For each group of ranks that has plans on this node, its `PlanRanks`.
         self.plan_ranks: dict[Any, Any] = {}
-        """For each group of ranks that has plans on this node, its `PlanRanks`."""
         self._segments: dict[int, Sequence[Memory | None]] = {}
         self._chunks: list[SharedMemory] = []
         self._numbers: dict[str, int] = {}
 
     @property
     def rank(self) -> int:
-        """The rank of this process among those of the node."""
         return self.agreement.rank
 
     @property
     def size(self) -> int:
-        """How many ranks the node has."""
         return self.agreement.size
 
     def fence(
@@ -166,14 +153,10 @@ class NodeContext:
     def register(
         self, child: NodeObject, dropped: Dropped | None = None, *, is_part: bool = False
     ) -> None:
-        """Add an object that is whole: from now on it is watched, and closed with the node.
+        """Add a complete object: from now on it is watched, and closed with the node.
 
-        Parameters
-        ----------
-        dropped : Dropped, optional
-            Those of its ranks. Default: of all ranks of the node.
-        is_part : bool
-            Whether another object closes it.
+        `dropped` is by default that of all ranks of the node. An object that `is_part` of another
+        one is closed by that.
         """
         self._children.add(child, None if is_part else dropped or self.dropped)
         if child._memories:
@@ -181,7 +164,7 @@ class NodeContext:
             self.windows_version += 1
 
     def unregister(self, child: NodeObject) -> None:
-        """Remove an object, before anything that the watchdog looks at goes."""
+        """Remove an object, before any memory that the watchdog reads is unmapped."""
         if child._registration is None:
             return
         with self.watchdog.removing(child):
@@ -197,7 +180,7 @@ class NodeContext:
         return sorted(newest_first, key=lambda child: not child._closes_first)
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
-        """Do the first step of a collective call, then close what all ranks have dropped.
+        """Do the first step of a collective call, then close objects that all ranks have dropped.
 
         Collective, host-blocking; as `Agreement.step`.
         """
@@ -207,7 +190,7 @@ class NodeContext:
         return [each[1] for each in replies]
 
     def news(self, dropped: Dropped) -> list[int]:
-        """Return what this rank has to say of objects that it has dropped. Local."""
+        """Return the numbers of dropped objects that this rank has to publish."""
         self.agreement.check()
         self._children.note_dropped()
         return [] if self.backend.is_in_capture() else dropped.news()
@@ -223,12 +206,12 @@ class NodeContext:
         return None
 
     def segment_address(self, window: int, rank: int) -> int | None:
-        """Return where a segment is mapped here; None if its window is closed."""
+        """Return the address of a segment on this rank; None if its window is closed."""
         memory = self.segment_memory(window, rank)
         return None if memory is None else memory.address
 
     def segment_memory(self, window: int, rank: int) -> Memory | None:
-        """Return a segment as it is mapped here; None if its window is closed."""
+        """Return a segment as mapped on this rank; None if its window is closed."""
         return self._segments[window][rank] if window in self._segments else None
 
     # --- memory and counters
@@ -236,7 +219,7 @@ class NodeContext:
     def handle(
         self, token: str, offset: int, nbytes: int, capacity: int, kind: str = Kind.ALLOCATION
     ) -> str:
-        """Return the packed handle of a part of memory that this rank allocated, or gives."""
+        """Return the packed handle of a part of memory that this rank allocated, or shares."""
         return Handle(
             backend=self.backend.name,
             token=token,
@@ -257,7 +240,7 @@ class NodeContext:
 
     @property
     def counter_pool(self) -> CounterPool:
-        """The counters of the node, which a failure releases."""
+        """The counters of the node, which are released after a failure."""
         return self.agreement.block.pool
 
     def take_counters(self, call: str, count: int) -> Counters:
@@ -283,11 +266,8 @@ class NodeContext:
     ) -> tuple[SharedMemory, int]:
         """Map the same zeroed host memory on some ranks, for their GPUs too. Collective over them.
 
-        Returns
-        -------
-        memory, address
-            The memory, and where this rank's GPU sees it; 0 on the host backend. To be given back
-            by `unmap_registered`.
+        Returns the memory, and its address on this rank's GPU, 0 on the host backend; for
+        `unmap_registered`.
         """
         memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
         memory.close_file()
@@ -302,17 +282,16 @@ class NodeContext:
         return memory, addresses[0]
 
     def unmap_registered(self, memory: SharedMemory) -> None:
-        """Unmap what `map_registered` returned. Local."""
         self.backend.unregister(memory)
         memory.close()
 
     def close_plan_ranks(self) -> None:
-        """Give back what closed plans of this node kept for others. Collective."""
+        """Release the resources of closed plans that this node kept for later ones. Collective."""
         for ranks in list(self.plan_ranks.values()):
             ranks.close()
 
     def close_chunks(self) -> None:
-        """Unmap the counters that were added; last of all."""
+        """Unmap the added counters, as the last step."""
         for memory in self._chunks:
             self.unmap_registered(memory)
 
@@ -326,10 +305,10 @@ class NodeContext:
         if not backend.has_streams:
             return
         self.wait_until(lambda: backend.is_done(handle), call)
-        del owner  # held until here
+        del owner  # keeps the stream alive until here
 
     def wait_until(self, is_done: Callable[[], bool], call: str) -> None:
-        """Wait on the host until something on a stream is over, with the deadline."""
+        """Wait on the host until work on a stream is done, with the deadline."""
         agreement = self.agreement
 
         def look() -> None:
@@ -347,7 +326,7 @@ class NodeContext:
         self.check_released()
 
     def check_released(self) -> None:
-        """Raise if a failure released the wait that is just over: then no signal ended it."""
+        """Raise if a failure released the wait that has just ended: then no signal ended it."""
         agreement = self.agreement
         is_released = self.backend.has_streams and agreement.block.is_broken()
         if agreement.failure is None and is_released:
@@ -355,7 +334,7 @@ class NodeContext:
         agreement.check()
 
     def stream_timeout(self, call: str) -> MpiShareError:
-        """Return the error for a stream that did not come to its end."""
+        """Return the error for a stream that was not done by the deadline."""
         pending = self.watchdog.pending()
         ranks = sorted({rank for ranks in pending.values() for rank in ranks})
         waits = "; ".join(f"{name} waits for {ranks}" for name, ranks in pending.items())
@@ -365,13 +344,13 @@ class NodeContext:
     # --- closing
 
     def finish_at_exit(self) -> None:
-        """At process exit: let the work that began come to its end, if it does soon."""
+        """At process exit: wait a moment for the work that began."""
         deadline = time.monotonic() + _FINISH_S
         for child in self.children:
             child._finish_at_exit(deadline)
 
     def begin_close(self, call: str) -> None:
-        """Agree that an object is closed, once all streams have come to their end. Collective."""
+        """Agree that an object is closed, once all streams are done. Collective."""
         self.agreement.step(call, lambda: self.drain(call))
 
     def release_retained(self) -> None:
@@ -387,21 +366,8 @@ class NodeContext:
     ) -> list[Any]:
         """Close an object after `begin_close`: the importers release, then the owners free.
 
-        Collective, host-blocking.
-
-        Parameters
-        ----------
-        release : callable
-            Releases what this rank imported.
-        free : callable
-            Frees what this rank owns, given what `release` returned on each rank.
-        counters : Counters, optional
-            Those of the object, given back.
-
-        Returns
-        -------
-        list
-            What `free` returned on each rank.
+        Collective, host-blocking. `free` gets the results of `release` on all ranks; its own
+        results on all ranks are returned. `counters` go back to the pool.
         """
         agreement = self.agreement
         released = agreement.step(call, release)

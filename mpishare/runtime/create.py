@@ -1,4 +1,4 @@
-"""How a node is made: which ranks share memory, on which backend, with which GPUs."""
+"""Creation of a node: the ranks that share memory, the backend, the GPUs."""
 
 from __future__ import annotations
 
@@ -49,13 +49,11 @@ CALL = "Node"
 
 @dataclass
 class NodeParts:
-    """The parts of a new node."""
-
     context: NodeContext
     shutdown: Shutdown
     report: Report
+    # The node's communicator, which now belongs to the user, and the duplicate of the given one.
     comms: tuple[MPI.Comm, ...] = ()
-    """The node's communicator, which is the user's from now on, and the duplicate of the given."""
 
 
 def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any) -> NodeParts:
@@ -63,7 +61,7 @@ def create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: Any
     try:
         return _create_node(comm, backend, device, timeout_s)
     except BaseException as error:
-        # An interrupt is told to the ranks of this node at most.
+        # At most the ranks of this node know of an interrupt.
         if not isinstance(error, Exception) or not is_agreed(error):
             abort_when_left(CALL, error)
         raise
@@ -137,14 +135,14 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
     agreement.step(call, context.suballocator.close)
     context.close_plan_ranks()
     context.descriptors.close()
-    block.depart(State.CLOSED)  # before the lock goes, so that nobody takes it for a death
+    block.depart(State.CLOSED)  # before the lock goes, so that the end is not taken for a death
     context.watchdog.stop()
     shutdown.cancel()
     node_log.debug("node closed")
     context.backend.unregister(block.memory)
     agreement.close()
     block.close()
-    context.close_chunks()  # after the block, whose pool looks at them
+    context.close_chunks()  # after the block, whose pool uses them
 
 
 @contextlib.contextmanager
@@ -155,7 +153,7 @@ def _making_communicator(deadline_s: float) -> Iterator[None]:
 
 
 def _find_node(all_comm: MPI.Comm, deadline_s: float) -> tuple[int, list[str]]:
-    """Return the lowest rank that shares memory with this one, and notes on what looks odd."""
+    """Return the lowest rank that shares memory with this one, and notes on oddities."""
     from mpi4py import MPI
 
     with _making_communicator(deadline_s):
@@ -185,19 +183,19 @@ def _build(
     block = _control_block(node_comm, deadline_s)
     agreement = Agreement(block, deadline_s)
     agreement.group = node_comm.Get_group()
-    agreement.progress = MPI.COMM_WORLD.Iprobe  # which takes no message away
+    agreement.progress = MPI.COMM_WORLD.Iprobe  # which receives no message
     watchdog = Watchdog(agreement, releases=chosen == "cuda")
     made: list[Backend] = []
     try:
         block.lock()
         survey = Survey(agreement.rank)
-        told = agreement.step(CALL, survey.tell)  # from here on a rank without its lock is dead
+        facts = agreement.step(CALL, survey.describe)  # from now on an unlocked rank is dead
         watchdog.start()
-        look_around = partial(survey.read, told)
+        look_around = partial(survey.read, facts)
         context, members, seen = _make_context(
             all_comm, agreement, watchdog, chosen, device, made, look_around
         )
-        report = _report(context, members, why_host, notes, survey.result(told, seen))
+        report = _report(context, members, why_host, notes, survey.result(facts, seen))
     except BaseException as error:
         # Before the lock goes: a rank that still reads the agreement must not see a death.
         block.depart(State.LEFT, describe(error))
@@ -331,7 +329,7 @@ def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:
         return agree(node_comm, CALL, work, deadline_s)
 
     is_maker = node_comm.rank == 0
-    step(remove_abandoned if is_maker else int)  # of jobs that were killed whole
+    step(remove_abandoned if is_maker else int)  # of jobs whose processes were all killed
     nbytes = ControlBlock.nbytes_for(node_comm.size)
     memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
     return ControlBlock(memory, node_comm.rank, node_comm.size)

@@ -1,9 +1,9 @@
 """Whether the MPI takes pointers to GPU memory, found out without a crash of the job.
 
-MPI 4.1 tells it on request (the info key ``mpi_memory_alloc_kinds``, MPI 4.1, 11.4.3), where the
-launcher was asked for it. ``MPIX_Query_cuda_support`` only says how a library was built: an Open
-MPI without CUDA takes such pointers where its UCX does. An MPI that does not ends with a
-segmentation fault, so a child process tries it.
+MPI 4.1 has an info key for it (``mpi_memory_alloc_kinds``, MPI 4.1, 11.4.3), where the launcher was
+asked for it. ``MPIX_Query_cuda_support`` only reports how a library was built: an Open MPI without
+CUDA takes such pointers where its UCX does. An MPI that does not ends with a segmentation fault, so
+a child process tries it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,8 @@ _answers: dict[int, str | None] = {}
 def why_not(ordinal: int, timeout_s: float = TRIAL_S) -> str | None:
     """Return why messages cannot begin and end in the memory of a GPU; None where they can.
 
-    Local, host-blocking: some seconds for the first call of a process, unless the MPI tells.
-
-    Parameters
-    ----------
-    ordinal : int
-        The GPU.
-    timeout_s : float, seconds
-        How long others can wait for the answer.
+    Host-blocking: some seconds for the first call of a process, unless the info key answers; at
+    most `timeout_s`, while other ranks wait.
     """
     if ordinal not in _answers:
         _answers[ordinal] = _find_out(ordinal, min(timeout_s, TRIAL_S))
@@ -45,12 +39,10 @@ def _find_out(ordinal: int, timeout_s: float) -> str | None:
 
 
 def tells_cuda(kinds: str | None) -> bool:
-    """Whether memory of GPUs is among the kinds that an MPI says it takes. Local.
+    """Whether an MPI lists memory of GPUs among its kinds, as in
+    ``"mpi,system,cuda:device:managed"``.
 
-    Parameters
-    ----------
-    kinds : str, optional
-        As in ``"mpi,system,cuda:device:managed"``. Without restrictors a kind is all of its memory.
+    Without restrictors a kind is all of its memory.
     """
     for kind in (kinds or "").split(","):
         name, *restrictors = kind.strip().split(":")

@@ -1,4 +1,4 @@
-"""The GPUs of a node for `python -m mpishare.info`: who sees which, and how they are linked."""
+"""The GPUs of a node for `python -m mpishare.info`: their links, and the ranks that see them."""
 
 from __future__ import annotations
 
@@ -36,33 +36,17 @@ _UNKNOWN = "CUDA alone: cuInit fails, or an MPS daemon shows fewer"
 
 @dataclass(frozen=True)
 class RankView:
-    """The GPUs as one rank sees them.
-
-    Attributes
-    ----------
-    host : str
-        Where it is.
-    why_not : str or None
-        Why NVML could not be asked; then `gpus` and `links` are empty.
-    visible : tuple of str or None
-        PCI addresses of the GPUs that CUDA shows; None without a driver.
-    listed : dict
-        UUID and model of the GPUs that the kernel lists, by PCI address.
-    variable : str or None
-        ``CUDA_VISIBLE_DEVICES``.
-    """
-
     host: str
-    why_not: str | None
+    why_not: str | None  # the error of NVML; then `gpus` and `links` are empty
     gpus: tuple[Gpu, ...]
     links: tuple[Link, ...]
-    visible: tuple[str, ...] | None
-    listed: Mapping[str, tuple[str, str]]
-    variable: str | None
+    visible: tuple[str, ...] | None  # PCI addresses for CUDA; None without a driver
+    listed: Mapping[str, tuple[str, str]]  # the kernel's, by PCI address: UUID and model
+    variable: str | None  # CUDA_VISIBLE_DEVICES
 
 
 def look() -> RankView:
-    """Return what this rank sees. Local; takes a tenth of a second where there is a driver."""
+    """Return the GPUs that this rank sees; takes a tenth of a second where there is a driver."""
     why_not, gpus, links = None, (), ()
     try:
         gpus, links = nvml.look()  # type: ignore[assignment]
@@ -81,15 +65,7 @@ def look() -> RankView:
 
 @dataclass(frozen=True)
 class Hidden:
-    """GPUs that ranks do not see.
-
-    Attributes
-    ----------
-    ranks, gpus : tuple
-        Ranks in ``node.comm``; numbers of GPUs in `Hardware`.
-    by : str
-        What hides them.
-    """
+    """GPUs that ranks do not see, by their numbers in `Hardware`, and the cause."""
 
     ranks: tuple[int, ...]
     gpus: tuple[int, ...]
@@ -97,19 +73,10 @@ class Hidden:
 
 
 class Hardware:
-    """The GPUs of a node, merged from what its ranks see.
+    """The GPUs of a node, merged from the views of its ranks, by rank in ``node.comm``.
 
-    Parameters
-    ----------
-    views : sequence of RankView
-        By rank in ``node.comm``.
-    report : Report or None
-        Of the node; None if it could not be made.
-
-    Attributes
-    ----------
-    addresses : list of str
-        PCI addresses of the GPUs in ascending order; a GPU's number here is its place in it.
+    A GPU's number is its index in `addresses`, the PCI addresses in ascending order. `report` is
+    None if the node could not be made.
     """
 
     def __init__(self, views: Sequence[RankView], report: Report | None = None) -> None:
@@ -127,7 +94,7 @@ class Hardware:
 
     @property
     def hidden(self) -> list[Hidden]:
-        """Which GPUs of the node are hidden from which ranks, and by what."""
+        """GPUs of the node that are hidden from ranks, each with the cause."""
         ranks: dict[tuple[tuple[int, ...], str], list[int]] = {}
         for rank, view in enumerate(self._views):
             if view.visible is None:
@@ -144,11 +111,10 @@ class Hardware:
 
     @property
     def notes(self) -> list[str]:
-        """What looks odd, and what to do."""
+        """Oddities, each with its remedy."""
         return [*self._unlike(), *self._modes(), *self._without_p2p(), *self._unused()]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
         return {
             "why_not": self._why_not(),
             "gpus": [
@@ -192,7 +158,7 @@ class Hardware:
         return "".join(f"{line}\n" for line in lines)
 
     def _why_not(self) -> str | None:
-        """Say why NVML could not be asked, on the first rank where it could not."""
+        """Return why NVML could not be asked, on the first rank where it could not."""
         for rank, view in enumerate(self._views):
             if view.why_not is not None:
                 return f"no links, P2P and MIG: rank {rank}: {view.why_not}"
@@ -284,7 +250,7 @@ class Hardware:
         return notes
 
     def _unused(self) -> list[str]:
-        """Say that all ranks use one GPU though all of them see others."""
+        """Note that all ranks use one GPU though all of them see others."""
         count = len(self._views)
         if count < 2 or len(self._users) != 1:
             return []
@@ -304,7 +270,7 @@ class Hardware:
 
 
 def _cause(view: RankView, *, is_seen: bool) -> str:
-    """Say what hides a GPU from a rank; `is_seen`: NVML shows it there."""
+    """Return the reason why a GPU is hidden from a rank; `is_seen`: NVML shows it there."""
     has_nvml = view.why_not is None
     if view.variable is not None and (is_seen or not has_nvml):
         return f"{_VARIABLE}={view.variable}"

@@ -12,14 +12,14 @@ from mpishare.runtime.outside import outside_environment
 if TYPE_CHECKING:
     from pathlib import Path
 
+# A child starts MPI and a GPU in some seconds.
 TRIAL_S = 60.0
-"""A child starts MPI and a GPU in some seconds."""
 
 
 def run_in_child(program: Path, *arguments: object, timeout_s: float = TRIAL_S) -> str | None:
     """Return why a Python program failed in a child, None where it did not.
 
-    Local, host-blocking: some seconds, and `timeout_s` at most. The arguments are the program's.
+    Host-blocking: some seconds, and `timeout_s` at most.
     """
     # -P: modules beside the program have names of other packages.
     command = [sys.executable, "-P", str(program), *map(str, arguments)]

@@ -1,7 +1,7 @@
-"""Which launcher started this process, and whether it fits the MPI library.
+"""The launcher of this process, and whether it fits the MPI library.
 
-A launcher and a library that do not speak the same protocol make N processes that are each alone,
-and MPI says nothing of it.
+A launcher and a library with different protocols make N processes that are each alone, without an
+error of MPI.
 """
 
 from __future__ import annotations
@@ -17,25 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launcher:
-    """What started this process.
-
-    Attributes
-    ----------
-    name : str
-        For people.
-    variable : str
-        The environment variable that has the number of processes.
-    count, rank : int
-        The number of processes, and which of them this one is.
-    given : str or None
-        What ``srun --mpi=`` was given; None if unknown.
-    """
-
     name: str
-    variable: str
+    variable: str  # of the environment, with the number of processes
     count: int
     rank: int
-    given: str | None = None
+    given: str | None = None  # the argument of ``srun --mpi=``; None if unknown
 
     @property
     def is_srun(self) -> bool:
@@ -46,8 +32,8 @@ class Launcher:
 def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that is nearest to this process; None where it was started by hand.
 
-    Local. An mpirun in a job starts its helpers by srun, one per node: what SLURM says in such a
-    process is about these helpers. And srun with `--mpi=pmi2` sets the variables of an mpirun.
+    An mpirun in a job starts its helpers by srun, one per node: SLURM's variables in such a process
+    describe these helpers. And srun with `--mpi=pmi2` sets the variables of an mpirun.
     """
 
     def made(name: str, variable: str, rank: str, given: str | None = None) -> Launcher:
@@ -74,17 +60,9 @@ def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
 
 
 def srun_option(library: str) -> str | None:
-    """Return the option with which srun speaks the protocol of an MPI library. Local.
+    """Return the option of srun for the protocol of an MPI library, None for an unknown library.
 
-    Parameters
-    ----------
-    library : str
-        What ``MPI.Get_library_version()`` says.
-
-    Returns
-    -------
-    str or None
-        None for a library that is not known.
+    `library` is the text of ``MPI.Get_library_version()``.
     """
     if "Open MPI" in library:
         return "--mpi=pmix"
@@ -94,27 +72,16 @@ def srun_option(library: str) -> str | None:
 
 
 class AlsoAloneError(UnsupportedError):
-    """What all processes but the first say: the cure in one line, and no traceback."""
+    """The error of all processes but the first: the remedy in one line, and no traceback."""
 
     is_brief = True
 
 
 def check_singleton(world_size: int, environment: Mapping[str, str], library: str) -> None:
-    """Raise if this process believes to be alone where a launcher started several. Local.
+    """Raise `UnsupportedError` if this process believes to be alone where a launcher started
+    several.
 
-    Parameters
-    ----------
-    world_size : int
-        Of ``MPI.COMM_WORLD``.
-    environment : mapping
-        The process's.
-    library : str
-        The MPI library in use.
-
-    Raises
-    ------
-    UnsupportedError
-        With the option that was missing; on all processes but the first in short.
+    With the option that was missing; on all processes but the first in short.
     """
     launcher = find_launcher(environment)
     if world_size != 1 or launcher is None or launcher.count <= 1:
@@ -151,18 +118,10 @@ def _first_line(library: str) -> str:
 
 
 def one_gpu_note(uuids: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Say that all ranks of a node sit on one GPU of a SLURM job that has more. Local.
-
-    Parameters
-    ----------
-    uuids : sequence of str
-        The GPU of each rank.
-    environment : mapping
-        The process's.
-    """
+    """Return a note if all ranks of a node use one GPU of a SLURM job that has more."""
     if len(uuids) < 2 or not uuids[0] or len(set(uuids)) > 1:
         return None
-    # A step by itself tells of its own alone; a job script also of the job's, to mpirun too.
+    # A step's own variable lists its GPUs alone; a job script, and so mpirun, has also the job's.
     listed = [each for each in environment.get("SLURM_JOB_GPUS", "").split(",") if each]
     count = environment.get("SLURM_GPUS_ON_NODE", "")
     n_gpus = max(len(listed), int(count) if count.isdecimal() else 0)

@@ -1,8 +1,8 @@
-"""MPI's own start: what it needs, and a deadline.
+"""MPI's own start: its requirements, and a deadline.
 
 MPICH (5.0.2) ends in ``MPI_Init`` where /dev/shm is read-only, by SIGBUS where that is too small,
 and waits for ever where the ranks of a machine have different ones. No Python runs in a process
-that is inside ``MPI_Init``: a forked child speaks for it, and the C thread of `faulthandler` ends
+that is inside ``MPI_Init``: a forked child prints for it, and the C thread of `faulthandler` ends
 it.
 """
 
@@ -24,13 +24,13 @@ from mpishare.runtime.surroundings import find_container, namespaces
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# The time until a warning that MPI has not started, if the deadline is not sooner.
 WARN_AFTER_S = 10.0
-"""After which it is said that MPI has not started, if the deadline is not sooner."""
-_LEAD_S = 2.0  # of the last words before the end, as the first end of a rank ends the job
+_LEAD_S = 2.0  # of the last output before the end, as the first end of a rank ends the job
 
 _LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+# MPICH's use of /dev/shm for each rank of a machine: measured 1036 KiB.
 _OF_MPICH_NBYTES = 1100 << 10
-"""What MPICH takes in /dev/shm for each rank of a machine: measured 1036 KiB."""
 _ADVICE = (
     " MPICH waits for ever where the ranks of a machine have different /dev/shm: start their "
     "containers with --ipc=host; with MPIR_CVAR_NOLOCAL=1 each rank is a node of its own."
@@ -39,16 +39,9 @@ _ADVICE = (
 
 @contextlib.contextmanager
 def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[None]:
-    """Within, MPI may be started; the process ends with status 1 where it cannot be in time. Local.
+    """Let MPI start in the block; end the process with status 1 where it cannot, or not in time.
 
-    Parameters
-    ----------
-    prog : str
-        Who speaks.
-    deadline_s : float, s
-        For the start.
-    is_first : bool
-        Whether this process gives the advice; each says where it is.
+    Every process prints where it is; one that `is_first` adds the advice.
     """
     if "mpi4py.MPI" in sys.modules:
         yield
@@ -56,7 +49,7 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
     try:
         _require_shared_memory()
     except UnsupportedError as error:
-        if _is_told_by_another():
+        if _is_reported_by_first():
             time.sleep(_LEAD_S)
         else:
             _say(f"{prog}: {error}\n")
@@ -82,13 +75,13 @@ def limited_start(prog: str, deadline_s: float, *, is_first: bool) -> Iterator[N
 
 
 def _require_shared_memory() -> None:
-    """Raise UnsupportedError where MPICH, and mpishare, would find no room in /dev/shm."""
+    """Raise `UnsupportedError` where MPICH, and mpishare, would find no room in /dev/shm."""
     shared.create(1).close()
     size = os.environ.get("MPI_LOCALNRANKS", "")  # of MPICH's launcher
     count = int(size) if size.isdecimal() else 1
     room = os.statvfs(shared.FOLDER)
     left, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
-    # Of the room that is left, the other ranks may have taken their part already.
+    # The other ranks may have taken their part of the room already.
     if left < _OF_MPICH_NBYTES or total < count * _OF_MPICH_NBYTES:
         raise UnsupportedError(
             f"{shared.FOLDER} has {format_nbytes(left)} left of {format_nbytes(total)}, and MPICH "
@@ -98,8 +91,8 @@ def _require_shared_memory() -> None:
         )
 
 
-def _is_told_by_another() -> bool:
-    """Whether the first rank of this machine has the same /dev/shm: that of what started both."""
+def _is_reported_by_first() -> bool:
+    """Whether the first rank of this machine has the same /dev/shm: that of the common launcher."""
     rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
     if rank == "0":
         return False
@@ -111,7 +104,7 @@ def _is_told_by_another() -> bool:
 
 
 def _speak(prog: str, over: int, deadline_s: float, *, is_first: bool) -> None:
-    """Say in the child that its parent still waits, unless the pipe says that this is over."""
+    """Print in the child that its parent still waits, unless the pipe announces the end."""
     warn_s = min(WARN_AFTER_S, deadline_s)
     if select.select([over], [], [], warn_s)[0]:
         return
@@ -126,7 +119,7 @@ def _say(text: str) -> None:
 
 
 def describe_process(pid: int) -> str:
-    """Say in what surroundings a process of this PID namespace runs. Local."""
+    """Describe the surroundings of a process of this PID namespace."""
     words = [f"process {pid}"]
     container = find_container(os.environ)
     if container:

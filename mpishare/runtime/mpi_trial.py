@@ -1,7 +1,7 @@
 """Send memory to itself by MPI: a program that may end in a segmentation fault or never.
 
 ``python mpi_trial.py device|host|unreadable ORDINAL`` ends with exit status 0 where every byte
-arrived. It imports nothing of mpishare, and no CuPy, which would compile kernels first.
+arrived. It does not import mpishare, nor CuPy, which would compile kernels first.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ class _Host:
 
 
 class _Device:
-    """Memory of the current GPU."""
-
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
         self.address = int(_cuda("cuMemAlloc", nbytes)[0])

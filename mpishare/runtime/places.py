@@ -1,4 +1,4 @@
-"""Which ranks share host memory: what MPI says of it, and what each rank's /dev/shm says.
+"""The ranks that share host memory, by MPI and by each rank's /dev/shm.
 
 Neither is enough alone. Launchers were seen to call ranks shared that are not (containers, machines
 of one name), and the other way round.
@@ -16,27 +16,18 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a rank of the given communicator runs.
+    """The machine and container of a rank of the given communicator."""
 
-    Attributes
-    ----------
-    group : int
-        The lowest rank that shares memory with it as MPI says.
-    boot : str
-        The running kernel; empty without a /dev/shm.
-    folder : tuple of int
-        The device and the inode of its /dev/shm; its own rank without one.
-    """
-
-    group: int
-    boot: str
-    folder: tuple[int, ...]
+    group: int  # the lowest rank that shares memory with it, by MPI
+    boot: str  # the running kernel; empty without a /dev/shm
+    folder: tuple[int, ...]  # device and inode of its /dev/shm; its own rank without one
 
 
 def here(group: int, rank: int) -> Place:
-    """Return where this rank runs. Local.
+    """Return the place of this rank.
 
-    A rank without shared memory is alone; where its node is made, an error says that there is none.
+    A rank without shared memory is alone; where its node is made, an error reports that there is
+    none.
     """
     boot, *folder = place() or ("", rank)
     return Place(group, boot, tuple(folder))
@@ -48,7 +39,7 @@ def mates_of(rank: int, places: Sequence[Place]) -> list[int]:
 
 
 def oddities(rank: int, places: Sequence[Place]) -> list[str]:
-    """Say where MPI and /dev/shm do not agree on who shares memory with a rank, and what to do."""
+    """Describe disagreements of MPI and /dev/shm on the ranks that share memory with this one."""
     mine = places[rank]
     mates = mates_of(rank, places)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
+# 31 years. Sockets and threads can wait for ten times that, and raise where it is more.
 MAX_DURATION_S = 1e9
-"""31 years. Sockets and threads can wait for ten times that, and raise where it is more."""
 VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
@@ -62,7 +62,7 @@ def choose_backend(
 
 
 def _warn_of_variables() -> None:
-    """Warn of variables that look like mpishare's and are not: of a typing error, likely."""
+    """Warn of variables that look like mpishare's and are not, probably by a typing error."""
     for name in sorted(os.environ):
         if name.startswith("MPISHARE_") and name not in VARIABLES:
             known = ", ".join(VARIABLES)
@@ -82,7 +82,7 @@ def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
 
 
 def is_duration(value: Any) -> bool:
-    """Whether a value is a positive number of seconds that clocks can count. Local."""
+    """Whether a value is a positive number of seconds that clocks can count."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 < value <= MAX_DURATION_S
 
@@ -99,7 +99,7 @@ def _why_no_gpu(wanted: str) -> str | None:
 
 
 def is_wsl2(root: Path = Path("/")) -> bool:
-    """Whether this machine is a Windows Subsystem for Linux, of the second kind. Local."""
+    """Whether this machine is a Windows Subsystem for Linux, of the second kind."""
     return (root / "dev/dxg").exists() or "WSL2" in (root / "proc/version").read_text()
 
 
@@ -107,12 +107,9 @@ _NO_DEVICE = 100
 
 
 def missing() -> str | None:
-    """Say why no GPU can be used here; None where one can. Local, makes no context.
+    """Return why no GPU can be used here; None where one can. Makes no context.
 
-    Raises
-    ------
-    UnsupportedError
-        If there is a GPU, but not the Python packages to use it.
+    Raises `UnsupportedError` if there is a GPU, but not the Python packages to use it.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -131,7 +128,7 @@ def missing() -> str | None:
 
 
 def _package_versions() -> tuple[str | None, int | None]:
-    import importlib.metadata  # it brings much that nobody needs without a GPU
+    import importlib.metadata  # slow, and not needed without a GPU
 
     bindings: str | None
     runtime: int | None
@@ -149,14 +146,10 @@ def _package_versions() -> tuple[str | None, int | None]:
 
 
 def check_packages(driver: int, bindings: str | None, runtime: int | None) -> None:
-    """Raise unless CuPy and cuda-bindings fit the driver and each other. Local.
+    """Raise unless CuPy and cuda-bindings fit the driver and each other.
 
-    Parameters
-    ----------
-    driver, runtime : int
-        CUDA's major version in the driver, and the one CuPy is built for; None without CuPy.
-    bindings : str
-        The version of cuda-bindings; None without it.
+    `driver` and `runtime` are CUDA's major versions of the driver and of CuPy; None for a missing
+    package.
     """
     todo = f"Do: python -m pip install 'mpishare[cu{driver}]'"
     if runtime is None or bindings is None:
@@ -183,13 +176,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_fork() -> None:
-    """Raise in a process that was forked from one with MPI. Local.
-
-    Raises
-    ------
-    UnsupportedError
-        With what to do instead.
-    """
+    """Raise `UnsupportedError` with the remedy in a process that was forked from one with MPI."""
     if _forks_of_mpi:
         raise UnsupportedError(
             "Node() was called in a forked process. MPI and CUDA do not survive a fork: make the "

@@ -1,7 +1,7 @@
-"""The live probe: every pair of ranks shares memory, counters and events once, and looks.
+"""The live probe: every pair of ranks tries to share memory, counters and events once.
 
 Asking the driver whether something should work is not enough: containers, control groups and
-drivers lie. What fails here is data for the report, not an error.
+drivers lie. A failure here is data for the report, not an error.
 """
 
 from __future__ import annotations
@@ -52,14 +52,9 @@ def probe_cuda(
 ) -> tuple[tuple[Pair, ...], tuple[bool, ...]]:
     """Try every pair of ranks of a CUDA node.
 
-    Collective, host-blocking: 10 to 100 ms, most of it for mapping memory of other GPUs.
-
-    Returns
-    -------
-    pairs : tuple of Pair
-        Every rank with every rank.
-    keeps_values : tuple of bool
-        For each rank, whether its memory kept what was written before its handle was taken.
+    Collective, host-blocking: 10 to 100 ms, most of it for mapping memory of other GPUs. Returns
+    the pairs, every rank with every rank, and for each rank whether its memory kept the values
+    written before its handle was taken.
     """
     from mpishare.backends import driver
 
@@ -118,7 +113,7 @@ class _Prober:
         self.keeps_values = False
 
     def run(self) -> list[dict[str, Any]]:
-        """Return what every rank saw, by rank."""
+        """Return the observations of every rank, by rank."""
         step = self.context.agreement.step
         counters = self.context.take_counters(_CALL, SLOT_WORDS * self.size)
         try:
@@ -231,7 +226,8 @@ class _Prober:
         """Wait for the counters of all ranks; return those that did not come in time."""
         stream = self._stream()
         poll(lambda: self.backend.is_done(stream), _COUNTERS_S, self.context.agreement.check)
-        # Asked of the counters in any case: another rank may have released them for its own sake.
+        # The counters decide in any case: another rank may have released them after a failure of
+        # its own.
         return [rank for rank in range(self.size) if view[SLOT_WORDS * rank] != 1]
 
     def _let_go(self) -> None:

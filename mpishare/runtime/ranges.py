@@ -1,7 +1,7 @@
 """Ranges on the timeline of a profiler, named ``mpishare.*``, around the calls that take time.
 
 They are those of NVTX, by the package ``nvtx`` or else by CuPy. Where no tool listens a method is
-the very function that its class has: there is nothing to ask at a call, and nothing to pay.
+the very function of its class: a call has no check to make, and no cost.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare.ranges")
 
+# A tool sets one of these environment variables: NVTX loads the first, Nsight the second.
 TOOLS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-"""A tool sets one of these environment variables: NVTX loads the first, Nsight the second."""
 
 _MISSING = "neither the package nvtx nor CuPy is installed, by which ranges are pushed"
 
@@ -32,19 +32,20 @@ _choice: bool | None = None
 
 
 def enable(is_on: bool | None = True) -> None:
-    """Put ranges around the calls of objects that are made from now on, or do not.
+    """Enable or disable ranges around the calls of objects that are made from now on.
 
     Local.
 
     Parameters
     ----------
     is_on : bool, optional
-        None is what holds without this call: only where a tool listens, as under ``nsys profile``.
+        None is the default without this call: ranges only where a tool listens, as under ``nsys
+        profile``.
 
     Raises
     ------
     UnsupportedError
-        If they are wanted and cannot be had.
+        If they are enabled and neither package is there.
     """
     global _choice
     if is_on and _library() is None:
@@ -53,7 +54,7 @@ def enable(is_on: bool | None = True) -> None:
 
 
 def bind(target: Any, *calls: str) -> None:
-    """Put a range around methods of one object, where ranges are wanted. Local, when it is made."""
+    """Put a range around methods of a new object, where ranges are enabled."""
     library = _wanted()
     if library is None:
         return
@@ -64,7 +65,7 @@ def bind(target: Any, *calls: str) -> None:
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Push a range around a block, where ranges are wanted. Local; not for hot paths."""
+    """Push a range around a block, where ranges are enabled. Not for hot paths."""
     library = _wanted()
     if library is None:
         yield

@@ -22,7 +22,7 @@ _MPS_GAIN = (
 
 @dataclass(frozen=True)
 class Pair:
-    """How one rank reaches the memory of another, as the live probe saw it.
+    """How one rank reaches the memory of another, as found by the live probe.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Pair:
     route : str
         How a halo would travel: ``fused``, ``copy``, ``pinned`` or ``host``.
     reason : str or None
-        Why something of this does not work.
+        Why a part of this does not work.
     """
 
     origin: int
@@ -64,7 +64,7 @@ class Member:
     Attributes
     ----------
     keeps_values : bool
-        Whether memory keeps what was written before its handle is taken. It did not under WSL2.
+        Whether memory keeps values written before its handle is taken. It did not under WSL2.
         mpishare takes handles before it writes: this concerns memory of other libraries.
     """
 
@@ -78,7 +78,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Report:
-    """What a node found out about itself. ``str()`` is a text for people.
+    """Backend, ranks and routes of a node, and why they are so. ``str()`` is a text for people.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Report:
     pairs : tuple of Pair
         Every rank with every rank, itself included.
     notes : tuple of str
-        What the user may want to change.
+        Advice for the user.
     is_wsl2 : bool
         Whether the machine is a Windows Subsystem for Linux.
     exports_pools : bool or None
@@ -106,7 +106,7 @@ class Report:
         Why halo exchanges and fences on the host are made in Python, by which ranks if not by all;
         empty if they are made in C, None on CUDA.
     surroundings : Surroundings or None
-        What the ranks are separated by: containers, namespaces, and who may read whose memory.
+        The boundaries between the ranks: containers, namespaces, and reads of each other's memory.
     """
 
     backend: str
@@ -129,7 +129,7 @@ class Report:
 
     @property
     def host_code(self) -> str | None:
-        """Which code makes halo exchanges and fences on the host; None on CUDA.
+        """The code of halo exchanges and fences on the host; None on CUDA.
 
         ``"compiled"`` if all ranks have it, else ``"python"``.
         """
@@ -145,7 +145,7 @@ class Report:
 
     @property
     def mps_gain(self) -> str | None:
-        """What the Multi-Process Service would gain here, and how to have it; None for nothing."""
+        """The gain of the Multi-Process Service here, and how to have it; None without a gain."""
         return _MPS_GAIN if self.time_sliced_gpus else None
 
     def why(self, origin: int, target: int | None, route: str) -> str | None:
@@ -169,16 +169,10 @@ class Report:
     def describe_routes(
         self, ranks_here: Mapping[int, int], rank: int, routes: Mapping[int, str]
     ) -> str:
-        """Name the routes of one rank of a plan, each with what `why` says. Local.
+        """Name the routes of one rank of a plan, each with the reason of `why`.
 
-        Parameters
-        ----------
-        ranks_here : dict of int to int
-            The plan's ranks on this node, each with its rank in the node.
-        rank : int
-            Of the plan.
-        routes : dict of int to str
-            For each of its peers.
+        `ranks_here` has the plan's ranks on this node, each with its rank in the node; `rank` is
+        one of the plan, `routes` are by its peers.
         """
         texts = []
         for peer, route in sorted(routes.items()):
@@ -262,15 +256,8 @@ def _cell(pair: Pair) -> str:
 def route_of(pair_has_memory: bool, *, is_self: bool, is_time_sliced: bool) -> str:
     """Return the route of a halo between two ranks of a CUDA node.
 
-    Parameters
-    ----------
-    pair_has_memory : bool
-        One maps the other's memory.
-    is_self : bool
-        They are one rank.
-    is_time_sliced : bool
-        A GPU of the node is shared by processes without MPS: a kernel that waits for another rank
-        would burn the very time slice that this rank needs.
+    With `is_time_sliced` processes without MPS share a GPU of the node: a kernel that waits for
+    another rank would burn the very time slice that this rank needs.
     """
     if not pair_has_memory:
         return "pinned"

@@ -1,7 +1,7 @@
-"""What ranks are separated by: containers, namespaces, and who may read whose memory.
+"""Boundaries between ranks: containers, namespaces, and reads of each other's memory.
 
-A container is a set of namespaces, and each takes something else away: a PID namespace the
-reads from process to process, an IPC namespace of Docker the common /dev/shm. See namespaces(7).
+A container is a set of namespaces, and each forbids something else: a PID namespace the reads from
+process to process, an IPC namespace of Docker the common /dev/shm. See namespaces(7).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpishare")
 
+# The namespaces that matter here, by the names of the links in /proc/self/ns.
 KINDS = ("ipc", "net", "pid", "user", "uts")
-"""The namespaces that matter here, as the links in /proc/self/ns are called."""
 
 # The namespaces that a machine starts with (proc_ns.h of the kernel).
 _FIRST = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
-# What the environment says in a container of each kind, then what lies in its root folder.
+# Variables of the environment in a container of each kind, then files of its root folder.
 _VARIABLES = {
     "APPTAINER_CONTAINER": "Apptainer",
     "SINGULARITY_CONTAINER": "Singularity",
@@ -42,23 +42,23 @@ _BTL_VARIABLES = ("OMPI_MCA_btl", "PRTE_MCA_btl")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the ranks of a node are separated by. ``describe()`` is a text for people.
+    """The boundaries between the ranks of a node. ``describe()`` is a text for people.
 
     Attributes
     ----------
     containers : tuple of (str or None)
-        For each rank, what made the container that it runs in; None outside of containers.
+        For each rank, the program that made its container; None outside of containers.
     separate : tuple of str
         The kinds of namespaces that are not the same for all ranks: `KINDS`.
     unreadable : tuple of (int, int, str)
         A rank, one whose memory it cannot read (CMA), and why.
     remedy : str
-        What to do against the first of these; empty without.
+        The remedy for the first of these; empty without any.
     shm_nbytes, shm_left : int, bytes
-        The size of /dev/shm, and what was left of it when the report was asked for.
+        The size of /dev/shm, and the rest of it when the report was asked for.
     memory_nbytes, memory_left : int or None, bytes
         The limit on the memory of the rank that asked for the report, shared memory included, and
-        what was left of it; None without a limit.
+        the rest of it; None without a limit.
     """
 
     containers: tuple[str | None, ...]
@@ -71,7 +71,7 @@ class Surroundings:
     memory_left: int | None = None
 
     def with_room(self) -> Surroundings:
-        """Return the same with the room that there is now. Local: about 1 ms."""
+        """Return the same with the room that there is now. Takes about 1 ms."""
         room, limit = os.statvfs(shared.FOLDER), limits.tightest()
         return replace(
             self,
@@ -115,7 +115,7 @@ class Surroundings:
 
 
 def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:
-    """Return what made the container of this process; None outside of containers. Local."""
+    """Return the program that made the container of this process; None outside of containers."""
     for variable, name in _VARIABLES.items():
         if environment.get(variable):
             return name
@@ -130,7 +130,7 @@ def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> st
 
 
 def namespaces(root: Path = Path("/")) -> dict[str, int]:
-    """Return what names the namespaces of this process, as far as /proc shows them. Local."""
+    """Return the identities of the namespaces of this process, as far as /proc shows them."""
     found = {}
     for kind in KINDS:
         try:
@@ -142,23 +142,17 @@ def namespaces(root: Path = Path("/")) -> dict[str, int]:
 
 
 class Survey:
-    """Asks all ranks of a new node to try to read each other's memory.
+    """Lets all ranks of a new node try to read each other's memory.
 
-    It adds to steps that the ranks take anyway: `tell` in one, `read` in a later one. All methods
-    are local.
-
-    Parameters
-    ----------
-    rank : int
-        In the node.
+    It adds to steps that the ranks take anyway: `describe` in one, `read` in a later one.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._token = Token()  # held until all have read it
 
-    def tell(self) -> dict[str, Any]:
-        """Return what the other ranks need to know of this one."""
+    def describe(self) -> dict[str, Any]:
+        """Return the description of this rank for the others."""
         return {
             "offer": self._token.offer,
             "container": find_container(os.environ),
@@ -166,30 +160,30 @@ class Survey:
             "ptrace_scope": _ptrace_scope(),
         }
 
-    def read(self, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Try to read the memory of the others, given what `tell` returned on each rank."""
-        others = [rank for rank in range(len(told)) if rank != self._rank]
-        errors = {rank: error for rank in others if (error := _try_read(told[rank]))}
-        # Whether it is this process that may read nobody: not even itself.
-        return {"errors": list(errors.items()), "own": errors and _try_read(told[self._rank])}
+    def read(self, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Try to read the memory of the others, given the results of `describe` on all ranks."""
+        others = [rank for rank in range(len(facts)) if rank != self._rank]
+        errors = {rank: error for rank in others if (error := _try_read(facts[rank]))}
+        # This process may be unable to read any memory, even its own.
+        return {"errors": list(errors.items()), "own": errors and _try_read(facts[self._rank])}
 
     def result(
-        self, told: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]
+        self, facts: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]
     ) -> Surroundings:
-        """Return what was found, given what `tell` and `read` returned on each rank."""
+        """Return the result, given those of `describe` and `read` on all ranks."""
         unreadable = tuple(
-            (reader, owner, _why(error, told[reader], told[owner]))
+            (reader, owner, _why(error, facts[reader], facts[owner]))
             for reader, each in enumerate(tried)
             for owner, error in each["errors"]
         )
         remedy = ""
         if unreadable:
             reader, owner, _ = unreadable[0]
-            remedy = remedy_for(told[reader], told[owner], own_error=tried[reader]["own"] or 0)
+            remedy = remedy_for(facts[reader], facts[owner], own_error=tried[reader]["own"] or 0)
         return Surroundings(
-            containers=tuple(each["container"] for each in told),
+            containers=tuple(each["container"] for each in facts),
             separate=tuple(
-                kind for kind in KINDS if len({each["namespaces"].get(kind) for each in told}) > 1
+                kind for kind in KINDS if len({each["namespaces"].get(kind) for each in facts}) > 1
             ),
             unreadable=unreadable,
             remedy=remedy,
@@ -197,14 +191,9 @@ class Survey:
 
 
 def remedy_for(reader: Mapping[str, Any], owner: Mapping[str, Any], *, own_error: int) -> str:
-    """Say how one rank could read the memory of another one. Local.
+    """Return how one rank could read the memory of another one, from the facts of both.
 
-    Parameters
-    ----------
-    reader, owner : mapping
-        What they told of themselves.
-    own_error : int
-        The error number when the reader reads its own memory; 0 if it can.
+    `own_error` is the error number when the reader reads its own memory; 0 if it can.
     """
     if own_error == errno.ENOSYS:
         return "This kernel, or the sandbox around it, has no process_vm_readv"
@@ -227,7 +216,7 @@ def remedy_for(reader: Mapping[str, Any], owner: Mapping[str, Any], *, own_error
 
 
 def warn_of_equal_pids(library: str, environment: Mapping[str, str]) -> None:
-    """Warn where Open MPI may crash at its first message. Local.
+    """Warn where Open MPI may crash at its first message.
 
     Its transport in shared memory was seen to end in a segmentation fault where two ranks of a
     machine have the same process id, each in a PID namespace of its own (5.0.11).
@@ -247,7 +236,7 @@ def warn_of_equal_pids(library: str, environment: Mapping[str, str]) -> None:
 
 
 def _uses_sm(environment: Mapping[str, str]) -> bool:
-    """Whether Open MPI may send through shared memory, as its lists of transports say."""
+    """Whether Open MPI may send through shared memory, by its lists of transports."""
     for name in _BTL_VARIABLES:
         given = environment.get(name, "^")
         names = given.removeprefix("^").split(",")
@@ -257,7 +246,7 @@ def _uses_sm(environment: Mapping[str, str]) -> bool:
 
 
 def _launcher_is_inside() -> bool:
-    """Whether what started the ranks is in the PID namespace of this process."""
+    """Whether the launcher is in the PID namespace of this process."""
     pid = os.getppid()
     while pid > 0:
         try:
@@ -272,16 +261,16 @@ def _launcher_is_inside() -> bool:
 
 
 def _ptrace_scope() -> int:
-    """Return what Yama, a security module, asks of a process that reads another one's memory."""
+    """Return the rule of Yama, a security module, for reading another process's memory."""
     try:
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except OSError:
         return 0
 
 
-def _try_read(told: Mapping[str, Any]) -> int:
+def _try_read(owner: Mapping[str, Any]) -> int:
     """Try to read the memory of a rank; return 0, or the error number."""
-    error = try_read(*told["offer"])
+    error = try_read(*owner["offer"])
     return errno.ESRCH if error is None else error
 
 

@@ -1,4 +1,4 @@
-"""How a window comes to be: its owner allocates and shares the handle, and every rank maps it."""
+"""Creation of a window: its owner allocates and shares the handle, and every rank maps it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, ...]
 
+# Type characters of the dtypes that CuPy has.
 _CUDA_DTYPES = "?bhilqBHILQefdFD"
-"""Type characters of the dtypes that CuPy has."""
 
 
 def allocate(
@@ -59,7 +59,7 @@ def allocate(
 def allocate_each(
     context: NodeContext, shape: Any, dtype: Any, fill: Any, *, name: Any = None
 ) -> Window:
-    """Make a window with a segment that each rank allocates. Collective."""
+    """Make a window with a segment of each rank. Collective; see `Node.allocate_each`."""
     call = "Node.allocate_each"
 
     def check() -> tuple[list[int], dict[str, Any]]:
@@ -87,16 +87,9 @@ def make_window(
 ) -> Window:
     """Allocate, share the handle, and map, each on all ranks before any goes on. Collective.
 
-    Parameters
-    ----------
-    segments : sequence of Segment or None
-        For each rank, its segment; None for a rank that has none.
-    write : callable, optional
-        Writes this rank's segment before the others map it.
-    exported : Exported, optional
-        Memory that exists already, and is this rank's segment.
-    is_part : bool
-        Whether it is a part of another object, which closes it.
+    Ranks without a segment have None in `segments`. `write` fills this rank's segment before the
+    others map it. `exported` is memory of another library that becomes this rank's segment. A
+    window that `is_part` of another object is closed by that.
     """
     memories: list[Memory | None] = [None] * context.size
     opened: list[Handle | None] = [None] * context.size
@@ -108,7 +101,7 @@ def make_window(
     def create() -> None:
         if exported is not None:
             memories[rank] = exported.memory
-            context.drain(call)  # what was put on whatever stream is in the array now
+            context.drain(call)  # the work on any stream is in the array now
         elif mine is not None:
             nbytes = nbytes_of(mine.shape, dtype)
             memories[rank] = memory = backend.allocate(nbytes)
@@ -166,7 +159,7 @@ def make_window(
 
 
 def open_memory(context: NodeContext, handle: Handle, rank: int) -> Memory:
-    """Map what another rank allocated or gave, as its kind demands. Local."""
+    """Map memory of another rank, as its kind demands."""
     if handle.kind == Kind.ALLOCATION:
         return context.backend.open(handle.token, handle.capacity, handle.uuid)
     if handle.kind == Kind.EMPTY:
@@ -181,7 +174,7 @@ def open_memory(context: NodeContext, handle: Handle, rank: int) -> Memory:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Release the arrays that the frames of an error hold: their memory is about to go."""
+    """Release the arrays in the frames of an error: their memory is about to be freed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -198,8 +191,8 @@ def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> Non
     try:
         context.agreement.step(call, release)
     except MpiShareError:
-        # The node itself is broken: others may still map this memory, so it is left to the end of
-        # the process. The error that brought us here says more than this one.
+        # The node itself is broken: others may still map this memory, so it stays until the end of
+        # the process. The first error explains more than this one.
         return
     mine = memories[context.rank]
     if mine is not None:
@@ -209,7 +202,7 @@ def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> Non
 def check_layout(
     context: NodeContext, call: str, shape: Any, dtype: Any
 ) -> tuple[Shape, np.dtype[Any]]:
-    """Return shape and dtype as they are used, or raise what the user must change."""
+    """Return shape and dtype in canonical form, or raise why they cannot be used."""
     extents = shape if isinstance(shape, tuple | list) else (shape,)
     try:
         sizes = tuple(operator.index(extent) for extent in extents)
@@ -239,12 +232,11 @@ def check_layout(
 
 
 def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:
-    """Return the bytes of all elements."""
     return math.prod(shape) * dtype.itemsize
 
 
 def owner_rank(context: NodeContext, call: str, owner: Any) -> int:
-    """Return the owner that the user gave, by default the leader."""
+    """Return the rank that the user gave as the owner, by default the leader."""
     return 0 if owner is None else context.rank_of(call, owner)
 
 

@@ -1,4 +1,4 @@
-"""Look at a named window from a process outside the job: no MPI is needed, and none is started."""
+"""A named window in a process outside the job: no MPI is needed, and none is started."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mpishare.memory.visit import Visit
 
 _PAUSE_S = 0.0005
+# Copies in a row of snapshots that are overwritten meanwhile, before the core is yielded.
 _TRIES = 16
-"""Copies in a row of snapshots that are overwritten meanwhile, before the core is given away."""
 
 
 class Frame:
@@ -33,7 +33,7 @@ class Frame:
     Attributes
     ----------
     number : int
-        From 1: how often each rank had called `Window.snapshot`.
+        From 1: the number of calls of each rank to `Window.snapshot`.
     """
 
     def __init__(self, number: int, arrays: dict[int, Any]) -> None:
@@ -52,7 +52,6 @@ class Frame:
         return self._arrays[rank]
 
     def __repr__(self) -> str:
-        """Name the number and the ranks."""
         return f"<mpishare frame {self.number} of ranks {list(self._arrays)}>"
 
 
@@ -95,7 +94,7 @@ class Attached:
         self._memories: list[CudaMemory] = []
         why = window.why_not_live
         self._refusals: dict[int, str] = dict.fromkeys(self.ranks, why) if why else {}
-        self._why_not_here = ""  # why frames come through host memory, if they do
+        self._why_not_here = ""  # empty unless frames come through host memory
         self._is_closed = False
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -130,8 +129,8 @@ class Attached:
         Returns
         -------
         cupy.ndarray or numpy.ndarray
-            NumPy's is read-only, unless `attach` was told otherwise; CuPy has no such arrays. It
-            stays mapped as long as it is held.
+            NumPy's is read-only, unless `attach` was called with ``writable=True``; CuPy has no
+            such arrays. It stays mapped as long as it is held.
 
         Raises
         ------
@@ -154,7 +153,7 @@ class Attached:
             return self._arrays[rank]
 
     def latest(self, timeout_s: float | None = None) -> Frame:
-        """Return the newest snapshot that is whole on all ranks; wait for the first.
+        """Return the newest snapshot that is complete on all ranks; wait for the first.
 
         Host-blocking, but for no longer than a copy takes where there is one.
 
@@ -185,7 +184,7 @@ class Attached:
         return found[0]
 
     def __iter__(self) -> Iterator[Frame]:
-        """Go from snapshot to snapshot, the newest first, each at most once; some are skipped.
+        """Iterate over the snapshots, from the newest on, each at most once; some are skipped.
 
         Waits for the next one as long as it takes; ends when the job closes the window or ends.
         """
@@ -204,7 +203,7 @@ class Attached:
             yield frame
 
     def close(self) -> None:
-        """Let go of the window. May be repeated; arrays that are held stay mapped.
+        """Release the window. May be repeated; arrays that are held stay mapped.
 
         On CUDA the job keeps the memory for them, and knows this process as a viewer until then.
         """
@@ -217,15 +216,14 @@ class Attached:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close it."""
+        """Close the window."""
         self.close()
 
     def __reduce__(self) -> Any:
-        """Attach again on the other side."""
+        """Attach to the same window where it is unpickled."""
         return attach_again, (self.name, self.job, self._writable)
 
     def __repr__(self) -> str:
-        """Name the window, its job and its segments."""
         state = ", closed" if self._is_closed else ", job ended" if self._is_over else ""
         return (
             f"<mpishare window {self.name!r} of job {self.job}: shape={self.shape}, "
@@ -267,7 +265,7 @@ class Attached:
     # --- reading
 
     def _read(self, than: int, found: list[Frame]) -> bool:
-        """Add the newest snapshot to `found`, if there is one behind the number `than`."""
+        """Add the newest snapshot to `found`, if its number is above `than`."""
         for _ in range(_TRIES):
             with self._lock:
                 copied = None if self._reader is None else self._reader.read(than)
@@ -316,7 +314,7 @@ class Attached:
             timeout_s=wait_s,
         )
 
-    # --- letting go
+    # --- release
 
     def _let_go_in_time(self, backend: CudaBackend) -> None:
         """In a thread: when the window closes, unmap before its owners free the memory."""
@@ -326,7 +324,7 @@ class Attached:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Unmap what no array holds, and end the lease when nothing is left."""
+        """Unmap memory without arrays, and end the lease when no memory is left."""
         with self._lock:
             self._arrays.clear()
             if self._reader is not None:
@@ -337,7 +335,7 @@ class Attached:
                 memory.when_dropped(self._let_go)
             if self._memories or not (self._is_closed or self._is_over):
                 return
-            self._visit.hang_up()  # the thread wakes up, and comes here too
+            self._visit.hang_up()  # the thread wakes up, and calls this method too
             if self._is_over or self._thread is None:
                 self._visit.close()
 
@@ -347,7 +345,7 @@ def attach(
 ) -> Attached:
     """Attach to a named window of a job on this machine. Local, host-blocking: some milliseconds.
 
-    Needs no MPI and starts none. The job never waits for who has attached. On CUDA, where this
+    Needs no MPI and starts none. The job never waits for attached processes. On CUDA, where this
     process sees a GPU, it makes a context on the first of the window's that it sees, else on its
     own first, makes that one current and maps what the driver allows. Where it cannot map the
     memory of all ranks, it gets snapshots through host memory, as NumPy arrays: the first that the
@@ -380,8 +378,8 @@ def attach(
     with contextlib.ExitStack() as undo:
         undo.callback(visit.close)
         try:
-            told, _ = visit.ask({"version": VERSION, "attaches": True})
-            described = Description.parse(told)
+            reply, _ = visit.ask({"version": VERSION, "attaches": True})
+            described = Description.parse(reply)
             with _files(visit, described.n_files) as fds:
                 there = Attached(visit, described, fds, name, window.job, timeout_s, writable)
         except HandleError as error:
@@ -410,5 +408,5 @@ def _files(visit: Visit, count: int) -> Iterator[list[int]]:
 
 
 def attach_again(name: str, job: str, writable: bool = True) -> Attached:
-    """Attach to a window that was pickled: its job gave it away to be used."""
+    """Attach to a pickled window, by default writable, since its job gave it away."""
     return attach(name, job=job, writable=writable)

@@ -48,7 +48,7 @@ class Channel(NodeObject):
     nbytes : int, bytes
         Of one frame.
     slots : int
-        How many frames the producer may be ahead.
+        Number of frames that the producer may be ahead.
     """
 
     _closes_first = True  # while its producer waits, no other object could see the streams end
@@ -98,11 +98,11 @@ class Channel(NodeObject):
 
         ``with channel.put() as slot: slot[...] = frame``. Local. At the beginning of the block my
         stream waits until every consumer has given the slot back; at its end the frame is sent.
-        Where the block raises, nothing is sent, and the next `put` has the same slot.
+        Where the block raises, no frame is sent, and the next `put` has the same slot.
 
-        Stream-ordered on CUDA: the host waits only where it is 64 frames ahead of that. On the
-        host backend the beginning blocks until the slot is free. What the slot holds at the
-        beginning is not defined.
+        Stream-ordered on CUDA: the host waits only where it is 64 frames ahead of that. On the host
+        backend the beginning blocks until the slot is free. The contents of the slot at the
+        beginning are undefined.
 
         Parameters
         ----------
@@ -192,7 +192,7 @@ class Channel(NodeObject):
     def end(self) -> None:
         """End the stream: after the last frame the consumers get an `EOFError`. Producer only.
 
-        Local; does not block. Ending twice does nothing.
+        Local; does not block. Ending twice has no effect.
 
         Raises
         ------
@@ -212,15 +212,15 @@ class Channel(NodeObject):
     def close(self) -> None:
         """Close the channel on all ranks; a producer ends its stream first.
 
-        Collective, host-blocking: waits for this process's streams and for the other ranks.
-        Closing twice does nothing. A consumer may close before the end: frames that it has not
-        taken are lost, and the producer no longer waits for it. Slots that are still held, as by
-        the variable of a loop, stay mapped until they are gone, but what they hold may change.
+        Collective, host-blocking: waits for this process's streams and for the other ranks. Closing
+        twice has no effect. A consumer may close before the end: frames that it has not taken are
+        lost, and the producer no longer waits for it. Slots that are still held, as by the variable
+        of a loop, stay mapped until they are gone, but their contents may change.
 
         Raises
         ------
         PeerError, PeerTimeout
-            If another rank is gone: then nothing is freed.
+            If another rank is gone: then no memory is freed.
         """
         if self._is_closed:
             return
@@ -235,7 +235,7 @@ class Channel(NodeObject):
         context.agreement.step(call, finish)
         counters, window = self._counters, self._window
         self._abandon()
-        # No stream writes them any more; all ranks take part in what follows before one takes them.
+        # No stream writes them any more; all ranks join the following steps before one takes them.
         if context.rank == 0:
             context.counter_pool.clear(counters)
         with warnings.catch_warnings():
@@ -259,7 +259,7 @@ class Channel(NodeObject):
         return not any(end is not None and end.is_open for end in (self._sending, self._receiving))
 
     def _pending(self) -> list[int]:
-        """Return the ranks whose signal this rank's streams wait for."""
+        """Return the ranks whose signals this rank's streams wait for."""
         end = self._sending or self._receiving
         return [] if end is None else end.pending()
 
@@ -268,7 +268,7 @@ class Channel(NodeObject):
         return [self._window.array[i, ...] for i in range(self.slots)]
 
     def _refuse(self, call: str, roles: str, block: Block | None) -> NoReturn:
-        """Raise why a call cannot be made now, or on this rank."""
+        """Raise the reason why a call is not allowed now, or on this rank."""
         failed = f"{self.name}: {call} failed"
         if self._is_closed:
             raise ClosedError(f"{failed}: the channel is closed")
@@ -282,7 +282,6 @@ class Channel(NodeObject):
         raise EpochError(f"{failed}: the stream was ended. Make another channel for more frames.")
 
     def __repr__(self) -> str:
-        """Name the channel, its ranks and its frames."""
         state = ", closed" if self._is_closed else ""
         return (
             f"<mpishare.{self.name.capitalize()}: producer={self.producer}, "
@@ -321,7 +320,7 @@ def make_channel(
     context.release_retained()  # else a loop of channels would keep the slots of each
     source: int = replies[0]["producer"]
     ranks: tuple[int, ...] = tuple(replies[0]["consumers"])
-    # Where one rank reads, in its memory: then stores cross the link, and no loads.
+    # With one consumer, in its memory: then stores cross the link, and no loads.
     owner = ranks[0] if len(ranks) == 1 else source
     segments: list[Segment | None] = [None] * context.size
     segments[owner] = Segment((replies[0]["slots"], *replies[0]["shape"]))
@@ -335,7 +334,7 @@ def make_channel(
 
 
 def _slots(call: str, value: Any) -> int:
-    """Return how many slots the user asked for, or raise `TypeError` or `ValueError`."""
+    """Return the number of slots that the user gave, or raise `TypeError` or `ValueError`."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{call} failed: slots must be an int, not {value!r}")
     count = operator.index(value)

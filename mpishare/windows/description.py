@@ -1,4 +1,4 @@
-"""What a job tells of a named window, and the one place where that is checked."""
+"""The description of a named window that its job sends, and its validation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+# Version of the messages of doors, of descriptions and of pages.
 VERSION = 2
-"""Of what doors, descriptions and pages say."""
 
+# Descriptors in one reply: the kernel takes 253.
 MAX_FDS = 200
-"""Descriptors in one reply: the kernel takes 253."""
 
 _MAX_RANKS = 1 << 20
 _TOKEN = re.compile(r"([0-9a-f]{128})?")
 
 
 class Segment(NamedTuple):
-    """The part of one rank: how it lies in memory, on which GPU, and the driver's handle of it."""
+    """One rank's part: its layout in memory, its GPU, and the driver's handle of it."""
 
     rank: int
     shape: tuple[int, ...]
@@ -40,34 +40,16 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """A named window as its job describes it.
-
-    Attributes
-    ----------
-    backend : str
-        ``"cuda"`` or ``"host"``.
-    size : int
-        How many ranks the node has.
-    segments : tuple of Segment
-        Of the ranks that have one, in order.
-    why_not_live : str
-        Why its memory cannot be mapped by others, if it cannot.
-    pid : int
-        The leader of the node.
-    since : int or None, ns
-        When the leader had opened the door, on the clock that all processes of the machine share.
-    viewers : tuple of int
-        Processes that have attached.
-    """
+    """A named window as its job describes it; `segments` in the order of their ranks."""
 
     backend: str
     dtype: np.dtype[Any]
-    size: int
+    size: int  # ranks of the node
     segments: tuple[Segment, ...]
-    why_not_live: str
-    pid: int
-    since: int | None = None
-    viewers: tuple[int, ...] = ()
+    why_not_live: str  # empty if other processes can map its memory
+    pid: int  # of the leader of the node
+    since: int | None = None  # ns on the machine's clock, when the door had been opened
+    viewers: tuple[int, ...] = ()  # processes that have attached
 
     @property
     def n_files(self) -> int:
@@ -75,7 +57,6 @@ class Description:
         return 1 if self.why_not_live or self.backend == "cuda" else 1 + len(self.segments)
 
     def pack(self) -> dict[str, Any]:
-        """Return what travels."""
         return {
             **vars(self),
             "version": VERSION,
@@ -84,31 +65,28 @@ class Description:
         }
 
     @classmethod
-    def parse(cls, told: dict[str, Any]) -> Description:
-        """Check what a process said that may be no job of mpishare, or of another version.
+    def parse(cls, received: dict[str, Any]) -> Description:
+        """Check a description that may be of another version, or not of mpishare at all.
 
-        Raises
-        ------
-        HandleError
-            With what is wrong.
+        Raises `HandleError` with the reason.
         """
-        if told.get("version") != VERSION:
+        if received.get("version") != VERSION:
             raise HandleError(
-                f"the job's mpishare speaks version {printable(told.get('version'))} of the "
+                f"the job's mpishare speaks version {printable(received.get('version'))} of the "
                 f"protocol, this one {VERSION}. Use the same mpishare."
             )
-        dtype = dtypes.load(_take(told, "dtype", _is_text))
-        size = _take(told, "size", lambda value: _is_count(value) and 0 < value <= _MAX_RANKS)
-        segments = _take(told, "segments", _are_dicts)
+        dtype = dtypes.load(_take(received, "dtype", _is_text))
+        size = _take(received, "size", lambda value: _is_count(value) and 0 < value <= _MAX_RANKS)
+        segments = _take(received, "segments", _are_dicts)
         described = cls(
-            _take(told, "backend", lambda value: value in ("cuda", "host")),
+            _take(received, "backend", lambda value: value in ("cuda", "host")),
             dtype,
             size,
             tuple(_segment(each, dtype.itemsize) for each in segments),
-            _take(told, "why_not_live", _is_text),
-            _take(told, "pid", _is_count),
-            _take(told, "since", lambda value: value is None or _is_count(value)),
-            tuple(_take(told, "viewers", _is_counts)),
+            _take(received, "why_not_live", _is_text),
+            _take(received, "pid", _is_count),
+            _take(received, "since", lambda value: value is None or _is_count(value)),
+            tuple(_take(received, "viewers", _is_counts)),
         )
         ranks = [segment.rank for segment in described.segments]
         if ranks != sorted({*ranks}) or ranks[-1] >= size:
@@ -116,9 +94,9 @@ class Description:
         return described
 
 
-def _segment(told: dict[str, Any], itemsize: int) -> Segment:
-    shape = tuple(_take(told, "shape", _is_counts))
-    strides = _take(told, "strides", lambda value: value is None or _is_counts(value))
+def _segment(received: dict[str, Any], itemsize: int) -> Segment:
+    shape = tuple(_take(received, "shape", _is_counts))
+    strides = _take(received, "strides", lambda value: value is None or _is_counts(value))
     is_known = strides is None or (
         len(strides) == len(shape) and is_dense(shape, strides, itemsize)
     )
@@ -127,19 +105,19 @@ def _segment(told: dict[str, Any], itemsize: int) -> Segment:
             f"the job told of a segment of shape {printable(shape)}, strides {printable(strides)}"
         )
     return Segment(
-        _take(told, "rank", _is_count),
+        _take(received, "rank", _is_count),
         shape,
         None if strides is None else tuple(strides),
         math.prod(shape) * itemsize,
-        _take(told, "uuid", _is_text),
-        _take(told, "token", lambda value: isinstance(value, str) and _TOKEN.fullmatch(value)),
+        _take(received, "uuid", _is_text),
+        _take(received, "token", lambda value: isinstance(value, str) and _TOKEN.fullmatch(value)),
     )
 
 
-def _take(told: dict[str, Any], key: str, is_right: Callable[[Any], object]) -> Any:
-    if key not in told or not is_right(told[key]):
-        raise HandleError(f"the job told of {key} {printable(told.get(key, 'nothing'))}")
-    return told[key]
+def _take(received: dict[str, Any], key: str, is_right: Callable[[Any], object]) -> Any:
+    if key not in received or not is_right(received[key]):
+        raise HandleError(f"the job told of {key} {printable(received.get(key, 'nothing'))}")
+    return received[key]
 
 
 def _is_text(value: Any) -> bool:

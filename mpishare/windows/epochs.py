@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mpishare.coordination.counters import Counters
     from mpishare.runtime.context import NodeContext
 
+# Most ranks for which a fence on streams waits in one round; above, in log2(ranks) rounds, since
+# each wait is an operation of the stream.
 FLAT_RANKS = 16
-"""Most ranks for which a fence on streams waits in one round; above, in log2(ranks) rounds, since
-each wait is an operation of the stream."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Epochs(CounterOrdered):
         self._epoch = 0
         on_streams = 2 if self._size > FLAT_RANKS else self._size
         radix = radix or (on_streams if self._has_streams else RADIX)
+        # For each round of a fence, the slot to write, then the slots to wait for, with their
+        # ranks.
         self._rounds = [
             (
                 SLOT_WORDS * self._rank + number,
@@ -56,7 +58,6 @@ class Epochs(CounterOrdered):
             )
             for number, awaited in enumerate(rounds(self._rank, self._size, radix))
         ]
-        """For each round of a fence, the slot to write, then the slots to wait for, with ranks."""
         self._operations = sum(1 + len(waits) for _, waits in self._rounds)
         slots = [(write, [slot for slot, _ in waits]) for write, waits in self._rounds]
         self._meet: Callable[[int], Any] = context.fence(self._view, slots)
@@ -97,7 +98,7 @@ class Epochs(CounterOrdered):
         if self._has_streams:
             self._enqueue_fence(stream, epoch)
         else:
-            # Looked up each time: a handler of a signal may have closed the window and the node.
+            # Read anew each time: a signal handler may have closed the window and the node.
             while (slot := self._meet(epoch)) >= 0:
                 self._wait("fence", lambda: self._behind(epoch, slot))
         self._epoch = epoch

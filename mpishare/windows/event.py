@@ -2,7 +2,7 @@
 
 A wait on an interprocess event binds to the latest record *called* so far, and an event that was
 never recorded counts as done. So the owner counts its records in the control block, and a waiter
-first sees that record k was called, then lets its stream wait for event k of a ring.
+first waits until record k was called, then lets its stream wait for event k of a ring.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from mpishare.runtime.context import NodeContext
 
+# A record waits only for a waiter that is this far behind.
 RING = 16
-"""A record waits only for a waiter that is this far behind."""
 
+# Events of one owner: one more, so that the record that a waiter took last stays in place.
 _EVENTS = RING + 1
-"""Events of one owner: one more, so that the record that a waiter took last stays in place."""
 
 
 class Event(NodeObject):
@@ -143,7 +143,7 @@ class Event(NodeObject):
         ValueError
             On a rank that neither records nor waits.
         PeerError, PeerTimeout
-            If a rank is gone: then nothing is known of its work.
+            If a rank is gone: then the state of its work is unknown.
         """
         self._check("is_done")
         if not self._events:
@@ -185,12 +185,11 @@ class Event(NodeObject):
         self._context.unregister(self)
 
     def __repr__(self) -> str:
-        """Name the event and its ranks."""
         ranks = f"owner={self.owner}, waiters={self.waiters}"
         return f"<mpishare.{self.name.capitalize()}: {ranks}{self._state()}>"
 
     def _enter(self, call: str, stream: Any) -> int:
-        """Return the handle of a call's stream, which now waits for that of the last call."""
+        """Return the handle of a call's stream, ordered after that of the last call."""
         if self._has_streams:
             return self._chain.enter(call, stream)
         return 0 if stream is None else handle_of(stream)
@@ -211,12 +210,12 @@ class Event(NodeObject):
 
 
 def receivers(
-    context: NodeContext, call: str, source: int, given: Any, words: tuple[str, str]
+    context: NodeContext, call: str, source: int, given: Any, roles: tuple[str, str]
 ) -> list[int]:
     """Return the ranks that wait for one rank, in order: those given, else all others."""
     if given is None:
         return [rank for rank in range(context.size) if rank != source]
-    sender, name = words
+    sender, name = roles
     if not hasattr(given, "__iter__"):
         raise TypeError(
             f"{call} failed: {name} must be a list of ranks, not {given!r}. Give {name}=[{given!r}]"

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 def map_files(
     segments: Sequence[Segment], dtype: np.dtype[Any], fds: Sequence[int], *, is_writable: bool
 ) -> dict[int, Any]:
-    """Return each rank's segment as an array on its file. Local."""
+    """Return each rank's segment as an array on its file."""
     arrays = {}
     for segment, fd in zip(segments, fds, strict=True):
         again = fd
         if is_writable:
-            # What came may be read alone; a process of the same user may open it once more.
+            # The descriptor may be read-only; a process of the same user may open the file once
+            # more.
             again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             mapping = map_part(again, segment.nbytes, 0, is_writable=is_writable)
@@ -43,17 +44,11 @@ def map_files(
 def map_on_gpu(
     backend: CudaBackend, segments: Sequence[Segment]
 ) -> tuple[dict[int, CudaMemory], dict[int, str]]:
-    """Map each rank's segment on this process's GPU, where the driver allows it. Local.
+    """Map each rank's segment on this process's GPU, where the driver allows it.
 
-    It is tried, whether or not this process sees that rank's GPU: where ``CUDA_VISIBLE_DEVICES``
-    alone hides a GPU its memory can be mapped, where a control group hides it, it cannot.
-
-    Returns
-    -------
-    memories : dict of int to CudaMemory
-        By rank, where it is mapped.
-    refusals : dict of int to str
-        By rank, why it is not.
+    Returns the memories and the refusals, by rank. It is tried even if this process does not see
+    that rank's GPU: where ``CUDA_VISIBLE_DEVICES`` alone hides it, its memory can be mapped; where
+    a control group hides it, it cannot.
     """
     memories: dict[int, CudaMemory] = {}
     refusals: dict[int, str] = {}
@@ -74,19 +69,10 @@ def map_on_gpu(
 
 
 def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
-    """Return this process's backend on the first of these GPUs that it sees, else on any. Local.
+    """Return this process's backend on the first of these GPUs that it sees, else on any.
 
-    Returns
-    -------
-    backend : CudaBackend
-        Its GPU is the current one now.
-    hidden : set of str
-        Those of the GPUs that this process does not see.
-
-    Raises
-    ------
-    UnsupportedError
-        If this process sees no GPU, or has not the packages to use one.
+    Its GPU becomes the current one. Also returns the GPUs that this process does not see. Raises
+    `UnsupportedError` if it sees none, or lacks the packages to use one.
     """
     if why := _why_no_gpu():
         raise UnsupportedError(why)
@@ -100,7 +86,7 @@ def open_gpu(uuids: Sequence[str]) -> tuple[CudaBackend, set[str]]:
     return CudaBackend(ordinal, f"process {os.getpid()}"), {*uuids} - {*visible}
 
 
-@functools.cache  # where no GPU is visible, the driver takes 60 ms to say so
+@functools.cache  # where no GPU is visible, the driver takes 60 ms to find that out
 def _why_no_gpu() -> str:
     try:
         library = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Names of windows on this machine: which are allowed, which are there, and of which job."""
+"""Names of windows on this machine: their syntax, and the list of those that exist."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
+# With the longest name and the door's suffix, an address of 107 bytes: sockaddr_un.
 _MAX_JOB = 31
-"""With the longest name and what the door adds, an address of 107 bytes: sockaddr_un."""
 _TURN_S = 0.05
 _GRACE_S = 0.5
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
+# A line of /proc/net/unix: a socket that listens, its abstract address behind an @. Any user may
+# have bound it.
 _LISTED = re.compile(
     r" 00010000 .* @(mpishare/(\d+)/window/([A-Za-z0-9._-]+)/([A-Za-z0-9._-]+)/[A-Za-z0-9_-]+)$",
     re.MULTILINE,
 )
-"""A line of /proc/net/unix: a socket that listens, its abstract address behind an @. Any user may
-have bound it."""
 
 
 class Listed(NamedTuple):
@@ -38,12 +38,12 @@ class Listed(NamedTuple):
     address: str
 
     def __str__(self) -> str:
-        """Return what errors call it."""
+        """Return the name of the window in errors."""
         return f"{self.name!r} of job {self.job}"
 
 
 def check_name(call: str, name: Any) -> str | None:
-    """Return the name of a window, or raise what the user must change. Local."""
+    """Return the name of a window, or raise the reason why it is not allowed."""
     if name is None:
         return None
     if not isinstance(name, str):
@@ -56,7 +56,7 @@ def check_name(call: str, name: Any) -> str | None:
 
 
 def job_id(leader_pid: int) -> str:
-    """Return what tells this job from others: the scheduler's number, else the leader's pid."""
+    """Return the identity of this job: the scheduler's number, else the leader's pid."""
     found = (os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name))
     return job_text(next(found, leader_pid))
 
@@ -67,14 +67,14 @@ def job_text(job: Any) -> str:
 
 
 def door_name(job: str, name: str) -> str:
-    """Return what the address of a window's door begins with."""
+    """Return the beginning of the address of a window's door."""
     return f"window/{job}/{name}"
 
 
 def listed() -> list[Listed]:
-    """Return the windows that /proc/net/unix names, of all users, in order. Local.
+    """Return the windows in /proc/net/unix, of all users, in order.
 
-    Those of this network namespace: abstract sockets of others are not seen.
+    Only those of this network namespace: abstract sockets of others are not visible.
     """
     text = Path("/proc/net/unix").read_text(errors="replace")
     found = {Listed(int(uid), job, name, full) for full, uid, job, name in _LISTED.findall(text)}
@@ -84,24 +84,12 @@ def listed() -> list[Listed]:
 def visit_mine(
     windows: Iterable[Listed], answer_s: float, connect_s: float
 ) -> tuple[dict[Listed, Visit], list[Listed]]:
-    """Visit those windows that processes of this user have. Local, host-blocking.
+    """Visit those windows that processes of this user have. Host-blocking.
 
-    Once one is found, others that take no connections are given half a second more: they may be
-    sockets of another user, who can give them any name.
-
-    Parameters
-    ----------
-    answer_s : float, s
-        For each answer at a visit.
-    connect_s : float, s
-        For all connections together.
-
-    Returns
-    -------
-    visits : dict of Listed to Visit
-        For the caller to close.
-    full : list of Listed
-        Those that took no connection in time: whose they are is unknown.
+    Returns the visits, for the caller to close, and the windows that took no connection in time,
+    whose users are unknown. `connect_s` is for all connections together. Once one is found, others
+    that take no connections are given half a second more: they may be sockets of another user, who
+    can give them any name.
     """
     visits: dict[Listed, Visit] = {}
     full = [window for window in windows if window.uid == os.getuid()]
@@ -114,7 +102,7 @@ def visit_mine(
             except PeerTimeout:
                 full.append(window)
             except HandleError:
-                continue  # it is another user's, or gone
+                continue  # another user's, or gone
             wait_s = min(wait_s, max(end - time.monotonic(), 0.0))
         if visits:
             end = min(end, time.monotonic() + _GRACE_S)
@@ -125,14 +113,10 @@ def visit_mine(
 
 
 def find(name: str, job: str | None, timeout_s: float) -> tuple[Listed, Visit]:
-    """Visit this user's window of that name, of that job or of the only one that has it. Local.
+    """Visit this user's window of that name, of that job or of the only one that has it.
 
-    Raises
-    ------
-    HandleError
-        If there is none, or if several jobs have one.
-    PeerTimeout
-        If the only ones take no connections.
+    Raises `HandleError` if there is none, or if several jobs have one, `PeerTimeout` if the only
+    ones take no connections.
     """
     there = listed()
     named = [window for window in there if window.name == name and job in (None, window.job)]

@@ -1,9 +1,9 @@
 """The page: numbers of the snapshots of one window, in memory that the job and viewers map.
 
 Each rank writes its own slot, viewers only read. A snapshot k goes into buffer k modulo 3 of a
-track: k is stored into BEGIN before the copy and into END behind it. What a viewer copied out of a
-buffer is whole if END and BEGIN were k before, and BEGIN still is k afterwards (a seqlock). There
-are two tracks: buffers in host memory, and on CUDA buffers on the rank's GPU.
+track: k is stored into BEGIN before the copy and into END behind it. A viewer's copy of a buffer is
+valid if END and BEGIN were k before, and BEGIN still is k afterwards (a seqlock). There are two
+tracks: buffers in host memory, and on CUDA buffers on the rank's GPU.
 """
 
 from __future__ import annotations
@@ -23,29 +23,27 @@ if TYPE_CHECKING:
 BUFFERS = 3
 TOKEN_NBYTES = 64
 
-# Words of 8 bytes. Of the header, written by the leader, STRIDE by the first rank with a segment:
+# Words of 8 bytes in the header, WANTED written by the leader, STRIDE by the first rank with a
+# segment. 1 once a viewer without these GPUs asked for snapshots in host memory:
 WANTED = 0
-"""1 once a viewer without these GPUs asked for snapshots in host memory."""
+# Snapshots whose number is a multiple are copied from GPUs to host memory: 0, or a power of 2, so
+# that they use the three buffers in turn.
 STRIDE = 1
-"""Snapshots whose number is a multiple are copied from GPUs to host memory: 0, or a power of 2, so
-that they use the three buffers in turn."""
-# Of a slot:
+
+# Words of a slot. Where the two tracks begin, each with BEGIN of its three buffers, then END:
 HOST = 0
 DEVICE = 9
-"""Where a track begins: BEGIN of its three buffers, then END of them."""
 BEGIN = 0
 END = 3
+# Of the host track, on CUDA: the contents of the buffer on the GPU when it had been copied.
 MARK = 6
-"""Of the host track, on CUDA: what the buffer on the GPU held when it had been copied."""
 TOKEN = 16
-TOKEN_READY = 24
-"""1 once TOKEN holds the IPC handle of the rank's buffers on its GPU."""
-HOST_FAILED = 25
-"""1 if this rank cannot copy to host memory."""
+TOKEN_READY = 24  # 1 once TOKEN holds the IPC handle of the rank's buffers on its GPU
+HOST_FAILED = 25  # 1 if this rank cannot copy to host memory
 
 _SLOT_WORDS = 32
+# Buffers of a rank begin at a multiple of this, for huge pages: free in a sparse file.
 _BLOCK_NBYTES = 2 << 20
-"""Buffers of a rank begin at a multiple of this, for huge pages: free in a sparse file."""
 
 
 def slot(rank: int) -> int:
@@ -54,22 +52,18 @@ def slot(rank: int) -> int:
 
 
 def page_nbytes(size: int) -> int:
-    """Return the size of the page of a node of so many ranks."""
     return 8 * slot(size)
 
 
 def buffer_nbytes(nbytes: int) -> int:
-    """Return how far apart the buffers of a segment stand: whole pages."""
+    """Return the distance between the buffers of a segment: whole pages."""
     return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def block_offsets(segments: Sequence[int | None]) -> tuple[list[int], int]:
-    """Return where each rank's host buffers begin in the file of the page, and the file's size.
+    """Return the offsets of the ranks' host buffers in the file of the page, and the file's size.
 
-    Parameters
-    ----------
-    segments : sequence of int or None, bytes
-        For each rank, the size of its segment; None for a rank that has none.
+    A rank without a segment has None in `segments`, the sizes in bytes.
     """
     offsets = []
     end = page_nbytes(len(segments))
@@ -92,14 +86,10 @@ def is_dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> boo
 
 
 def newest(page: memoryview[int], starts: Sequence[int], checked: Sequence[int]) -> int:
-    """Return the newest snapshot that is whole on all ranks; 0 if there is none.
+    """Return the newest snapshot that is complete on all ranks; 0 if there is none.
 
-    Parameters
-    ----------
-    starts : sequence of int
-        For each rank that has a segment, the first word of its track.
-    checked : sequence of int
-        The words that hold the number of a whole snapshot: BEGIN, END, MARK.
+    `starts` are the first words of the tracks, one for each rank with a segment; `checked` the
+    words with the number of a complete snapshot: BEGIN, END, MARK.
     """
     first = starts[0] + END
     for number in sorted(page[first : first + BUFFERS], reverse=True):
@@ -110,20 +100,20 @@ def newest(page: memoryview[int], starts: Sequence[int], checked: Sequence[int])
 
 
 def is_begun_over(page: memoryview[int], starts: Sequence[int], number: int) -> bool:
-    """Whether any rank has begun to write another snapshot where this one is, or was."""
+    """Whether any rank has begun to write another snapshot into the buffer of this one."""
     place = number % BUFFERS
     return any(page[start + place] != number for start in starts)
 
 
 def _load_barrier() -> Callable[[], None]:
-    """Return what orders the loads before it and those behind it, without MPI."""
+    """Return a function that orders the loads before it and those after it, without MPI."""
     if platform.machine() in ORDERED_MACHINES:
         return lambda: None
     lock = threading.Lock()
 
     def barrier() -> None:
         # The release of the first lock waits for all loads before it, the second lock is taken
-        # after that, and loads behind a lock that was taken wait for it.
+        # after that, and loads after the acquisition of a lock wait for it.
         with lock:
             pass
         with lock:
@@ -136,13 +126,12 @@ load_barrier = _load_barrier()
 
 
 def token_bytes(page: memoryview[int], rank: int) -> bytes:
-    """Return the IPC handle of a rank's buffers."""
     first = slot(rank) + TOKEN
     return np.array(page[first : first + TOKEN_NBYTES // 8], dtype=np.uint64).tobytes()
 
 
 def write_token(page: memoryview[int], rank: int, token: bytes) -> None:
-    """Store the IPC handle of a rank's buffers; TOKEN_READY is for the caller."""
+    """Store the IPC handle of a rank's buffers; the caller sets TOKEN_READY."""
     first = slot(rank) + TOKEN
     for index, word in enumerate(np.frombuffer(token, dtype=np.uint64).tolist()):
         page[first + index] = word

@@ -1,10 +1,10 @@
-"""Pools: memory that one rank allocates piece by piece, and others open by a handle.
+"""Pools: memory that one rank allocates array by array, and others open by a handle.
 
 A window is made by all ranks together. A pool is made once together; after that its owner
-allocates, and the others open what they are sent a handle of, each without the others.
+allocates, and the other ranks open the arrays whose handles they receive, each on its own.
 
-Importers come first here too: what the owner drops stays in limbo until every rank that opened it
-has let go. `BlockTable` tells who has.
+Importers come first here too: a block that the owner drops stays in limbo until every rank that
+opened it has released it. `BlockTable` has the holders.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class Pool(NodeObject):
             raise UnsupportedError(f"{call} failed: {error}") from None
 
     def handle(self, array: Any) -> bytes:
-        """Return what stands for an array of this pool, for `open` on other ranks. Owner only.
+        """Return a handle of an array of this pool, for `open` on other ranks. Owner only.
 
-        Local; does not block. Send it when the array is written, after `Node.synchronize` or what
-        else orders the ranks, and keep the array until the others have opened it.
+        Local; does not block. Send it when the array is written, after `Node.synchronize` or
+        another ordering of the ranks, and keep the array until the others have opened it.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class Pool(NodeObject):
         Returns
         -------
         bytes
-            About 100 to 200: they can be pickled, stored, and sent by any means.
+            About 100 to 200 bytes, which can be pickled, stored, and sent by any means.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class Pool(NodeObject):
         self._check(call)
         blocks = self._blocks
         if isinstance(blocks, OwnBlocks):
-            raise ValueError(  # noqa: TRY004  of this rank, which is a value
+            raise ValueError(  # noqa: TRY004  the rank is the wrong value
                 f"{call} failed: rank {self.owner} is the owner, and has the array already"
             )
         number, keeper = self._enter(call, stream)
@@ -210,15 +210,15 @@ class Pool(NodeObject):
     def close(self) -> None:
         """Unmap the pool on all ranks, then free it.
 
-        Collective, host-blocking: waits for this process's streams and for the other ranks.
-        Closing twice does nothing. Arrays that are still held stay valid, and a `ResourceWarning`
-        names the pool: then the memory is kept until the node is closed, on the host backend until
-        the last of them is gone.
+        Collective, host-blocking: waits for this process's streams and for the other ranks. Closing
+        twice has no effect. Arrays that are still held stay valid, and a `ResourceWarning` names
+        the pool: then the memory is kept until the node is closed, on the host backend until the
+        last of them is gone.
 
         Raises
         ------
         PeerError, PeerTimeout
-            If another rank is gone: then nothing is freed.
+            If another rank is gone: then no memory is freed.
         """
         if self._is_closed:
             return
@@ -241,12 +241,12 @@ class Pool(NodeObject):
             )
 
     def _release(self) -> bool:
-        """Unmap and free what no array holds; return whether all is gone on all ranks.
+        """Unmap and free memory without arrays; return whether all is free on all ranks.
 
         Collective, host-blocking. Part of `close`, and once more when the node is closed.
         """
         call, blocks = f"{self.name}: close", self._blocks
-        # There the memory goes with the last array: to wait for that would keep it for good.
+        # There the memory goes with the last array: waiting for that would keep it for good.
         is_host = not self._context.backend.has_streams
 
         def release() -> bool:
@@ -279,7 +279,6 @@ class Pool(NodeObject):
         self._context.unregister(self)
 
     def __repr__(self) -> str:
-        """Name the pool and its owner."""
         state = ", closed" if self._is_closed else ""
         return f"<mpishare.{self.name.capitalize()}: owner={self.owner}{state}>"
 
@@ -327,7 +326,7 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
         if not is_owner:
             words.close_file()  # its owner reserves the pages
         try:
-            # What proves that a handle is of a rank of this pool: no other process has it.
+            # The proof that a handle is of a rank of this pool: no other process has the key.
             key = step(lambda: secrets.token_hex(32) if is_owner else "")[own]
             mine, imported = share_pool_memory(context, call, own, nbytes)
         except BaseException:
@@ -343,7 +342,7 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
 
 
 def _is_dead(context: NodeContext, rank: int) -> bool:
-    # Only once the watchdog has seen a death: to look takes a system call.
+    # Only once the watchdog has seen a death: the check takes a system call.
     agreement = context.agreement
     return agreement.failure is not None and not agreement.block.is_running(rank)
 

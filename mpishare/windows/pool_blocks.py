@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mpishare.backends import Backend, BlockLayout, OwnMemory, PeerMemory
     from mpishare.memory.block_table import BlockTable
 
+# Blocks in limbo that one `allocate` checks: all of them in turn, and no call for long.
 _LOOKS = 4
-"""Blocks in limbo that one `allocate` checks: all of them in turn, and no call for long."""
 
 
 class _Watch(weakref.ref[Any]):
@@ -154,8 +154,6 @@ class OwnBlocks:
 
 @dataclass(eq=False)
 class _Opening:
-    """One `open` of a block."""
-
     address: int
     slot: int
     stream: int
@@ -187,7 +185,7 @@ class OpenBlocks:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this rank has released everything."""
+        """Whether this rank has released all blocks."""
         return not self._held
 
     @property
@@ -215,7 +213,7 @@ class OpenBlocks:
                 self._lock.release()
 
     def close(self) -> None:
-        """Unmap the memory, once this rank has released everything."""
+        """Unmap the memory, once this rank has released all blocks."""
         self._memory.close()
         self._table.close()
 

@@ -1,8 +1,7 @@
-"""What travels for an array of a pool: which block, and how the array lies in it.
+"""The handle of an array of a pool: its block, and its layout there.
 
 A handle may go through a file or a queue that others can write. So it begins with a digest that
-only those make who know the key of the pool, its ranks, and nothing of it is read before that is
-right.
+requires the key of the pool, which only its ranks know, and is parsed only after that matches.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def is_inside(layout: BlockLayout, nbytes: int) -> bool:
 
 
 def pack(key: bytes, block: Block, token: bytes, layout: BlockLayout) -> bytes:
-    """Return a handle: a digest, and what it is of."""
+    """Return a handle: a digest, and the description of the array."""
     shape, ndim = layout.shape, len(layout.shape)
     head = block.nbytes, block.slot, block.generation, layout.offset, ndim, len(token)
     extents = struct.pack(f"<{2 * ndim}q", *shape, *layout.strides)

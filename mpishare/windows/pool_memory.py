@@ -1,4 +1,4 @@
-"""Make the memory of a pool: its owner creates it, the other ranks import it, and all try it."""
+"""The memory of a pool: its owner creates it, the other ranks import it, and all try it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def share_pool_memory(
     context: NodeContext, call: str, owner: int, nbytes: int
 ) -> tuple[OwnMemory | None, PeerMemory | None]:
-    """Return the memory as its owner, or as another rank has it. Collective."""
+    """Return the memory on its owner, and that of another rank. Collective."""
     backend, descriptors, is_owner = context.backend, context.descriptors, context.rank == owner
     own: list[OwnMemory] = []
     imported: list[PeerMemory] = []
@@ -75,7 +75,7 @@ def _supported(call: str, work: Callable[[], Any]) -> Any:
     except CudaError as error:
         if error.name == "CUDA_ERROR_OUT_OF_MEMORY":
             raise
-        # WSL2 says that it can, and cannot.
+        # WSL2 reports that it can, and cannot.
         raise UnsupportedError(
             f"{call} failed: memory pools cannot be shared here: {error} Use node.allocate_each, "
             "which shares memory in another way."
@@ -94,6 +94,6 @@ def _undo(
     try:
         context.agreement.step(call, release)
     except MpiShareError:
-        return  # the node is broken: others may still map it, and the error before says more
+        return  # the node is broken: others may still map it, and the first error explains more
     for memory in own:
         memory.close()

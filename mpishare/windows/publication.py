@@ -1,4 +1,4 @@
-"""A named window as processes outside the job find it: its page, its door, its viewers."""
+"""A named window for processes outside the job: its page, its door, its viewers."""
 
 from __future__ import annotations
 
@@ -32,39 +32,21 @@ if TYPE_CHECKING:
     from mpishare.windows.segment import Segment
     from mpishare.windows.stream_chain import StreamChain
 
+# The time that closing a window leaves to viewers that map its memory on a GPU.
 LET_GO_S = 3.0
-"""How long closing a window waits for viewers that map its memory on a GPU."""
 
 MOST_VIEWERS = 256
 _ANSWER_S = 2.0
 
 
 class Publication:
-    """What a named window has beside its memory. Made collectively, host-blocking.
+    """The page, door and buffers of a named window. Made collectively, host-blocking.
 
-    Parameters
-    ----------
-    context : NodeContext
-        The node's.
-    call : str
-        The collective call that this is a part of.
-    name : str
-        The window's, checked.
-    segments : sequence of Segment or None
-        For each rank, its segment; None for a rank that has none.
-    handles : sequence of Handle or None
-        For each rank, the handle of its segment. On the host backend the tokens are still
-        published. Memory that was shared in place no process outside the job can map by its
-        handle: then there are snapshots alone.
-    dtype : numpy.dtype
-        Of the elements.
-
-    Raises
-    ------
-    ValueError
-        On all ranks, if another window of this job has the name.
-    UnsupportedError
-        If there is no room, if an array leaves gaps in its memory, or if its dtype cannot be told.
+    A rank without a segment has None in `segments` and `handles`. On the host backend the tokens of
+    these are still published. Memory that was shared in place cannot be mapped by its handle
+    outside the job: then there are snapshots alone. Raises `ValueError` on all ranks if another
+    window of this job has the name; `UnsupportedError` if there is no room, if an array leaves gaps
+    in its memory, or if its dtype has no text.
     """
 
     def __init__(
@@ -129,7 +111,7 @@ class Publication:
 
     def take(self, array: Any, chain: StreamChain, stream: Any) -> None:
         """Take a snapshot of this rank's segment; see `Window.snapshot`."""
-        # Of calls, whether or not they raise: else the numbers of the ranks would drift apart
+        # Counts all calls, even those that raise: else the numbers of the ranks would drift apart
         # after an error on one of them, and frames would be of different steps.
         self._number += 1
         if isinstance(self._snapshots, CudaSnapshots):
@@ -145,13 +127,9 @@ class Publication:
     def let_go(self, call: str) -> list[int]:
         """End the publication and wait some seconds for viewers that map memory on a GPU.
 
-        Collective, host-blocking; once all streams are done. May be repeated, with less to wait
-        for. What viewers map on the host they keep: it is no hazard to them, nor to the job.
-
-        Returns
-        -------
-        list of int
-            The viewers that still map memory of the window: it must not be freed.
+        Collective, host-blocking; once all streams are done. May be repeated, for the viewers that
+        are left. Returns the viewers that still map memory of the window: it must not be freed.
+        Mappings on the host are no hazard to viewers, nor to the job, and stay.
         """
         step = self._context.agreement.step
         viewers = list(step(call, self._end)[0])
@@ -159,20 +137,20 @@ class Publication:
         return viewers
 
     def abandon(self) -> None:
-        """Answer no more, and end all leases. Local."""
+        """Stop answering, and end all leases."""
         if self._address:
             self._context.descriptors.door.shut(self._address)
             self._address = ""
 
     def discard(self) -> None:
-        """Undo the making, of which no viewer knows. Local."""
+        """Undo the creation, before any viewer knows of it."""
         self.abandon()
         self._free(is_viewed=False)
 
     # --- making
 
     def _check(self, call: str) -> None:
-        """Raise where viewers could not be told of the window, or no snapshot be taken."""
+        """Raise where the window cannot be described to viewers, or no snapshot be taken."""
         try:
             dtypes.dump(self._window.dtype)
         except UnsupportedError as error:
@@ -243,7 +221,7 @@ class Publication:
             if (window.job, window.name) == (job, self.name) and window.address != self._address
         ]
         visits, _ = visit_mine(others, _ANSWER_S, 0.0)
-        older = [self._is_older(visit) for visit in visits.values()]  # which closes all of them
+        older = [self._is_older(visit) for visit in visits.values()]  # closes all of them
         return any(older)
 
     def _is_older(self, visit: Visit) -> bool:
@@ -282,7 +260,7 @@ class Publication:
     # --- closing
 
     def _end(self) -> list[int]:
-        """On the leader: stop answering, tell the viewers, wait while any maps GPU memory."""
+        """On the leader: stop answering, notify the viewers, wait while any maps GPU memory."""
         if not self._is_leader or not self._address:
             return []
         door = self._context.descriptors.door
@@ -291,7 +269,7 @@ class Publication:
             return []
         if not self._is_ended:
             door.withdraw(self._address)
-            door.tell(self._address, {"is_over": True})
+            door.notify(self._address, {"is_over": True})
             poll(lambda: not self._mapping(), LET_GO_S, pause_s=0.002)
             self._is_ended = True
         viewers = self._mapping()
@@ -303,7 +281,7 @@ class Publication:
         return self._context.descriptors.door.leases(self._address, "maps")
 
     def _free(self, *, is_viewed: bool) -> None:
-        """Give back the buffers, the page and the files, once nothing writes there."""
+        """Free the buffers, the page and the files, after the last write there."""
         if isinstance(self._snapshots, HostSnapshots):
             self._snapshots.close()
             self._snapshots = None

@@ -1,4 +1,4 @@
-"""Readers of snapshots in a process outside the job: copies during which nothing was written."""
+"""Readers of snapshots outside the job: copies of buffers that were not written meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
-    """Map bytes of a file, which has them. Local. Arrays on them keep them mapped."""
+    """Map bytes within the size of a file. Arrays on them keep them mapped."""
     size = os.fstat(fd).st_size
     if size < offset + max(nbytes, 1):
         needed = format_nbytes(offset + nbytes)
@@ -34,22 +34,10 @@ def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mm
 
 
 class Reader(ABC):
-    """Reads the newest snapshot that is whole on all ranks. All methods are local.
+    """Reads the newest snapshot that is complete on all ranks.
 
-    Parameters
-    ----------
-    fd : int
-        The file of the page and of the buffers in host memory.
-    segments : sequence of Segment
-        Of the ranks that have one.
-    size : int
-        How many ranks the node has.
-    dtype : numpy.dtype
-        Of the elements.
-    track : int
-        Which buffers are read.
-    checked : sequence of int
-        The words that hold the number of a whole snapshot.
+    `fd` is the file of the page and of the buffers in host memory, `track` the word of the buffers
+    to read, `checked` the words with the number of a complete snapshot.
     """
 
     def __init__(
@@ -69,7 +57,7 @@ class Reader(ABC):
         self._starts = [layout.slot(segment.rank) + track for segment in segments]
 
     def read(self, than: int) -> tuple[int, dict[int, Any]] | None:
-        """Return the newest whole snapshot, its number and its arrays by rank.
+        """Return the newest complete snapshot, its number and its arrays by rank.
 
         None if there is none that is newer than the number `than`; the number 0 if it was
         overwritten during the copy.
@@ -94,7 +82,6 @@ class Reader(ABC):
         return [rank for rank in ranks if self._page[layout.slot(rank) + layout.HOST_FAILED]]
 
     def close(self) -> None:
-        """Unmap."""
         self._page.release()
 
     @abstractmethod
@@ -103,15 +90,7 @@ class Reader(ABC):
 
 
 class HostReader(Reader):
-    """Reads the buffers in host memory.
-
-    Parameters
-    ----------
-    fd, segments, size, dtype
-        As `Reader`.
-    is_on_gpu : bool
-        Whether they are copies of buffers on GPUs.
-    """
+    """Reads the buffers in host memory; with `is_on_gpu`, copies of buffers on GPUs."""
 
     def __init__(
         self,
@@ -141,21 +120,12 @@ class HostReader(Reader):
         return {rank: part.copy(order="K") for rank, part in self._buffers[place]}
 
     def close(self) -> None:
-        """Unmap."""
         super().close()
         self._buffers = [[] for _ in range(BUFFERS)]
 
 
 class CudaReader(Reader):
-    """Reads the buffers on the GPUs of the ranks.
-
-    Parameters
-    ----------
-    fd, segments, size, dtype
-        As `Reader`.
-    backend : CudaBackend
-        Of this process.
-    """
+    """Reads the buffers on the GPUs of the ranks."""
 
     def __init__(
         self,
@@ -171,9 +141,9 @@ class CudaReader(Reader):
         self._stream = backend.xp.cuda.Stream(non_blocking=True)
 
     def map_hidden(self, hidden: Collection[str]) -> str:
-        """Map the buffers on GPUs that this process does not see; return why that cannot be.
+        """Map the buffers on GPUs that this process does not see; return why that is impossible.
 
-        Where they are not there yet, before the first snapshot, nothing tells.
+        Without a reason where they do not exist yet, before the first snapshot.
         """
         for segment in self._segments:
             if segment.uuid not in hidden:
@@ -213,7 +183,6 @@ class CudaReader(Reader):
         return self._memories[rank]
 
     def close(self) -> None:
-        """Unmap."""
         for memory in self._memories.values():
             memory.close()
         self._memories = {}

@@ -1,4 +1,4 @@
-"""The segments of a window: each is what one rank allocated or gave."""
+"""The segments of a window: each was allocated or given by one rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ Shape = tuple[int, ...]
 
 
 class Segment(NamedTuple):
-    """How the elements of one rank's part of a window lie in memory.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Elements along each axis.
-    strides : tuple of int or None, bytes
-        Along each axis; None in C order.
-    """
+    """The layout of one rank's part of a window; `strides` in bytes, None in C order."""
 
     shape: Shape
     strides: Shape | None = None
@@ -52,14 +44,11 @@ class WindowPart:
         return self._whole.array(shape, dtype, strides, self._offset + offset)
 
     def close(self) -> bool:
-        """Drop the segment."""
         self._whole = self._hold = None
         return True
 
 
 class EmptyMemory:
-    """Memory of no bytes."""
-
     is_given = False
     is_held = False
     nbytes = 0

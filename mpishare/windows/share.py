@@ -1,4 +1,4 @@
-"""Windows of arrays that exist already: copied into new memory, or shared where they are."""
+"""Windows of arrays of the user: copied into new memory, or shared in place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ON_GPU = (2, 13)  # DLPack's device types kDLCUDA and kDLCUDAManaged
 
 @dataclass
 class _Source:
-    """What this rank gives: its array, and its memory where that is shared in place."""
+    """This rank's array, and its memory where that is shared in place."""
 
     array: Any
     segment: Segment
@@ -38,7 +38,7 @@ class _Source:
     why_copied: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """Return what the other ranks need to know; see `_segment`."""
+        """Return the description for the other ranks; see `_segment`."""
         shape, strides = self.segment
         return {
             "shape": list(shape),
@@ -52,17 +52,17 @@ def share(context: NodeContext, source: Any, owner: Any, copy: Any, *, name: Any
     call = "Node.share"
     mine: list[_Source] = []
 
-    def look() -> dict[str, Any]:
+    def inspect() -> dict[str, Any]:
         rank = owner_rank(context, call, owner)
         arguments: dict[str, Any] = {"owner": rank, "copy": _check_copy(call, copy)}
         arguments["name"] = check_name(call, name)
         if context.rank == rank:
-            mine.append(_look_at(context, call, source, copy))
+            mine.append(_inspect(context, call, source, copy))
             arguments |= mine[0].describe()
         return arguments
 
     try:
-        replies = context.begin(call, look)
+        replies = context.begin(call, inspect)
         same = [{key: reply[key] for key in ("owner", "copy", "name")} for reply in replies]
         require_same(call, same, context.rank)
         rank = replies[0]["owner"]
@@ -79,13 +79,13 @@ def share_each(context: NodeContext, source: Any, copy: Any, *, name: Any = None
     call = "Node.share_each"
     mine: list[_Source] = []
 
-    def look() -> dict[str, Any]:
+    def inspect() -> dict[str, Any]:
         arguments = {"copy": _check_copy(call, copy), "name": check_name(call, name)}
-        mine.append(_look_at(context, call, source, copy))
+        mine.append(_inspect(context, call, source, copy))
         return arguments | mine[0].describe()
 
     try:
-        replies = context.begin(call, look)
+        replies = context.begin(call, inspect)
         found = [_segment(reply) for reply in replies]
         same = [
             {"copy": reply["copy"], "name": reply["name"], "dtype": str(dtype)}
@@ -146,8 +146,8 @@ def _check_copy(call: str, copy: Any) -> bool | None:
     raise TypeError(f"{call} failed: copy must be True, False or None, not {copy!r}")
 
 
-def _look_at(context: NodeContext, call: str, source: Any, copy: bool | None) -> _Source:
-    """Return what this rank gives, or raise why it cannot."""
+def _inspect(context: NodeContext, call: str, source: Any, copy: bool | None) -> _Source:
+    """Return this rank's source, or raise the reason why it cannot be shared."""
     array = _as_array(context, call, source() if callable(source) else source)
     shape, dtype = check_layout(context, call, tuple(array.shape), np.dtype(array.dtype))
     is_host = isinstance(array, np.ndarray)
@@ -178,7 +178,7 @@ def _look_at(context: NodeContext, call: str, source: Any, copy: bool | None) ->
 
 
 def _as_array(context: NodeContext, call: str, source: Any) -> Any:
-    """Return the same memory as an array of NumPy or CuPy; a copy of what is in none."""
+    """Return the same memory as an array of NumPy or CuPy; a copy of any other value."""
     if source is None:
         raise TypeError(
             f"{call} failed: the source is None on rank {context.rank}. Give it an array; if "
@@ -201,7 +201,7 @@ def _as_array(context: NodeContext, call: str, source: Any) -> Any:
 
 
 def _export(context: NodeContext, array: Any, nbytes: int) -> Exported | Refusal:
-    """Return the array's memory as others can map it, or why that cannot be."""
+    """Return the array's memory for other ranks to map, or the reason why they cannot."""
     if not nbytes:
         return Exported(EmptyMemory(context.backend.xp), Kind.EMPTY, "", 0, 0)
     steps = [(n, step) for n, step in zip(array.shape, array.strides, strict=True) if n > 1]

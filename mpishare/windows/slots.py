@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from mpishare.coordination.counters import Counters
     from mpishare.runtime.context import NodeContext
 
+# On streams: frames that the producer's host enqueues before there is room for them. The queue of a
+# stream is finite, and a host that fills it would wait in the driver, without a deadline.
 AHEAD = 64
-"""On streams: frames that the producer's host enqueues before there is room for them. The queue of
-a stream is finite, and a host that fills it would wait in the driver, without a deadline."""
 
 _FULL, _SENT, _FREE = 0, SLOT_WORDS, 2 * SLOT_WORDS  # the places of the counters
+# Added to the counter of a rank that sends or takes no more frames.
 _ENDED = 1 << 61
-"""Added to the counter of a rank that sends or takes no more frames."""
 
 
 class Block:

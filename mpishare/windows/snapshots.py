@@ -1,4 +1,4 @@
-"""Snapshots of one rank's segment: copies in three buffers in turn, which wait for nobody."""
+"""Snapshots of one rank's segment: copies in three buffers in turn, without waiting for readers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mpishare.backends import Backend, Memory, Signals
     from mpishare.memory.shared import SharedMemory
 
+# Bytes per second that a viewer can copy, and leave a core to others.
 _READ_RATE = 4e9
-"""Bytes per second that a viewer can copy, and leave a core to others."""
 _SPACING_S = 0.002
 
 log = logging.getLogger("mpishare.window")
@@ -30,20 +30,9 @@ log = logging.getLogger("mpishare.window")
 class Page:
     """The page of a window, and this rank's part of the file behind it.
 
-    Parameters
-    ----------
-    memory : SharedMemory
-        The page, with its file open.
-    address : int
-        Where the GPU of this rank sees it; 0 on the host backend.
-    rank : int
-        This rank.
-    offset, nbytes : int, bytes
-        Where the host buffers of this rank begin in the file; the size of its segment.
-    total_nbytes : int, bytes
-        The size of all segments.
-    is_first : bool
-        Whether this rank is the first that has a segment.
+    `address` is that of the page on this rank's GPU, 0 on the host backend; `offset` that of this
+    rank's host buffers in the file, for a segment of `nbytes` out of the `total_nbytes` of all.
+    `is_first`: this rank is the first with a segment.
     """
 
     def __init__(
@@ -69,11 +58,11 @@ class Page:
         self._address = address
 
     def address(self, word: int) -> int:
-        """Return where the GPU sees a word of this rank's slot."""
+        """Return the address of a word of this rank's slot on the GPU."""
         return self._address + 8 * (self.slot + word)
 
     def reserve(self) -> SharedMemory:
-        """Reserve and map the host buffers of this rank; UnsupportedError if there is no room."""
+        """Reserve and map the host buffers of this rank; `UnsupportedError` if there is no room."""
         memory = reserve_part(self._fd, self._offset, BUFFERS * self.step)
         memory.close_file()  # the mapping does not need it
         return memory
@@ -89,7 +78,7 @@ class HostSnapshots:
         self._memory: SharedMemory | None = None
 
     def take(self, number: int, array: Any) -> None:
-        """Copy the segment into the buffer of this number. Local, host-blocking."""
+        """Copy the segment into the buffer of this number. Host-blocking."""
         if not self._buffers:
             self._make_buffers(array)
         words, place = self._page.words, self._page.slot + HOST + number % BUFFERS
@@ -100,7 +89,6 @@ class HostSnapshots:
         words[place + END] = number
 
     def close(self) -> None:
-        """Unmap the buffers. Local."""
         self._buffers = []
         if self._memory is not None:
             self._memory.close()
@@ -132,12 +120,12 @@ class CudaSnapshots:
         self._host_copies: HostCopies | None = None
 
     def take(self, number: int, address: int, stream: int) -> None:
-        """Enqueue the copy of the segment into the buffer of this number. Local; no blocking."""
+        """Enqueue the copy of the segment into the buffer of this number."""
         page, backend = self._page, self._backend
         memory = self._memory or self._make_buffers()
         place = number % BUFFERS
-        # The mark is written behind BEGIN and before the copy: each write is seen everywhere
-        # before the next thing on the stream begins.
+        # The mark is written behind BEGIN and before the copy: each write is visible everywhere
+        # before the next operation on the stream begins.
         self._begin[place].enqueue(stream, [number, number])
         if page.nbytes:
             backend.copy(memory.address + place * page.step, address, page.nbytes, stream)
@@ -148,7 +136,7 @@ class CudaSnapshots:
             self._host_copies.follow(number, stream)
 
     def close(self, *, is_viewed: bool) -> bool:
-        """Free the buffers, unless a viewer still maps them. Local, once all streams are done."""
+        """Free the buffers, unless a viewer still maps them, once all streams are done."""
         if self._host_copies is not None:
             self._host_copies.close()
             self._host_copies = None
@@ -181,8 +169,8 @@ class HostCopies:
     """Copies of snapshots from the GPU to host memory, for viewers that have no such GPU.
 
     They run on a stream of their own, so that the user's stream is delayed by the record of an
-    event alone; first into a fourth buffer on the GPU, since the way to the host takes longer than
-    the three are left alone. Memory is reserved and pinned by a thread, since that takes its time.
+    event alone; first into a fourth buffer on the GPU, since the copy to the host takes longer than
+    the three remain unchanged. Memory is reserved and pinned by a thread, since both are slow.
     """
 
     def __init__(self, page: Page, backend: Backend, source: int) -> None:
@@ -229,7 +217,7 @@ class HostCopies:
         self._end[place].enqueue(own, [number])
 
     def close(self) -> None:
-        """Unpin and unmap, once the stream is done. Local; waits for the thread."""
+        """Unpin and unmap, once the stream is done. Waits for the thread."""
         self._thread.join()
         self._is_ready = False
         if self._stream is not None:
@@ -248,7 +236,7 @@ class HostCopies:
             self._memory = None
 
     def _pace(self, stride: int) -> None:
-        """Let the copies come neither faster than viewers can read them, nor much slower."""
+        """Adapt the interval of the copies to the rate at which viewers can read them."""
         now = time.monotonic()
         waited_s, self._last = now - self._last, now
         if waited_s < self._spacing_s:
@@ -270,7 +258,7 @@ class HostCopies:
                 self._begin.append(backend.signals([("write", begin)]))
                 self._end.append(backend.signals([("write", end)]))
         except Exception as error:
-            # A viewer asked for it, so it is the viewer that is told, by the page.
+            # Not an error of this rank: the page reports it to the viewer that asked.
             page.words[page.slot + layout.HOST_FAILED] = 1
             log.warning(
                 "no snapshots in host memory for viewers without a GPU: %s", describe(error)

@@ -57,7 +57,7 @@ class StreamChain:
             self._record(self.handle)
 
     def is_over(self) -> bool:
-        """Whether everything enqueued by the object's calls is done."""
+        """Whether all work enqueued by the object's calls is done."""
         if self.handle is None:
             return True
         if self.stays_alive:

@@ -1,4 +1,4 @@
-"""What can be attached to on this machine, and who has attached."""
+"""The list of attachable windows on this machine, with their viewers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ _ANSWER_S = 2.0
 
 
 def attachable() -> list[dict[str, Any]]:
-    """Ask each named window of this user on this machine what it is. Local, host-blocking.
+    """Return a description of each named window of this user on this machine. Host-blocking.
 
-    Returns
-    -------
-    list of dict
-        For each: ``name``, ``job``; then ``dtype``, ``shapes`` and ``ranks`` of the segments,
-        ``backend``, ``pid`` of the leader and ``viewers``, or the ``error`` of one that does not
-        answer.
+    Each has ``name`` and ``job``; then ``dtype``, ``shapes`` and ``ranks`` of the segments,
+    ``backend``, ``pid`` of the leader and ``viewers``, or the ``error`` of one that does not
+    answer.
     """
     found = []
     visits, full = visit_mine(listed(), _ANSWER_S, _ANSWER_S)
@@ -27,8 +24,8 @@ def attachable() -> list[dict[str, Any]]:
         entry: dict[str, Any] = {"name": window.name, "job": window.job}
         try:
             with visit:
-                told, _ = visit.ask({"version": VERSION})
-            entry |= _entry(Description.parse(told))
+                reply, _ = visit.ask({"version": VERSION})
+            entry |= _entry(Description.parse(reply))
         except MpiShareError as error:
             entry["error"] = describe(error)
         found.append(entry)
@@ -50,7 +47,6 @@ def _entry(window: Description) -> dict[str, Any]:
 
 
 def as_text(windows: list[dict[str, Any]]) -> str:
-    """Return the list as lines to read."""
     if not windows:
         return (
             "No window of this user can be attached to on this machine (and network namespace).\n"

@@ -89,7 +89,7 @@ class Window(Epochs, NodeObject):
     def array(self) -> Any:
         """The whole window, or this rank's own segment where each rank has one. Local.
 
-        Only in-place assignment is allowed: ``window.array += 1``.
+        Local. Only in-place assignment is allowed: ``window.array += 1``.
         """
         return self.segment(self._home)
 
@@ -102,7 +102,7 @@ class Window(Epochs, NodeObject):
             )
 
     def segment(self, rank: int) -> Any:
-        """Return that rank's segment as an array of mine: the same bytes, no copy.
+        """Return that rank's segment as an array of this rank: the same bytes, no copy.
 
         Local; does not block.
 
@@ -136,11 +136,11 @@ class Window(Epochs, NodeObject):
         return self._arrays[rank]
 
     def __getitem__(self, index: Any) -> Any:
-        """Refuse to be read like the array."""
+        """Raise `TypeError`: index `array` instead."""
         raise TypeError(f"{self.name} is a window, not an array: read window.array[...]")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Refuse to be written like the array."""
+        """Raise `TypeError`: index `array` instead."""
         raise TypeError(f"{self.name} is a window, not an array: write window.array[...] = values")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -150,37 +150,37 @@ class Window(Epochs, NodeObject):
                 f"{self.name} is in GPU memory, which NumPy cannot read. Copy it to the host: "
                 "window.array.get()"
             )
-        if copy is None:  # NumPy 1 knows no such value
+        if copy is None:  # NumPy 1 has no such value
             return np.asarray(self.array, dtype=dtype)
         return np.array(self.array, dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return `array` for any library that knows DLPack: the same memory."""
+        """Return `array` for any library that supports DLPack: the same memory."""
         return self.array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[Any, Any]:
-        """Return the device of `array`, as DLPack has it."""
+        """Return the device of `array` for DLPack."""
         return self.array.__dlpack_device__()  # type: ignore[no-any-return]
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """That of `array`; there is none on the host backend.
 
-        From now on the window's memory stays mapped as long as the window object is held.
+        From then on the window's memory stays mapped as long as the window object is held.
         """
         if not self._context.backend.has_streams:
             raise AttributeError(f"{self.name} is not in GPU memory")
-        # What is made of the interface holds this object, not the array.
+        # Users of the interface hold this object, not the array.
         self._lent = self.array
         return self._lent.__cuda_array_interface__  # type: ignore[no-any-return]
 
     def snapshot(self, stream: Any = None) -> None:
         """Copy this rank's segment as it is now, for processes that `attach`.
 
-        Local; on CUDA stream-ordered, it does not block: neither waits for a viewer nor for another
-        rank. The first call takes memory for three copies of the segment; a viewer sees number n
-        once every rank that has a segment has made its n-th call. On a rank without a segment it
-        does nothing.
+        Local; on CUDA stream-ordered, it does not block, and waits neither for a viewer nor for
+        another rank. The first call takes memory for three copies of the segment; a viewer sees
+        number n once every rank that has a segment has made its n-th call. On a rank without a
+        segment it has no effect.
 
         Parameters
         ----------
@@ -207,15 +207,15 @@ class Window(Epochs, NodeObject):
     def close(self) -> None:
         """Unmap the window on all ranks, then free it.
 
-        Collective, host-blocking: waits for this process's streams and for the other ranks.
-        Closing twice does nothing. Arrays that are still held stay valid: then the memory is kept
-        until the node is closed, and a `ResourceWarning` names the window. So it is where processes
-        outside the job map memory of it on a GPU and have not let go after 3 s.
+        Collective, host-blocking: waits for this process's streams and for the other ranks. Closing
+        twice has no effect. Arrays that are still held stay valid: then the memory is kept until
+        the node is closed, and a `ResourceWarning` names the window. The same holds where processes
+        outside the job map memory of it on a GPU and have not released it after 3 s.
 
         Raises
         ------
         PeerError, PeerTimeout
-            If another rank is gone: then nothing is freed.
+            If another rank is gone: then no memory is freed.
         """
         if self._is_closed:
             return
@@ -228,7 +228,7 @@ class Window(Epochs, NodeObject):
         try:
             is_gone = self._release(self._counters)
         finally:
-            # After an error too, which all ranks have: nothing may find this memory again.
+            # After an error too, which all ranks have: this memory must not be found again.
             self._forget()
             if not is_gone:
                 self._context.retained.append(lambda: self._release(None))
@@ -249,7 +249,7 @@ class Window(Epochs, NodeObject):
             )
 
     def _release(self, counters: Counters | None) -> bool:
-        """Unmap and free what nobody holds; return whether all is gone on all ranks.
+        """Unmap and free memory without arrays; return whether all is free on all ranks.
 
         Collective, host-blocking. Part of `close`, and once more when the node is closed.
         """
@@ -272,12 +272,12 @@ class Window(Epochs, NodeObject):
         self._is_closed = True
         if self._publication is not None:
             self._publication.abandon()
-        never_free(self._memories)  # a handler of a signal leaves the node in the midst of calls
+        never_free(self._memories)  # a signal handler leaves the node in the midst of calls
         self._arrays.clear()
         self._forget()
 
     def __reduce__(self) -> Any:
-        """Return what makes a named window an attached one in another process of this machine."""
+        """Reduce to an attached window, for another process of this machine."""
         if self._publication is None:
             raise TypeError(
                 "an mpishare Window cannot be pickled: it belongs to one process. Give it a name "
@@ -286,7 +286,6 @@ class Window(Epochs, NodeObject):
         return attach_again, (self.name, self._publication.job)
 
     def __repr__(self) -> str:
-        """Name the window, its shape and its owner."""
         name = self.name.capitalize() if self._publication is None else f"Window {self.name!r}"
         return (
             f"<mpishare.{name}: shape={self.shape}, dtype={self.dtype}, "

@@ -295,7 +295,7 @@ def test_a_withdrawn_address_keeps_its_leases(door):
             visit_of(address)
         with pytest.raises(UnsupportedError, match="KeyError"):
             visit.ask({})
-        door.tell(address, {"is_over": True})
+        door.notify(address, {"is_over": True})
         assert wait_for(visit.is_over)
         door.shut(address)
         assert wait_for(lambda: not door.leases(address))
@@ -441,7 +441,7 @@ def test_what_a_door_says_on_its_own_account_is_no_answer(door):
     with visit_of(address) as visit:
         assert visit.ask({}) == ({"asked": True}, [])
         door.withdraw(address)
-        door.tell(address, {"is_over": True})
+        door.notify(address, {"is_over": True})
         with pytest.raises(HandleError, match="ended the visit"):
             visit.ask({"maps": True})
         assert door.leases(address, "maps") == []

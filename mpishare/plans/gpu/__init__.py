@@ -1,1 +1,1 @@
-"""What the engines of all plans for fields in GPU memory share. It needs CuPy."""
+"""The common part of the engines of all plans for fields in GPU memory. It needs CuPy."""

@@ -60,7 +60,6 @@ def current_stream(fields: Sequence[Any], device: int) -> Any:
 
 
 def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
-    """See `Engine.is_captured`."""
     stream = current_stream(fields, backend.device.ordinal) if stream is None else stream
     return bool(backend.enter(stream)[3])
 

@@ -93,13 +93,12 @@ class PinnedFlags:
         return [self._ranks_in_node[peer] for peer in ranks]
 
     def ahead(self) -> list[int]:
-        """See `Engine.ahead`."""
         mine = self._view[self._index(self._rank, _CALLS)]
         calls = {rank: self._view[self._index(rank, _CALLS)] for rank in self._ranks}
         return [self._ranks_in_node[rank] for rank, count in calls.items() if count > mine]
 
     def close(self) -> None:
-        """Give the memory back, once nothing uses the flags."""
+        """Give the memory back, once the flags are no longer in use."""
         if self._memory is not None:
             self._context.counter_pool.unwatch(self._view)
             # Not released here: the watchdog may be reading it. The mapping goes with that view.

@@ -8,9 +8,9 @@ from mpishare.backends.driver import Launch, Replay
 
 _MAX_GRAPHS = 16
 _MAX_SEEN = 1024
+# Launches at the same addresses before these replace a graph of others. Making a graph takes as
+# long as ten launches, and a program may cycle through more arrays than there are graphs.
 _SIGHTS_TO_REPLACE = 256
-"""Launches at the same addresses before these replace a graph of others. Making a graph takes as
-long as ten launches, and a program may cycle through more arrays than there are graphs."""
 
 
 def key_of(addresses: tuple[int, ...]) -> Any:

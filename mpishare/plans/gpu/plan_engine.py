@@ -41,7 +41,6 @@ class CudaPlanEngine:
         return is_captured(fields, stream, self._backend)
 
     def pending(self) -> list[int]:
-        """See `PinnedFlags.pending`."""
         return self._flags.pending()
 
     def finish_at_exit(self, deadline: float) -> None:
@@ -65,11 +64,10 @@ class CudaPlanEngine:
             self._flags.mark_finished()
 
     def _is_over(self) -> bool:
-        """Whether all enqueued work is over."""
         return self._chain.is_over()
 
     def drain(self) -> None:
-        """Wait until nothing is under way on this rank, with the node's deadline."""
+        """Wait until no call is under way on this rank, with the node's deadline."""
         self._context.drain(f"{self.name}: close")
 
     def release(self) -> None:

@@ -44,7 +44,6 @@ class DeviceStaging:
 
     @property
     def nbytes(self) -> int:
-        """Size of this rank's buffer."""
         mine = self._blocks.get(self._comm.rank)
         return 0 if mine is None else mine.nbytes
 
