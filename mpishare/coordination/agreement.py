@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.coordination.control_block import MAILBOX_NBYTES, ControlBlock
 from mpishare.coordination.recording import require_none
@@ -22,6 +22,8 @@ from mpishare.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 
 class Agreement(Waits):
@@ -60,12 +62,21 @@ class Agreement(Waits):
         else `PeerError` if the work of another rank failed, `MismatchError` if another rank is in
         another call, `PeerTimeout` if one died or did not arrive.
         """
+        return self.step_keeping(call, lambda: (None, work()))[1]
+
+    def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """Do a step whose work returns any object for this rank, and its reply to all ranks.
+
+        Return that object, and the replies of all ranks.
+        """
         self._require_collective(call)
         self._steps += 1
         mine: BaseException | None = None
+        kept: Any = None
         self._inside = call
         try:
-            reply = [call, self._steps, None, self._result(call, work)]
+            kept, told = self._result(call, work)
+            reply = [call, self._steps, None, told]
         except BaseException as error:
             mine = error
             reply = [call, self._steps, describe(error), None]
@@ -93,9 +104,9 @@ class Agreement(Waits):
         failures = {rank: reply[2] for rank, reply in enumerate(replies) if reply[2] is not None}
         if failures:
             raise peer_error(call, failures)
-        return [reply[3] for reply in replies]
+        return kept, [reply[3] for reply in replies]
 
-    def _result(self, call: str, work: Callable[[], Any]) -> Any:
+    def _result(self, call: str, work: Callable[[], T]) -> T:
         try:
             return work()
         except HandleError:

@@ -7,7 +7,7 @@ import json
 import logging
 import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
 from mpishare.coordination.agreement import note_agreed, require_same_call
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         def warn(self, waited_s: float) -> None:
             """Warn of stragglers."""
 
+
+T = TypeVar("T")
 
 log = logging.getLogger("mpishare")
 
@@ -141,33 +143,38 @@ def agree(
     def exchange(mine: Any) -> list[Any]:
         return allgather(comm, call, mine, timeout_s, monitor)
 
-    return agree_by(exchange, call, 0, work, comm.rank)
+    return agree_by(exchange, call, 0, lambda: (None, work()), comm.rank)[1]
 
 
 def agree_by(
-    exchange: Callable[[Any], list[Any]], call: str, number: int, work: Callable[[], Any], rank: int
-) -> list[Any]:
-    """Do `work` and return its results on all ranks.
+    exchange: Callable[[Any], list[Any]],
+    call: str,
+    number: int,
+    work: Callable[[], tuple[T, Any]],
+    rank: int,
+) -> tuple[T, list[Any]]:
+    """Do a step as `Agreement.step_keeping`, by whatever exchange.
 
     `exchange` returns the values of all ranks, given this one's. `number` counts the calls of the
     same ranks: `MismatchError` if it or the call differs.
     """
     error: BaseException | None = None
-    value = None
+    kept: Any = None
+    reply = None
     try:
-        value = work()
+        kept, reply = work()
     except PeerTimeout:
         raise  # no other rank will answer
     except Exception as caught:
         error = caught
     # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)
-    replies = exchange([call, number, own, value])
+    replies = exchange([call, number, own, reply])
     require_same_call([(each[0], each[1]) for each in replies], rank, "communicator")
     raise_together(call, None if own is None else error, [each[2] for each in replies])
     if error is not None:
         raise error
-    return [each[3] for each in replies]
+    return kept, [each[3] for each in replies]
 
 
 def raise_together(call: str, error: BaseException | None, failed: Sequence[str | None]) -> None:

@@ -8,7 +8,7 @@ apart.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mpishare.coordination.mpi_agreement import agree_by, allgather, wait_request
 from mpishare.errors import MpiShareError
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from mpishare.coordination.mpi_agreement import Monitor
 
-
-_MAX_REMEMBERED = 16
+T = TypeVar("T")
 
 
 class RankGroup:
@@ -37,8 +36,6 @@ class RankGroup:
         self.comm = comm
         self.plans = self.keepers = 0
         self._places: set[int] = set()
-        # Results cached by the descriptions of all ranks, in the order of their computation.
-        self.said_before: dict[tuple[str, ...], Any] = {}
         self._ranks = comm.Get_group()
         self._steps = 0
         # Set while a wait has not received its messages: they may meet those of a later call.
@@ -65,12 +62,6 @@ class RankGroup:
         ranks.Free()
         found.plans += 1
         return found
-
-    def remember(self, words: tuple[str, ...], found: Any) -> Any:
-        """Return the result for these descriptions of all ranks, computed at the first call."""
-        if words not in self.said_before and len(self.said_before) == _MAX_REMEMBERED:
-            del self.said_before[next(iter(self.said_before))]
-        return self.said_before.setdefault(words, found)
 
     def take_place(self) -> int:
         """Return the tag of a new plan among all plans that may send messages, on whatever node.
@@ -103,14 +94,14 @@ class RankGroup:
             self._ranks.Free()
             self.comm.Free()
 
-    def agree(
+    def step_keeping(
         self,
         call: str,
-        work: Callable[[], Any],
+        work: Callable[[], tuple[T, Any]],
         timeout_s: float,
         monitor: Monitor | None = None,
-    ) -> list[Any]:
-        """Do `work` and return its results on all ranks, by messages; as `Agreement.step`."""
+    ) -> tuple[T, list[Any]]:
+        """Do `Agreement.step_keeping` by messages. Collective, host-blocking."""
 
         def exchange(mine: Any) -> list[Any]:
             replies = allgather(self.comm, call, mine, timeout_s, monitor)

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination import recording
 from mpishare.errors import MismatchError, UnsupportedError, format_nbytes, name_ranks
 from mpishare.halo.engine_pair import EnginePair, engine_class
+from mpishare.plans.fields import layouts_of
 from mpishare.plans.layout import Layout, as_list
-from mpishare.plans.setup import agree_on_routes, layouts_of, plan_setup
+from mpishare.plans.setup import Watch, agree_on_routes, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.plans.engine import Engine, PlanSetup
+    from mpishare.plans.engine import Engine, RoutedSetup
     from mpishare.plans.message import Message
+    from mpishare.plans.setup import AgreedFields, PlanStart
 
-    Messages = tuple[Sequence[Message], Sequence[Message]]
+    NewFields = tuple[AgreedFields, Sequence[Message], Sequence[Message]]
+    """Agreed fields and their messages to send and to receive."""
 
 log = logging.getLogger("mpishare.halo")
 
@@ -40,19 +43,13 @@ _of_array = attrgetter("shape", "strides", "dtype")
 class AnyFields:
     """The engines of a plan for fields of any dtype, and of any axes that are not cut.
 
-    Collective to make, host-blocking. `sends` and `recvs` are the messages of a field with the axes
-    of the block alone; `agree` is collective and returns the messages of a new setup and its
-    fields.
+    The messages of `setup` are those of a field with the axes of the block alone. `agree` is
+    collective, and agrees on new fields.
     """
 
     def __init__(
-        self,
-        setup: PlanSetup,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        agree: Callable[[PlanSetup, Sequence[Any]], Messages],
+        self, setup: RoutedSetup, agree: Callable[[PlanStart, Sequence[Any]], NewFields]
     ) -> None:
-        agree_on_routes(setup, sends, recvs, engine_class)
         self.setup = setup
         self._agree = agree
         self._backend = "cuda" if setup.on_gpu else "host"
@@ -102,7 +99,7 @@ class AnyFields:
         return [engine for pair in self._pairs for engine in pair.engines]
 
     @property
-    def setups(self) -> list[PlanSetup]:
+    def setups(self) -> list[RoutedSetup]:
         """Setups to close after the engines: the plan's own last."""
         return [*(pair.setup for pair in self._pairs), self.setup]
 
@@ -136,21 +133,28 @@ class AnyFields:
                 "before the capture."
             )
         try:
-            with plan_setup(what, outer.group.comm, outer.node) as setup:
-                setup.name, setup.backend, setup.chain = outer.name, self._backend, outer.chain
-                setup.look = lambda: self._require_none_ahead(setup, what, given)
-                messages = self._agree(setup, fields)
+            with plan_setup(what, outer.group.comm, outer.node) as start:
+                watch = _NoneAhead(self, what, given)
+                agreed, sends, recvs = self._agree(
+                    replace(start, name=outer.name, backend=self._backend, watch=watch), fields
+                )
                 # Ranks may be in different combinations: an error names that of each.
-                setup.name = f"{outer.name} of {_name(setup.same)}"
-                pair = EnginePair(setup, *messages)
-                setup.look = int
+                name = f"{outer.name} of {_name(agreed.setup.same)}"
+                setup = agree_on_routes(
+                    replace(agreed.setup, name=name),
+                    agreed.arrays,
+                    sends,
+                    recvs,
+                    engine_class,
+                    outer.chain,  # calls of one plan are in order, on any streams
+                )
+                pair = EnginePair(setup, sends, recvs)
         except BaseException:
             # A failure on all ranks leaves the plan as it was. No rank may call it again, and get
             # ahead, before all have left the wait in which they compare their counts of calls.
             if outer.context.agreement.failure is None:
                 outer.comm.step("a call with new fields, which fails", _agree_on_failure)
             raise
-        outer.chain = setup.chain  # calls of one plan are in order, on any streams
         self._pairs.append(pair)
         log.info(
             "%s has seen %s first, in %.1f ms, %s of staging",
@@ -177,20 +181,27 @@ class AnyFields:
 
         return is_captured(fields, stream, self.setup.context.backend)
 
-    def _require_none_ahead(self, setup: PlanSetup, what: str, given: str) -> None:
-        """Raise if other ranks have made more calls than this rank, which waits for them."""
-        ahead = sorted({rank for engine in self.engines for rank in engine.ahead()})
+
+class _NoneAhead(Watch):
+    """Compares the counts of calls while this rank waits for an agreement on new fields."""
+
+    def __init__(self, fields: AnyFields, what: str, given: str) -> None:
+        self._fields, self._what, self._given = fields, what, given
+
+    def look(self) -> None:
+        """Raise if other ranks have made more calls than this rank."""
+        ahead = sorted({rank for engine in self._fields.engines for rank in engine.ahead()})
         if not ahead:
             return
-        agreement = self.setup.context.agreement
-        if setup.wrong is not None:
-            agreement.leave(what, setup.wrong)  # published to the others
-            raise setup.wrong
+        agreement = self._fields.setup.context.agreement
+        if self.wrong is not None:
+            agreement.leave(self._what, self.wrong)  # published to the others
+            raise self.wrong
         text = (
-            f"{what} failed: {given} with these strides is new to the plan on this rank, while "
-            f"{name_ranks(ahead)} of the node gave fields that it has seen. At a call all ranks "
-            "must give fields of the same dtypes and axes, and each rank must give them in the "
-            "strides in which it gave them first."
+            f"{self._what} failed: {self._given} with these strides is new to the plan on this "
+            f"rank, while {name_ranks(ahead)} of the node gave fields that it has seen. At a call "
+            "all ranks must give fields of the same dtypes and axes, and each rank must give them "
+            "in the strides in which it gave them first."
         )
         raise agreement.fail_and_tell(
             lambda: MismatchError(text, failures=dict.fromkeys(ahead, "gave fields seen before")),

@@ -11,19 +11,20 @@ from mpishare.halo.dims import grid_of
 from mpishare.halo.geometry import Block, Grid, fields_of_block, normalize_block_axes
 from mpishare.halo.plan import Plan
 from mpishare.plans.message import Message, Part
-from mpishare.plans.setup import agree_on_fields, plan_setup
+from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mpi4py import MPI
 
-    from mpishare.halo.any_fields import Messages
+    from mpishare.halo.any_fields import NewFields
     from mpishare.halo.geometry import Transfer
     from mpishare.node import Node
     from mpishare.plans.cells import Box
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.fields import GivenFields
     from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.setup import AgreedFields, PlanStart
 
     Index = tuple[Any, ...]
 
@@ -119,15 +120,14 @@ class HaloExchange(Plan):
     ) -> None:
         require_intracomm(_CALL, cart, "cart must be a Cartcomm")
         given = _Given(width, axes, bool(corners), require)
-        with plan_setup(_CALL, cart, node) as setup:
-            found = _agree(setup, fields, given, lambda: grid_of(cart, dims, periods))
-            self.grid, self.block, self._axes, self._transfers, sends, recvs = found
-            self._shapes = [each.shape for each in setup.mine]
-            if setup.takes_any:
+        with plan_setup(_CALL, cart, node) as start:
+            agreed, cells = _agree(start, fields, given, lambda: grid_of(cart, dims, periods))
+            self.grid, self.block, self._transfers = cells.grid, cells.block, cells.transfers
+            self._axes, self._shapes = cells.axes, [each.shape for each in agreed.setup.mine]
+            if agreed.setup.takes_any:
                 self._axes, self._shapes = fields_of_block(self.block.shape, axes)
-            super().__init__(
-                setup, sends, recvs, partial(_agree_on_more, given, self.grid, self.block)
-            )
+            more = partial(_agree_on_more, given, self.grid, self.block)
+            super().__init__(agreed, cells.sends, cells.recvs, more)
 
     @property
     def owned(self) -> Index:
@@ -202,19 +202,29 @@ class HaloExchange(Plan):
         )
 
 
+class _Cells(NamedTuple):
+    """The geometry of agreed fields, and this rank's messages."""
+
+    grid: Grid
+    block: Block
+    axes: list[tuple[int, ...]]  # of each field, those that the grid cuts
+    transfers: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
+    sends: list[Message]
+    recvs: list[Message]
+
+
 def _agree(
-    setup: PlanSetup,
+    start: PlanStart,
     fields: Any,
     given: _Given,
     find_grid: Callable[[], Grid],
     block: Block | None = None,
-) -> tuple[Any, ...]:
-    """Agree on the fields; return the geometry and this rank's messages. Collective."""
+) -> tuple[AgreedFields, _Cells]:
+    """Agree on the fields and find their cells. Collective."""
 
-    def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
-        grid = find_grid()
-        axes = given.axes
-        if setup.takes_any:
+    def describe(found: GivenFields) -> Description:
+        grid, axes, layouts = find_grid(), given.axes, found.layouts
+        if found.takes_any:
             axes = normalize_block_axes(axes, len(grid.dims))
             if len(layouts[0].shape) != len(axes):
                 raise ValueError(
@@ -225,24 +235,20 @@ def _agree(
             axes = tuple(range(len(grid.dims)))
         return _describe(grid, given.width, axes, layouts, block, corners=given.corners)
 
-    described = agree_on_fields(setup, fields, given.require, describe, is_whole=True)
-    found: tuple[Any, ...] = setup.once(
-        "exchange", lambda: _find(setup, described, corners=given.corners)
-    )
-    return found
+    agreed = agree_on_fields(start, fields, given.require, describe)
+    return agreed, _find(agreed, corners=given.corners)
 
 
 def _agree_on_more(
-    given: _Given, grid: Grid, block: Block, setup: PlanSetup, fields: Sequence[Any]
-) -> Messages:
-    """Agree on further fields of an agreed block; return the messages. Collective."""
-    *_, sends, recvs = _agree(setup, fields, given, lambda: grid, block)
-    return sends, recvs
+    given: _Given, grid: Grid, block: Block, start: PlanStart, fields: Sequence[Any]
+) -> NewFields:
+    """Agree on further fields of an agreed block. Collective."""
+    agreed, cells = _agree(start, fields, given, lambda: grid, block)
+    return agreed, cells.sends, cells.recvs
 
 
-def _find(setup: PlanSetup, described: Sequence[Any], *, corners: bool) -> tuple[Any, ...]:
-    """Return the geometry and this rank's messages."""
-    blocks = [_unpack(each) for each in described]
+def _find(agreed: AgreedFields, *, corners: bool) -> _Cells:
+    setup, blocks = agreed.setup, [_unpack(each) for each in agreed.geometry]
     grid = Grid(tuple(setup.same["dims"]), tuple(setup.same["periods"]))
     geometry.check(grid, blocks, corners=corners)
     axes = [tuple(each) for each in setup.same["axes"]]
@@ -259,7 +265,7 @@ def _find(setup: PlanSetup, described: Sequence[Any], *, corners: bool) -> tuple
         kept = tuple(part for part in parts if part.nbytes)
         return Message(peer, tags[transfer.direction], kept)
 
-    return (
+    return _Cells(
         grid,
         blocks[rank],
         axes,
@@ -277,7 +283,7 @@ def _describe(
     expected: Block | None,
     *,
     corners: bool,
-) -> tuple[dict[str, Any], Any]:
+) -> Description:
     """Return the arguments that must be the same on all ranks, and this rank's block, packed."""
     naxes = len(grid.dims)
     if not 1 <= naxes <= 4:
@@ -310,7 +316,7 @@ def _describe(
             [n for axis, n in enumerate(shape) if axis not in found[shape]] for shape in shapes
         ],
     }
-    return same, [blocks[0].extents, blocks[0].widths]
+    return Description(same, [blocks[0].extents, blocks[0].widths])
 
 
 def _unpack(packed: Any) -> Block:

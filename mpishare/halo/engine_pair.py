@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.plans.setup import agree_on_routes
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.plans.engine import Engine, PlanSetup
+    from mpishare.plans.engine import Engine, PlanSetup, RoutedSetup
     from mpishare.plans.message import Message
 
 
@@ -20,12 +18,10 @@ class EnginePair:
     """
 
     def __init__(
-        self, setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message]
+        self, setup: RoutedSetup, sends: Sequence[Message], recvs: Sequence[Message]
     ) -> None:
-        agree_on_routes(setup, sends, recvs, engine_class)
         self.setup = setup
         self._sends, self._recvs = sends, recvs
-        setup.fields = []
         self.forward = make_engine(setup, sends, recvs, is_reverse=False)
         self.reverse: Engine | None = None
 
@@ -51,12 +47,12 @@ class EnginePair:
         return [self.forward] if self.reverse is None else [self.forward, self.reverse]
 
     @property
-    def setups(self) -> list[PlanSetup]:
+    def setups(self) -> list[RoutedSetup]:
         return [self.setup]
 
 
 def make_engine(
-    setup: PlanSetup, sends: Sequence[Message], recvs: Sequence[Message], *, is_reverse: bool
+    setup: RoutedSetup, sends: Sequence[Message], recvs: Sequence[Message], *, is_reverse: bool
 ) -> Engine:
     """Make the engine of this rank's messages. Collective, host-blocking.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from contextlib import contextmanager
 from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
@@ -14,17 +13,19 @@ from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
 from mpishare.plans.message import Message, Part
-from mpishare.plans.setup import agree_on_fields, plan_setup
+from mpishare.plans.setup import Description, agree_on_fields, plan_setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpi4py import MPI
 
-    from mpishare.halo.any_fields import Messages
+    from mpishare.halo.any_fields import NewFields
     from mpishare.node import Node
     from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.fields import GivenFields
     from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.setup import PlanStart
 
     Places = dict[int, np.ndarray[Any, Any]]
 
@@ -77,20 +78,22 @@ class NeighborExchange(Plan):
         node: Node | None = None,
         require: Any = None,
     ) -> None:
-        places: list[Places] = []
+        require_intracomm(_CALL, comm)
 
-        def describe(extent: int) -> Any:
-            places.append(_checked("sends", sends, comm.size, extent))
-            places.append(_checked("recvs", recvs, comm.size, extent))
+        def describe(found: GivenFields) -> Description:
+            same, extent = _described(found, axis)
+            places = (
+                _checked("sends", sends, comm.size, extent),
+                _checked("recvs", recvs, comm.size, extent),
+            )
             _require_distinct(*places)
-            return [[[rank, len(each[rank])] for rank in each] for each in places]
+            counts = [[[rank, len(each[rank])] for rank in each] for each in places]
+            return Description({"made of": "sends, recvs", **same}, counts, places)
 
-        with _neighbor_setup(comm, fields, axis, node, require, "sends, recvs", describe) as (
-            setup,
-            counts,
-        ):
-            _require_counts(counts)
-            super().__init__(setup, *_finish(setup, places, axis, require))
+        with plan_setup(_CALL, comm, node) as start:
+            agreed = agree_on_fields(start, fields, require, describe)
+            _require_counts(agreed.geometry)
+            super().__init__(agreed, *_messages_for(agreed.setup, agreed.kept, axis, require))
 
     @classmethod
     def from_global_ids(
@@ -144,53 +147,36 @@ class NeighborExchange(Plan):
         >>> bool(u[2] == ids[2])
         True
         """
-        found: list[Ids] = []
+        require_intracomm(_CALL, comm)
 
-        def describe(extent: int) -> Any:
-            found.append(Ids(ids, n_owned, extent))
+        def describe(found: GivenFields) -> Description:
+            same, extent = _described(found, axis)
+            kept = Ids(ids, n_owned, extent)
+            return Description({"made of": "global ids", **same}, kept=kept)
 
         made = cls.__new__(cls)
-        with _neighbor_setup(comm, fields, axis, node, require, "global ids", describe) as (
-            setup,
-            _,
-        ):
-            places = find_places(setup.comm, _CALL, found[0])
-            Plan.__init__(made, setup, *_finish(setup, places, axis, require))
+        with plan_setup(_CALL, comm, node) as start:
+            agreed = agree_on_fields(start, fields, require, describe)
+            places = find_places(agreed.setup.comm, _CALL, agreed.kept)
+            Plan.__init__(made, agreed, *_messages_for(agreed.setup, places, axis, require))
         return made
 
 
-@contextmanager
-def _neighbor_setup(
-    comm: MPI.Intracomm,
-    fields: Any,
-    axis: int,
-    node: Node | None,
-    require: Any,
-    made_of: str,
-    describe: Callable[[int], Any],
-) -> Iterator[tuple[PlanSetup, list[Any]]]:
-    """Yield the setup of a new plan, and each rank's result of `describe`. Collective.
-
-    `describe` is given the extent of the fields along the axis; `made_of` names the form of the
-    places (dicts or global ids), the same on all ranks.
-    """
-    require_intracomm(_CALL, comm)
-
-    def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
-        same, extent = _axes_of(layouts, 0 if setup.takes_any else axis)
-        if setup.takes_any and len(layouts[0].shape) != 1:
-            raise ValueError(
-                "a Layout without dtype has one axis here, that of the places: not shape "
-                f"{layouts[0].shape}"
-            )
-        return {"made of": made_of, **same}, describe(extent)
-
-    with plan_setup(_CALL, comm, node) as setup:
-        yield setup, agree_on_fields(setup, fields, require, look)
+def _described(given: GivenFields, axis: Any) -> tuple[dict[str, Any], int]:
+    """Return what `_axes_of` does for the fields that a plan is made for."""
+    same, extent = _axes_of(given.layouts, 0 if given.takes_any else axis)
+    if given.takes_any and len(given.layouts[0].shape) != 1:
+        raise ValueError(
+            "a Layout without dtype has one axis here, that of the places: not shape "
+            f"{given.layouts[0].shape}"
+        )
+    return same, extent
 
 
-def _finish(setup: PlanSetup, places: Sequence[Places], axis: Any, require: Any) -> tuple[Any, ...]:
-    """Return the arguments of `Plan` beside its setup."""
+def _messages_for(
+    setup: PlanSetup, places: Sequence[Places], axis: Any, require: Any
+) -> tuple[Any, ...]:
+    """Return the arguments of `Plan` beside the agreed fields."""
     extent = setup.mine[0].shape[setup.same["axis"][0]]
     sends, recvs = (_messages(setup, each) for each in places)
     return sends, recvs, partial(_agree_on_more, places, extent, axis, require)
@@ -201,22 +187,22 @@ def _agree_on_more(
     expected: int,
     axis: Any,
     require: Any,
-    setup: PlanSetup,
+    start: PlanStart,
     fields: Sequence[Any],
-) -> Messages:
-    """Agree on further fields with the agreed places; return the messages. Collective."""
+) -> NewFields:
+    """Agree on further fields with the agreed places. Collective."""
 
-    def look(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
-        same, extent = _axes_of(layouts, axis)
+    def describe(given: GivenFields) -> Description:
+        same, extent = _axes_of(given.layouts, axis)
         if extent != expected:
             raise ValueError(
                 f"field 0 has {extent} places along axis {axis}, the plan was made for {expected}"
             )
-        return same, None
+        return Description(same)
 
-    agree_on_fields(setup, fields, require, look)
-    sends, recvs = (_messages(setup, each) for each in places)
-    return sends, recvs
+    agreed = agree_on_fields(start, fields, require, describe)
+    sends, recvs = (_messages(agreed.setup, each) for each in places)
+    return agreed, sends, recvs
 
 
 def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[dict[str, Any], int]:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination import recording
 from mpishare.errors import EpochError, UnsupportedError, format_nbytes
 from mpishare.halo.any_fields import AnyFields
-from mpishare.halo.engine_pair import EnginePair
+from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
 from mpishare.plans import routes
 from mpishare.plans.base_plan import BasePlan
+from mpishare.plans.node_cache import pairs_of
+from mpishare.plans.setup import agree_on_routes
 from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from mpishare.coordination.agreement import Agreement
-    from mpishare.halo.any_fields import Messages
-    from mpishare.plans.engine import Engine, PlanSetup
+    from mpishare.halo.any_fields import NewFields
+    from mpishare.plans.engine import Engine, RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
+    from mpishare.plans.setup import AgreedFields, PlanStart
 
 
 class Plan(BasePlan):
@@ -34,22 +37,25 @@ class Plan(BasePlan):
 
     _log = logging.getLogger("mpishare.halo")
 
+    _setup: RoutedSetup
+
     def __init__(
         self,
-        setup: PlanSetup,
+        agreed: AgreedFields,
         sends: Sequence[Message],
         recvs: Sequence[Message],
-        agree: Callable[[PlanSetup, Sequence[Any]], Messages],
+        agree: Callable[[PlanStart, Sequence[Any]], NewFields],
     ) -> None:
-        self._made_with = MadeWith(setup.fields)
+        self._made_with = MadeWith(agreed.arrays)
+        setup = agree_on_routes(agreed.setup, agreed.arrays, sends, recvs, engine_class)
         self._fields: EnginePair | AnyFields
         self._forward: Engine | AnyFields  # an attribute of its own, for speed
         if setup.takes_any:
-            self._fields = self._forward = AnyFields(setup, sends, recvs, agree)
+            self._fields = self._forward = AnyFields(setup, agree)
         else:
             self._fields = EnginePair(setup, sends, recvs)
             self._forward = self._fields.forward
-        routes.warn(setup.name, setup.comm, setup.node.report(), setup.routes)
+        routes.warn(setup.name, setup.comm, pairs_of(setup.node), setup.routes)
         self._open: Any = None  # the call that was started
         self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
         self._open_on(setup)
@@ -291,5 +297,5 @@ class Plan(BasePlan):
         return self._fields.engines
 
     @property
-    def _setups(self) -> list[PlanSetup]:
+    def _setups(self) -> list[RoutedSetup]:
         return self._fields.setups

@@ -108,7 +108,6 @@ class Search:
     def __init__(self, ids: Ids, size: int) -> None:
         self._ids = ids
         self._size = size
-        self.sends: Places = {}
         self.recvs: Places = {}
 
     def owned(self) -> tuple[Array, Array]:
@@ -144,10 +143,10 @@ class Search:
         self.recvs = _by_rank(ids.ghost_places[order], counts)
         return ids.ghosts[order], counts
 
-    def grant(self, requested: Array, counts: Array) -> None:
-        """Keep the places of the requested ids."""
+    def granted(self, requested: Array, counts: Array) -> Places:
+        """Return the places of the requested ids, by rank."""
         places = self._ids.owned_places[np.searchsorted(self._ids.owned, requested)]
-        self.sends = _by_rank(places, counts)
+        return _by_rank(places, counts)
 
 
 def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
@@ -162,8 +161,8 @@ def find_places(comm: PlanComm, call: str, ids: Ids) -> tuple[Places, Places]:
     owners, _ = comm.alltoallv(call, lambda: search.owners(owned, ghosts))
     require_owners(call, comm.step(call, lambda: search.conflicts(owners)))
     requested = comm.alltoallv(call, search.request)
-    comm.step(call, lambda: search.grant(*requested))
-    return search.sends, search.recvs
+    sends, _ = comm.step_keeping(call, lambda: (search.granted(*requested), None))
+    return sends, search.recvs
 
 
 def require_owners(call: str, found: Sequence[Any]) -> None:

@@ -101,7 +101,7 @@ class BasePlan(NodeObject):
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Close the plan; after an exception also abandon a node that is kept for plans."""
         super().__exit__(kind, error, trace)
-        if error is not None and self._setup.cache is not None:
+        if error is not None and self._setup.given_node is None:
             self._setup.node.__exit__(kind, error, trace)
 
     def _check(self, call: str) -> None:

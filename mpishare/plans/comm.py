@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext, NodeObject
 
     Array = np.ndarray[Any, Any]
+
+T = TypeVar("T")
 
 TAGS = 128
 """Tags of one plan: more than there are directions in a grid of four axes."""
@@ -51,15 +53,6 @@ class PlanComm:
     def is_of_one_node(self) -> bool:
         return len(self.ranks_here) == self.size
 
-    @property
-    def regions(self) -> Any:
-        """Regions for staging buffers on the GPUs of these ranks, or None."""
-        return self._ranks.regions
-
-    @regions.setter
-    def regions(self, regions: Any) -> None:
-        self._ranks.regions = regions
-
     def close(self) -> None:
         """End the plan. Collective, once all have agreed that it is closed."""
         self._ranks.group.give_place(self._place)
@@ -71,22 +64,23 @@ class PlanComm:
 
     def step(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do `work`; return the results of all ranks, or raise on all. Collective."""
+        return self.step_keeping(call, lambda: (None, work()))[1]
+
+    def step_keeping(self, call: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """Do a step as `Agreement.step_keeping`. Collective."""
         agreement = self.context.agreement
         if self._ranks.is_node:
-            return agreement.step(call, work)
+            return agreement.step_keeping(call, work)
         with MissingRanks(agreement, self._node_ranks, call) as monitor:
-            return self._ranks.group.agree(call, work, agreement.timeout_s, monitor)
+            return self._ranks.group.step_keeping(call, work, agreement.timeout_s, monitor)
 
     def begin(self, call: str, work: Callable[[], Any]) -> list[Any]:
         """Do a step, then close the plans that all ranks have dropped. Collective."""
-        dropped = self.context.news(self._ranks.dropped)
-        replies = self.step(call, lambda: [dropped, work()])
-        self.close_dropped([each[0] for each in replies])
+        dropped = self._ranks.dropped
+        news = self.context.news(dropped)
+        replies = self.step(call, lambda: [news, work()])
+        dropped.close([each[0] for each in replies], self.rank)
         return [each[1] for each in replies]
-
-    def close_dropped(self, dropped: Sequence[Sequence[int]]) -> None:
-        """Close the plans that all ranks have dropped, given the list of each rank. Collective."""
-        self._ranks.dropped.close(dropped, self.rank)
 
     def alltoallv(self, call: str, work: Callable[[], tuple[Array, Array]]) -> tuple[Array, Array]:
         """Send int64 numbers to every rank, and return theirs. Collective, host-blocking.
@@ -94,14 +88,15 @@ class PlanComm:
         `work` may raise; it returns the numbers, those for rank 0 first, and their count for each
         rank. The result has the same form.
         """
-        given: list[Array] = []
-        self.step(call, lambda: given.extend(np.ascontiguousarray(e, np.int64) for e in work()))
-        numbers, counts = given
+
+        def give() -> tuple[list[Array], None]:
+            return [np.ascontiguousarray(each, np.int64) for each in work()], None
+
+        (numbers, counts), _ = self.step_keeping(call, give)
         their_counts = np.empty_like(counts)
         request = self.comm.Ialltoall(counts, their_counts)
         self._wait_request(call, request, counts, their_counts)
-        self.step(call, lambda: given.append(np.empty(their_counts.sum(), np.int64)))
-        theirs = given[-1]
+        theirs, _ = self.step_keeping(call, lambda: (np.empty(their_counts.sum(), np.int64), None))
         request = self.comm.Ialltoallv(
             [numbers, (counts, _begins(counts))], [theirs, (their_counts, _begins(their_counts))]
         )

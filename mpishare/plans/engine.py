@@ -6,14 +6,11 @@ Fields in host memory are moved by `mpishare.halo.host`, fields in GPU memory by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpi4py import MPI
+    from collections.abc import Sequence
 
     from mpishare.coordination.rank_group import RankGroup
     from mpishare.node import Node
@@ -25,81 +22,75 @@ if TYPE_CHECKING:
     from mpishare.windows.stream_chain import StreamChain
 
 
-@dataclass
-class AgreedPlan:
-    """Cache of agreed plan metadata, kept for the next plan with equal descriptions on all ranks.
+class Holdings:
+    """What the ranks of a plan took for it together, to be given back when it closes or fails."""
 
-    A program that drops its plans makes the same ones again and again.
-    """
+    def __init__(self, group: RankGroup) -> None:
+        self.group = group
+        self.node: Node | None = None
+        self._cache: NodeCache | None = None
+        self._backend = ""
+        self._comm: PlanComm | None = None
 
-    descriptions: list[dict[str, Any]]  # by rank: layouts, arguments and geometry
-    known: dict[str, Any] = field(default_factory=dict)  # the same on all ranks
+    def take_node(self, node: Node, cache: NodeCache | None, backend: str) -> None:
+        """Hold the plan's node, which `cache` counts if it is kept for plans without ``node=``."""
+        self.node, self._cache, self._backend = node, cache, backend
 
-
-@dataclass
-class PlanSetup:
-    """All that the ranks of a plan agreed on, filled in step by step by `mpishare.plans.setup`."""
-
-    call: str  # of the user: ``HaloExchange``
-    given_comm: MPI.Intracomm
-    group: RankGroup
-    given_node: Any
-    name: str = ""  # of the plan: ``HaloExchange 1``
-    node: Node = field(init=False)
-    context: NodeContext = field(init=False)
-    cache: NodeCache | None = None  # of the node, if the plan is without ``node=``
-    comm: PlanComm = field(init=False)  # once the node is known
-    backend: str = "auto"  # of the fields; "auto", that of the node, if each is a `Layout`
-    fields: list[Any] = field(default_factory=list)  # empty if one is a `Layout`
-    is_compiled: bool = False  # all ranks have the compiled part of the host backend
-    takes_any: bool = False  # the fields are a `Layout` without dtype
-    on_gpu: bool = False  # the same on all ranks
-    # By rank, each of its fields.
-    layouts: list[list[FieldLayout]] = field(default_factory=list)
-    same: dict[str, Any] = field(default_factory=dict)  # arguments, equal on all ranks
-    chain: StreamChain | None = None  # orders the plan's calls on CUDA
-    # By rank, for each message, and for each peer.
-    sends: list[list[MessageInfo]] = field(default_factory=list)
-    recvs: list[list[MessageInfo]] = field(default_factory=list)
-    routes: list[dict[int, str]] = field(default_factory=list)
-    # By rank, each field's location in a window on its GPU that other ranks use too.
-    locations: list[list[Location | None]] = field(default_factory=list)
-    agreed: AgreedPlan = field(default_factory=lambda: AgreedPlan([]))
-    dropped: list[list[int]] = field(default_factory=list)  # by rank; see `Dropped`
-    look: Callable[[], object] = int  # called while this rank waits for the others; may raise
-    wrong: Exception | None = None  # in this rank's arguments, until the agreement raises it
-    begin: float = field(default_factory=perf_counter)  # seconds
-
-    def noting(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `work` with its error kept in `wrong`."""
-
-        def do() -> Any:
-            try:
-                return work()
-            except Exception as error:
-                self.wrong = error
-                raise
-
-        return do
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return cached metadata, made for the first plan with these descriptions."""
-        if name not in self.agreed.known:
-            self.agreed.known[name] = make()
-        return self.agreed.known[name]
+    def take_comm(self, comm: PlanComm) -> None:
+        self._comm = comm
 
     def close(self) -> None:
         """Give back the communicator and the node. Collective, once all have agreed on it."""
-        if hasattr(self, "comm"):
-            self.comm.close()
+        if self._comm is not None:
+            self._comm.close()
         self.group.release()
-        if self.cache is not None:
-            self.cache.release(self.backend, self.node)
+        if self._cache is not None and self.node is not None:
+            self._cache.release(self._backend, self.node)
+
+
+@dataclass(frozen=True)
+class PlanSetup:
+    """All that the ranks of a plan agreed on before its engine is made."""
+
+    call: str  # of the user: ``HaloExchange``
+    name: str  # of the plan: ``HaloExchange 1``
+    held: Holdings
+    given_node: Node | None
+    node: Node
+    context: NodeContext
+    comm: PlanComm
+    on_gpu: bool  # the same on all ranks
+    takes_any: bool  # the fields are a `Layout` without dtype
+    layouts: list[list[FieldLayout]]  # by rank, of each of its fields
+    same: dict[str, Any]  # arguments, equal on all ranks
+    begin: float  # seconds
+
+    def close(self) -> None:
+        """Give back the communicator and the node. Collective, once all have agreed on it."""
+        self.held.close()
+
+    @property
+    def group(self) -> RankGroup:
+        return self.held.group
 
     @property
     def mine(self) -> list[FieldLayout]:
         """The layouts of this rank's fields."""
         return self.layouts[self.comm.rank]
+
+
+@dataclass(frozen=True)
+class RoutedSetup(PlanSetup):
+    """The setup of a plan that moves cells: its messages, and the route of each."""
+
+    # By rank, for each message, and for each peer.
+    sends: list[list[MessageInfo]]
+    recvs: list[list[MessageInfo]]
+    routes: list[dict[int, str]]
+    # By rank, each field's location in a window on its GPU that other ranks use too.
+    locations: list[list[Location | None]]
+    is_compiled: bool  # all ranks have the compiled part of the host backend
+    chain: StreamChain  # orders the plan's calls on CUDA
 
     @property
     def my_routes(self) -> dict[int, str]:

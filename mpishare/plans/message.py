@@ -112,7 +112,7 @@ class MessageInfo(NamedTuple):
     route: str
 
 
-def pack_messages(messages: Sequence[Message], routes: Mapping[int, str]) -> list[Any]:
+def pack_messages(messages: Sequence[Message]) -> list[Any]:
     """Return descriptions of messages for JSON.
 
     Fields of one shape, of which there are often many, have the same cells: these are written once.
@@ -127,19 +127,19 @@ def pack_messages(messages: Sequence[Message], routes: Mapping[int, str]) -> lis
             else:
                 runs.append((cells, [part.field]))
         parts = [[n, box and [box.start, box.stop], fields] for (n, box), fields in runs]
-        packed.append([message.peer, message.tag, parts, routes[message.peer]])
+        packed.append([message.peer, message.tag, parts])
     return packed
 
 
-def unpack_messages(packed: Sequence[Any]) -> list[MessageInfo]:
-    """Return the descriptions that `pack_messages` made on another rank."""
+def unpack_messages(packed: Sequence[Any], routes: Mapping[int, str]) -> list[MessageInfo]:
+    """Return the descriptions that `pack_messages` made on a rank, with its routes to its peers."""
     found = []
-    for peer, tag, runs, route in packed:
+    for peer, tag, runs in packed:
         parts: list[PartInfo] = []
         for nbytes, ends, fields in runs:
             box = ends and Box(tuple(ends[0]), tuple(ends[1]))
             parts += [PartInfo(field, nbytes, box) for field in fields]
-        found.append(MessageInfo(peer, tag, tuple(parts), route))
+        found.append(MessageInfo(peer, tag, tuple(parts), routes[peer]))
     return found
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpishare.coordination.waits import Waits
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.context import NodeContext
+    from mpishare.runtime.report import Pair
 
 _DEFAULT_TIMEOUT_S = 300.0
 
@@ -165,6 +166,11 @@ def setup_deadline(
 
 def context_of(node: Node) -> NodeContext:
     return node._context
+
+
+def pairs_of(node: Node) -> tuple[Pair, ...]:
+    """Return `Report.pairs`, without the room and the limits that a report reads anew."""
+    return node._report.pairs
 
 
 def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:

@@ -52,8 +52,6 @@ class PlanRanks:
             len(replies) == context.size
         )
         self.dropped = context.dropped if self.is_node else Dropped()
-        self.regions: Any = None
-        """`Regions` for staging buffers on CUDA, made for the first plan that needs them."""
         self._plans = 0
         block = context.agreement.block
         self._memory_pool = block.plan_memory if self.is_node else CounterPool()
@@ -78,7 +76,9 @@ class PlanRanks:
             if None in here:
                 with monitored() as monitor:
                     timeout_s = context.agreement.timeout_s
-                    here = group.agree(call, lambda: _here(context), timeout_s, monitor)
+                    _, here = group.step_keeping(
+                        call, lambda: (None, _here(context)), timeout_s, monitor
+                    )
             found = context.plan_ranks[group] = cls(group, context, here)
             group.keep()
         return found
@@ -89,8 +89,8 @@ class PlanRanks:
     def end_plan(self) -> None:
         """Count one plan less. Collective with the last plan of ranks on several nodes."""
         self._plans -= 1
-        # Ranks of one node keep memory and regions for their next plan until the node closes; ranks
-        # of several nodes close these at different times.
+        # Ranks of one node keep memory for their next plan until the node closes; ranks of several
+        # nodes close theirs at different times.
         if not self._plans and len(self.here) < len(self.nodes):
             self.close()
 
@@ -123,9 +123,7 @@ class PlanRanks:
         return PlanMemory(piece.view.cast("B"), piece.address, 8 * nwords, give_back)
 
     def close(self) -> None:
-        """Free memory and regions that the plans shared. Collective."""
-        if self.regions is not None:
-            self.regions.close()
+        """Free memory that the plans shared. Collective."""
         for memory in self._chunks:
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]
@@ -137,7 +135,6 @@ def _here(context: NodeContext) -> list[Any]:
     return [context.nonces[0], context.rank, place()]
 
 
-def ranks_of_plan(group: RankGroup, context: NodeContext) -> tuple[list[Any] | None, list[int]]:
-    """Return this rank's `_here`, None if the others have it, and the plans that it has dropped."""
-    ranks: PlanRanks | None = context.plan_ranks.get(group)
-    return (_here(context), []) if ranks is None else (None, context.news(ranks.dropped))
+def here_for_first_plan(group: RankGroup, context: NodeContext) -> list[Any] | None:
+    """Return this rank's `_here` for the first plan of a group on a node; None for later ones."""
+    return None if group in context.plan_ranks else _here(context)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.plans.comm import PlanComm
-    from mpishare.runtime.report import Pair, Report
+    from mpishare.runtime.report import Pair
 
 log = logging.getLogger("mpishare")
 
@@ -77,7 +77,7 @@ def required(require: Any) -> list[str] | None:
 
 
 def choose(
-    comm: PlanComm, report: Report, peers: Iterable[int], name: str | None, *, on_gpu: bool
+    comm: PlanComm, pairs: Iterable[Pair], peers: Iterable[int], name: str | None, *, on_gpu: bool
 ) -> dict[int, str]:
     """Return the route to each peer, the same at both ends.
 
@@ -86,7 +86,7 @@ def choose(
     """
     require_allowed(name, on_gpu=on_gpu)
     name = "mpi" if name == "mpi-host" else name
-    pairs = {(pair.origin, pair.target): pair for pair in report.pairs}
+    pair_of = {(pair.origin, pair.target): pair for pair in pairs}
     found = {}
     for peer in sorted(set(peers)):
         if peer not in comm.ranks_here:
@@ -95,7 +95,7 @@ def choose(
             found[peer] = name or "host"
         else:
             here, there = comm.ranks_here[comm.rank], comm.ranks_here[peer]
-            found[peer] = _on_gpu(pairs[here, there], pairs[there, here], name)
+            found[peer] = _on_gpu(pair_of[here, there], pair_of[there, here], name)
     return found
 
 
@@ -168,7 +168,9 @@ def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | Non
         )
 
 
-def warn(name: str, comm: PlanComm, report: Report, routes: Sequence[dict[int, str]]) -> None:
+def warn(
+    name: str, comm: PlanComm, pairs: Iterable[Pair], routes: Sequence[dict[int, str]]
+) -> None:
     """Warn on one rank of the plan if a neighbor on the same node is reached by a slow route."""
     slow = [
         (rank, peer, route)
@@ -179,7 +181,7 @@ def warn(name: str, comm: PlanComm, report: Report, routes: Sequence[dict[int, s
     if not slow or slow[0][0] != comm.rank:
         return
     rank, peer, route = slow[0]
-    pair = {comm.ranks_here[rank], comm.ranks_here[peer]}
-    reasons = [p.reason for p in report.pairs if {p.origin, p.target} == pair and p.reason]
+    ends = {comm.ranks_here[rank], comm.ranks_here[peer]}
+    reasons = [each.reason for each in pairs if {each.origin, each.target} == ends and each.reason]
     why = reasons[0] if reasons else "MPISHARE_ROUTE asks for it"
     log.warning("%s: rank %d reaches rank %d by %s: %s", name, rank, peer, route, why)

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError, format_nbytes
 from mpishare.plans.base_plan import BasePlan
+from mpishare.plans.fields import require_device
 from mpishare.plans.node_cache import ranks_left_out
-from mpishare.plans.setup import agree_on_fields, plan_setup, refuse_left_out, require_device
+from mpishare.plans.setup import Description, agree_on_fields, plan_setup, refuse_left_out
 from mpishare.reduction.across_nodes import AcrossNodes
 from mpishare.reduction.engine import engine_class, make_engine, make_transfer
 from mpishare.reduction.operation import Operation
 from mpishare.runtime import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpi4py import MPI
 
     from mpishare.node import Node
     from mpishare.plans.engine import PlanEngine, PlanSetup
-    from mpishare.plans.layout import FieldLayout
+    from mpishare.plans.fields import GivenFields
 
 _CALL = "Allreduce"
 
@@ -84,15 +83,15 @@ class Allreduce(BasePlan):
     ) -> None:
         require_intracomm(_CALL, comm)
 
-        def describe(layouts: Sequence[FieldLayout]) -> tuple[dict[str, Any], Any]:
-            if setup.takes_any:
+        def describe(given: GivenFields) -> Description:
+            if given.takes_any:
                 raise TypeError("like is a Layout without dtype: an Allreduce is for one dtype")
-            operation = Operation(op, layouts[0].dtype)
-            return {"op": operation.name, "shape": layouts[0].shape}, None
+            (layout,) = given.layouts
+            operation = Operation(op, layout.dtype)
+            return Description({"op": operation.name, "shape": layout.shape})
 
-        with plan_setup(_CALL, comm, node) as setup:
-            agree_on_fields(setup, [like], None, describe)
-            setup.fields = []
+        with plan_setup(_CALL, comm, node) as start:
+            setup = agree_on_fields(start, [like], None, describe).setup
             replies = setup.comm.begin(_CALL, lambda: _check(setup))
             refuse_left_out(_CALL, replies)
             self._layout = layout = setup.mine[0]

@@ -258,8 +258,8 @@ def _make_context(
     cpus = {cpu for each in replies for cpu in each["cpus"]}
     context = NodeContext(agreement, made[0], watchdog, nonces, uuids, len(cpus))
     if not made[0].has_streams:
-        step = partial(agreement.step, CALL)
-        found = native.find(step, is_first=agreement.rank == 0)
+        step_keeping = partial(agreement.step_keeping, CALL)
+        found = native.find(step_keeping, is_first=agreement.rank == 0)
         context.compiled, context.why_python = found
     agreement.open_meetings(context.fence)
     return context, members, [each["seen"] for each in replies]

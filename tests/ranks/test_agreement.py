@@ -21,6 +21,7 @@ from mpishare import (
 )
 from mpishare.coordination import mpi_agreement
 from mpishare.coordination.control_block import State
+from mpishare.coordination.rank_group import RankGroup
 from mpishare.memory import shared
 from tests.helpers.held import held
 
@@ -31,6 +32,37 @@ def raised(kind, call):
     with pytest.raises(kind) as caught:
         call()
     return caught.value
+
+
+@pytest.fixture(params=["the node", "messages"])
+def step_keeping(request, comm):
+    """`step_keeping` of a call, by each of its two ways."""
+    if request.param == "the node":
+        with Node(comm) as node:
+            yield functools.partial(node._context.agreement.step_keeping, "a call")
+    else:
+        group = RankGroup.of(comm, "a call", 30.0, None)
+        yield lambda work: group.step_keeping("a call", work, 30.0)
+        group.release()
+
+
+def test_a_step_keeps_any_object_of_its_rank(comm, step_keeping):
+    mine = object()
+    kept, replies = step_keeping(lambda: (mine, {"rank": comm.rank}))
+    assert kept is mine
+    assert replies == [{"rank": rank} for rank in range(comm.size)]
+
+
+@TWO
+def test_a_step_that_fails_on_one_rank_keeps_nothing(comm, step_keeping):
+    def work():
+        if not comm.rank:
+            raise ValueError("not here")
+        return object(), None
+
+    error = raised(PeerError if comm.rank else ValueError, lambda: step_keeping(work))
+    assert "not here" in str(error)
+    assert step_keeping(lambda: (comm.rank, 1)) == (comm.rank, [1] * comm.size)
 
 
 @TWO

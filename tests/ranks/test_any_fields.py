@@ -64,8 +64,8 @@ def alone(monkeypatch):
         raise AssertionError("this call must be local")
 
     def enter():
-        monkeypatch.setattr(Agreement, "step", forbidden)
-        monkeypatch.setattr(RankGroup, "agree", forbidden)
+        monkeypatch.setattr(Agreement, "step_keeping", forbidden)
+        monkeypatch.setattr(RankGroup, "step_keeping", forbidden)
 
     yield enter
     monkeypatch.undo()

@@ -11,9 +11,9 @@ from mpishare.halo.cuda.records import GHOSTS_RECORD, PACK, PUT_LL, READY, UNPAC
 from mpishare.halo.cuda.staging import staging_layout
 from mpishare.halo.cuda.work_items import Ghosts, Slot, WorkList, chunks
 from mpishare.plans.cells import Box
+from mpishare.plans.fields import locations_in_windows
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import MessageInfo, Part, PartInfo, PartKey
-from mpishare.plans.setup import locations_in_windows
 from mpishare.runtime.context import Location
 
 N = 1 << 19

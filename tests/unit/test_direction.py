@@ -25,7 +25,7 @@ def direction(rank, routes, uuids, *, is_reverse=False, elsewhere=()):
         for peer in range(size)
     ]
     told = {
-        kind: [unpack_messages(pack_messages(found[me], routes[me])) for me in range(size)]
+        kind: [unpack_messages(pack_messages(found[me]), routes[me]) for me in range(size)]
         for kind, found in (("sends", sends), ("recvs", recvs))
     }
     setup = SimpleNamespace(

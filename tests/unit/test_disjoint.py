@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from mpishare.plans.fields import require_disjoint
 from mpishare.plans.layout import host_layout
-from mpishare.plans.setup import require_disjoint
 
 BLOCK = np.zeros((12, 14, 6))
 GRID = np.zeros((8, 9))

@@ -56,7 +56,7 @@ def alltoallv(given_parts):
 
 
 def searched(owned, ghosts):
-    """The whole search, one rank after the other: the sends and the receives of each."""
+    """The whole search, one rank after the other: each with the places that it sends from."""
     size = len(owned)
     searches = [
         Search(Ids(np.array(a + b, np.int64), len(a), len(a + b)), size)
@@ -68,9 +68,8 @@ def searched(owned, ghosts):
     back = alltoallv(owners)
     require_owners("a call", [s.conflicts(n) for s, (n, _) in zip(searches, back, strict=True)])
     requested = alltoallv([each.request() for each in searches])
-    for search, numbers in zip(searches, requested, strict=True):
-        search.grant(*numbers)
-    return searches
+    sends = [each.granted(*pair) for each, pair in zip(searches, requested, strict=True)]
+    return searches, sends
 
 
 @st.composite
@@ -89,16 +88,16 @@ def meshes(draw):
 def test_every_ghost_meets_the_place_of_its_owner(mesh):
     owned, ghosts = mesh
     places = {each: (rank, at) for rank, ids in enumerate(owned) for at, each in enumerate(ids)}
-    searches = searched(owned, ghosts)
+    searches, sends = searched(owned, ghosts)
     for rank, search in enumerate(searches):
         sources = {
             int(to): (peer, int(at))
             for peer, targets in search.recvs.items()
-            for to, at in zip(targets, searches[peer].sends[rank], strict=True)
+            for to, at in zip(targets, sends[peer][rank], strict=True)
         }
         right = {len(owned[rank]) + at: places[each] for at, each in enumerate(ghosts[rank])}
         assert sources == right
-        assert all(rank in searches[peer].recvs for peer in search.sends)
+        assert all(rank in searches[peer].recvs for peer in sends[rank])
 
 
 @settings(deadline=None)

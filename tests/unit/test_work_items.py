@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
-from mpishare.halo.cuda.fused_items import FusedItems, MovableItems, Place
 from mpishare.halo.cuda.records import (
     AXES,
     GET_LL,
@@ -258,44 +257,3 @@ def test_parts_by_ll_are_known_whole_and_those_sent_come_first():
     assert work.is_ll
     work.add_signal(PACK, 1)
     assert not work.is_ll
-
-
-def items_for(staging, flags):
-    """Two parts that are sent to two ranks and one that is received, for memory at these places."""
-    layout = FieldLayout((4, 5000), (5000, 1), np.dtype("u1"), 0)
-    mine, near, far = (begin for begin, _ in staging)
-    work = WorkList([layout], [16], lambda array: 99)
-    row = [Part.of_box(0, layout, Box((n, 0), (n + 1, 5000))) for n in range(4)]
-    work.add_copy(PUT_LL, row[1], Slot(near + 128, 64), flags - 16)
-    work.add_copy(PUT_LL, row[2], Slot(far + 256, 64), flags - 8)
-    work.add_copy(GET_LL, row[0], Slot(mine, 64), 0)
-    return work, FusedItems.of(work, Place(staging, flags))
-
-
-def test_items_of_an_earlier_plan_move_to_the_memory_of_this_one():
-    # Where the first buffer was, another one is now.
-    old = [(1 << 20, 4096), (1 << 40, 8192), ((1 << 40) + 8192, 4096)], 5 << 20
-    new = [((1 << 40) + 4096, 4096), ((1 << 41), 8192), (1 << 20, 4096)], 4 << 20
-    _, items = items_for(*old)
-    _, expected = items_for(*new)
-    assert items.can_move
-    moved = MovableItems(items).at(Place(*new))
-    assert moved.items.tobytes() == expected.items.tobytes() != items.items.tobytes()
-    assert moved.parts.tobytes() == expected.parts.tobytes()
-    assert moved[1:2] + moved[3:] == expected[1:2] + expected[3:]
-    again = MovableItems(moved).at(Place(*old))
-    assert again.items.tobytes() == items.items.tobytes()
-
-
-@pytest.mark.parametrize("what", ["a flag", "rows by their numbers"])
-def test_items_with_other_addresses_stay(what):
-    place = [(1 << 20, 4096)] * 3, 5 << 20
-    work, items = items_for(*place)
-    assert items.can_move
-    if what == "a flag":
-        work.add_signal(PACK, 1 << 20)
-    else:
-        layout = FieldLayout((4, 5000), (5000, 1), np.dtype("u1"), 0)
-        rows = Part.of_indices(0, layout, 0, np.array([2, 0]))
-        work.add_copy(PUT_LL, rows, Slot(1 << 20))
-    assert not FusedItems.of(work, Place(*place)).can_move

@@ -27,13 +27,13 @@ _FOLDER = Path(__file__).parent
 _FILE = _FOLDER / "_host.abi3.so"
 
 
-def find(step: Callable[[Callable[[], Any]], list[Any]], *, is_first: bool) -> tuple[Any, str]:
+def find(step_keeping: Callable[..., tuple[Any, list[str]]], *, is_first: bool) -> tuple[Any, str]:
     """Return the module, and why ranks have none: empty where all have. Collective, host-blocking.
 
     Parameters
     ----------
-    step : callable
-        Does a piece of work on all ranks, and raises on all where it fails on one.
+    step_keeping : callable
+        `Agreement.step_keeping` of a call.
     is_first : bool
         Whether this rank logs that some have none.
 
@@ -42,24 +42,22 @@ def find(step: Callable[[Callable[[], Any]], list[Any]], *, is_first: bool) -> t
     UnsupportedError
         On all ranks, if ``MPISHARE_HOST_CODE=compiled`` asks for it and it is not there.
     """
-    module = None
 
-    def take() -> str:
-        nonlocal module
+    def take() -> tuple[Any, str]:
         choice = os.environ.get("MPISHARE_HOST_CODE", "")
         if choice not in _CHOICES:
             raise ValueError(f"MPISHARE_HOST_CODE={choice!r} is neither 'python' nor 'compiled'")
         if choice == "python":
-            return _ASKED
+            return None, _ASKED
         module, why = load()
         if module is None and choice == "compiled":
             raise UnsupportedError(
                 "MPISHARE_HOST_CODE=compiled asks for the compiled part of the host backend, which "
                 f"cannot be had: {why}"
             )
-        return why
+        return module, why
 
-    reasons = step(take)
+    module, reasons = step_keeping(take)
     without = [rank for rank, why in enumerate(reasons) if why]
     why = reasons[without[0]] if without else ""
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files

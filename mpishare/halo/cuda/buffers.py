@@ -5,14 +5,12 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.fused_items import Place
 from mpishare.halo.cuda.mpi_in_place import MIN_IN_PLACE_NBYTES, InPlaceMessages
 from mpishare.halo.cuda.mpi_stages import MpiStage
 from mpishare.halo.cuda.pieces import MAX_STAGES, is_in_one_piece, split
 from mpishare.halo.cuda.staging import silent_key
 from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.plans.gpu.flags import PinnedFlags
-from mpishare.plans.gpu.regions import REGION_NBYTES, Regions
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.message import PartKey
 from mpishare.plans.routes import BY_MPI
@@ -20,10 +18,8 @@ from mpishare.plans.routes import BY_MPI
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.backends.suballocator import Suballocation
     from mpishare.halo.cuda.direction import Direction
     from mpishare.plans.comm import PlanComm
-    from mpishare.plans.engine import PlanSetup
     from mpishare.plans.message import Message, Part
 
 
@@ -46,40 +42,9 @@ class Buffers:
         self.in_place: InPlaceMessages | None = None
         self._handles: list[str] = []
 
-    def create(self, setup: PlanSetup, *, is_reverse: bool) -> None:
-        """Allocate the staging buffers, and get the addresses of the others'.
-
-        Collective, unless these ranks have regions with room, and the sizes are cached from an
-        earlier equal plan.
-        """
-        comm, known, name = self._comm, setup.agreed.known, f"staging, {is_reverse}"
-        room, regions = known.get(name), comm.regions
-        offset = None if room is None or regions is None else regions.take(room)
-        if regions is not None and room is not None and offset is not None:
-            self._staging.take(regions, offset, room)
-            return
-        mine: list[Suballocation] = []
-
-        def allocate() -> list[Any]:
-            nbytes = self._layouts[comm.rank].nbytes
-            if regions is not None or not comm.is_of_one_node:
-                return [self._staging.create(), nbytes, ""]
-            context = comm.context
-            region, handle = context.suballocator.allocate(REGION_NBYTES, context.handle)
-            mine.append(region)
-            return [self._staging.create(), nbytes, handle]
-
-        try:
-            replies = comm.step(self._name, allocate)
-        except BaseException:
-            for region in mine:
-                region.close()
-            raise
-        if mine:
-            handles = [handle for *_, handle in replies]
-            comm.regions = Regions(comm.context, comm.ranks_here, mine[0], comm.rank, handles)
-        known[name] = max(nbytes for _, nbytes, _ in replies)
-        self._handles = [handle for handle, *_ in replies]
+    def create(self) -> None:
+        """Allocate the staging buffers, and get the addresses of the others'. Collective."""
+        self._handles = self._comm.step(self._name, self._staging.create)
 
     def attach(self, stream: int) -> None:
         """Zero this rank's buffer, on a stream, and map those of the others."""
@@ -113,13 +78,6 @@ class Buffers:
         """Size of this rank's staging and MPI buffers, and of the node's pinned memory."""
         mpi = sum(stage.nbytes for stage in self.stages)
         return self._staging.nbytes + mpi + self.flags.nbytes
-
-    @property
-    def place(self) -> Place:
-        """The addresses of all memory that kernels of route ``fused`` use, once it is attached."""
-        sizes = [(rank, layout.nbytes) for rank, layout in self._layouts.items() if layout.nbytes]
-        staging = [(self._staging.address_of(rank), nbytes) for rank, nbytes in sizes]
-        return Place(staging, self.flags.staging_address)
 
     def outgoing(self, message: Message, part: Part) -> Slot:
         """Return the packed place of a part to send; not for MPI."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.plans.cells import Box
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import MessageInfo
 
@@ -28,7 +28,7 @@ MIN_NBYTES = 4 << 20
 class DirectParts:
     """The keys of the parts that are stored straight into ghosts, the same on all ranks."""
 
-    def __init__(self, setup: PlanSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
+    def __init__(self, setup: RoutedSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
         self._held: list[Any] = []
         uuids, ranks_here = setup.context.uuids, setup.comm.ranks_here
         is_any_in_window = any(place for places in setup.locations for place in places)
@@ -41,8 +41,7 @@ class DirectParts:
             if is_near and is_in_window and box is not None and info.nbytes >= MIN_NBYTES:
                 self._boxes[key] = box
         self.keys = set(self._boxes)
-        # Without direct parts this object is cached for later plans, and must not hold this setup.
-        self._setup = setup if self.keys else None
+        self._setup = setup
 
     def ghosts(self, key: PartKey) -> tuple[Part, FieldLayout, int]:
         """Return cells, layout and mapped address of the field that a part is stored into.
@@ -50,8 +49,6 @@ class DirectParts:
         It stays mapped here until `close`, even after its window is closed.
         """
         setup = self._setup
-        if setup is None:
-            raise KeyError(key)
         place = setup.locations[key.receiver][key.field]
         memory = place and setup.context.segment_memory(place.window, place.rank)
         if place is None or memory is None:
@@ -66,7 +63,7 @@ class DirectParts:
         self._held = []
 
 
-def _boxes_received(setup: PlanSetup) -> dict[PartKey, Box]:
+def _boxes_received(setup: RoutedSetup) -> dict[PartKey, Box]:
     """Return the boxes that the ranks of this node receive into."""
     return {
         PartKey(message.peer, receiver, message.tag, part.field): part.box

@@ -1,7 +1,4 @@
-"""One direction of a plan on CUDA: its messages and their routes, without a GPU.
-
-It follows from the agreed descriptions alone, so equal plans share one.
-"""
+"""One direction of a plan on CUDA: its messages and their routes, without a GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from mpishare.halo.cuda.staging import StagingLayout, pinned_layout, staging_lay
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpishare.halo.cuda.fused_items import MovableItems
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message, MessageInfo, Part, PartKey
 
 
@@ -24,7 +20,7 @@ class Direction:
 
     def __init__(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
         *,
@@ -55,7 +51,6 @@ class Direction:
             for rank, infos in enumerate(setup.messages_by_rank(is_reverse=is_reverse))
         ]
         self.direct = DirectParts(setup, self.messages)
-        self.fused_items: dict[tuple[int, ...], MovableItems] = {}  # by alignment of the fields
 
     @cached_property
     def staging(self) -> dict[int, StagingLayout]:

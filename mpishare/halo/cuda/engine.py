@@ -25,11 +25,10 @@ from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
 from mpishare.plans.routes import BY_MPI
-from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.message import Message
     from mpishare.plans.mpi_route import MpiMessages
@@ -60,7 +59,7 @@ class CudaEngine(CudaPlanEngine):
 
     def __init__(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
         *,
@@ -78,10 +77,7 @@ class CudaEngine(CudaPlanEngine):
         self._layouts = setup.mine
         self._disjoint = Disjoint(setup.mine)
         self._alignments = [alignment_of(layout) for layout in self._layouts]
-        direction = setup.once(
-            f"direction, {is_reverse}",
-            lambda: Direction(setup, sends, recvs, is_reverse=is_reverse),
-        )
+        direction = Direction(setup, sends, recvs, is_reverse=is_reverse)
         self._buffers = Buffers(direction, comm, name)
         self._flags = self._buffers.flags
         where = f"{name}, rank {comm.rank} of {comm.size}"
@@ -93,7 +89,7 @@ class CudaEngine(CudaPlanEngine):
         handles: Handles = {}, {}
         packing: Handles = {}, {}
         try:
-            self._buffers.create(setup, is_reverse=is_reverse)
+            self._buffers.create()
             comm.step(name, lambda: self._build(direction, handles, packing))
         except BaseException:
             self._buffers.undo()
@@ -102,8 +98,7 @@ class CudaEngine(CudaPlanEngine):
             raise
         self.staging_nbytes = self._buffers.nbytes
         self._forked, self._joined = self._events
-        # Shared by both directions of the plan.
-        setup.chain = self._chain = setup.chain or StreamChain(backend, name)
+        self._chain = setup.chain
         self._order = LaunchOrder.join(backend) if direction.has_fused else None
         # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}

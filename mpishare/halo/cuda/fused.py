@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpishare.halo.cuda.fused_items import FusedItems, MovableItems
 from mpishare.halo.cuda.kernels import THREADS
 from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 from mpishare.halo.cuda.work_items import LL_UNIT
@@ -40,9 +39,15 @@ class Fused:
         capturing: int,
         handles: tuple[dict[Any, int], dict[Any, int]],
     ) -> None:
-        self._items = items = _items(direction, buffers, launcher, tuple(alignments))
+        work = launcher.work_list(alignments)
+        _add_sends(work, direction, buffers)
+        # This rank's own cells go along, which saves a launch.
+        for part, target in direction.local():
+            work.add_local(part, target)
+        _add_receives(work, direction, buffers)
+        self._is_ll = work.is_ll
         self._alignments = alignments
-        prepare = launcher.for_fused(items, buffers.flags.abort)
+        prepare = launcher.for_fused(work, buffers.flags.abort)
 
         def cache(blocks: int, threads: int, handles: dict[Any, int]) -> GraphCache:
             launch = prepare(blocks=blocks, threads=threads)
@@ -54,30 +59,11 @@ class Fused:
 
     def is_for(self, alignments: Sequence[int]) -> bool:
         """Whether these launches serve fields of other alignments, too."""
-        return self._items.is_ll and min(alignments) >= LL_UNIT <= min(self._alignments)
+        return self._is_ll and min(alignments) >= LL_UNIT <= min(self._alignments)
 
     def close(self) -> None:
         self.alone.close()
         self.beside.close()
-
-
-def _items(
-    direction: Direction, buffers: Buffers, launcher: Launcher, alignments: tuple[int, ...]
-) -> FusedItems:
-    """Return the items of a launch, cached from an earlier equal plan or new."""
-    place, known = buffers.place, direction.fused_items
-    if alignments in known:
-        return known[alignments].at(place)
-    work = launcher.work_list(alignments)
-    _add_sends(work, direction, buffers)
-    # This rank's own cells go along, which saves a launch.
-    for part, target in direction.local():
-        work.add_local(part, target)
-    _add_receives(work, direction, buffers)
-    items = FusedItems.of(work, place)
-    if items.can_move:
-        known[alignments] = MovableItems(items)
-    return items
 
 
 def _add_sends(work: WorkList, direction: Direction, buffers: Buffers) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from mpishare.halo.cuda.direction import Direction
-    from mpishare.halo.cuda.fused_items import FusedItems
     from mpishare.runtime.context import NodeContext
 
 THREADS = 512
@@ -129,16 +128,16 @@ class Launcher:
         grid = max(1, min(items.length, blocks or self.max_blocks))
         return self._launch(name, grid, threads, arguments)
 
-    def for_fused(self, items: FusedItems, abort: int) -> Callable[..., driver.Launch]:
+    def for_fused(self, work: WorkList, abort: int) -> Callable[..., driver.Launch]:
         """Return a function of ``blocks=`` and ``threads=`` that prepares fused launches.
 
         All launches of a launcher count the same epochs: they must be for the same parts. Few small
         parts get a kernel with a block per chunk. The word at `abort` ends all waits.
         """
-        parts, log_chunks = items.parts, items.log_chunks
+        parts, log_chunks = work.ll_parts(), work.log_ll_chunks
         blocks = len(parts) << log_chunks
         is_small = (
-            items.is_ll
+            work.is_ll
             and len(parts) <= _MAX_LL_PARTS
             and len(self._layouts) <= _MAX_LL_FIELDS
             and blocks <= self.max_blocks // 2  # half of the most: see `Fused.beside`
@@ -146,8 +145,7 @@ class Launcher:
         if is_small:
             state = self.state("fused_ll", blocks + 1)
             return functools.partial(self._prepare_ll, parts, log_chunks, state, abort)
-        loaded = ItemArray(self.upload(items.items), items.length)
-        return functools.partial(self.prepare, "fused", loaded, self.state("fused"), abort)
+        return functools.partial(self.prepare, "fused", work.load(), self.state("fused"), abort)
 
     def _prepare_ll(
         self,

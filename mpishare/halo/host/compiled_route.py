@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.host.copies import HostCall
     from mpishare.halo.host.parts import Incoming, Outgoing, Sender
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
@@ -56,7 +56,7 @@ class CompiledRoute:
     It is complete after `lay_out`, which may fail on one rank.
     """
 
-    def __init__(self, setup: PlanSetup, *, is_reverse: bool) -> None:
+    def __init__(self, setup: RoutedSetup, *, is_reverse: bool) -> None:
         self._setup = setup
         self._comm = setup.comm
         self._context = setup.context

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpishare.halo.host.copies import Array
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
 
 
@@ -33,7 +33,7 @@ class HostEngine(HostPlanEngine):
 
     def __init__(
         self,
-        setup: PlanSetup,
+        setup: RoutedSetup,
         sends: Sequence[Message],
         recvs: Sequence[Message],
         *,
@@ -177,7 +177,7 @@ class HostEngine(HostPlanEngine):
         self._mpi.close()
 
 
-def _make_route(setup: PlanSetup, *, is_reverse: bool) -> CompiledRoute | ReferenceRoute:
+def _make_route(setup: RoutedSetup, *, is_reverse: bool) -> CompiledRoute | ReferenceRoute:
     """Make the route in C if it is there and knows these numbers, else the reference."""
     is_known = not is_reverse or all(numbers_of(each.dtype) for each in setup.mine)
     if setup.context.compiled is not None and is_known:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpishare.halo.host.copies import Array
     from mpishare.halo.host.staging import Staging
     from mpishare.plans.cells import Box
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, Part, PartInfo
 
@@ -136,7 +136,7 @@ class RouteParts(NamedTuple):
 
 
 def lay_out(
-    setup: PlanSetup,
+    setup: RoutedSetup,
     sends: Sequence[Message],
     recvs: Sequence[Message],
     staging: Staging,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpishare.halo.host.copies import Array
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, MessageInfo
 
@@ -85,7 +85,7 @@ class PeerReads:
 
     Parameters
     ----------
-    setup : PlanSetup
+    setup : RoutedSetup
         The plan's.
     messages : sequence of sequence of MessageInfo
         What each rank of the plan sends; empty if nothing may be read.
@@ -98,7 +98,7 @@ class PeerReads:
         The fields of this rank that have such parts.
     """
 
-    def __init__(self, setup: PlanSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
+    def __init__(self, setup: RoutedSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
         self._comm = comm = setup.comm
         self._name = setup.name
         self._layouts = setup.layouts

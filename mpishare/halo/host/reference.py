@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpishare.halo.host.copies import Array, HostCall
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message, Part
 
 
@@ -34,7 +34,7 @@ class ReferenceRoute:
     It is complete after `lay_out`, which may fail on one rank.
     """
 
-    def __init__(self, setup: PlanSetup, *, is_reverse: bool) -> None:
+    def __init__(self, setup: RoutedSetup, *, is_reverse: bool) -> None:
         self._rank = setup.comm.rank
         self._is_reverse = is_reverse
         self._store = add if is_reverse else put

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from mpishare.halo.host.copies import Array
-    from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import PartKey
 
 READY, CONSUMED = 0, SLOT_WORDS
@@ -61,7 +61,7 @@ class Staging:
     """
 
     def __init__(
-        self, setup: PlanSetup, *, is_reverse: bool, unstaged: Collection[PartKey] = ()
+        self, setup: RoutedSetup, *, is_reverse: bool, unstaged: Collection[PartKey] = ()
     ) -> None:
         self._comm = setup.comm
         self._call = f"{setup.name}: {setup.call_name(is_reverse=is_reverse)}"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mpishare.backends.suballocator import Suballocation
     from mpishare.plans.comm import PlanComm
-    from mpishare.plans.gpu.regions import Regions
 
 
 class DeviceStaging:
@@ -21,13 +19,6 @@ class DeviceStaging:
         self._nbytes = nbytes
         self._neighbors = neighbors
         self._blocks: dict[int, Suballocation] = {}
-        self._part_of: Callable[..., Suballocation] | None = None
-        self._give_back: Callable[[], None] = _nothing
-
-    def take(self, regions: Regions, offset: int, room: int) -> None:
-        """Use a part of the regions, at the same offset on all ranks."""
-        self._part_of = partial(regions.part, offset=offset)
-        self._give_back = partial(regions.give, offset, room)
 
     def create(self) -> str:
         """Allocate this rank's buffer, and return its handle."""
@@ -43,9 +34,7 @@ class DeviceStaging:
         context, comm = self._comm.context, self._comm
         for rank in (comm.rank, *self._neighbors):
             nbytes = self._nbytes[rank]
-            if nbytes and self._part_of is not None:
-                self._blocks[rank] = self._part_of(rank, nbytes=nbytes)
-            elif nbytes and rank != comm.rank:
+            if nbytes and rank != comm.rank:
                 handle = context.open_handle(handles[rank], comm.ranks_here[rank], nbytes)
                 self._blocks[rank] = context.suballocator.open(handle)
         backend: Any = context.backend
@@ -71,9 +60,3 @@ class DeviceStaging:
         """Free this rank's buffer, once all ranks have released it."""
         if self._comm.rank in self._blocks:
             self._blocks.pop(self._comm.rank).close()
-        self._give_back()
-        self._give_back = _nothing
-
-
-def _nothing() -> None:
-    pass

@@ -14,6 +14,7 @@ from mpishare.plans import routes
 from mpishare.plans.gpu.fields import addresses_of, cuda_layout, current_stream
 from mpishare.plans.gpu.launch_order import LaunchOrder
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
+from mpishare.plans.node_cache import pairs_of
 from mpishare.reduction.cuda.buffers import Buffers
 from mpishare.reduction.cuda.calls import PreparedCall
 from mpishare.reduction.cuda.group import Group, Pointers
@@ -55,9 +56,7 @@ class CudaReduce(CudaPlanEngine):
         self._is_needed = self._count > 0 and self._group.size > 1
         is_fused = route == "fused"
         self.maps_gpu_memory = route != "pinned"
-        found: list[Any] = []
-        comm.step(name, lambda: found.extend(self._shape(setup)))
-        shape, form = found
+        (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
         self._route = kind(self._group, shape, self._count, form=form)
         self._buffers = Buffers(
@@ -68,7 +67,7 @@ class CudaReduce(CudaPlanEngine):
             are_streamed=not is_fused,
         )
         self._flags = self._buffers.flags
-        self._chain = setup.chain = StreamChain(self._backend, name)
+        self._chain = StreamChain(self._backend, name)
         self._order: LaunchOrder | None = None
         self.try_fast: Callable[[Any, Any], bool] | None = None
         self._made: list[PreparedCall] = []
@@ -280,7 +279,7 @@ def _route_to_peers(setup: PlanSetup) -> str:
     comm = setup.comm
     forced = setup.same["MPISHARE_ROUTE"]
     others = [rank for rank in comm.ranks_here if rank != comm.rank]
-    found = routes.choose(comm, setup.node.report(), others, forced, on_gpu=True)
+    found = routes.choose(comm, pairs_of(setup.node), others, forced, on_gpu=True)
     # Within a node a reduction has no messages: host memory is the nearest.
     names = ["pinned" if route in routes.BY_MPI else route for route in found.values()]
     return max(names, key=_ROUTES.index, default="fused")

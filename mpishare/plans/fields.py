@@ -1,0 +1,117 @@
+"""The fields that a rank gives to a plan: their arrays, their layouts, and where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpishare.plans import layout
+from mpishare.plans.disjoint import Disjoint
+from mpishare.plans.layout import FieldLayout, Layout, as_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.node import Node
+    from mpishare.runtime.context import Location, NodeContext
+
+
+@dataclass(frozen=True)
+class GivenFields:
+    """A rank's fields as it gave them, checked alone: the ranks have not agreed on them yet."""
+
+    arrays: list[Any]  # empty if one of the fields is a `Layout`
+    layouts: list[FieldLayout]
+    backend: str  # "auto", that of the node, if each is a `Layout`
+    takes_any: bool  # they are a `Layout` without dtype
+
+    @classmethod
+    def of(cls, fields: Any, backend: str) -> GivenFields:
+        """Check the user's fields; raise for those that cannot travel, or that share elements.
+
+        `backend` is ``"auto"`` for that of the first array.
+        """
+        given = layout.as_list(fields)
+        takes_any = layout.takes_any(given)
+        if backend == "auto":
+            backend = _backend_of(given)
+        layouts = layouts_of(given, backend)
+        require_disjoint(given, layouts)
+        arrays = [] if any(isinstance(each, Layout) for each in given) else given
+        return cls(arrays, layouts, backend, takes_any)
+
+
+def _backend_of(fields: Sequence[Any]) -> str:
+    """Return the backend of the first array; ``"auto"`` if there is none."""
+    arrays = [field for field in fields if not isinstance(field, Layout)]
+    if not arrays:
+        return "auto"
+    return "cuda" if layout.is_on_gpu(arrays[0]) else "host"
+
+
+def layouts_of(fields: Sequence[Any], backend: str) -> list[FieldLayout]:
+    """Return the layouts of arrays and of each `Layout`, or raise for fields that cannot travel."""
+    return [_layout_of(each, f"field {i}", backend) for i, each in enumerate(fields)]
+
+
+def _layout_of(field: Any, name: str, backend: str) -> FieldLayout:
+    if isinstance(field, Layout):
+        return layout.check_layout(field.of_field(), name)
+    if backend == "cuda":
+        from mpishare.plans.gpu.fields import cuda_layout
+
+        return cuda_layout(field, name)
+    return layout.host_layout(as_numpy(field, name), name)
+
+
+def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> None:
+    """Raise `ValueError` if two fields share an element: MPI may not receive into both."""
+    numbers = [n for n, field in enumerate(fields) if not isinstance(field, Layout)]
+    if len(numbers) > 1:
+        kept = [layouts[n] for n in numbers]
+        Disjoint(kept).require(_addresses([fields[n] for n in numbers], kept), numbers)
+
+
+def require_device(layouts: Sequence[FieldLayout], node: Node) -> None:
+    """Raise `ValueError` if a field is on another GPU than this rank's."""
+    mine = None if node.device is None else node.device.ordinal
+    for number, each in enumerate(layouts):
+        if each.device is not None and each.device != mine:
+            raise ValueError(
+                f"field {number} is on GPU {each.device}, the node of this rank uses GPU {mine}"
+            )
+
+
+def locations(
+    context: NodeContext, fields: Sequence[Any], layouts: Sequence[FieldLayout]
+) -> list[Location | None]:
+    """Return where this rank's fields lie in windows, for ranks that would store into them."""
+    if not fields or layouts[0].device is None:
+        return [None] * len(layouts)
+    return locations_in_windows(context, _addresses(fields, layouts), layouts)
+
+
+def locations_in_windows(
+    context: NodeContext, addresses: Sequence[int], layouts: Sequence[FieldLayout]
+) -> list[Location | None]:
+    """Return each field's location in a window; None if other ranks cannot store there.
+
+    Without MPS the ranks of a GPU take turns, and the flag would cost the sender one more turn.
+    """
+    device, mine = context.backend.device, context.uuids[context.rank]
+    if device is None or not device.mps or context.uuids.count(mine) < 2:
+        return [None] * len(layouts)
+    found = [
+        context.locate(address, layout.span_nbytes)
+        for address, layout in zip(addresses, layouts, strict=True)
+    ]
+    return [each if each and context.uuids[each.rank] == mine else None for each in found]
+
+
+def _addresses(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> Sequence[int]:
+    if layouts[0].device is None:
+        arrays = [as_numpy(field, "a field") for field in fields]
+        return [array.__array_interface__["data"][0] for array in arrays]
+    from mpishare.plans.gpu.fields import addresses_of
+
+    return addresses_of(fields, layouts)
