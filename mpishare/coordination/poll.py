@@ -1,4 +1,4 @@
-"""The one loop in which the host waits: check, yield the core, check again, until a deadline.
+"""The loop in which the host waits for ranks: check, yield the core, check again, until a deadline.
 
 A long wait sleeps between two checks, for a share of the time that it has taken so far. So no
 arrival is seen late by more than that share, and a long wait leaves nearly all of a core to others,

@@ -27,7 +27,7 @@ Widths = tuple[tuple[int, int], ...]
 """The ghosts of one rank: (low, high) for each axis."""
 
 _MOST_AXES = 64
-"""More than an array has."""
+"""More axes than any array has."""
 
 
 @dataclass(frozen=True)

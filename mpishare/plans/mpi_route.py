@@ -55,7 +55,7 @@ class MpiMessages:
         self._is_receiving = False
         # Tests before the first poll of the other ranks' status, which takes longer than a message.
         self._spins = 16 * comm.context.spins_per_yield
-        # One by one: most messages need several tests, and Testall takes thrice as long.
+        # One by one: most messages need several tests, and Testall takes three times as long.
         self._tests = [request.Test for request in self._requests]
         self._testall = MPI.Request.Testall
         self._peers = [message.peer for message in (*recvs, *sends)]

@@ -408,5 +408,5 @@ def _files(visit: Visit, count: int) -> Iterator[list[int]]:
 
 
 def attach_again(name: str, job: str, writable: bool = True) -> Attached:
-    """Attach to a pickled window, by default writable, since its job gave it away."""
+    """Attach to a pickled window, by default writable, since its job passed it on for use."""
     return attach(name, job=job, writable=writable)

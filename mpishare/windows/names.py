@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
-# With the longest name and the door's suffix, an address of 107 bytes: sockaddr_un.
+# Keeps an address within the 107 bytes of sockaddr_un, with the longest name and the door's suffix.
 _MAX_JOB = 31
 _TURN_S = 0.05
 _GRACE_S = 0.5

@@ -35,7 +35,7 @@ HOST = 0
 DEVICE = 9
 BEGIN = 0
 END = 3
-# Of the host track, on CUDA: the contents of the buffer on the GPU when it had been copied.
+# Host track on CUDA: the number in the buffer on the GPU when its copy ended.
 MARK = 6
 TOKEN = 16
 TOKEN_READY = 24  # 1 once TOKEN holds the IPC handle of the rank's buffers on its GPU

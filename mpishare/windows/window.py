@@ -164,7 +164,7 @@ class Window(Epochs, NodeObject):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """That of `array`; there is none on the host backend.
+        """The CUDA array interface of `array`; there is none on the host backend.
 
         From then on the window's memory stays mapped as long as the window object is held.
         """

@@ -66,11 +66,12 @@ def test_the_report_names_the_ranks_in_python(monkeypatch, caplog):
 def absent(monkeypatch, tmp_path):
     """The compiled part was not built."""
     monkeypatch.setattr(native, "_FILE", tmp_path / "_host.abi3.so")
+    native._warn_once.cache_clear()
 
 
 def test_without_it_rank_0_warns(absent, monkeypatch, caplog):
     monkeypatch.delenv("MPISHARE_HOST_CODE", raising=False)  # where Python is asked for, none
-    with Node(backend="host") as node:
+    with Node(backend="host"), Node(backend="host") as node:
         said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         told = "exchanges and fences on the host are made in Python: it was not built; in "
         assert [told in line for line in said] == [True] * (not node.rank)

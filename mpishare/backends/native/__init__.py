@@ -7,6 +7,7 @@ in a *.c file here, declare it in `module.h`, and name it in the table of `modul
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 _CHOICES = ("", "python", "compiled")
+_IN_PYTHON = "halo exchanges and fences on the host are made in Python: %s"
 _ASKED = "MPISHARE_HOST_CODE=python asks for it"
 _FOLDER = Path(__file__).parent
 _FILE = _FOLDER / "_host.abi3.so"
@@ -63,9 +65,14 @@ def find(step_keeping: Callable[..., tuple[Any, list[str]]], *, is_first: bool) 
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
         why = f"{name_ranks(without)}: {why}"
     if is_first and why:
-        level = logging.INFO if why.endswith(_ASKED) else logging.WARNING
-        log.log(level, "halo exchanges and fences on the host are made in Python: %s", why)
+        (log.info if why.endswith(_ASKED) else _warn_once)(_IN_PYTHON, why)
     return module, why
+
+
+@functools.cache
+def _warn_once(message: str, why: str) -> None:
+    """Warn once in each process, however many nodes it makes."""
+    log.warning(message, why)
 
 
 def load() -> tuple[Any, str]:

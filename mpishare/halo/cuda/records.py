@@ -27,7 +27,7 @@ PART_RECORD = np.dtype(
     ]
 )
 PART = struct.Struct(f"<q{AXES}qQ{AXES}I4i")
-"""The same, for which Python takes less time."""
+"""The same record, faster to pack in Python."""
 
 ITEM_RECORD = np.dtype(
     [
@@ -45,7 +45,7 @@ ITEM_RECORD = np.dtype(
     ]
 )
 REST_OF_ITEM = struct.Struct("<QqQQQIIiiQ")
-"""An item behind its part."""
+"""The fields of an item after its part."""
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])
 

@@ -78,7 +78,7 @@ class HostEngine(HostPlanEngine):
         self._try_wait = fast.try_wait if fast else _refuse
 
     def prepare(self, fields: Sequence[Any]) -> HostCall:
-        """Check the fields of a call: C those that it knows, Python others, and wrong ones."""
+        """Check the fields of a call: in C where it knows them, else in Python, which raises."""
         recording.require_none(self._name, "its fields are in host memory")
         addresses = None if self._compiled is None else self._compiled.addresses_of(fields)
         if addresses is None:
@@ -163,7 +163,7 @@ class HostEngine(HostPlanEngine):
                 call.arrays[part.field][part.key] = 0
 
     def exchange(self, call: HostCall, stream: Any) -> None:
-        """Do both."""
+        """Start, then wait."""
         self.start(call, stream)
         self.wait(call, stream)
 

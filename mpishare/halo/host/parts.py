@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 # 1307, 1394). 64 KiB in runs, packed and in place, by a bare loop: of 64 B 25, 49; of 256 B 28, 40
 # (on two cores with one cache 18, 6); of 1 KiB 27, 25; of 4 KiB 25, 14.
 _MIN_IN_PLACE_NBYTES = 16 << 10
-"""Of a part that is read in place; below, packing costs less than waiting for all readers."""
+"""The least size of a part read in place; below, packing costs less than waiting for readers."""
 _MIN_RUN_NBYTES = 256
-"""Of cells that lie together; below, packing costs less than fetching line after line."""
+"""The least run of cells in one piece; below, packing costs less than fetching line by line."""
 _MIN_READ_NBYTES = 256 << 10
-"""Of a part that is read from a process; below, two copies cost less than system call and wait."""
+"""The least size of a part read from a process; below, two copies cost less than the call."""
 _MAX_SPREAD = 1.25
-"""From the first cell to the end of the last, over the bytes of the cells, of what is read so."""
+"""The largest ratio of span to bytes of the cells for such reads."""
 _CACHE_NBYTES = 512 << 10
 _LINE_NBYTES = 64
 _MIN_BLOCKED_NBYTES = 128 << 10
-"""Of a rank's own cells that are copied some planes at a time; less stays in the cache anyway."""
+"""The least size of a rank's own cells copied some planes at a time; less stays in the cache."""
 
 
 class Extent(NamedTuple):
