@@ -128,7 +128,7 @@ class ControlBlock:
         ranks = slice(0, self.pool_start, _RANK_WORDS)
         self._states, self._saw_death = self.words[ranks], self.words[_SAW_DEATH:][ranks]
         self._pid = os.getpid()
-        self._is_open = True
+        self.is_open = True
 
     @staticmethod
     def nbytes_for(size: int) -> int:
@@ -228,7 +228,7 @@ class ControlBlock:
         leaves only because another one failed.
         """
         at = self.rank * _RANK_WORDS
-        if self._is_open and self.is_mine and self.words[at] == State.PRESENT:
+        if self.is_open and self.is_mine and self.words[at] == State.PRESENT:
             max_nbytes = 8 * (_TEXT_WORDS - 1)
             packed = _departure(text, missing, is_cause=is_cause, max_nbytes=max_nbytes)
             self._write_text(at + 1, _TEXT_WORDS, packed)
@@ -348,7 +348,7 @@ class ControlBlock:
 
     def close(self) -> None:
         """Unmap the block and release this rank's lock."""
-        self._is_open = False
+        self.is_open = False
         self.pool = CounterPool()
         self.plan_memory = CounterPool()
         for view in (self._states, self._saw_death, self.words):

@@ -203,6 +203,8 @@ class Waits:
             self.wait(call, lambda: gone)
 
     def _check_departed(self, call: str, pending: Callable[[], list[int]]) -> None:
+        if not self.block.is_open:
+            raise ClosedError(f"{call} failed: a signal handler closed the node")
         # Checked again, since a rank may signal and leave, or die, just after. Where counters are
         # released, their values are no signals.
         if self.failure is not None and (self.block.is_broken() or pending()):
@@ -313,7 +315,7 @@ class WaitMonitor:
         self.end()
 
     def end(self) -> None:
-        if self._published is not None:
+        if self._published is not None and self._waits.block.is_open:
             self._waits.block.end_wait()
 
 

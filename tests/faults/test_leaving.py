@@ -171,6 +171,46 @@ def test_a_handler_of_a_signal_leaves_within_a_call(code):
     played.ended_well()
 
 
+def closed(stage: Stage) -> None:
+    """Rank 0 closes the plan, or the node, in the midst of a call that waits for rank 1."""
+
+    def close_both() -> None:
+        os.sched_yield = sched_yield
+        stage.world.send(None, 1)
+        things[what].close()
+
+    sched_yield = os.sched_yield
+    signal.signal(signal.SIGUSR2, lambda *_: close_both())
+    for call in ("exchange", "accumulate"):
+        for what in ("plan", "node"):
+            node = stage.node()
+            u = np.zeros(66)
+            halo = mpishare.HaloExchange(node.comm, u, 1, dims=(2,), periods=True, node=node)
+            halo.exchange(u)
+            halo.accumulate(u)
+            node.barrier()
+            things = {"plan": halo, "node": node}
+            if stage.rank == 0:
+                os.sched_yield = lambda: signal.raise_signal(signal.SIGUSR2)
+                stage.attempt(f"{call}, {what}", getattr(halo, call), u)
+            else:
+                stage.world.recv(source=0)
+                things[what].close()
+            stage.attempt("close", node.close)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("code", ["compiled", "python"])
+def test_a_handler_of_a_signal_closes_what_is_in_a_call(code):
+    played = play(2, closed, env={"MPISHARE_HOST_CODE": code})
+    for call in ("exchange", "accumulate"):
+        for what in ("plan", "node"):
+            told = played.raised(0, f"{call}, {what}", "ClosedError").text
+            assert "a signal handler closed the" in told, played.describe()
+    played.worked([0, 1], "second node")
+    played.ended_well()
+
+
 def exits(stage: Stage, way: str) -> None:
     node = stage.node()
     node.allocate(4)

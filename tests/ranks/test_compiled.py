@@ -1,8 +1,11 @@
 """The compiled part of the host backend: beside ranks without it, late ranks, and odd calls."""
 
 import threading
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -312,3 +315,36 @@ def test_a_window_that_is_closed_before_the_wait_is_an_error(compiled_node):
     win.close()
     with pytest.raises(MpiShareError, match=r"window 1.* is closed"):
         halo.wait()
+
+
+@pytest.mark.parametrize("call", ["exchange", "accumulate"])
+def test_other_threads_go_on_while_large_cells_are_copied(call):
+    """In some call, for less than half of it, as the machine may be busy with other things."""
+    u = np.ones((3, 1500, 1500))
+    longest, is_over = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not is_over.wait(0.0002):
+            now = time.perf_counter()
+            longest[0] = max(longest[0], now - last)
+            last = now
+
+    def stall_of(make: Callable[[Any], None]) -> float:
+        longest[0], begin = 0.0, time.perf_counter()
+        make(u)
+        seconds = time.perf_counter() - begin
+        is_over.wait(0.01)  # the thread notes how long it has stood still
+        return longest[0] / seconds
+
+    options = {"dims": (1,), "periods": True, "axes": (2,)}
+    with Node(MPI.COMM_SELF, backend="host") as node:
+        halo = mpishare.HaloExchange(MPI.COMM_SELF, u, 400, node=node, **options)
+        getattr(halo, call)(u)
+        thread = threading.Thread(target=tick)
+        thread.start()
+        try:
+            assert any(stall_of(getattr(halo, call)) < 0.5 for _ in range(40))
+        finally:
+            is_over.set()
+            thread.join()

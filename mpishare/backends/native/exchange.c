@@ -23,6 +23,13 @@ static void release_gil(Exchange *self)
         self->released = PyEval_SaveThread();
 }
 
+/* Before copies: other threads of this process go on meanwhile. */
+static void release_gil_if_large(Exchange *self)
+{
+    if (self->nbytes > GIL_NBYTES)
+        release_gil(self);
+}
+
 void exchange_hold_gil(Exchange *self)
 {
     if (self->released != NULL) {
@@ -227,8 +234,7 @@ int exchange_send(Exchange *self)
         self->epoch--;
         return -1;
     }
-    if (self->nbytes > GIL_NBYTES)
-        release_gil(self);
+    release_gil_if_large(self);
     const int parity = self->epoch & 1;
     for (int at = 0; at < self->nout; at++) {
         const Part *part = self->out + at;
@@ -314,8 +320,7 @@ static int receive_part(Exchange *self, const Sender *sender, const Part *part, 
     char *address = segment_address(self, sender, where, entry[1]);
     if (address == NULL)
         return -1;
-    if (self->nbytes > GIL_NBYTES)
-        release_gil(self);
+    release_gil_if_large(self);
     move_cells(&part->direct, base, address + entry[2]);
     return 0;
 }
@@ -371,6 +376,7 @@ int exchange_receive(Exchange *self)
                     break;
                 continue;
             }
+            release_gil_if_large(self);
             if (receive_from(self, sender))
                 return -1;
             left--;

@@ -28,6 +28,13 @@ static void *as_address(PyObject *value)
     return value == Py_None ? NULL : PyLong_AsVoidPtr(value);
 }
 
+static int require_word(const Word *word)
+{
+    if (word == NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "a rank has no control word");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int64_t *copy_table(Exchange *self, PyObject *bytes, int64_t count)
 {
     if (!PyBytes_Check(bytes) || PyBytes_Size(bytes) != count * 8) {
@@ -47,6 +54,10 @@ static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
     long long run, to, from;
     if (!PyArg_ParseTuple(spec, "LLLO!", &run, &to, &from, &PyTuple_Type, &axes))
         return -1;
+    if (run < 0) {
+        PyErr_SetString(PyExc_ValueError, "a run is negative");
+        return -1;
+    }
     const int naxes = (int)PyTuple_Size(axes);
     Axis *made = take(self, (size_t)naxes, sizeof(Axis));
     if (made == NULL)
@@ -57,6 +68,10 @@ static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
         if (!PyArg_ParseTuple(PyTuple_GetItem(axes, at), "LLLOO", &count, &to_step, &from_step,
                               &to_at, &from_at))
             return -1;
+        if (count < 0) {
+            PyErr_SetString(PyExc_ValueError, "a count is negative");
+            return -1;
+        }
         made[at] = (Axis){count, to_step, from_step, NULL, NULL};
         if (to_at != Py_None && !(made[at].to_at = copy_table(self, to_at, count)))
             return -1;
@@ -125,15 +140,15 @@ static Part *read_parts(Exchange *self, PyObject *specs, int *nparts)
 
 static int read_field(Exchange *self, PyObject *spec, Field *field)
 {
-    PyObject *shape, *strides;
+    PyObject *dtype, *shape, *strides;
     unsigned long long span;
     int is_located;
     const char *numbers;
-    if (!PyArg_ParseTuple(spec, "OO!O!Kpz", &field->dtype, &PyTuple_Type, &shape, &PyTuple_Type,
-                          &strides, &span, &is_located, &numbers))
+    if (!PyArg_ParseTuple(spec, "OO!O!Kpz", &dtype, &PyTuple_Type, &shape, &PyTuple_Type, &strides,
+                          &span, &is_located, &numbers))
         return -1;
     field->span = (size_t)span;
-    Py_INCREF(field->dtype);
+    field->dtype = Py_NewRef(dtype);
     if (numbers && (field->add = find_adding_line(numbers)))
         field->number_nbytes = (size_t)(numbers[1] - '0');
     if (self->is_reverse && !field->add) {
@@ -171,6 +186,8 @@ static int read_receivers(Exchange *self, PyObject *specs)
         if (!PyArg_ParseTuple(PyTuple_GetItem(specs, at), "Op", &consumed, &is_reader))
             return -1;
         self->receivers[at] = (Receiver){as_address(consumed), is_reader};
+        if (require_word(self->receivers[at].consumed))
+            return -1;
     }
     return self->receivers == NULL || PyErr_Occurred() ? -1 : 0;
 }
@@ -200,7 +217,8 @@ static int read_senders(Exchange *self, PyObject *specs)
             return -1;
         sender->control = as_address(control);
         sender->state = as_address(state);
-        if (PyErr_Occurred() || !(sender->parts = read_parts(self, parts, &sender->nparts)))
+        if (require_word(sender->control) || require_word(sender->state) ||
+            !(sender->parts = read_parts(self, parts, &sender->nparts)))
             return -1;
         sender->is_own = sender->control == self->ready;
         for (int number = 0; number < sender->nparts; number++) {
@@ -228,7 +246,8 @@ static int read_fields(Exchange *self, PyObject *specs)
     self->mapped = take(self, PLACES, sizeof(Mapped));
     if (PyErr_Occurred())
         return -1;
-    for (size_t at = 0; at < nfields; at++, self->nfields++) {
+    for (size_t at = 0; at < nfields; at++) {
+        self->nfields++; /* `exchange_free` lets go of its dtype, whatever fails here */
         self->apart[at] = INTPTR_MIN; /* of no two fields */
         if (read_field(self, PyTuple_GetItem(specs, at), self->fields + at))
             return -1;

@@ -22,6 +22,7 @@ import numpy as np
 
 from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
+from mpishare.errors import ClosedError
 from mpishare.plans.message import parts_sent
 
 if TYPE_CHECKING:
@@ -120,7 +121,13 @@ class Staging:
         """Wait until a control word of each rank has reached an epoch."""
         for rank in ranks:
             if not spin_until(self.control[rank], word, epoch, self._spins_per_yield):
-                self.wait_for(lambda: [r for r in ranks if self.control[r][word] < epoch])
+                self.wait_for(lambda: self._behind(ranks, word, epoch))
+                if not self.control:
+                    raise ClosedError(f"{self._call} failed: a signal handler closed the plan")
+
+    def _behind(self, ranks: Sequence[int], word: int, epoch: int) -> list[int]:
+        # A handler of a signal may close the plan while it waits.
+        return [rank for rank in ranks if self.control and self.control[rank][word] < epoch]
 
     def wait_for(self, pending: Callable[[], Sequence[int]]) -> None:
         """Wait until no rank is pending, with the deadline; raise if one of them is gone."""
