@@ -174,7 +174,8 @@ def test_a_node_that_refuses_the_service_ends_the_job(free: Cluster, mpich: Mpi,
     path = f"{tools}:{free.environment['PATH']}"
     words = ("--ntasks-per-node=1", SCRIPTS / "mps-nodes.sbatch", mps / "program.py")
     done = free.wait(free.sbatch(*words, VENV=mpich.environment, PATH=path))
-    assert done.status == 2, done.describe()
+    # That of node2, or of node1, which SLURM then terminates.
+    assert done.status in (2, 143), done.describe()
     assert "with-mps: nvidia-smi sees no GPU" in done.output
     assert "[(" not in done.output, "the ranks were started"
     assert done.seconds < 30
