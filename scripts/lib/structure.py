@@ -60,7 +60,10 @@ def tree_of(where: str) -> Iterator[Path]:
         yield Path(where)
         return
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", where]
-    done = subprocess.run(command, capture_output=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise SystemExit(f"{where} is neither a folder nor a revision: there is no git") from None
     if done.returncode:
         raise SystemExit(f"{where} is neither a folder nor a revision: {done.stderr.decode()}")
     with tempfile.TemporaryDirectory() as folder:

@@ -357,7 +357,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_the_remedy(monkeypatch, tm
     for folder, why in (
         (tmp_path / "none", "No such file or directory"),
         (file, "Not a directory"),
-        ("/proc", "Operation not supported|Is a directory"),
+        ("/proc", "Operation not supported|Is a directory|Permission denied"),
     ):
         monkeypatch.setattr(shared, "FOLDER", str(folder))
         # Of a folder without room that is said, and /proc has none.
