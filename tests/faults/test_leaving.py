@@ -12,10 +12,12 @@ import pytest
 import mpishare
 from tests.faults.scenes import BACKENDS, play
 from tests.faults.stage import CALLS, Stage
+from tests.helpers.compiled import needs_compiled
 from tests.helpers.launch import run_ranks
 from tests.helpers.reporting import report
 
 LIMIT_S = 2.0
+CODES = [pytest.param("compiled", marks=needs_compiled), "python"]
 
 
 def leaves(stage: Stage, place: str) -> None:
@@ -157,7 +159,7 @@ def handled(stage: Stage, code: str) -> None:
     stage.second_node(stage.world)
 
 
-@pytest.mark.parametrize("code", ["compiled", "python"])
+@pytest.mark.parametrize("code", CODES)
 def test_a_handler_of_a_signal_leaves_within_a_call(code):
     """The memory of the other rank is mapped as long as the call goes on, which may look at it."""
     played = play(2, handled, code, env={"MPISHARE_HOST_CODE": code})
@@ -200,7 +202,7 @@ def closed(stage: Stage) -> None:
     stage.second_node(stage.world)
 
 
-@pytest.mark.parametrize("code", ["compiled", "python"])
+@pytest.mark.parametrize("code", CODES)
 def test_a_handler_of_a_signal_closes_what_is_in_a_call(code):
     played = play(2, closed, env={"MPISHARE_HOST_CODE": code})
     for call in ("exchange", "accumulate"):
