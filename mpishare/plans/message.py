@@ -91,9 +91,6 @@ class Message:
         parts = (part.piece(layouts[part.field], number, count) for part in self.parts)
         return replace(self, parts=tuple(part for part in parts if part.nbytes))
 
-    def offset_of(self, part: Part) -> int:
-        return self.offsets()[self.parts.index(part)]
-
 
 class PartInfo(NamedTuple):
     """The description of a part for other ranks; `box` is None for indices."""

@@ -122,12 +122,11 @@ class Staging:
         for rank in ranks:
             if not spin_until(self.control[rank], word, epoch, self._spins_per_yield):
                 self.wait_for(lambda: self._behind(ranks, word, epoch))
-                if not self.control:
-                    raise ClosedError(f"{self._call} failed: a signal handler closed the plan")
 
     def _behind(self, ranks: Sequence[int], word: int, epoch: int) -> list[int]:
-        # A handler of a signal may close the plan while it waits.
-        return [rank for rank in ranks if self.control and self.control[rank][word] < epoch]
+        if not self.control:
+            raise ClosedError(f"{self._call} failed: a signal handler closed the plan")
+        return [rank for rank in ranks if self.control[rank][word] < epoch]
 
     def wait_for(self, pending: Callable[[], Sequence[int]]) -> None:
         """Wait until no rank is pending, with the deadline; raise if one of them is gone."""
