@@ -119,7 +119,7 @@ def when(header: dict) -> str:
 def of_runs(
     folder: Path, names: dict[str, str], tables: Callable, *, is_whole: bool = True
 ) -> list[str]:
-    """For each of the runs what it is of, and its tables."""
+    """The description and the tables of each run."""
     lines = []
     for name, run in runs(folder, names, is_whole=is_whole).items():
         machine, libraries = origin(run["header"])
