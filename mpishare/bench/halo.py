@@ -15,10 +15,10 @@ from typing import Any
 import mpishare
 from mpishare import Node, Window
 from mpishare.bench import mpi
-from mpishare.bench.cases import LIBRARIES, Case
+from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.grid import Block, Exchange, Grid, Problem
-from mpishare.bench.library import add_library
+from mpishare.bench.library import add_libraries
 from mpishare.bench.options import Options
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session
@@ -94,8 +94,7 @@ def add_baselines(
             for name, kind in of_option.items():
                 unfit = problem.oversubscribed if kind is mpi.Waitany else None
                 comparison.add(name, partial(kind, problem), kind=BASELINE, unfit=unfit)
-    for option in LIBRARIES:
-        add_library(comparison, option, problem)
+    add_libraries(comparison, problem)
     comparison.add_brought(problem)
 
 

@@ -87,38 +87,34 @@ class Row:
         """Set why there is no number."""
         self.reason, self.wrong = reason, wrong
 
+    def compare(self, other: Row) -> None:
+        """Set how fast it is beside a baseline: no factor unless the quartiles are apart."""
+        low, high = self.quartiles_us or (0, 0)
+        other_low, other_high = other.quartiles_us or (0, 0)
+        self.fastest = other.arm
+        self.ratio = ratio = (self.median_us or 0) / (other.median_us or 1)
+        factor = max(ratio, 1 / ratio)
+        shown = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
+        self.speed = f"{shown} x {'faster' if ratio < 1 else 'slower'}"
+        if low <= other_high and other_low <= high:
+            self.speed = "as fast" if factor < 1.1 else "unclear"
+        elif shown == "1.0":
+            self.speed = "as fast"
+
 
 #: The keys of a row in JSON.
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
-def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
-    """Compare each variant of one case and size with the fastest `against` it."""
+def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str] | None]) -> None:
+    """Compare each variant of one case and size with the fastest `against` it, None: of all."""
     timed = [row for row in rows if row.median_us]
-    baselines = [row for row in timed if row.kind == BASELINE]
     for row in timed:
-        others = [each for each in baselines if each.clock == row.clock]
-        others = [each for each in others if each.arm in against.get(row.arm, ())]
+        names = against.get(row.arm, ())
+        others = [each for each in timed if (each.kind, each.clock) == (BASELINE, row.clock)]
+        others = [each for each in others if names is None or each.arm in names]
         if row.kind == OWN and others:
-            fastest = min(others, key=_median)
-            row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
-            row.speed = _speed(row, fastest)
-
-
-def _median(row: Row) -> float:
-    return row.median_us or 0.0
-
-
-def _speed(row: Row, other: Row) -> str:
-    """Return how fast a row is, beside another: no factor unless the quartiles are apart."""
-    low, high = row.quartiles_us or (0, 0)
-    other_low, other_high = other.quartiles_us or (0, 0)
-    ratio = row.ratio or 1
-    factor = max(ratio, 1 / ratio)
-    if low <= other_high and other_low <= high:
-        return "as fast" if factor < 1.1 else "unclear"
-    shown = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
-    return "as fast" if shown == "1.0" else f"{shown} x {'faster' if ratio < 1 else 'slower'}"
+            row.compare(min(others, key=lambda each: each.median_us or 0))
 
 
 def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:

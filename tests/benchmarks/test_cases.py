@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks import catalog
-from mpishare.bench.cases import CASES, NOTES, baselines
+from mpishare.bench.cases import BASELINES, CASES, baselines
 from mpishare.bench.cli import case_list
 from tests.bench.test_cli import HOST, QUICK, SPINNING, check_rows, is_all_ok
 from tests.helpers.launch import Result, run_ranks
@@ -226,4 +226,4 @@ def test_a_case_whose_names_do_not_tell_explains_them() -> None:
     assert " ".join(case.note.split()) in " ".join(case_list().split())
     names = ("new arrays", "kept, copied", "arrays in turn", "kept array")
     assert all(f"'{name}'" in case.note for name in names)
-    assert set(NOTES) <= set(baselines())
+    assert set(BASELINES) <= set(baselines())
