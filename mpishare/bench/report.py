@@ -212,71 +212,60 @@ def _filled(lines: Sequence[str], width: int, indent: str = "  ") -> str:
 def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: int = WIDTH) -> str:
     """Return the tables of a case, and what was left out of it."""
     found = [row for row in rows if row.case == case]
-    bounds = [row for row in found if row.kind == UPPER_BOUND]
     others = [row for row in found if row.kind != UPPER_BOUND]
-    texts = [""]
-    if others:
-        note = CASES[case].note if case in CASES else ""
-        title = f"{case}{_halo_text(others[0])}\n{_filled([note] if note else [], width)}"
-        texts.append(_table(title.rstrip(), others, width))
-    if bounds:
-        title = f"{case}: upper bounds, which leave out order or data"
-        texts.append(_table(title, bounds, width))
+    bounds = [row for row in found if row.kind == UPPER_BOUND]
+    note = [CASES[case].note] if case in CASES and CASES[case].note else []
+    title = f"{case}{_halo_text(others)}\n{_filled(note, width)}".rstrip()
+    of_bounds = f"{case}: upper bounds, which leave out order or data"
+    pairs = (title, others), (of_bounds, bounds)
+    texts = ["", *(_table(title, rows, width) for title, rows in pairs if rows)]
     left_out = environment["left_out"].get(case, ())
     return "\n".join(texts) + _filled([f"{case} {text}" for text in left_out], width)
 
 
-def _halo_text(row: Row) -> str:
+def _halo_text(rows: Sequence[Row]) -> str:
     """Return what all rows of a halo case have in common, nothing for other cases."""
-    if row.width is None:
+    if not rows or rows[0].width is None:
         return ""
-    kind = "with corners" if row.corners else "faces alone"
-    fields = counted(row.fields or 0, "field")
-    return f": width {row.width}, {fields}, {kind}; cells: of a rank, along an axis"
+    kind = "with corners" if rows[0].corners else "faces alone"
+    fields = counted(rows[0].fields or 0, "field")
+    return f": width {rows[0].width}, {fields}, {kind}; cells: of a rank, along an axis"
 
 
 def _table(title: str, rows: Sequence[Row], width: int) -> str:
     """Return one table: a line per variant and size, with both clocks side by side."""
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
-    lines, failures = [_HEADS], [""]
-    for _, of_size in groupby(rows, key=lambda row: row.nbytes):
-        for cells, row in _lines(list(of_size), is_first=len(lines) == 1):
-            lines.append(cells)
-            failures.append(_failure(row, reasons))
+    lines, failures = zip(*_lines(rows, reasons), strict=True)
     widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
     columns, left_out = _kept(lines, widths, width)
+    places = [sum(widths[each] for each in columns if each < i) for i in range(len(_HEADS))]
     groups = ""
     for index in filter(columns.__contains__, _GROUPS):
-        groups = groups.ljust(_place(index, columns, widths)) + _GROUPS[index]
-    lead = _place(min(_GROUPS), columns, widths)
+        groups = groups.ljust(places[index]) + _GROUPS[index]
     printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
-    pairs = zip(printed, failures, strict=True)
-    printed = [f"{line:{lead}}{failure}" if failure else line for line, failure in pairs]
+    lead = places[min(_GROUPS)]
+    for number, failure in enumerate(failures):
+        printed[number] = f"{printed[number]:{lead}}{failure}" if failure else printed[number]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] if left_out else []
+    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] * bool(left_out)
     return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
 
 
-def _lines(rows: Sequence[Row], *, is_first: bool) -> Iterator[tuple[list[str], Row | None]]:
-    """Yield the cells of each variant at one size, and its row; before them an empty line."""
-    if not is_first:
-        yield [""] * len(_HEADS), None
-    head = [size_text(rows[0].nbytes) if rows[0].nbytes else "", str(rows[0].n or "")]
-    for arm, of_variant in groupby(rows, key=lambda row: row.arm):
-        clocks = {row.clock: row for row in of_variant}
-        row = next(iter(clocks.values()))
-        yield [*head, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], row
-        head = ["", ""]
-
-
-def _failure(row: Row | None, reasons: Sequence[str]) -> str:
-    if row is None or row.reason is None:
-        return ""
-    return f"{'wrong' if row.wrong else 'not run'} [{reasons.index(row.reason) + 1}]"
-
-
-def _place(index: int, columns: Sequence[int], widths: Sequence[int]) -> int:
-    return sum(widths[each] for each in columns if each < index)
+def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield the cells of each line, and what stands there of a variant that failed."""
+    yield _HEADS, ""
+    for number, (nbytes, of_size) in enumerate(groupby(rows, key=lambda row: row.nbytes)):
+        if number:
+            yield [""] * len(_HEADS), ""
+        size = size_text(nbytes) if nbytes else ""
+        for arm, of_variant in groupby(of_size, key=lambda row: row.arm):
+            clocks = {row.clock: row for row in of_variant}
+            row = next(iter(clocks.values()))
+            why = f"[{reasons.index(row.reason) + 1}]" if row.reason is not None else ""
+            failure = f"{'wrong' if row.wrong else 'not run'} {why}" if why else ""
+            n = str(row.n or "") if size else ""
+            yield [size, n, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], failure
+            size = ""
 
 
 def _kept(
@@ -296,13 +285,12 @@ def _cells(clocks: Mapping[Clock, Row]) -> list[str]:
     """Return the cells of both clocks, with the rate for throughput."""
     found = []
     for clock in CLOCKS:
-        row, cells = clocks.get(clock), [""] * (4 if clock == "throughput" else 3)
-        if row is not None and row.median_us is not None and row.p95_us is not None:
-            cells[:2] = [format_us(row.median_us), format_us(row.p95_us)]
-            cells[-1] = row.speed or ""
-            if clock == "throughput" and row.gb_per_s is not None:
-                cells[2] = f"{row.gb_per_s:.2f}"
-        found += cells
+        row = clocks.get(clock)
+        times = [row.median_us, row.p95_us] if row else [None, None]
+        cells = ["" if time is None else format_us(time) for time in times]
+        if clock == "throughput":
+            cells.append(f"{row.gb_per_s:.2f}" if row and row.gb_per_s is not None else "")
+        found += [*cells, (row and row.speed) or ""]
     return found
 
 
