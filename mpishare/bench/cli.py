@@ -27,7 +27,7 @@ from mpishare.runtime.cli import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
@@ -116,20 +116,9 @@ def _measure(session: Session) -> int:
 
     show(heading(found, width))
     interrupted = None
-    with session.node, closing(session.progress):
-        session.expect([CASES[name] for name in options.cases])
-        for name in options.cases:
-            if comm.rank == 0:
-                # At once where a signal comes: Open MPI kills the ranks soon.
-                session.signals.first = partial(write, name)
-            try:
-                import_module(CASES[name].module).run(session, CASES[name])
-            except StoppedError:
-                interrupted = name
-            show(of_case(name, found, session.rows, width))
-            if interrupted:
-                break
-        session.close()
+    for name, is_interrupted in _ended(session, write):
+        show(of_case(name, found, session.rows, width))
+        interrupted = name if is_interrupted else None
     show(summary(session.rows, width))
     status = 0
     if comm.rank == 0:
@@ -138,6 +127,26 @@ def _measure(session: Session) -> int:
     sys.stdout.flush()
     # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
     return session.signals.exit_status if interrupted else int(comm.bcast(status))
+
+
+def _ended(session: Session, write: Callable[[str], object]) -> Iterator[tuple[str, bool]]:
+    """Run the cases; yield the name of each as it ends, and whether a signal interrupted it.
+
+    Collective, host-blocking; closes the node. At a signal rank 0 calls `write` with the name of
+    the case at once: Open MPI kills the ranks soon.
+    """
+    with session.node, closing(session.progress):
+        session.expect([CASES[name] for name in session.options.cases])
+        for name in session.options.cases:
+            if session.comm.rank == 0:
+                session.signals.first = partial(write, name)
+            try:
+                import_module(CASES[name].module).run(session, CASES[name])
+            except StoppedError:
+                yield name, True
+                break
+            yield name, False
+        session.close()
 
 
 def _end(

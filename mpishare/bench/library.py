@@ -205,8 +205,8 @@ class LibraryExchange(Exchange[Problem]):
             why = "its faces are not contiguous" if way.in_place else "it packs these faces anyway"
             raise UnsupportedError(f"{library.label}: {why}")
         super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
-        is_sent_alone = library.is_direct and is_contiguous and not way.is_packed
-        if way.in_place or (is_sent_alone and not problem.has_buffers):
+        packs = way.is_packed or problem.has_buffers or not (library.is_direct and is_contiguous)
+        if way.in_place or not packs:
             self._moves = [self._move_of_faces()]
         else:
             # A graph has its buffers baked in: it cannot use two of them in turn.

@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from mpishare.errors import counted, format_nbytes, name_ranks
 
 Clock = Literal["latency", "throughput"]
 CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
+Quartiles = tuple[float, float]
 #: As in the files: a variant of mpishare, a baseline, or an upper bound, which is what the machine
 #: can do with no order in it or no data.
 Kind = Literal["own", "rival", "ceiling"]
@@ -46,7 +47,7 @@ class Row:
     median_us: float | None = None
     p95_us: float | None = None
     min_us: float | None = None
-    quartiles_us: tuple[float, float] | None = None
+    quartiles_us: Quartiles | None = None
     count: int = 0  # of samples: iterations, or batches of them
     gb_per_s: float | None = None  # what one rank sends in an iteration, over the median
     ok: bool = False  # whether it ran and no check found it wrong
@@ -87,20 +88,6 @@ class Row:
         """Set why there is no number."""
         self.reason, self.wrong = reason, wrong
 
-    def compare(self, other: Row) -> None:
-        """Set how fast it is beside a baseline: no factor unless the quartiles are apart."""
-        low, high = self.quartiles_us or (0, 0)
-        other_low, other_high = other.quartiles_us or (0, 0)
-        self.fastest = other.arm
-        self.ratio = ratio = (self.median_us or 0) / (other.median_us or 1)
-        factor = max(ratio, 1 / ratio)
-        shown = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
-        self.speed = f"{shown} x {'faster' if ratio < 1 else 'slower'}"
-        if low <= other_high and other_low <= high:
-            self.speed = "as fast" if factor < 1.1 else "unclear"
-        elif shown == "1.0":
-            self.speed = "as fast"
-
 
 #: The keys of a row in JSON.
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
@@ -109,12 +96,28 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str] | None]) -> None:
     """Compare each variant of one case and size with the fastest `against` it, None: of all."""
     timed = [row for row in rows if row.median_us]
-    for row in timed:
+    baselines = [row for row in timed if row.kind == BASELINE]
+    for row in (row for row in timed if row.kind == OWN):
         names = against.get(row.arm, ())
-        others = [each for each in timed if (each.kind, each.clock) == (BASELINE, row.clock)]
-        others = [each for each in others if names is None or each.arm in names]
-        if row.kind == OWN and others:
-            row.compare(min(others, key=lambda each: each.median_us or 0))
+        others = [each for each in baselines if names is None or each.arm in names]
+        others = [each for each in others if each.clock == row.clock]
+        if others:
+            fastest = min(others, key=_median)
+            row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
+            row.speed = _speed(row.ratio, row.quartiles_us, fastest.quartiles_us)
+
+
+def _median(row: Row) -> float:
+    return row.median_us or 0.0
+
+
+def _speed(ratio: float, mine: Quartiles | None, theirs: Quartiles | None) -> str:
+    """Return how fast a variant is: no factor unless its quartiles and the baseline's are apart."""
+    factor = max(ratio, 1 / ratio)
+    if mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]:
+        return "as fast" if factor < 1.1 else "unclear"
+    shown = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
+    return "as fast" if shown == "1.0" else f"{shown} x {'faster' if ratio < 1 else 'slower'}"
 
 
 def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
@@ -213,12 +216,11 @@ def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: 
     """Return the tables of a case, and what was left out of it."""
     found = [row for row in rows if row.case == case]
     others = [row for row in found if row.kind != UPPER_BOUND]
+    note = CASES[case].note if case in CASES else ""
+    title = f"{case}{_halo_text(others)}\n{_filled([note] * bool(note), width)}".rstrip()
+    texts = ["", *_table(title, others, width)]
     bounds = [row for row in found if row.kind == UPPER_BOUND]
-    note = [CASES[case].note] if case in CASES and CASES[case].note else []
-    title = f"{case}{_halo_text(others)}\n{_filled(note, width)}".rstrip()
-    of_bounds = f"{case}: upper bounds, which leave out order or data"
-    pairs = (title, others), (of_bounds, bounds)
-    texts = ["", *(_table(title, rows, width) for title, rows in pairs if rows)]
+    texts += _table(f"{case}: upper bounds, which leave out order or data", bounds, width)
     left_out = environment["left_out"].get(case, ())
     return "\n".join(texts) + _filled([f"{case} {text}" for text in left_out], width)
 
@@ -232,23 +234,25 @@ def _halo_text(rows: Sequence[Row]) -> str:
     return f": width {rows[0].width}, {fields}, {kind}; cells: of a rank, along an axis"
 
 
-def _table(title: str, rows: Sequence[Row], width: int) -> str:
-    """Return one table: a line per variant and size, with both clocks side by side."""
+def _table(title: str, rows: Sequence[Row], width: int) -> list[str]:
+    """Return one table, if any: a line per variant and size, with both clocks side by side."""
+    if not rows:
+        return []
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
     lines, failures = zip(*_lines(rows, reasons), strict=True)
     widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
     columns, left_out = _kept(lines, widths, width)
-    places = [sum(widths[each] for each in columns if each < i) for i in range(len(_HEADS))]
+    places = [0, *accumulate(n * (index in columns) for index, n in enumerate(widths))]
     groups = ""
     for index in filter(columns.__contains__, _GROUPS):
         groups = groups.ljust(places[index]) + _GROUPS[index]
     printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
-    lead = places[min(_GROUPS)]
     for number, failure in enumerate(failures):
-        printed[number] = f"{printed[number]:{lead}}{failure}" if failure else printed[number]
+        if failure:
+            printed[number] = printed[number].ljust(places[min(_GROUPS)]) + failure
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
     notes += [f"Left out at {width} columns: {', '.join(left_out)}."] * bool(left_out)
-    return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
+    return ["\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)]
 
 
 def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[tuple[list[str], str]]:
@@ -261,8 +265,8 @@ def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[tuple[list[s
         for arm, of_variant in groupby(of_size, key=lambda row: row.arm):
             clocks = {row.clock: row for row in of_variant}
             row = next(iter(clocks.values()))
-            why = f"[{reasons.index(row.reason) + 1}]" if row.reason is not None else ""
-            failure = f"{'wrong' if row.wrong else 'not run'} {why}" if why else ""
+            failure = "wrong" if row.wrong else "not run"
+            failure = f"{failure} [{reasons.index(row.reason) + 1}]" if row.reason else ""
             n = str(row.n or "") if size else ""
             yield [size, n, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], failure
             size = ""
