@@ -19,10 +19,10 @@ from mpi4py import MPI
 
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
-from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.comparison import Comparison
 from mpishare.bench.fence import OrderAll
 from mpishare.bench.grid import Exchange, Problem, Side
-from mpishare.bench.halo import add_baselines
+from mpishare.bench.halo import Forms, add_baselines
 from mpishare.bench.mpi import Isend, Persistent, Sendrecv
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session
@@ -210,12 +210,12 @@ _READY, _DONE = 0, 1
 _SLOT_NBYTES = 128
 _PURPOSES = 2
 
-#: The variants of each baseline; several where none of them is the fastest at every size.
-_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
-    "isend": {"isend": Isend},
-    "persistent": {"persistent": Persistent},
-    "sendrecv": {"sendrecv": Sendrecv},
-    "staged": {"staged": Staged, "staged persistent": StagedPersistent},
+_MPI: Forms = {
+    "isend": Isend,
+    "persistent": Persistent,
+    "sendrecv": Sendrecv,
+    "staged": Staged,
+    "staged persistent": StagedPersistent,
 }
 
 
