@@ -103,7 +103,6 @@ _PASSES_PER_LOOK = 4
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     for nbytes in session.options.sizes(session.node.backend, case.name):
         shape = (max(round((nbytes / 8) ** 0.5), 2),) * 3
         if session.fits(case, nbytes, 2 * Poisson.needed_nbytes(shape)):

@@ -43,7 +43,6 @@ _CALLS, _BATCHES = 100, 10
 
 
 def run(session: Session, case: Case) -> None:
-    """Run a case. Collective, host-blocking."""
     if case.name == "calls":
         _run_calls(session, case)
     elif case.name == "faces":
@@ -69,7 +68,6 @@ def _enter_messages(comparison: Comparison, grid: Grid) -> None:
 
 
 def enter_naive(comparison: Comparison, grid: Grid) -> None:
-    """Enter the naive baseline of the halo cases."""
     comparison.add("naive", partial(Naive, grid), kind=BASELINE)
 
 

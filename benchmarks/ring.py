@@ -132,7 +132,6 @@ class PairwiseRing(WindowRing):
         self.calls = self.bind(ring.peers)
 
     def bind(self, peers: list[int]) -> tuple[Callable[[], None], ...]:
-        """Return post, start, complete and wait."""
         post, start = (partial(each, peers) for each in (self.window.post, self.window.start))
         return post, start, self.window.complete, self.window.wait
 
@@ -220,7 +219,6 @@ _MPI: Forms = {
 
 
 def run(session: Session, case: Case) -> None:
-    """Run a case. Collective, host-blocking."""
     if case.name == "pairwise":
         comparison, ring = Comparison(session, case), Ring(session, nbytes=8)
         comparison.add("pairwise", partial(PairwiseRing, ring, moves=False))
@@ -241,7 +239,6 @@ def run(session: Session, case: Case) -> None:
 
 
 def enter_counters(comparison: Comparison, session: Session) -> None:
-    """Enter the baseline of the case fence."""
     make = partial(_CountersOfAll, session, Pattern(session.node.xp, 1))
     comparison.add("counters", make, kind=BASELINE)
 

@@ -33,7 +33,6 @@ _ARRAYS = 4  # of the size of a message: the array, the sum, and what the check 
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     for nbytes in session.sizes(case, _ARRAYS):
         _run(session, case, nbytes)
 
@@ -127,7 +126,6 @@ class Sum(Variant):
 
 
 def own_sum(session: Session, array: Any) -> Bound:
-    """Return `Allreduce.reduce` of an array. Collective."""
     total = mpishare.Allreduce(session.comm, array, node=session.node)
     return partial(total.reduce, array), total.close
 

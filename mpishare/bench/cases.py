@@ -15,7 +15,7 @@ class Case:
     name: str
     summary: str  # what it times, in one line
     baselines: dict[str, tuple[str, ...]]  # for each backend
-    module: str  # whose run(session, case) times it
+    module: str  # whose run(session, case) times it, called by all ranks
     # The baselines that run only if the command line names them, or all: they take long to set up.
     on_request: frozenset[str] = frozenset()
     is_sized: bool = False  # whether it runs once for each size

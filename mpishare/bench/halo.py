@@ -43,8 +43,6 @@ _MPI: Forms = {
 
 
 def run(session: Session, case: Case) -> None:
-    """Run a case. Collective, host-blocking."""
-
     def enter(comparison: Comparison, grid: Grid) -> None:
         comparison.add("window fields", partial(WindowFields, grid))
         comparison.add("private fields", partial(PrivateFields, grid))
@@ -133,7 +131,6 @@ class WindowFields(PrivateFields):
         return node.allocate_each(shape, float, fill=0)
 
     def field_in(self, window: Window) -> Any:
-        """Return the field that a window holds."""
         return window.array
 
     def close(self) -> None:

@@ -258,6 +258,5 @@ class LibraryExchange(Exchange[Problem]):
 
 
 def transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
-    """Return what leaves through each side, and what arrives."""
     moved = zip(sides, out, into, strict=True)
     return [Transfer(side.to, side.source, *views) for side, *views in moved]

@@ -24,7 +24,6 @@ _LARGE_NBYTES = 4 << 10
 
 
 def copy(copies: Copies) -> None:
-    """Pack or unpack."""
     for target, source in copies:
         np.copyto(target, source)
 
@@ -57,7 +56,6 @@ def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> 
 
 
 def free(made: Sequence[MPI.Request | MPI.Datatype]) -> None:
-    """Free what MPI made."""
     for each in made:
         each.Free()
 

@@ -67,7 +67,6 @@ class Row:
     corners: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row as in JSON."""
         values = {name: getattr(self, name) for name in COLUMNS}
         floats = {name: value for name, value in values.items() if isinstance(value, float)}
         # Six digits are more than any clock resolves.
@@ -85,7 +84,6 @@ class Row:
         self.ok = True
 
     def fail(self, reason: str, *, wrong: bool) -> None:
-        """Set why there is no number."""
         self.reason, self.wrong = reason, wrong
 
 
@@ -128,7 +126,6 @@ def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def table(environment: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Return the whole report as text."""
     names = dict.fromkeys([*(row.case for row in rows), *environment["left_out"]])
     cases = "".join(of_case(name, environment, rows) for name in names)
     return heading(environment) + cases + summary(rows)

@@ -32,7 +32,6 @@ FACE_NBYTES = 8 * _CELLS
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     comparison = Comparison(session, case, clocks=("latency",))
     comm, node, timeout_s = session.comm, session.node, session.options.timeout_s
 
