@@ -64,7 +64,7 @@ def case_list() -> str:
 
 
 def _described(case: Case) -> list[str]:
-    lines = textwrap.wrap(case.note, 90)
+    lines = textwrap.wrap(case.note, 79)
     for backend, names in case.baselines.items():
         unasked = ", ".join(name for name in names if name not in case.on_request)
         named = ", ".join(name for name in names if name in case.on_request)
