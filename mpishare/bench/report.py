@@ -94,15 +94,17 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str] | None]) -> None:
     """Compare each variant of one case and size with the fastest `against` it, None: of all."""
     timed = [row for row in rows if row.median_us]
-    baselines = [row for row in timed if row.kind == BASELINE]
     for row in (row for row in timed if row.kind == OWN):
-        names = against.get(row.arm, ())
-        others = [each for each in baselines if names is None or each.arm in names]
-        others = [each for each in others if each.clock == row.clock]
+        others = _baselines(timed, row.clock, against.get(row.arm, ()))
         if others:
             fastest = min(others, key=_median)
             row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
             row.speed = _speed(row.ratio, row.quartiles_us, fastest.quartiles_us)
+
+
+def _baselines(timed: Sequence[Row], clock: Clock, names: Sequence[str] | None) -> list[Row]:
+    found = [row for row in timed if row.kind == BASELINE and row.clock == clock]
+    return [row for row in found if names is None or row.arm in names]
 
 
 def _median(row: Row) -> float:
