@@ -134,6 +134,11 @@ def find(name: str, job: str | None, timeout_s: float) -> tuple[Listed, Visit]:
     if full:
         why = ": its process is stopped, or the window is another user's"
         raise late(f"{call} failed: {full[0]} took no connection", timeout_s, why)
+    raise HandleError(_why_none(call, name, there, timeout_s))
+
+
+def _why_none(call: str, name: str, there: list[Listed], timeout_s: float) -> str:
+    """Return the text of an error where this user has no window of that name."""
     others = visit_mine(there, timeout_s, 0.0)[0]
     for visit in others.values():
         visit.close()
@@ -144,7 +149,7 @@ def find(name: str, job: str | None, timeout_s: float) -> tuple[Listed, Visit]:
         if owners
         else ""
     )
-    raise HandleError(
+    return (
         f"{call} failed: no process of this user has a window of that name on this machine, or it "
         "is in another network namespace (a container with a network of its own), where it cannot "
         f"be seen.{other} Windows that are there: {windows}."
