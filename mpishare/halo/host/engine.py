@@ -59,6 +59,7 @@ class HostEngine(HostPlanEngine):
         self._compiled = self._host if isinstance(self._host, CompiledRoute) else None
         self._mpi: HostMpiRoute
         self._uses_mpi = any(by_mpi)
+        self._is_open = True
 
         def make() -> None:
             self._host.lay_out(*by_host)
@@ -168,11 +169,16 @@ class HostEngine(HostPlanEngine):
         self.wait(call, stream)
 
     def _leave_node(self, error: BaseException) -> None:
-        """Leave the node after an error: neighbors may read fields that the user overwrites."""
-        self._agreement.leave(self._call, error)
+        """Leave the node after an error: neighbors may read fields that the user overwrites.
+
+        Not where a signal handler closed the plan, as all its ranks have done then.
+        """
+        if self._is_open:
+            self._agreement.leave(self._call, error)
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
+        self._is_open = False
         self._host.close()
         self._mpi.close()
 
