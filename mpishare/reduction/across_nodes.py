@@ -96,21 +96,13 @@ class ThroughHost:
 
     def fold(self, operands: Sequence[Array], out: Array) -> None:
         """Combine the operands without floating-point warnings."""
-        self._quietly(fold_into, self._operation.ufunc, operands, out)
+        self._quietly(self._operation.fold, operands, out)
 
     def release(self) -> None:
         """Nothing is mapped."""
 
     def close(self, *, is_over: bool) -> None:
         """The memory goes with its arrays."""
-
-
-def fold_into(ufunc: Any, operands: Sequence[Any], out: Any) -> None:
-    """Combine two arrays or more in their order. `out` may be the first of them."""
-    first, second, *rest = operands
-    ufunc(first, second, out=out)
-    for operand in rest:
-        ufunc(out, operand, out=out)
 
 
 class HostTransfer(ThroughHost):

@@ -1,14 +1,37 @@
-"""The reduction operations and their dtypes."""
+"""The reduction operations, and the elements that each of them takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-_UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-_DTYPES = frozenset(np.dtype(code) for code in "?bhilqBHILQefdFD")
+from mpishare.memory.numbers import NUMBERS, Number, number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Combine = Callable[[Any, Any, Any], Any]
+
+
+class _Row(NamedTuple):
+    combine: Combine  # two NumPy arrays, into a third, which may be the first
+    kinds: str  # of the numbers that it takes
+
+
+_OPERATIONS = {
+    "sum": _Row(np.add, "iufc"),
+    "max": _Row(np.maximum, "biuf"),
+    "min": _Row(np.minimum, "biuf"),
+    "prod": _Row(np.multiply, "iufc"),
+}
+_REFUSED = {
+    "c": "complex numbers have no {}: reduce their absolute values, or the real and the imaginary "
+    "parts as floats, x.view(float)",
+    "b": "bool elements have no {}: take 'max' for whether any is true, 'min' for whether all are, "
+    "or count them as integers, x.astype(int)",
+}
 
 
 @dataclass(frozen=True)
@@ -17,35 +40,48 @@ class Operation:
 
     The result of ranks 0, 1, 2 is ``(x0 op x1) op x2``, for all sizes and backends. `max` and `min`
     propagate NaN as `numpy.maximum` does; integers wrap.
+
+    C knows it as `key`, kernels as `kernel_options`: ``NUMBER`` is a type of numbers.cuh, and
+    ``OPERATION`` one of `combine` in elements.cuh.
     """
 
     name: str
     dtype: np.dtype[Any]
 
     def __post_init__(self) -> None:
-        names = ", ".join(map(repr, _UFUNCS))
+        names = ", ".join(map(repr, _OPERATIONS))
         if not isinstance(self.name, str):
             raise TypeError(f"op must be one of {names}, not {self.name!r}")
-        if self.name not in _UFUNCS:
+        if self.name not in _OPERATIONS:
             raise ValueError(f"op must be one of {names}, not {self.name!r}")
-        dtype = self.dtype
-        if dtype not in _DTYPES or not dtype.isnative:
+        number = number_of(self.dtype)
+        if number is None:
             raise TypeError(
-                f"elements of dtype {dtype} cannot be reduced: float16 to float64, complex64 and "
-                "complex128, integers and bool can, in the byte order of the machine"
+                f"elements of dtype {self.dtype} cannot be reduced: float16 to float64, complex64 "
+                "and complex128, integers and bool can, in the byte order of the machine"
             )
-        if dtype.kind == "c" and self.name in ("max", "min"):
-            raise TypeError(
-                f"complex numbers have no {self.name}: reduce their absolute values, or the real "
-                "and the imaginary parts as floats, x.view(float)"
-            )
-        if dtype.kind == "b" and self.name in ("sum", "prod"):
-            raise TypeError(
-                f"bool elements have no {self.name}: take 'max' for whether any is true, 'min' for "
-                "whether all are, or count them as integers, x.astype(int)"
-            )
+        if number.kind not in _OPERATIONS[self.name].kinds:
+            raise TypeError(_REFUSED[number.kind].format(self.name))
 
     @property
-    def ufunc(self) -> np.ufunc:
-        """The operation on NumPy arrays: ``ufunc(first, second, out=result)``."""
-        return _UFUNCS[self.name]
+    def number(self) -> Number:
+        return NUMBERS[self.dtype.name]
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.number.name}"
+
+    @property
+    def kernel_options(self) -> tuple[str, str]:
+        number = self.number
+        if number.kind == "i" and self.name in ("sum", "prod"):  # wrap as those of unsigned ones
+            number = NUMBERS[number.added_as]
+        return f"-DNUMBER={number.kernel}", f"-DOPERATION={self.name.upper()}"
+
+    def fold(self, operands: Sequence[Any], out: Any) -> None:
+        """Combine two NumPy arrays or more in their order. `out` may be the first of them."""
+        combine = _OPERATIONS[self.name].combine
+        first, second, *rest = operands
+        combine(first, second, out)
+        for operand in rest:
+            combine(out, operand, out)

@@ -24,7 +24,9 @@ TAKEN = set(pairs())
 @pytest.mark.parametrize("dtype", ["?", "i1", "u8", "f2", "f8", "c8", "c16"])
 def test_which_operations_there_are(op, dtype):
     if (op, dtype) in TAKEN:
-        assert Operation(op, np.dtype(dtype)).ufunc is UFUNCS[op]
+        x, y = np.array([0, 1], dtype), np.array([1, 1], dtype)
+        Operation(op, np.dtype(dtype)).fold([x, y, y], x)
+        assert (x == UFUNCS[op](np.array([0, 1], dtype), y) + (op == "sum") * y).all()
     else:
         with pytest.raises(TypeError, match=f"have no {op}"):
             Operation(op, np.dtype(dtype))

@@ -2,6 +2,7 @@
 //
 // The compiler options name the type and the operation, so that a kernel has one of each. Compile
 // without contraction (--fmad=false): then a fold gives the bits that NumPy gives.
+#include "numbers.cuh"
 #ifndef NUMBER
 #define NUMBER double
 #endif
@@ -28,27 +29,6 @@
 #define MIN 3
 
 typedef unsigned long long Word;
-
-struct Half {
-    unsigned short bits;
-    __device__ __forceinline__ float value() const {
-        float wide;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
-        return wide;
-    }
-    static __device__ __forceinline__ Half of(float wide) {
-        Half half;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(wide));
-        return half;
-    }
-};
-
-// Rounded once: sums and products of two halves are exact in a float.
-__device__ __forceinline__ Half operator+(Half a, Half b) { return Half::of(a.value() + b.value()); }
-__device__ __forceinline__ Half operator*(Half a, Half b) { return Half::of(a.value() * b.value()); }
-__device__ __forceinline__ bool operator>=(Half a, Half b) { return a.value() >= b.value(); }
-__device__ __forceinline__ bool operator<=(Half a, Half b) { return a.value() <= b.value(); }
-__device__ __forceinline__ bool operator!=(Half a, Half b) { return a.value() != b.value(); }
 
 template <class Real>
 struct __align__(2 * sizeof(Real)) Complex {

@@ -11,6 +11,7 @@ from mpishare.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.reduction.operation import Operation
     from mpishare.reduction.order import Order
 
 MAX_AXES = 8
@@ -59,6 +60,18 @@ Strides = tuple[int, ...]
 Form = Literal["ROW", "NEAR", "FAR"]
 """Elements: contiguous; along several axes, with counts and steps in bytes below 2^31; others."""
 USUAL_FORMS: tuple[Form, ...] = ("ROW", "NEAR")
+
+
+def options(operation: Operation, nranks: int, form: Form) -> tuple[str, ...]:
+    """Return the compiler options of a kernel."""
+    return (
+        "--std=c++17",
+        "--fmad=false",
+        *operation.kernel_options,
+        f"-DRANKS={nranks}",
+        f"-DFORM={form}",
+        *SIZE_OPTIONS,
+    )
 
 
 def shapes_of(

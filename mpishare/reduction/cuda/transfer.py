@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
+from mpishare.backends import driver
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.layout import address_of
-from mpishare.reduction.across_nodes import ThroughHost, fold_into
+from mpishare.reduction.across_nodes import ThroughHost
+from mpishare.reduction.cuda.kernels import kernel
+from mpishare.reduction.cuda.records import Shape, address_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 MIN_ON_GPU_NBYTES = 256 << 10
 """Fewer bytes are copied to the host and back in less time than an MPI takes to fetch them."""
+_THREADS, _MAX_BLOCKS = 512, 256
 
 
 class CudaTransfer(ThroughHost):
@@ -92,9 +97,8 @@ class GpuTransfer(CudaTransfer):
         super().__init__(setup, operation, order)
         self._blocks: list[Suballocation] = []
         self._staging: DeviceStaging | None = None
-        self._ufunc = getattr(cupy, operation.ufunc.__name__)
+        self._nleaders = len({*setup.comm.nodes})
         self._own = 0
-        self._stream_of_folds: Any = None
 
     def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:
         """Return the packed result in memory of the leader's GPU."""
@@ -105,10 +109,8 @@ class GpuTransfer(CudaTransfer):
 
         def create() -> str:
             self._own = int(self._backend.new_stream())
-            self._stream_of_folds = borrowed(self._own, self._device)
             # A kernel that is loaded later would wait for the streams.
-            with on_stream(self._stream_of_folds):
-                self._ufunc(*[cupy.ones(1, dtype)] * 2)
+            self._enqueue_fold([0] * self._nleaders, 0, 0)
             self._context.synchronize(self._own, self._name)
             return staging.create()
 
@@ -135,9 +137,19 @@ class GpuTransfer(CudaTransfer):
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
         """Combine on a stream of its own, and wait for that."""
-        with on_stream(self._stream_of_folds):
-            fold_into(self._ufunc, operands, out)
+        addresses = [each.data.ptr for each in operands]
+        self._enqueue_fold(addresses, out.data.ptr, out.size)
         self._context.synchronize(self._own, self._name)
+
+    def _enqueue_fold(self, addresses: Sequence[int], into: int, count: int) -> None:
+        function = kernel("fold", self._operation, len(addresses), self._device, "ROW")
+        arguments = [
+            Shape(),  # a row has none
+            address_array(addresses),
+            *map(ctypes.c_uint64, (into, 0, count)),
+        ]
+        blocks = max(1, min(-(-count // _THREADS), _MAX_BLOCKS))
+        driver.Launch(function, blocks, _THREADS, arguments, self._name).enqueue(self._own)
 
     def release(self) -> None:
         if self._staging is not None:
