@@ -12,11 +12,11 @@ from mpishare.memory.numbers import NUMBERS, Number, number_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Combine = Callable[[Any, Any, Any], Any]
+    Combine = Callable[..., Any]
 
 
 class _Row(NamedTuple):
-    combine: Combine  # two NumPy arrays, into a third, which may be the first
+    combine: Combine  # as a ufunc of two arrays: `out` may be the first
     kinds: str  # of the numbers that it takes
 
 
@@ -82,6 +82,6 @@ class Operation:
         """Combine two NumPy arrays or more in their order. `out` may be the first of them."""
         combine = _OPERATIONS[self.name].combine
         first, second, *rest = operands
-        combine(first, second, out)
+        combine(first, second, out=out)
         for operand in rest:
-            combine(out, operand, out)
+            combine(out, operand, out=out)
