@@ -20,12 +20,31 @@ class _Row(NamedTuple):
     kinds: str  # of the numbers that it takes
 
 
+def _locate(is_beyond: np.ufunc) -> Combine:
+    """Combine complex numbers ``value + 1j * index`` by their values.
+
+    Of equal values the lowest index wins, and so it does of several NaNs.
+    """
+
+    def combine(first: Any, second: Any, out: Any) -> None:
+        old, new = first.real, second.real
+        was_nan, is_nan = np.isnan(old), np.isnan(new)
+        is_tie = (old == new) | (was_nan & is_nan)
+        wins = is_beyond(new, old) | (is_nan & ~was_nan) | (is_tie & (second.imag < first.imag))
+        out[...] = np.where(wins, second, first)
+
+    return combine
+
+
 _OPERATIONS = {
     "sum": _Row(np.add, "iufc"),
     "max": _Row(np.maximum, "biuf"),
     "min": _Row(np.minimum, "biuf"),
     "prod": _Row(np.multiply, "iufc"),
+    "maxloc": _Row(_locate(np.greater), "c"),
+    "minloc": _Row(_locate(np.less), "c"),
 }
+_NO_INDEX = "{} takes complex numbers: the values, and 1j times their indices, x + 1j * comm.rank"
 _REFUSED = {
     "c": "complex numbers have no {}: reduce their absolute values, or the real and the imaginary "
     "parts as floats, x.view(float)",
@@ -60,8 +79,10 @@ class Operation:
                 f"elements of dtype {self.dtype} cannot be reduced: float16 to float64, complex64 "
                 "and complex128, integers and bool can, in the byte order of the machine"
             )
-        if number.kind not in _OPERATIONS[self.name].kinds:
-            raise TypeError(_REFUSED[number.kind].format(self.name))
+        kinds = _OPERATIONS[self.name].kinds
+        if number.kind not in kinds:
+            reason = _NO_INDEX if kinds == "c" else _REFUSED[number.kind]
+            raise TypeError(reason.format(self.name))
 
     @property
     def number(self) -> Number:

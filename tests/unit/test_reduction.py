@@ -38,6 +38,13 @@ def test_elements_that_cannot_be_reduced(dtype):
         Operation("max", np.dtype(dtype))
 
 
+@pytest.mark.parametrize("op", ["maxloc", "minloc"])
+@pytest.mark.parametrize("dtype", ["?", "i4", "u8", "f4", "f8"])
+def test_indices_are_beside_the_values(op, dtype):
+    with pytest.raises(TypeError, match=rf"{op} takes complex numbers: .* x \+ 1j \* comm.rank"):
+        Operation(op, np.dtype(dtype))
+
+
 def test_every_name_of_a_dtype_is_one_dtype():
     """A C `long long` is another object than a `long`, of the same elements."""
     for code in "bhilqBHILQefdFD":

@@ -179,7 +179,7 @@ def test_a_wait_before_its_send_is_found():
 
 def every_operation():
     for code in "?bhilqBHILQefdFD":
-        for name in ("sum", "prod", "max", "min"):
+        for name in ("sum", "prod", "max", "min", "maxloc", "minloc"):
             try:
                 yield Operation(name, np.dtype(code))
             except TypeError:

@@ -49,17 +49,38 @@ typedef struct {
 
 EACH_NUMBER(FOLDS)
 
+/* Values with their indices, in a complex number: of equal values, and of NaNs, the lowest index. */
+#define LOCATE(operation, number, type, beyond)                                                    \
+    static inline type operation##_##number(type a, type b)                                        \
+    {                                                                                              \
+        const bool was_nan = a.value != a.value, is_nan = b.value != b.value;                      \
+        if (a.value == b.value || (was_nan && is_nan))                                             \
+            return b.index < a.index ? b : a;                                                      \
+        return is_nan || b.value beyond a.value ? b : a;                                           \
+    }                                                                                              \
+    FOLD(operation, number, type)
+
+#define LOCATES(pair, number, type)                                                                \
+    typedef struct {                                                                               \
+        type value, index;                                                                         \
+    } pair;                                                                                        \
+    LOCATE(maxloc, pair, pair, >)                                                                  \
+    LOCATE(minloc, pair, pair, <)
+
+EACH_PAIR(LOCATES)
+
 #define ROW(operation, number, type)                                                               \
     {#operation " " #number, fold_##operation##_##number, sizeof(type)},
 #define ROWS(number, type, wide)                                                                   \
     ROW(sum, number, type) ROW(prod, number, type) ROW(max, number, type) ROW(min, number, type)
-#define SUM_OF_PAIRS(pair, number, type) {"sum " #pair, fold_sum_##number, sizeof(type)},
+#define ROWS_OF_PAIRS(pair, number, type)                                                          \
+    {"sum " #pair, fold_sum_##number, sizeof(type)}, ROW(maxloc, pair, pair) ROW(minloc, pair, pair)
 
 static const struct {
     const char *name;
     Fold fold;
     size_t nbytes;
-} folds[] = {EACH_NUMBER(ROWS) EACH_PAIR(SUM_OF_PAIRS)};
+} folds[] = {EACH_NUMBER(ROWS) EACH_PAIR(ROWS_OF_PAIRS)};
 
 static int find_fold(const char *name)
 {

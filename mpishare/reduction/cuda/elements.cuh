@@ -27,6 +27,8 @@
 #define PROD 1
 #define MAX 2
 #define MIN 3
+#define MAXLOC 4
+#define MINLOC 5
 
 typedef unsigned long long Word;
 
@@ -47,11 +49,20 @@ __device__ __forceinline__ Complex<Real> operator*(Complex<Real> a, Complex<Real
 
 typedef NUMBER Number;
 
+// Complex numbers are values with their indices: of equal values, and of NaNs, the lowest index.
+template <class T>
+__device__ __forceinline__ T locate(T a, T b) {
+    const bool was_nan = a.re != a.re, is_nan = b.re != b.re;
+    if (a.re == b.re || (was_nan && is_nan)) return b.im < a.im ? b : a;
+    return is_nan || (OPERATION == MAXLOC ? b.re > a.re : b.re < a.re) ? b : a;
+}
+
 // As numpy.maximum and numpy.minimum: the first NaN wins.
 template <class T>
 __device__ __forceinline__ T combine(T a, T b) {
     if constexpr (OPERATION == SUM) return static_cast<T>(a + b);
     else if constexpr (OPERATION == PROD) return static_cast<T>(a * b);
+    else if constexpr (OPERATION == MAXLOC || OPERATION == MINLOC) return locate(a, b);
     else if constexpr (OPERATION == MAX) return a >= b || a != a ? a : b;
     else return a <= b || a != a ? a : b;
 }

@@ -148,7 +148,7 @@ def fold(operation, fields):
 
 def every_operation(codes):
     for code in codes:
-        for name in ("sum", "prod", "max", "min"):
+        for name in ("sum", "prod", "max", "min", "maxloc", "minloc"):
             try:
                 yield Operation(name, np.dtype(code))
             except TypeError:
