@@ -7,10 +7,9 @@ Elements of every other dtype travel as they are. C has its loops by the same na
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 
 class Number(NamedTuple):
@@ -47,6 +46,13 @@ ADDED = tuple(dict.fromkeys(number.added_as for number in _TABLE if number.added
 def number_of(dtype: np.dtype[Any]) -> Number | None:
     """Return the number that elements of a dtype are, in the byte order of the machine."""
     return NUMBERS.get(dtype.name) if dtype.isnative else None
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the dtype of a tensor; `TypeError` if NumPy has none of this name."""
+    if name == "bfloat16":
+        return np.dtype("V2")  # travels as bytes: NumPy has no such dtype
+    return np.dtype(name)
 
 
 def can_add(dtype: np.dtype[Any]) -> bool:

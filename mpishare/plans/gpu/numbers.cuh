@@ -1,26 +1,48 @@
 // Numbers that the compiler does not have, and those that kernels add; mpishare/memory/numbers.py
 // names them.
 
-struct Half {
+// Kept in 16 bits, computed with as a float, rounded once.
+template <class Format>
+struct Narrow {
     unsigned short bits;
-    __device__ __forceinline__ float value() const {
+    __device__ __forceinline__ float value() const { return Format::value(bits); }
+    static __device__ __forceinline__ Narrow of(float wide) { return {Format::bits(wide)}; }
+};
+
+struct OfHalf {
+    static __device__ __forceinline__ float value(unsigned short bits) {
         float wide;
         asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
         return wide;
     }
-    static __device__ __forceinline__ Half of(float wide) {
-        Half half;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(wide));
-        return half;
+    static __device__ __forceinline__ unsigned short bits(float wide) {
+        unsigned short bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(wide));
+        return bits;
     }
 };
+typedef Narrow<OfHalf> Half;
 
-// Rounded once: sums and products of two halves are exact in a float.
-__device__ __forceinline__ Half operator+(Half a, Half b) { return Half::of(a.value() + b.value()); }
-__device__ __forceinline__ Half operator*(Half a, Half b) { return Half::of(a.value() * b.value()); }
-__device__ __forceinline__ bool operator>=(Half a, Half b) { return a.value() >= b.value(); }
-__device__ __forceinline__ bool operator<=(Half a, Half b) { return a.value() <= b.value(); }
-__device__ __forceinline__ bool operator!=(Half a, Half b) { return a.value() != b.value(); }
+template <class F>
+__device__ __forceinline__ Narrow<F> operator+(Narrow<F> a, Narrow<F> b) {
+    return Narrow<F>::of(a.value() + b.value());
+}
+template <class F>
+__device__ __forceinline__ Narrow<F> operator*(Narrow<F> a, Narrow<F> b) {
+    return Narrow<F>::of(a.value() * b.value());
+}
+template <class F>
+__device__ __forceinline__ bool operator>=(Narrow<F> a, Narrow<F> b) {
+    return a.value() >= b.value();
+}
+template <class F>
+__device__ __forceinline__ bool operator<=(Narrow<F> a, Narrow<F> b) {
+    return a.value() <= b.value();
+}
+template <class F>
+__device__ __forceinline__ bool operator!=(Narrow<F> a, Narrow<F> b) {
+    return a.value() != b.value();
+}
 
 // Complex numbers are added as two reals, signed integers as unsigned ones.
 #define EACH_ADDED(CASE)          \

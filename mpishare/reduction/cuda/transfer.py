@@ -173,6 +173,8 @@ class GpuTransfer(CudaTransfer):
         return int(packed.data.ptr)
 
     def _array(self, address: int, count: int) -> Any:
-        dtype = self._operation.dtype
-        memory = cupy.cuda.UnownedMemory(address, count * dtype.itemsize, None, self._device)
+        itemsize = self._operation.dtype.itemsize
+        memory = cupy.cuda.UnownedMemory(address, count * itemsize, None, self._device)
+        # Of elements of this size: CuPy need not know the dtype, as the kernel does.
+        dtype = "c16" if itemsize == 16 else f"u{itemsize}"
         return cupy.ndarray(count, dtype, cupy.cuda.MemoryPointer(memory, 0))
