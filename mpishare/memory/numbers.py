@@ -7,6 +7,7 @@ Elements of every other dtype travel as they are. C has its loops by the same na
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ _TABLE = (
     Number("uint32", "u", "unsigned int", "uint32"),
     Number("uint64", "u", "unsigned long long", "uint64"),
     Number("float16", "f", "Half", "float16"),
+    Number("bfloat16", "f", "Bfloat16", "bfloat16"),
     Number("float32", "f", "float", "float32"),
     Number("float64", "f", "double", "float64"),
     Number("complex64", "c", "Complex<float>", "float32"),
@@ -48,11 +50,32 @@ def number_of(dtype: np.dtype[Any]) -> Number | None:
     return NUMBERS.get(dtype.name) if dtype.isnative else None
 
 
+@functools.cache
+def _bfloat16() -> np.dtype[Any]:
+    """Return the dtype of ml_dtypes, which adds them in NumPy; without it, bytes that travel."""
+    try:
+        from ml_dtypes import bfloat16
+    except ModuleNotFoundError:
+        return np.dtype("V2")
+    return np.dtype(bfloat16)
+
+
 def dtype_named(name: str) -> np.dtype[Any]:
     """Return the dtype of a tensor; `TypeError` if NumPy has none of this name."""
-    if name == "bfloat16":
-        return np.dtype("V2")  # travels as bytes: NumPy has no such dtype
-    return np.dtype(name)
+    return _bfloat16() if name == "bfloat16" else np.dtype(name)
+
+
+def exchangeable(field: Any) -> Any:
+    """Return an array that NumPy and CuPy take: of int16 for a tensor of bfloat16."""
+    is_unknown = str(getattr(field, "dtype", "")) == "torch.bfloat16"
+    return field.view(sys.modules["torch"].int16) if is_unknown else field
+
+
+def from_dlpack(field: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array on the memory of an array of another library."""
+    known = exchangeable(field)
+    array = np.from_dlpack(known)
+    return array if known is field else array.view(_bfloat16())
 
 
 def can_add(dtype: np.dtype[Any]) -> bool:

@@ -48,7 +48,8 @@ class Allreduce(BasePlan):
     like : array or Layout
         What is reduced: a NumPy array, or a CuPy array or a PyTorch tensor on this rank's GPU, or
         a `Layout` that stands for one. Shape and dtype are the same on all ranks; strides may
-        differ. float16 to float64, complex64 and complex128, integers, and bool. It is not kept.
+        differ. float16 to float64, complex64 and complex128, integers, and bool; bfloat16 where
+        ml_dtypes is installed. It is not kept.
     op : str
         ``"sum"``, ``"max"``, ``"min"``, ``"prod"``, ``"maxloc"`` or ``"minloc"``. NaN is larger and
         smaller than everything, as in `numpy.maximum`; integers wrap. Complex numbers have no max

@@ -77,7 +77,8 @@ class Operation:
         if number is None:
             raise TypeError(
                 f"elements of dtype {self.dtype} cannot be reduced: float16 to float64, complex64 "
-                "and complex128, integers and bool can, in the byte order of the machine"
+                "and complex128, integers and bool can, in the byte order of the machine, and "
+                "bfloat16 where ml_dtypes is installed"
             )
         kinds = _OPERATIONS[self.name].kinds
         if number.kind not in kinds:

@@ -192,6 +192,20 @@ def test_nan_and_infinity(node, op, dtype):
     assert all(node.comm.allgather(np.array_equal(found, wanted, equal_nan=True)))
 
 
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("count", [600, LARGE[-1]])
+def test_bfloat16(host_node, op, count):
+    """Every pattern of bits, rounded at each rank as ml_dtypes does."""
+    node, dtype = host_node, np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    rng = np.random.default_rng(6)
+    each = rng.integers(0, 1 << 16, (node.size, count), "u2").view(dtype)
+    x = each[node.rank].copy()
+    with Allreduce(node.comm, x, op, node=node) as total:
+        total.reduce(x)
+    found, wanted = (array.astype("f4") for array in (x, folded(op, [*each])))
+    assert all(node.comm.allgather(np.array_equal(found, wanted, equal_nan=True)))
+
+
 @pytest.mark.parametrize("op", ["maxloc", "minloc"])
 @pytest.mark.parametrize("count", [600, LARGE[-1]])
 def test_where_the_largest_and_the_smallest_are(node, op, count):

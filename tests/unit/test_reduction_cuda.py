@@ -186,9 +186,18 @@ def every_operation():
                 continue
 
 
+def bfloat16():
+    """Nothing where ml_dtypes is not installed."""
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        return []
+    return [Operation(name, np.dtype(ml_dtypes.bfloat16)) for name in ("sum", "prod", "max", "min")]
+
+
 OPERATIONS = sorted(
-    {options(each, 2, "ROW"): each for each in every_operation()}.values(),
-    key=lambda each: (each.dtype.char, each.name),
+    {options(each, 2, "ROW"): each for each in (*every_operation(), *bfloat16())}.values(),
+    key=lambda each: (each.dtype.name, each.name),
 )
 
 

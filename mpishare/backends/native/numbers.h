@@ -5,9 +5,10 @@
 #define MPISHARE_NUMBERS_H
 
 #include <stdint.h>
+#include <string.h>
 
 /* Each number, its type, and the type in which it is added and multiplied: integers wrap. */
-#define EACH_NUMBER(DO)                                                                            \
+#define EACH_NATIVE(DO)                                                                            \
     DO(int8, int8_t, uint32_t)                                                                     \
     DO(int16, int16_t, uint32_t)                                                                   \
     DO(int32, int32_t, uint32_t)                                                                   \
@@ -30,6 +31,41 @@
     static inline type max_##number(type a, type b) { return a >= b || a != a ? a : b; }           \
     static inline type min_##number(type a, type b) { return a <= b || a != a ? a : b; }
 
-EACH_NUMBER(COMBINE)
+EACH_NATIVE(COMBINE)
+
+/* Kept in 16 bits, the upper half of a float; computed with as a float, rounded once. */
+typedef struct {
+    uint16_t bits;
+} bfloat16_t;
+
+static inline float widened(bfloat16_t number)
+{
+    const uint32_t bits = (uint32_t)number.bits << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+static inline bfloat16_t narrowed(float wide)
+{
+    uint32_t bits;
+    memcpy(&bits, &wide, sizeof bits);
+    if (wide != wide)
+        return (bfloat16_t){(uint16_t)(bits >> 16 | 0x40)};
+    return (bfloat16_t){(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+#define COMBINE_BFLOAT16(operation)                                                                \
+    static inline bfloat16_t operation##_bfloat16(bfloat16_t a, bfloat16_t b)                      \
+    {                                                                                              \
+        return narrowed(operation##_float32(widened(a), widened(b)));                              \
+    }
+
+COMBINE_BFLOAT16(sum)
+COMBINE_BFLOAT16(prod)
+COMBINE_BFLOAT16(max)
+COMBINE_BFLOAT16(min)
+
+#define EACH_NUMBER(DO) EACH_NATIVE(DO) DO(bfloat16, bfloat16_t, float)
 
 #endif

@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import cupy
-import numpy as np
 
 from mpishare.memory.numbers import dtype_named
 from mpishare.plans.layout import FieldLayout, check_layout, refuse_gradient, refuse_jax
@@ -14,6 +13,8 @@ from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
 _Array = cupy.ndarray
 

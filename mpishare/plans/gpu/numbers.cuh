@@ -23,6 +23,19 @@ struct OfHalf {
 };
 typedef Narrow<OfHalf> Half;
 
+// The upper half of a float. In integers: GPUs before sm_80 have no instruction for it.
+struct OfBfloat16 {
+    static __device__ __forceinline__ float value(unsigned short bits) {
+        return __uint_as_float(static_cast<unsigned>(bits) << 16);
+    }
+    static __device__ __forceinline__ unsigned short bits(float wide) {
+        const unsigned bits = __float_as_uint(wide);
+        if (wide != wide) return bits >> 16 | 0x40;
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; // to nearest, ties to even
+    }
+};
+typedef Narrow<OfBfloat16> Bfloat16;
+
 template <class F>
 __device__ __forceinline__ Narrow<F> operator+(Narrow<F> a, Narrow<F> b) {
     return Narrow<F>::of(a.value() + b.value());
@@ -51,5 +64,6 @@ __device__ __forceinline__ bool operator!=(Narrow<F> a, Narrow<F> b) {
     CASE(2, unsigned int)         \
     CASE(3, unsigned long long)   \
     CASE(4, Half)                 \
-    CASE(5, float)                \
-    CASE(6, double)
+    CASE(5, Bfloat16)             \
+    CASE(6, float)                \
+    CASE(7, double)

@@ -11,6 +11,7 @@ import numpy as np
 from mpishare.backends import driver
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination.mpi_agreement import never_free
+from mpishare.memory.numbers import exchangeable
 from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.layout import address_of
@@ -52,7 +53,7 @@ class CudaTransfer(ThroughHost):
 
     def fetch(self, field: Any, stream: Any, packed: Any) -> None:
         handle, owner = self._stream(field, stream)
-        flat = cupy.asarray(field)
+        flat = cupy.asarray(exchangeable(field))
         if not self._is_packed(flat):
             with on_stream(borrowed(handle, self._device)):
                 flat = flat.ravel(order=self._order)
@@ -62,7 +63,7 @@ class CudaTransfer(ThroughHost):
 
     def store(self, packed: Any, field: Any, stream: Any) -> None:
         handle, owner = self._stream(field, stream)
-        target = array = cupy.asarray(field)
+        target = array = cupy.asarray(exchangeable(field))
         source = self._address_of(packed)
         if self._is_packed(array):
             self._backend.copy(array.data.ptr, source, packed.nbytes, handle)
