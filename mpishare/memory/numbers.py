@@ -57,7 +57,8 @@ def _bfloat16() -> np.dtype[Any]:
         from ml_dtypes import bfloat16
     except ModuleNotFoundError:
         return np.dtype("V2")
-    return np.dtype(bfloat16)
+    dtype: np.dtype[Any] = np.dtype(bfloat16)
+    return dtype
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
