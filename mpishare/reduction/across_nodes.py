@@ -218,34 +218,31 @@ class _Leaders:
         self, comm: PlanComm, name: str, result: Any, transfer: Transfer, call: str
     ) -> None:
         self._transfer = transfer
-        first_of_node = {node: rank for rank, node in reversed([*enumerate(comm.nodes)])}
-        leaders = sorted(first_of_node.values())
+        leaders = sorted(comm.nodes.index(node) for node in {*comm.nodes})
         place, count = leaders.index(comm.rank), len(leaders)
         others = [at for at in range(count) if at != place]
-        tag = 2 * (call == "dot")
-        self.mine = transfer.empty(result.size)
         is_shared = result.nbytes >= max(MIN_SHARED_NBYTES, count * result.itemsize)
-        whole = [slice(0, result.size)] * count
-        parts = [_share(result.size, at, count) for at in range(count)] if is_shared else whole
-        arrived = [
-            self.mine[parts[place]] if at == place else transfer.empty(result[parts[place]].size)
-            for at in range(count)
-        ]
-        self._operands: Sequence[Any] = arrived
+        all_of_it = slice(0, result.size)
+        parts = [_share(result.size, at, count) if is_shared else all_of_it for at in range(count)]
+        self.mine = transfer.empty(result.size)
         self._folded = result[parts[place]]
+        arrived = {at: transfer.empty(self._folded.size) for at in others}
+        self._operands: Sequence[Any] = [
+            arrived.get(at, self.mine[parts[place]]) for at in range(count)
+        ]
+        scattered = [self.mine[parts[at]] for at in others]
 
         def messages(outgoing: Sequence[Any], incoming: Sequence[Any], tag: int) -> MpiMessages:
             ends = [Message(leaders[at], tag, ()) for at in others]
             given, got = ([*map(transfer.buffer, arrays)] for arrays in (outgoing, incoming))
             return MpiMessages(comm, name, ends, ends, given, got, call)
 
-        self._steps = [
-            messages([self.mine[parts[at]] for at in others], [arrived[at] for at in others], tag)
-        ]
+        tag = 2 * (call == "dot")
+        self._steps = [messages(scattered, [*arrived.values()], tag)]
         if is_shared:
             gathered = [result[parts[at]] for at in others]
             self._steps.append(messages([self._folded] * len(others), gathered, tag + 1))
-        self.nbytes = self.mine.nbytes + sum(arrived[at].nbytes for at in others)
+        self.nbytes = self.mine.nbytes + sum(each.nbytes for each in arrived.values())
 
     def reduce(self) -> None:
         """Combine `mine` of all leaders in the shared result. Host-blocking."""
