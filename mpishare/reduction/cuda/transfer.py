@@ -15,7 +15,7 @@ from mpishare.memory.numbers import exchangeable
 from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.layout import address_of
-from mpishare.reduction.across_nodes import ThroughHost
+from mpishare.reduction.across_nodes import Transfer
 from mpishare.reduction.cuda.kernels import kernel
 from mpishare.reduction.cuda.records import Shape, address_array
 
@@ -33,7 +33,7 @@ MIN_ON_GPU_NBYTES = 256 << 10
 _THREADS, _MAX_BLOCKS = 512, 256
 
 
-class CudaTransfer(ThroughHost):
+class CudaTransfer(Transfer):
     """Transfer of fields in GPU memory: the host waits for their stream, with a deadline."""
 
     def __init__(self, setup: PlanSetup, operation: Operation, order: Order) -> None:
