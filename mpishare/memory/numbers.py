@@ -69,8 +69,9 @@ def dtype_named(name: str) -> np.dtype[Any]:
 def exchangeable(field: Any) -> Any:
     """Return an array that NumPy and CuPy take: of int16 for a tensor of bfloat16."""
     torch = sys.modules.get("torch")
-    is_unknown = torch is not None and getattr(field, "dtype", None) is torch.bfloat16
-    return field.view(torch.int16) if is_unknown else field
+    if torch is None or getattr(field, "dtype", None) is not torch.bfloat16:
+        return field
+    return field.view(torch.int16)
 
 
 def from_dlpack(field: Any) -> np.ndarray[Any, Any]:
