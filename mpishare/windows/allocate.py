@@ -13,6 +13,7 @@ import numpy as np
 
 from mpishare.coordination.agreement import require_same
 from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.memory.numbers import number_of
 from mpishare.runtime import ranges
 from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.names import check_name
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from mpishare.windows.undo import Undo
 
     Shape = tuple[int, ...]
-
-# Type characters of the dtypes that CuPy has.
-_CUDA_DTYPES = "?bhilqBHILQefdFD"
 
 
 def allocate(
@@ -200,8 +198,8 @@ def check_layout(
         raise TypeError(
             f"{call} failed: dtype {found} holds Python objects, which cannot be shared"
         )
-    is_native = found.char in _CUDA_DTYPES and found.isnative
-    if context.backend.name == "cuda" and not is_native:
+    is_cupys = found.isbuiltin == 1 and number_of(found) is not None
+    if context.backend.name == "cuda" and not is_cupys:
         raise UnsupportedError(
             f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )

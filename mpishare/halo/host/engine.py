@@ -8,7 +8,7 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
-from mpishare.halo.host.compiled_route import CompiledRoute, numbers_of
+from mpishare.halo.host.compiled_route import CompiledRoute, adds
 from mpishare.halo.host.copies import HostCall, add, put
 from mpishare.halo.host.reference import ReferenceRoute
 from mpishare.plans.disjoint import Disjoint
@@ -185,8 +185,10 @@ class HostEngine(HostPlanEngine):
 
 def _make_route(setup: RoutedSetup, *, is_reverse: bool) -> CompiledRoute | ReferenceRoute:
     """Make the route in C if it is there and knows these numbers, else the reference."""
-    is_known = not is_reverse or all(numbers_of(each.dtype) for each in setup.mine)
-    if setup.context.compiled is not None and is_known:
+    module = setup.context.compiled
+    if module is None:
+        return ReferenceRoute(setup, is_reverse=is_reverse)
+    if not is_reverse or all(adds(module, each.dtype) for each in setup.mine):
         return CompiledRoute(setup, is_reverse=is_reverse)
     return ReferenceRoute(setup, is_reverse=is_reverse)
 
