@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from mpishare.backends import driver
+from mpishare.backends import driver, kernels
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
 from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
+from mpishare.plans.gpu.sources import source
 from mpishare.plans.gpu.tables import Tables
 
 if TYPE_CHECKING:
@@ -48,27 +49,14 @@ def kernel(name: str, nfields: int, depth: int, device: int) -> int:
     if nfields > _MAX_FIELDS:
         raise UnsupportedError(f"{nfields} fields in one plan: {_MAX_FIELDS} are allowed on CUDA")
     del device
-    return int(_module(_FILES[name], nfields, depth).get_function(name).kernel.ptr)
-
-
-@functools.cache
-def _module(file: str, nfields: int, depth: int) -> cupy.RawModule:
     sizes = (
         f"-DNFIELDS={nfields}",
         f"-DDEPTH={depth}",
         f"-DNITEMS={_MAX_LL_PARTS}",
         f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
     )
-    return cupy.RawModule(code=source(file), options=(*sizes, *SIZE_OPTIONS))
-
-
-def source(file: str) -> str:
-    """Return a CUDA source with its headers inserted, since the compiler has no include folder."""
-    folder = Path(__file__).parent
-    text = (folder / file).read_text()
-    for header in ("ll.cuh", "work_items.cuh"):  # the first includes the second
-        text = text.replace(f'#include "{header}"', (folder / header).read_text())
-    return text
+    code = source(Path(__file__).with_name(_FILES[name]))
+    return kernels.kernel(code, name, (*sizes, *SIZE_OPTIONS))
 
 
 class Launcher:

@@ -67,6 +67,11 @@ __device__ __forceinline__ Complex<Real> operator*(Complex<Real> a, Complex<Real
 
 typedef NUMBER Number;
 
+// The buffer of each rank, as this process maps it.
+struct Peers {
+    char* at[RANKS];
+};
+
 // As numpy.maximum and numpy.minimum: the first NaN wins.
 template <class T>
 __device__ __forceinline__ T combine(T a, T b) {

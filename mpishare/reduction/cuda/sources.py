@@ -1,8 +1,7 @@
-"""The sources of the kernels, and their compiler options for a dtype and an operation."""
+"""The compiler options of the kernels for a dtype and an operation."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpishare.reduction.cuda.records import SIZE_OPTIONS
@@ -33,12 +32,3 @@ def options(operation: Operation, nranks: int, form: Form) -> tuple[str, ...]:
         f"-DFORM={form}",
         *SIZE_OPTIONS,
     )
-
-
-def source(file: str) -> str:
-    """Return a CUDA source with its headers inserted, since the compiler has no include folder."""
-    folder = Path(__file__).parent
-    text = (folder / file).read_text()
-    for header in sorted(folder.glob("*.cuh")):
-        text = text.replace(f'#include "{header.name}"', header.read_text())
-    return text
