@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
 from mpishare.backends import driver
+from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.tables import Tables
 from mpishare.reduction.cuda.kernels import kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.backends.driver import Enqueued
     from mpishare.plans.engine import PlanSetup
+    from mpishare.plans.gpu.replay import FastCall
+    from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
 
 _SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
 _BLOCKS_PER_SM = 2
-
-
-class Enqueued(Protocol):
-    def enqueue(self, stream: int) -> None:
-        """Enqueue on a stream."""
-        ...
 
 
 class Group:
@@ -104,3 +102,23 @@ class Pointers:
     def argument(self, index: int) -> Any:
         """Return one of them as the argument of a launch."""
         return ctypes.c_uint64.from_buffer(self.array, 8 * index)
+
+
+class PreparedCall(GraphCache):
+    """The work that a call enqueues for arrays of these layouts."""
+
+    def __init__(
+        self,
+        layouts: Sequence[FieldLayout],
+        enqueued: Enqueued,
+        pointers: Pointers,
+        capturing: int,
+        where: str,
+    ) -> None:
+        super().__init__(pointers.array, where, enqueued, capturing, {})
+        self.layouts = layouts
+        self.try_fast: FastCall = _never
+
+
+def _never(fields: Sequence[Any], stream: Any) -> bool:  # noqa: ARG001
+    return False

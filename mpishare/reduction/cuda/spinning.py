@@ -16,9 +16,9 @@ from mpishare.reduction.cuda.records import (
 from mpishare.reduction.cuda.schedule import schedule
 
 if TYPE_CHECKING:
-    from mpishare.backends.driver import Launch
+    from mpishare.backends.driver import Enqueued, Launch
     from mpishare.reduction.cuda.buffers import Buffers
-    from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
+    from mpishare.reduction.cuda.group import Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SMALL_NBYTES = 1 << 20

@@ -16,9 +16,9 @@ from mpishare.reduction.cuda.records import USUAL_FORMS, Host, address_array, sh
 
 if TYPE_CHECKING:
     from mpishare.backends import Backend
-    from mpishare.backends.driver import Launch
+    from mpishare.backends.driver import Enqueued, Launch
     from mpishare.reduction.cuda.buffers import Buffers
-    from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
+    from mpishare.reduction.cuda.group import Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SEGMENT_NBYTES = 8 << 20
