@@ -55,7 +55,7 @@ class StreamedRoute:
             is_read += _wait_and_reset(flags.consumed(rank, mine))
         self._is_ready = _Signals(group.backend, is_ready)
         self._is_read = _Signals(group.backend, is_read)
-        self._of_blocks, self._dot_state = group.zeros(16 * group.blocks), group.zeros(16)
+        self._of_blocks, self._dot_state = group.zeros(16 * group.most_blocks), group.zeros(16)
         self._sum = group.zeros(_NUMBER_NBYTES)
         (self._of_one,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
 
@@ -126,7 +126,7 @@ class StreamedRoute:
 
     def _size(self, count: int) -> tuple[int, int]:
         wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
-        return max(1, min(wanted, self._group.blocks)), _THREADS
+        return max(1, min(wanted, self._group.most_blocks)), _THREADS
 
 
 class _Signals:
