@@ -1,8 +1,8 @@
 """Routes ``copy``, ``pinned`` and MPI: pack, let streams or the host wait, unpack.
 
 There are two binary flags for each pair of ranks: the sender sets `ready`, the receiver `consumed`
-(see `mpishare.plans.gpu.signals`). MPI messages are sent and waited for by the host, stage by stage, once
-all work of other routes is on the stream.
+(see `mpishare.plans.gpu.signals`). MPI messages are sent and waited for by the host, stage by
+stage, once all work of other routes is on the stream.
 """
 
 from __future__ import annotations
