@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.kernels import Launcher
     from mpishare.halo.cuda.mpi_stages import MpiStage
     from mpishare.halo.cuda.work_items import WorkList
+    from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.message import Message, Part
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext
@@ -48,7 +49,7 @@ class StreamedRoutes:
         alignments: Sequence[int],
     ) -> None:
         self._context = context
-        self._backend = backend = context.backend
+        self._backend = context.backend
         self._where = launcher.where
         self._pointers = launcher.pointers
         self.stages = buffers.stages
@@ -63,11 +64,14 @@ class StreamedRoutes:
         self._unpacks_of_stages = [
             list(make(_of_stage(stage), launcher, alignments)) for stage in self.stages
         ]
-        flags, rank = buffers.flags, direction.rank
         peers = direction.peers("copy", "pinned")
         self._has_signals = bool(peers)
         if self._in_place is not None and (self._has_signals or _has_local(direction)):
             self._beside_in_place = _first_pack(direction, buffers, launcher, alignments, ())
+        self._make_signals(direction, buffers.flags, peers)
+
+    def _make_signals(self, direction: Direction, flags: PinnedFlags, peers: Sequence[int]) -> None:
+        backend, rank = self._backend, direction.rank
         targets = [p for p in peers if any(message.peer == p for message in direction.sends)]
         sources = [p for p in peers if any(message.peer == p for message in direction.recvs)]
         self._set_ready = Signals(backend, set_flags([flags.ready(rank, p) for p in targets]))

@@ -138,18 +138,6 @@ def bind_replay(
     seen = [SeenArrays(layout) for layout in layouts]
     count, known, lookup = len(seen), seen[0].known, seen[0].lookup
 
-    def key_of(fields: Sequence[Any]) -> tuple[int, ...] | None:
-        key = []
-        for field, each in zip(fields, seen, strict=True):
-            found = each.known.get(id(field))
-            if found is not None and found[0]() is field and found[1] == field.shape:
-                key.append(found[2])
-            elif (address := each.lookup(field)) is not None:
-                key.append(address)
-            else:
-                return None
-        return tuple(key)
-
     def replay(fields: Sequence[Any], stream: Any) -> bool:
         if stream is not None or len(fields) != count:
             return False
@@ -162,7 +150,7 @@ def bind_replay(
             else:
                 key = lookup(field)
         else:
-            key = key_of(fields)
+            key = _key_of(fields, seen)
         handle = None if key is None else last_stream()
         if handle is None:
             return False
@@ -181,6 +169,20 @@ def bind_replay(
         return True
 
     return replay
+
+
+def _key_of(fields: Sequence[Any], seen: Sequence[SeenArrays]) -> tuple[int, ...] | None:
+    """Return the addresses of several arrays; None if one has another layout."""
+    key = []
+    for field, each in zip(fields, seen, strict=True):
+        found = each.known.get(id(field))
+        if found is not None and found[0]() is field and found[1] == field.shape:
+            key.append(found[2])
+        elif (address := each.lookup(field)) is not None:
+            key.append(address)
+        else:
+            return None
+    return tuple(key)
 
 
 def bind_replay_of_one(
