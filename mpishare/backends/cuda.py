@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from mpishare.backends import Backend, cuda_pools, driver, nvml
+from mpishare.backends import Backend, cuda_pools, driver, kernels, nvml
 from mpishare.backends.cuda_in_place import CudaInPlace
 from mpishare.backends.cuda_memory import CudaMemory, Mappings, legacy_handle, open_legacy_handle
 from mpishare.backends.cuda_pool_memory import OwnCudaPool, PeerCudaPool
@@ -320,5 +320,5 @@ class CudaBackend(Backend):
 
 def store(target: Any, value: int) -> None:
     """Store 8 bytes with a kernel on the current stream; the first call compiles it."""
-    source = Path(__file__).with_name("store.cu").read_text()
-    cupy.RawKernel(source, "store")((1,), (1,), (target, cupy.uint64(value)))
+    code = Path(__file__).with_name("store.cu").read_text()
+    kernels.module(code).get_function("store")((1,), (1,), (target, cupy.uint64(value)))

@@ -13,7 +13,7 @@ from typing import Any
 import cupy
 from cuda.bindings import driver as bindings
 
-from mpishare.backends import driver
+from mpishare.backends import driver, kernels
 from mpishare.coordination.recording import NoLoopError
 from mpishare.errors import CudaError
 
@@ -150,8 +150,7 @@ def set_word(address: int, value: int, stream: int, where: str) -> None:
 def _decide(device: int) -> int:
     """Return the driver's handle of the kernel, on the current device."""
     del device
-    source = Path(__file__).with_name("decide.cu").read_text()
-    return int(cupy.RawModule(code=source).get_function("decide").kernel.ptr)
+    return kernels.kernel(Path(__file__).with_name("decide.cu").read_text(), "decide")
 
 
 def _bindings_version() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cupy
 from cuda.bindings import driver
@@ -293,6 +293,12 @@ def link(ordinal: int, uuid: str) -> str:
     return "peer"  # this process cannot see that GPU
 
 
+class Enqueued(Protocol):
+    """A launch, or several, or signals."""
+
+    def enqueue(self, stream: int) -> None: ...
+
+
 class Launch:
     """A prepared launch of blocks (`grid`) of threads; `arguments` are read at each launch."""
 
@@ -315,7 +321,7 @@ class Launch:
 class Replay:
     """A launch with its present arguments as a graph of one node, in a third of the time."""
 
-    def __init__(self, launch: Launch, stream: int, where: str) -> None:
+    def __init__(self, launch: Enqueued, stream: int, where: str) -> None:
         self._where = where
         call("cuStreamBeginCapture", stream, _CAPTURE_THIS_THREAD, where=where)
         try:

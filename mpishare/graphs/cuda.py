@@ -75,7 +75,8 @@ class CudaRuns:
     def bind(self) -> Callable[[Sequence[Any]], Any]:
         if self._until is not None:
             return self.run
-        return bind_replay(self._graphs, self._chain, self._context.agreement, self.run)
+        agreement = self._context.agreement
+        return bind_replay(self._graphs, self._chain, agreement, self._device, self.run)
 
     def run(self, arguments: Sequence[Any]) -> Any:
         self._context.agreement.check()

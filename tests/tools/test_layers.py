@@ -22,8 +22,8 @@ LAYERS = (
     "runtime",
     "windows",
     "node",
-    "plans graphs",
-    "halo reduction",
+    "plans",
+    "halo reduction graphs",
     "__init__ jax",
     "info bench",
 )

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
-from mpishare.coordination import recording
 from mpishare.coordination.mpi_agreement import never_free
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
@@ -18,10 +17,16 @@ from mpishare.halo.cuda.kernels import Launcher
 from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
 from mpishare.plans.disjoint import Disjoint
-from mpishare.plans.gpu.fast_path import BesideFused, ByMessages, FastPath, bind_wait
-from mpishare.plans.gpu.fields import addresses_of, current_stream
+from mpishare.plans.gpu.fields import addresses_of
 from mpishare.plans.gpu.launch_order import LaunchOrder
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
+from mpishare.plans.gpu.replay import (
+    BesideFused,
+    ByMessages,
+    bind_last_stream,
+    bind_replay,
+    bind_wait,
+)
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
 from mpishare.plans.routes import BY_MPI
@@ -29,7 +34,6 @@ from mpishare.plans.routes import BY_MPI
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import RoutedSetup
-    from mpishare.plans.gpu.graphs import GraphCache
     from mpishare.plans.message import Message
     from mpishare.plans.mpi_route import MpiMessages
 
@@ -94,7 +98,6 @@ class CudaEngine(CudaPlanEngine):
         except BaseException:
             self._buffers.undo()
             self._close_launches()
-            self._launcher.close()
             raise
         self.staging_nbytes = self._buffers.nbytes
         self._forked, self._joined = self._events
@@ -108,32 +111,29 @@ class CudaEngine(CudaPlanEngine):
             for rank, routes in enumerate(setup.routes)
             for peer, route in routes.items()
         )
-        # The order of replays of captured calls: see `Replayable`.
-        self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
-        self.abort = self._flags.abort
         self.try_fast = self.try_start = self.try_wait = _never
-        if self._order is not None and not direction.is_streamed:
-            chain, order = self._chain, self._order
-            first, first_started = self._launch_first, self._start_first
-            called = FastPath(self._layouts, handles[0], chain, order, first)
-            started = FastPath(
-                self._layouts, handles[1], chain, order, first_started, self._fork, self._stream
-            )
-            self.try_fast = called.bind(self.agreement, self._flags)
-            self.try_start = started.bind(self.agreement, self._flags)
-            self.try_wait = bind_wait(chain, self.agreement, self._join)
+        self._bind_replays(handles, packing, is_streamed=direction.is_streamed)
+
+    def _bind_replays(self, handles: Handles, packing: Handles, *, is_streamed: bool) -> None:
+        chain, order, device = self._chain, self._order, self._layouts[0].device
+        bind = functools.partial(bind_last_stream, chain, self.agreement, device)
+        replay_of = functools.partial(
+            bind_replay, self._layouts, flags=self._flags, where=chain.name
+        )
+        if order is not None and not is_streamed:
+            self.try_fast = replay_of(handles[0], bind(order), first=self._launch_first)
+            on_own = bind(order, self._stream)
+            first = self._start_first
+            self.try_start = replay_of(handles[1], on_own, first=first, enqueue=self._fork)
+            self.try_wait = bind_wait(bind(), self._join)
         elif self._replays:
             routes = self._replays[0]  # for any alignment: graphs are by address
             found = ByMessages(*packing, routes.replayed_in_place)
-            if self._order is None:
-                replayed = FastPath(self._layouts, found, self._chain, None, _never, routes.replay)
+            if order is None:
+                self.try_fast = replay_of(found, bind(), enqueue=routes.replay)
             else:
-                beside = BesideFused(handles[1], found)
-                replayed = FastPath(
-                    self._layouts, beside, self._chain, self._order, _never,
-                    self._replay_beside, self._stream,
-                )  # fmt: skip
-            self.try_fast = replayed.bind(self.agreement, self._flags)
+                beside, on_own = BesideFused(handles[1], found), bind(order, self._stream)
+                self.try_fast = replay_of(beside, on_own, enqueue=self._replay_beside)
 
     def _build(self, direction: Direction, handles: Handles, packing: Handles) -> None:
         """Map the others' buffers; make a stream, events and launches."""
@@ -179,19 +179,19 @@ class CudaEngine(CudaPlanEngine):
 
     def start(self, call: Call, stream: Any) -> None:
         """Send. Fused neighbors run on the plan's own stream, up to the ghosts."""
-        entered = self._enter("start", call, stream)
+        entered = self._enter_call("start", call, stream)
         self._start(call, entered)
         self._leave(entered)
 
     def wait(self, call: Call, stream: Any) -> None:
         """Receive into the ghosts; the user's stream waits for the plan's own."""
-        entered = self._enter("wait", call, stream)
+        entered = self._enter_call("wait", call, stream)
         self._wait(call, entered)
         self._leave(entered)
 
     def exchange(self, call: Call, stream: Any) -> None:
         """Do both on the user's stream; beside messages, fused neighbors run on the plan's own."""
-        entered = self._enter("exchange", call, stream)
+        entered = self._enter_call("exchange", call, stream)
         _, addresses, (streamed, fused) = call
         if streamed is not None and fused is not None and streamed.stages:
             self._start(call, entered)
@@ -200,7 +200,7 @@ class CudaEngine(CudaPlanEngine):
             if streamed is not None:
                 streamed.start(entered[0], addresses)
             if fused is not None:
-                self._launch_fused(fused.alone, entered, addresses)
+                self._launch_in_order(fused.alone, entered, addresses)
             if streamed is not None:
                 streamed.receive(addresses)
             self._flags.calls[0] += 1
@@ -218,7 +218,8 @@ class CudaEngine(CudaPlanEngine):
         if fused is not None:
             # On the user's stream the kernel would hold up the work on the interior. The plan's own
             # stream lives as long as the plan, which waits for it before it closes.
-            self._launch_fused(fused.beside, (self._stream, self, True, is_captured), addresses)
+            own = self._stream, self, True, is_captured
+            self._launch_in_order(fused.beside, own, addresses)
         if streamed is not None:
             streamed.receive(addresses)  # which takes the host longer than the launch
         self._flags.calls[0] += 1
@@ -239,26 +240,12 @@ class CudaEngine(CudaPlanEngine):
             never_free(fields)  # a message may still arrive
             raise
 
-    def _leave(self, entered: StreamInfo) -> None:
-        _, _, stays_alive, is_captured = entered
-        if not (stays_alive or is_captured):
-            self._chain.leave()
-
     def ahead(self) -> list[int]:
         """See `Engine.ahead`."""
         return self._flags.ahead()
 
     def _is_over(self) -> bool:
         return super()._is_over() and self._backend.is_done(self._stream)
-
-    def close(self) -> None:
-        """Free this rank's memory, once all ranks have released."""
-        self._close_launches()
-        self._buffers.close()
-        self._launcher.close()
-        self._chain.end()
-        if self._order is not None:
-            self._order.leave()
 
     def _close_launches(self) -> None:
         for launches in self._launches:
@@ -268,6 +255,7 @@ class CudaEngine(CudaPlanEngine):
         self._backend.close_events(self._events)
         if self._stream:
             self._backend.close_stream(self._stream)
+        self._launcher.close()
 
     def _follow_user(self, handle: int) -> None:
         self._backend.record(self._forked, handle)
@@ -318,31 +306,11 @@ class CudaEngine(CudaPlanEngine):
         self._backend.record(self._joined, self._stream)
         self._backend.wait_event(self._joined, handle)
 
-    def _launch_fused(
-        self, graphs: GraphCache, stream: StreamInfo, addresses: tuple[int, ...]
-    ) -> None:
-        order = self._order
-        handle, owner, stays_alive, is_captured = stream
-        if order is None or order.plans == 1:
-            graphs.enqueue(handle, addresses, is_captured=is_captured)
-        elif is_captured:
-            order.follow_captured(handle)
-            graphs.enqueue(handle, addresses, is_captured=True)
-            order.leave_captured(handle)
-        else:
-            order.chain.follow(handle, owner, stays_alive=stays_alive)
-            graphs.enqueue(handle, addresses, is_captured=False)
-            if not stays_alive:
-                order.chain.leave()
-
-    def _enter(self, name: str, call: Call, stream: Any) -> StreamInfo:
+    def _enter_call(self, name: str, call: Call, stream: Any) -> StreamInfo:
         """Return the stream of a call, ordered after the plan's last call."""
-        if stream is None:
-            stream = current_stream(call[0], self._device)
-        entered: StreamInfo = self._backend.enter(stream)
+        entered = self._enter(name, call[0], stream)
         handle, owner, stays_alive, is_captured = entered
         if not is_captured:
-            recording.require_none(f"{self.name}: {name}", "its stream is not the captured one")
             self._chain.follow(handle, owner, stays_alive=stays_alive)
             return entered
         if self._host_routes:
@@ -351,12 +319,5 @@ class CudaEngine(CudaPlanEngine):
                 f"routes {self._host_routes} need the host at every exchange. "
                 "Call it outside of the capture, or refuse these routes with require=."
             )
-        captured_by = recording.current()
-        if captured_by is not None:
-            if captured_by.is_loop and self._has_stream_waits:
-                raise recording.NoLoopError(
-                    f"{self.name} needs waits of streams: ranks share a GPU without MPS, "
-                    "or GPUs cannot reach each other"
-                )
-            captured_by.add(self)
+        self._record()
         return entered

@@ -10,18 +10,15 @@
 // chunk (release at the sender, acquire at the receiver). Between ranks that share a GPU large parts
 // go straight into ghosts in a window: the receiver says by a flag that its kernel has begun, so
 // that nothing on its stream reads them any more.
-#include "ll.cuh"
+#include "ll_items.cuh"
 
-// Device memory that stays from one launch to the next. The blocks of a launch together add EPOCH
-// to `arrived`: every block derives the epoch from it at its start, and none waits for others at
-// its end.
-struct State {
-    Word arrived;
-    unsigned tickets;
-    unsigned aborted; // not 0 once a thread has seen the host's abort flag
-};
-
-const Word EPOCH = 1 << 20;
+// Returns in one thread whether the flag reached the value; false: aborted.
+__device__ bool wait_for(const Word* flag, Word value, Wait wait) {
+    while (is_below(flag, value))
+        if (!wait.keep_waiting()) return false;
+    wait.end();
+    return true;
+}
 
 // The ghosts for which a block has waited last, in shared memory; null: aborted, or none.
 struct Waited {
@@ -42,7 +39,7 @@ __device__ void run_item(
     char* packed = item.packed + (epoch & 1 ? item.parity_offset : 0);
     char* field = fields.at[item.part.field];
     const Ghosts* ghosts = reinterpret_cast<const Ghosts*>(item.target);
-    const Wait wait(item, abort, &state->aborted, epoch);
+    const Wait wait({item.stalled_on, abort}, &state->aborted, epoch);
     switch (item.kind) {
         case PUT_LL:
         case GET_LL:
@@ -89,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
     __shared__ unsigned ticket;
     __shared__ Waited last;
     if (threadIdx.x == 0) last = {nullptr, nullptr};
-    const Word epoch = *const_cast<volatile Word*>(&state->arrived) / EPOCH + 1;
+    const Word epoch = epoch_of(state);
     const bool is_one_each = count <= gridDim.x;
     unsigned index = blockIdx.x;
     while (true) {
@@ -110,6 +107,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) fused(
     if (threadIdx.x == 0) {
         // Resets the tickets with the last one: each block takes one beyond the items.
         if (!is_one_each && index == count + gridDim.x - 1) state->tickets = 0;
-        atomicAdd(&state->arrived, blockIdx.x ? 1 : EPOCH - (gridDim.x - 1));
+        count_launch(state);
     }
 }

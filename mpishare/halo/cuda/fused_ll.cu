@@ -3,7 +3,7 @@
 // An exchange of small parts is a chain of latencies. So there is a block per chunk, which takes no
 // ticket; items come as a parameter instead of by a dependent read of memory; and each block counts
 // the epochs for itself, which needs no atomics.
-#include "ll.cuh"
+#include "ll_items.cuh"
 
 #ifndef NITEMS
 #define NITEMS 16
@@ -29,7 +29,8 @@ extern "C" __global__ void __launch_bounds__(512) fused_ll(
     if (first >= item.nunits) return;
     char* packed = item.packed + (epoch & 1 ? item.parity_offset : 0);
     const Range range = {first, min(per_chunk, item.nunits - first)};
-    run_ll(item, range, fields.at[item.part.field], packed, Wait(item, abort, aborted, epoch));
+    const Wait wait({item.stalled_on, abort}, aborted, epoch);
+    run_ll(item, range, fields.at[item.part.field], packed, wait);
     __syncthreads();
     if (threadIdx.x == 0) epochs[blockIdx.x] = epoch;
 }

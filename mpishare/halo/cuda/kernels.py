@@ -7,15 +7,14 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cupy
 import numpy as np
 
-from mpishare.backends import driver
+from mpishare.backends import driver, kernels
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
 from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
+from mpishare.plans.gpu.launch import PlanLauncher
 from mpishare.plans.gpu.sources import source
-from mpishare.plans.gpu.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -24,10 +23,8 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import NodeContext
 
 THREADS = 512
-_BLOCKS_PER_SM = 2  # enough to fill the links, with room for other work
 _DEPTH_OF_SHARED_GPU = 4
 _MAX_FIELDS = 448  # 3.5 KiB of the 4 KiB of a launch's parameters
-_SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
 _MAX_LL_PARTS = 16  # 3 KiB of the 4 KiB of a launch's parameters
 _MAX_LL_FIELDS = 64  # another 0.5 KiB
 _FILES = {
@@ -49,60 +46,34 @@ def kernel(name: str, nfields: int, depth: int, device: int) -> int:
     if nfields > _MAX_FIELDS:
         raise UnsupportedError(f"{nfields} fields in one plan: {_MAX_FIELDS} are allowed on CUDA")
     del device
-    return int(_module(_FILES[name], nfields, depth).get_function(name).kernel.ptr)
-
-
-@functools.cache
-def _module(file: str, nfields: int, depth: int) -> cupy.RawModule:
     sizes = (
         f"-DNFIELDS={nfields}",
         f"-DDEPTH={depth}",
         f"-DNITEMS={_MAX_LL_PARTS}",
         f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
     )
-    code = source(Path(__file__).with_name(file))
-    return cupy.RawModule(code=code, options=(*sizes, *SIZE_OPTIONS))
+    code = source(Path(__file__).with_name(_FILES[name]))
+    return kernels.kernel(code, name, (*sizes, *SIZE_OPTIONS))
 
 
-class Launcher:
-    """Prepares launches for one direction of a plan, and holds the memory they read.
+class Launcher(PlanLauncher):
+    """Prepares launches for one direction of a plan.
 
     `pointers`, the addresses of the fields, is the first argument of every launch.
     """
 
     def __init__(self, direction: Direction, context: NodeContext, where: str) -> None:
-        backend: Any = context.backend
-        self.where = where
-        self._tables = Tables(context)
+        super().__init__(context, where)
         self.pointers = (ctypes.c_uint64 * len(direction.layouts))()
         self._layouts = direction.layouts
-        self._device = backend.device.ordinal
-        ranks = direction.ranks_per_gpu
-        self._depth = _DEPTH_OF_SHARED_GPU if ranks > 1 else 1
+        self._depth = _DEPTH_OF_SHARED_GPU if self.ranks_per_gpu > 1 else 1
         self._states: dict[str, int] = {}
         self._names: set[str] = set()
-        self._ranks_per_gpu, self._has_mps = ranks, backend.device.mps
-
-    @functools.cached_property
-    def max_blocks(self) -> int:
-        """Blocks of a launch, so that the launches of all ranks on a GPU fit there at once."""
-        sm_count = int(cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, self._device))
-        if self._ranks_per_gpu == 1 or not self._has_mps:
-            # The GPU is this rank's alone, always or for a time slice.
-            return _BLOCKS_PER_SM * sm_count
-        # Under MPS the waiting ranks together must leave room for the one they wait for. With half
-        # a block per SM each (half of what fits) four ranks were seen to wait for a kernel that was
-        # not scheduled.
-        return max(1, sm_count // self._ranks_per_gpu)
-
-    def upload(self, array: np.ndarray[Any, Any]) -> int:
-        """Return the address that an array has on the GPU after `load`; held until `close`."""
-        return self._tables.add(array)
 
     def state(self, name: str, nwords: int = 2) -> int:
         """Return the address of zeroed 8-byte words that a kernel keeps from launch to launch."""
         if name not in self._states:
-            self._states[name] = self.upload(np.zeros(nwords, np.uint64))
+            self._states[name] = self.zeros(8 * nwords)
         return self._states[name]
 
     def work_list(self, alignments: Sequence[int]) -> WorkList:
@@ -159,7 +130,7 @@ class Launcher:
         return self._launch("fused_ll", blocks, threads, arguments)
 
     def _launch(self, name: str, grid: int, threads: int, arguments: list[Any]) -> driver.Launch:
-        function = kernel(name, len(self._layouts), self._depth, self._device)
+        function = kernel(name, len(self._layouts), self._depth, self.device)
         self._names.add(name)
         return driver.Launch(function, grid, threads, arguments, self.where)
 
@@ -169,10 +140,10 @@ class Launcher:
         Loading a kernel later would wait for the streams.
         """
         nfields = len(self._layouts)
-        names = {name: kernel(name, nfields, self._depth, self._device) for name in self._names}
+        names = {name: kernel(name, nfields, self._depth, self.device) for name in self._names}
         new = {name: names[name] for name in sorted(names) if names[name] not in _loaded}
         launches = self._launches_on_nothing(new)
-        self._tables.upload(stream)
+        super().load(stream)
         for launch in launches:
             launch.enqueue(stream)
         _loaded.update(new.values())
@@ -180,7 +151,7 @@ class Launcher:
     def _launches_on_nothing(self, names: Collection[str]) -> list[driver.Launch]:
         if not names:
             return []
-        nothing, zeros = self.work_list(()), self.upload(np.zeros(4, np.uint64))
+        nothing, zeros = self.work_list(()), self.zeros(32)
         items = nothing.load()
         rest = {"fused": (zeros, zeros), "streamed": (zeros, 0), "add": ()}
         return [
@@ -189,7 +160,3 @@ class Launcher:
             else self.prepare(name, items, *rest[name])
             for name in names
         ]
-
-    def close(self) -> None:
-        """Free the launches' data, once none is under way."""
-        self._tables.close()

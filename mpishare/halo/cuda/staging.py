@@ -48,19 +48,15 @@ def staging_layout(
     incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
     fused = {key: part.nbytes for key, part, route in incoming if route == "fused"}
     copied = {key: part.nbytes for key, part, route in incoming if route == "copy"}
-    by_ll = {key for key, nbytes in fused.items() if uses_ll(nbytes)}
     layout = StagingLayout()
     counts = {
         key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
         for key, nbytes in fused.items()
-        if key not in by_ll
+        if not uses_ll(nbytes)
     }
-    senders = {key.sender for key in fused}
-    for sender in ranks_here:
-        if routes[rank].get(sender) == "fused" and sender not in senders:
-            counts[silent_key(sender, rank)] = 1
+    neighbors = [sender for sender in ranks_here if routes[rank].get(sender) == "fused"]
     at = 0
-    for key, count in counts.items():
+    for key, count in (counts | _silent_counts(fused, neighbors, rank)).items():
         layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
         at += _FLAG_NBYTES * count
     for key, _, _ in parts_sent(messages, [rank]):
@@ -69,11 +65,19 @@ def staging_layout(
             at += _FLAG_NBYTES
     begin = _aligned(at)  # the flags come first
     # An LL word is half data, half flag.
-    sizes = {key: 2 * nbytes if key in by_ll else nbytes for key, nbytes in fused.items()}
+    sizes = {key: 2 * nbytes if uses_ll(nbytes) else nbytes for key, nbytes in fused.items()}
     layout.fused, end = _consecutive(sizes, begin)
     layout.parity_offset = _aligned(end - begin)
     layout.copied, layout.nbytes = _consecutive(copied, begin + 2 * layout.parity_offset)
     return layout
+
+
+def _silent_counts(
+    fused: Iterable[PartKey], neighbors: Iterable[int], rank: int
+) -> dict[PartKey, int]:
+    """Return one flag for each fused neighbor that sends no part."""
+    senders = {key.sender for key in fused}
+    return {silent_key(sender, rank): 1 for sender in neighbors if sender not in senders}
 
 
 def pinned_layout(messages: Messages, ranks_here: Iterable[int]) -> tuple[dict[PartKey, int], int]:

@@ -1,14 +1,13 @@
 """Routes ``copy``, ``pinned`` and MPI: pack, let streams or the host wait, unpack.
 
-There are two binary flags for each pair of ranks: the sender sets `ready`, the receiver `consumed`.
-The rank that waits for a flag resets it to 0. There are no counters, so that a captured graph can
-replay the same operations. MPI messages are sent and waited for by the host, stage by stage, once
-all work of other routes is on the stream.
+There are two binary flags for each pair of ranks: the sender sets `ready`, the receiver `consumed`
+(see `mpishare.plans.gpu.signals`). MPI messages are sent and waited for by the host, stage by
+stage, once all work of other routes is on the stream.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,16 +16,17 @@ from mpishare.backends.driver import launch_graph
 from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.halo.cuda.work_items import Slot
 from mpishare.plans.gpu.graphs import GraphCache
+from mpishare.plans.gpu.signals import Signals, set_flags, wait_and_reset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from mpishare.backends import Backend
     from mpishare.halo.cuda.buffers import Buffers
     from mpishare.halo.cuda.direction import Direction
     from mpishare.halo.cuda.kernels import Launcher
     from mpishare.halo.cuda.mpi_stages import MpiStage
     from mpishare.halo.cuda.work_items import WorkList
+    from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.message import Message, Part
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.runtime.context import NodeContext
@@ -49,7 +49,7 @@ class StreamedRoutes:
         alignments: Sequence[int],
     ) -> None:
         self._context = context
-        self._backend = backend = context.backend
+        self._backend = context.backend
         self._where = launcher.where
         self._pointers = launcher.pointers
         self.stages = buffers.stages
@@ -64,24 +64,23 @@ class StreamedRoutes:
         self._unpacks_of_stages = [
             list(make(_of_stage(stage), launcher, alignments)) for stage in self.stages
         ]
-        flags, rank = buffers.flags, direction.rank
         peers = direction.peers("copy", "pinned")
         self._has_signals = bool(peers)
         if self._in_place is not None and (self._has_signals or _has_local(direction)):
             self._beside_in_place = _first_pack(direction, buffers, launcher, alignments, ())
+        self._make_signals(direction, buffers.flags, peers)
+
+    def _make_signals(self, direction: Direction, flags: PinnedFlags, peers: Sequence[int]) -> None:
+        backend, rank = self._backend, direction.rank
         targets = [p for p in peers if any(message.peer == p for message in direction.sends)]
         sources = [p for p in peers if any(message.peer == p for message in direction.recvs)]
-        self._set_ready = _Signals(
-            backend, [_Op("write", flags.ready(rank, p), 1) for p in targets]
-        )
-        self._wait_ready = _Signals(
-            backend, [each for p in sources for each in _wait_and_reset(flags.ready(p, rank))]
-        )
-        self._exchange_consumed = _Signals(
+        self._set_ready = Signals(backend, set_flags([flags.ready(rank, p) for p in targets]))
+        self._wait_ready = Signals(backend, wait_and_reset([flags.ready(p, rank) for p in sources]))
+        self._exchange_consumed = Signals(
             backend,
             [
-                *[_Op("write", flags.consumed(rank, p), 1) for p in sources],
-                *[each for p in targets for each in _wait_and_reset(flags.consumed(p, rank))],
+                *set_flags([flags.consumed(rank, p) for p in sources]),
+                *wait_and_reset([flags.consumed(p, rank) for p in targets]),
             ],
         )
 
@@ -297,28 +296,6 @@ def _adds(
             for part, rows in parts:
                 work.add_sum(part, packed[part.field].address, rows)
             yield launcher.prepare("add", work.load())
-
-
-class _Op(NamedTuple):
-    kind: str
-    address: int
-    value: int
-
-
-class _Signals:
-    """Counter operations with constant values."""
-
-    def __init__(self, backend: Backend, operations: Sequence[_Op]) -> None:
-        self._values = [each.value for each in operations]
-        self._signals = backend.signals([(each.kind, each.address) for each in operations])
-
-    def enqueue(self, stream: int) -> None:
-        if self._values:
-            self._signals.enqueue(stream, self._values)
-
-
-def _wait_and_reset(address: int) -> tuple[_Op, _Op]:
-    return _Op("wait", address, 1), _Op("write", address, 0)
 
 
 def _passes(message: Message) -> Iterator[list[tuple[Part, Any]]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpishare.backends.driver import Launch, Replay
+from mpishare.backends.driver import Replay
+
+if TYPE_CHECKING:
+    from mpishare.backends.driver import Enqueued
 
 _MAX_GRAPHS = 16
 _MAX_SEEN = 1024
@@ -21,23 +24,24 @@ def key_of(addresses: tuple[int, ...]) -> Any:
 class GraphCache:
     """A launch, and graphs of it for fields that come again, while these are few.
 
-    The launch reads the addresses of the fields from `pointers`; `where` names it in errors.
+    The launch reads the addresses of the fields from `pointers`; `where` names it in errors. Graphs
+    are captured on the stream `capturing`, 0 for none, and published in `handles`.
     """
 
     def __init__(
-        self, pointers: Any, where: str, launch: Launch, capturing: int, handles: dict[Any, int]
+        self, pointers: Any, where: str, launch: Enqueued, capturing: int, handles: dict[Any, int]
     ) -> None:
         self._pointers = pointers
         self._where = where
         self._launch = launch
         self._capturing = capturing
-        self._handles = handles
+        self.handles = handles
         self._sights: dict[tuple[int, ...], int] = {}  # launches without a graph
         self._graphs: dict[tuple[int, ...], Replay] = {}
 
     def enqueue(self, stream: int, addresses: tuple[int, ...], *, is_captured: bool) -> None:
         """Enqueue the launch for fields at these addresses: as a graph, unless it is captured."""
-        if not is_captured:
+        if self._capturing and not is_captured:
             graph = self._graphs.get(addresses) or self._make(addresses)
             if graph is not None:
                 graph.enqueue(stream)
@@ -56,16 +60,16 @@ class GraphCache:
             return None
         if is_full:
             oldest = next(iter(self._graphs))
-            self._handles.pop(key_of(oldest))
+            self.handles.pop(key_of(oldest))
             self._graphs.pop(oldest).close()
         del sights[addresses]
         self._pointers[:] = [*addresses]
         graph = self._graphs[addresses] = Replay(self._launch, self._capturing, self._where)
-        self._handles[key_of(addresses)] = graph.handle
+        self.handles[key_of(addresses)] = graph.handle
         return graph
 
     def close(self) -> None:
-        self._handles.clear()
+        self.handles.clear()
         for graph in self._graphs.values():
             graph.close()
         self._graphs = {}

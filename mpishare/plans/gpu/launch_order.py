@@ -8,6 +8,7 @@ from mpishare.coordination import recording
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
+    from mpishare.backends import StreamInfo
     from mpishare.coordination.recording import Recording
 
 
@@ -36,21 +37,29 @@ class LaunchOrder:
         order.plans += 1
         return order
 
-    def follow_captured(self, stream: int) -> None:
-        """Order a captured launch after the last one of its capture, on any branch."""
-        last = self._captured
-        if last is not None and last[0] is recording.current() and last[1] != stream:
-            self._backend.wait_event(self._event, stream)
+    def begin(self, entered: StreamInfo) -> None:
+        """Let a launch follow the last one; one that is captured, that of its capture."""
+        stream, owner, stays_alive, is_captured = entered
+        if is_captured:
+            last = self._captured
+            if last is not None and last[0] is recording.current() and last[1] != stream:
+                self._backend.wait_event(self._event, stream)
+        elif self.plans > 1:
+            self.chain.follow(stream, owner, stays_alive=stays_alive)
 
-    def leave_captured(self, stream: int) -> None:
-        """Mark the end of a captured launch."""
-        now = recording.current()
-        if now is None:
-            return  # a capture of the user's own, which may have ended since the last launch
-        if self._event is None:
-            self._event = self._backend.local_event()
-        self._backend.record(self._event, stream)
-        self._captured = now, stream
+    def end(self, entered: StreamInfo) -> None:
+        """Mark the end of a launch."""
+        stream, _, stays_alive, is_captured = entered
+        if is_captured:
+            now = recording.current()
+            if now is None:
+                return  # a capture of the user's own, which may have ended since the last launch
+            if self._event is None:
+                self._event = self._backend.local_event()
+            self._backend.record(self._event, stream)
+            self._captured = now, stream
+        elif self.plans > 1 and not stays_alive:
+            self.chain.leave()
 
     def leave(self) -> None:
         """Count one plan less, once its kernels have ended."""

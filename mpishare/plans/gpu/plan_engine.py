@@ -1,18 +1,23 @@
-"""The base of engines on CUDA: whether calls are over, draining, exit."""
+"""The base of engines on CUDA: the order of calls, whether they are over, draining, exit."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination import recording
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError
-from mpishare.plans.gpu.fields import is_captured
+from mpishare.plans.gpu.fields import current_stream, is_captured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.backends import StreamInfo
+    from mpishare.coordination.agreement import Agreement
     from mpishare.plans.gpu.flags import PinnedFlags
+    from mpishare.plans.gpu.graphs import GraphCache
+    from mpishare.plans.gpu.launch_order import LaunchOrder
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.stream_chain import StreamChain
 
@@ -24,7 +29,10 @@ class CudaPlanEngine:
     _context: NodeContext
     _backend: Any
     _device: int
+    agreement: Agreement
     _chain: StreamChain
+    _order: LaunchOrder | None  # of kernels that wait
+    _has_stream_waits: bool  # on any rank
     _flags: PinnedFlags
     _buffers: Any
 
@@ -36,6 +44,53 @@ class CudaPlanEngine:
     @property
     def is_closed(self) -> bool:
         return not self._flags.calls
+
+    @property
+    def chains(self) -> Sequence[StreamChain]:
+        """The order of replays of captured calls: see `Replayable`."""
+        return [self._chain] if self._order is None else [self._chain, self._order.chain]
+
+    @property
+    def abort(self) -> int:
+        return self._flags.abort
+
+    def _enter(self, call: str, fields: Sequence[Any], stream: Any) -> StreamInfo:
+        """Return the stream of a call, which is that of the capture if this thread captures."""
+        if stream is None:
+            stream = current_stream(fields, self._device)
+        entered: StreamInfo = self._backend.enter(stream)
+        *_, is_captured = entered
+        if not is_captured:
+            recording.require_none(f"{self.name}: {call}", "its stream is not the captured one")
+        return entered
+
+    def _record(self) -> None:
+        """Record a captured call: every replay makes it again."""
+        captured_by = recording.current()
+        if captured_by is None:
+            return
+        if captured_by.is_loop and self._has_stream_waits:
+            raise recording.NoLoopError(
+                f"{self.name} needs waits of streams: ranks share a GPU without MPS, "
+                "or GPUs cannot reach each other"
+            )
+        captured_by.add(self)
+
+    def _launch_in_order(
+        self, launch: GraphCache, entered: StreamInfo, addresses: tuple[int, ...]
+    ) -> None:
+        """Enqueue a launch: after the last one of any plan on this GPU, if its kernels wait."""
+        handle, _, _, is_captured = entered
+        if self._order is not None:
+            self._order.begin(entered)
+        launch.enqueue(handle, addresses, is_captured=is_captured)
+        if self._order is not None:
+            self._order.end(entered)
+
+    def _leave(self, entered: StreamInfo) -> None:
+        _, _, stays_alive, is_captured = entered
+        if not (stays_alive or is_captured):
+            self._chain.leave()
 
     def is_captured(self, fields: Sequence[Any], stream: Any) -> bool:
         return is_captured(fields, stream, self._backend)
@@ -73,3 +128,14 @@ class CudaPlanEngine:
     def release(self) -> None:
         """Unmap memory of other ranks."""
         self._buffers.release()
+
+    def close(self) -> None:
+        """Free this rank's memory, once all ranks have released."""
+        self._close_launches()
+        self._buffers.close()
+        self._chain.end()
+        if self._order is not None:
+            self._order.leave()
+
+    def _close_launches(self) -> None:
+        raise NotImplementedError

@@ -4,7 +4,6 @@
 // The order of all sums depends on the number of elements, of blocks and of ranks alone. The buffer
 // between ranks is as in small.cu, with one element; only the last block waits for other ranks.
 #include "elements.cuh"
-#include "waiting.cuh"
 #include "ll.cuh"
 
 // A block is one warp where that is enough. A thread has so many elements in flight:
@@ -53,6 +52,7 @@ struct Sum<Complex<Real>> {
 };
 
 typedef Sum<Number> Partial;
+typedef LL<Number> Words;
 
 __device__ __forceinline__ Partial of_partner(const Partial& mine, int lanes) {
     const int words = (sizeof(Partial) + 3) / 4;
@@ -122,35 +122,35 @@ __device__ __forceinline__ bool sum_of_ranks(
     const Peers& peers, int me, Number& sum, Word epoch, State* state, const Host& host
 ) {
     const Word flag = epoch << 32;
-    const Word here = (epoch & 1) * RANKS * WORDS;
-    const LL mine = split(sum);
-    Wait wait(host, state, epoch);
-    LL words[(RANKS + 31) / 32];
+    const Word here = (epoch & 1) * RANKS * Words::COUNT;
+    const Words mine = Words::of(sum);
+    Wait wait(host, &state->aborted, epoch);
+    Words words[(RANKS + 31) / 32];
     bool is_whole = true;
 #pragma unroll
     for (int group = 0; group < RANKS; group += 32) {
         const int rank = group + threadIdx.x;
         if (rank < RANKS && rank != me)
-            put_ll(reinterpret_cast<Word*>(peers.at[rank]) + here + me * WORDS, mine, flag);
+            mine.put(reinterpret_cast<Word*>(peers.at[rank]) + here + me * Words::COUNT, flag);
     }
 #pragma unroll
     for (int group = 0; group < RANKS; group += 32) {
         const int rank = group + threadIdx.x;
-        const Word* from = reinterpret_cast<const Word*>(peers.at[me]) + here + rank * WORDS;
-        LL& theirs = words[group / 32];
+        const Word* from = reinterpret_cast<const Word*>(peers.at[me]) + here + rank * Words::COUNT;
+        Words& theirs = words[group / 32];
         theirs = mine;
         if (rank < RANKS && rank != me)
-            while (is_whole && !get_ll(from, theirs, flag)) is_whole = wait.keep_waiting(rank);
+            while (is_whole && !theirs.get(from, flag)) is_whole = wait.keep_waiting(rank);
     }
-    wait.end();
+    wait.end(RANKS);
     is_whole = __all_sync(~0u, is_whole);
 #pragma unroll
     for (int rank = 0; rank < RANKS; ++rank) {
-        LL theirs;
+        Words theirs;
 #pragma unroll
-        for (int k = 0; k < WORDS; ++k)
+        for (int k = 0; k < Words::COUNT; ++k)
             theirs.data[k] = __shfl_sync(~0u, words[rank / 32].data[k], rank % 32);
-        sum = rank ? combine(sum, joined(theirs)) : joined(theirs);
+        sum = rank ? combine(sum, theirs.value()) : theirs.value();
     }
     return is_whole;
 }

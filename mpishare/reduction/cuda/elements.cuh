@@ -57,6 +57,11 @@ __device__ __forceinline__ T locate(T a, T b) {
     return is_nan || (OPERATION == MAXLOC ? b.re > a.re : b.re < a.re) ? b : a;
 }
 
+// The buffer of each rank, as this process maps it.
+struct Peers {
+    char* at[RANKS];
+};
+
 // As numpy.maximum and numpy.minimum: the first NaN wins.
 template <class T>
 __device__ __forceinline__ T combine(T a, T b) {

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
-from mpishare.coordination import recording
 from mpishare.errors import UnsupportedError
 from mpishare.plans import routes
-from mpishare.plans.gpu.fields import addresses_of, cuda_layout, current_stream
+from mpishare.plans.gpu.fields import addresses_of, cuda_layout
 from mpishare.plans.gpu.launch_order import LaunchOrder
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
+from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
 from mpishare.plans.node_cache import pairs_of
 from mpishare.reduction.cuda.buffers import Buffers
-from mpishare.reduction.cuda.calls import PreparedCall
-from mpishare.reduction.cuda.group import Group, Pointers
+from mpishare.reduction.cuda.group import Group, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
     from mpishare.plans.engine import PlanSetup
     from mpishare.plans.layout import FieldLayout
-    from mpishare.reduction.cuda.fast_path import FastPath
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
 
@@ -78,20 +76,20 @@ class CudaReduce(CudaPlanEngine):
             self._buffers.share()
             comm.step(name, lambda: self._build(with_dot=operation.name == "sum"))
         except BaseException:
-            self._close_calls()
-            self._group.close()
+            self._close_launches()
             self._buffers.undo()
             raise
         self.staging_nbytes = self._buffers.nbytes
+        # A single rank waits for no other.
+        if is_fused and self._group.size > 1:
+            self._order = LaunchOrder.join(self._backend)
+        self._last_stream = bind_last_stream(self._chain, self.agreement, self._device, self._order)
         if is_fused:
-            # A single rank waits for no other: then there is nothing to put in order.
-            join = LaunchOrder if self._group.size == 1 else LaunchOrder.join
-            self._order = join(self._backend)
-            self.try_fast = self._fast_path(self._reduce, self._order).reduce()
+            handles, where = self._reduce.handles, self._chain.name
+            self.try_fast = bind_replay_of_one(
+                self._layout, handles, self._last_stream, self._flags, where
+            )
         self._has_stream_waits = not is_fused and self._group.size > 1
-        # The order of replays of captured calls: see `Replayable`.
-        self.chains = (self._chain,) if self._order is None else (self._chain, self._order.chain)
-        self.abort = self._flags.abort
 
     def _shape(self, setup: PlanSetup) -> tuple[Any, Form]:
         """Return the record of a field's elements, or raise for too many axes."""
@@ -124,7 +122,7 @@ class CudaReduce(CudaPlanEngine):
         fields = (field,)
         addresses = addresses_of(fields, prepared.layouts)
         self._require_aligned(addresses)
-        entered = self._enter(fields, stream)
+        entered = self._enter("reduce", fields, stream)
         if self._is_needed:
             self._enqueue(prepared, addresses, entered)
 
@@ -139,14 +137,14 @@ class CudaReduce(CudaPlanEngine):
                 )
             out = self._new_result(x, stream)
         last = self._last_dot
-        if last is not None and last.try_fast(x, y, out, stream):
+        if last is not None and last.try_fast((x, y, out), stream):
             return out
         fields = x, y, out
         layouts = self._dot_layouts(x, y, out)
         addresses = addresses_of(fields, layouts)
         self._require_aligned(addresses)
         prepared = self._dots.get(layouts) or self._prepare_dot(layouts)
-        self._enqueue(prepared, addresses, self._enter(fields, stream))
+        self._enqueue(prepared, addresses, self._enter("dot", fields, stream))
         self._last_dot = prepared
         return out
 
@@ -192,15 +190,15 @@ class CudaReduce(CudaPlanEngine):
         pointers, count = Pointers(3), prod(of_x.shape)
         enqueued = self._route.dot(pointers, shapes, count, form=form)
         prepared = PreparedCall(layouts, enqueued, pointers, self._capturing, self._group.where)
-        if self._order is not None:
-            prepared.try_fast = self._fast_path(prepared, self._order).dot()
+        if self._route.are_graphs:
+            where = self._chain.name
+            prepared.try_fast = bind_replay(
+                layouts, prepared.handles, self._last_stream, self._flags, where
+            )
         if len(self._dots) == _MAX_LAYOUTS:
             self._dots.pop(next(iter(self._dots))).close()
         self._dots[layouts] = prepared
         return prepared
-
-    def _fast_path(self, prepared: PreparedCall, order: LaunchOrder) -> FastPath:
-        return prepared.fast_path(self._chain, order, self._context.agreement, self._flags)
 
     def _require_aligned(self, addresses: Sequence[int]) -> None:
         itemsize = self._dtype.itemsize
@@ -211,67 +209,26 @@ class CudaReduce(CudaPlanEngine):
                     f"{itemsize} bytes"
                 )
 
-    def _enter(self, fields: Sequence[Any], stream: Any) -> StreamInfo:
-        """Return the stream of a call, ordered after the last, even with nothing to enqueue."""
-        if stream is None:
-            stream = current_stream(fields, self._device)
-        entered: StreamInfo = self._backend.enter(stream)
-        *_, is_captured = entered
-        if not is_captured:
-            recording.require_none(f"{self.name}: reduce", "its stream is not the captured one")
-        return entered
-
     def _enqueue(
         self, prepared: PreparedCall, addresses: tuple[int, ...], entered: StreamInfo
     ) -> None:
         handle, owner, stays_alive, is_captured = entered
-        order = self._order
-        chains = [self._chain]
-        if order is not None and order.plans > 1:
-            chains.append(order.chain)
         if is_captured:
             self._record()
-            chains = []  # the graph has an order of its own
-            if order is not None:
-                order.follow_captured(handle)
-        for chain in chains:
-            chain.follow(handle, owner, stays_alive=stays_alive)
-        prepared.enqueue(handle, addresses, is_captured=is_captured)
-        if is_captured and order is not None:
-            order.leave_captured(handle)
+        else:
+            self._chain.follow(handle, owner, stays_alive=stays_alive)
+        self._launch_in_order(prepared, entered, addresses)
         self._flags.calls[0] += 1
-        if not stays_alive:
-            for chain in chains:
-                chain.leave()
+        self._leave(entered)
 
-    def _record(self) -> None:
-        """Record a captured call: every replay makes it again."""
-        captured_by = recording.current()
-        if captured_by is None:
-            return
-        if captured_by.is_loop and self._has_stream_waits:
-            raise recording.NoLoopError(
-                f"{self.name} needs waits of streams: ranks share a GPU without MPS, "
-                "or GPUs cannot reach each other"
-            )
-        captured_by.add(self)
-
-    def close(self) -> None:
-        """Free this rank's memory, once all ranks have released."""
-        self._close_calls()
-        self._buffers.close()
-        self._group.close()
-        self._chain.end()
-        if self._order is not None:
-            self._order.leave()
-
-    def _close_calls(self) -> None:
+    def _close_launches(self) -> None:
         for prepared in (*self._made, *self._dots.values()):
             prepared.close()
         self._made, self._dots, self._last_dot = [], {}, None
         if self._capturing:
             self._backend.close_stream(self._capturing)
             self._capturing = 0
+        self._group.close()
 
 
 def _route_to_peers(setup: PlanSetup) -> str:

@@ -6,8 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cupy
-
+from mpishare.backends import kernels
 from mpishare.plans.gpu.sources import source
 from mpishare.reduction.cuda.records import options
 
@@ -22,10 +21,5 @@ _FILES = {"pack": "streamed.cu", "fold": "streamed.cu"}  # others: as the kernel
 def kernel(name: str, operation: Operation, nranks: int, device: int, form: Form) -> int:
     """Return the driver's handle of a kernel, loaded on the current device, to which it belongs."""
     del device
-    given = options(operation, nranks, form)
-    return int(_module(_FILES.get(name, f"{name}.cu"), given).get_function(name).kernel.ptr)
-
-
-@functools.cache
-def _module(file: str, given: tuple[str, ...]) -> cupy.RawModule:
-    return cupy.RawModule(code=source(Path(__file__).with_name(file)), options=given)
+    code = source(Path(__file__).with_name(_FILES.get(name, f"{name}.cu")))
+    return kernels.kernel(code, name, options(operation, nranks, form))

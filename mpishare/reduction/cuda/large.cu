@@ -12,7 +12,7 @@
 // Blocks take items by tickets, in an order in which each is sent before it is waited for, alike on
 // all ranks: so one resident block per rank is enough for progress.
 #include "elements.cuh"
-#include "waiting.cuh"
+#include "wait.cuh"
 
 #define SEND 0u
 #define REDUCE 1u
@@ -48,16 +48,6 @@ static_assert(sizeof(Staging) == Staging_nbytes, "size of Staging");
 #endif
 
 const unsigned FLAG_NBYTES = 32;
-
-__device__ __forceinline__ void store_release(Word* flag, Word epoch) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(epoch) : "memory");
-}
-
-__device__ __forceinline__ Word load_acquire(const Word* flag) {
-    Word seen;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
-    return seen;
-}
 
 struct Launch {
     const Peers& peers;
@@ -219,10 +209,9 @@ __device__ __forceinline__ bool wait_for_chunk(
     for (int rank = first + threadIdx.x; rank < last; rank += blockDim.x) {
         if (rank == launch.me) continue;
         const Word* flag = launch.flag(flags, rank, launch.me, chunk);
-        Wait wait(host, state, epoch);
-        while (is_ready && static_cast<long long>(load_acquire(flag) - epoch) < 0)
-            is_ready = wait.keep_waiting(rank);
-        wait.end();
+        Wait wait(host, &state->aborted, epoch);
+        while (is_ready && is_below(flag, epoch)) is_ready = wait.keep_waiting(rank);
+        wait.end(RANKS);
     }
     return __syncthreads_and(is_ready);
 }

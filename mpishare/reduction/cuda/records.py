@@ -49,7 +49,7 @@ class Staging(ctypes.Structure):
 
 
 class Host(ctypes.Structure):
-    """Host memory of a wait; ``struct Host`` of waiting.cuh."""
+    """Host memory of a wait; ``struct Host`` of wait.cuh."""
 
     _fields_ = (("stalled_on", ctypes.c_uint64), ("abort", ctypes.c_uint64))
 

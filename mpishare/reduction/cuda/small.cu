@@ -10,8 +10,9 @@
 // per rank is enough for progress: the first block that has not ended on some rank has been sent by
 // all that are ahead.
 #include "elements.cuh"
-#include "waiting.cuh"
 #include "ll.cuh"
+
+typedef LL<Number> Words;
 
 // Ranks whose words a thread has in flight.
 const int BATCH = RANKS < 8 ? RANKS : 8;
@@ -19,18 +20,18 @@ const int BATCH = RANKS < 8 ? RANKS : 8;
 // Folds an element, given those of my rank and where those of all ranks arrive, `stride` words from
 // rank to rank. Returns whether the result is whole.
 __device__ __forceinline__ bool fold_ranks(
-    const LL& mine, const Word* from, Word stride, int me, Word flag, Wait& wait, Number& total
+    const Words& mine, const Word* from, Word stride, int me, Word flag, Wait& wait, Number& total
 ) {
 #pragma unroll
     for (int first = 0; first < RANKS; first += BATCH) {
-        LL words[BATCH];
+        Words words[BATCH];
         while (true) {
             unsigned missing = 0;
 #pragma unroll
             for (int k = 0; k < BATCH; ++k) {
                 const int rank = first + k;
                 if (rank == me) words[k] = mine;
-                else if (rank < RANKS && !get_ll(from + rank * stride, words[k], flag))
+                else if (rank < RANKS && !words[k].get(from + rank * stride, flag))
                     missing |= 1 << k;
             }
             if (!missing) break;
@@ -39,8 +40,8 @@ __device__ __forceinline__ bool fold_ranks(
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
             const int rank = first + k;
-            if (rank == 0) total = joined(words[k]);
-            else if (rank < RANKS) total = combine(total, joined(words[k]));
+            if (rank == 0) total = words[k].value();
+            else if (rank < RANKS) total = combine(total, words[k].value());
         }
     }
     return true;
@@ -53,29 +54,29 @@ extern "C" __global__ void __launch_bounds__(512) small(
     const Word epoch = epoch_of(state), flag = epoch << 32;
     const unsigned begin = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     // In words: from rank to rank, and where this epoch's begin.
-    const Word stride = static_cast<Word>(count) * WORDS, here = (epoch & 1) * RANKS * stride;
-    LL mine;
+    const Word stride = static_cast<Word>(count) * Words::COUNT, here = (epoch & 1) * RANKS * stride;
+    Words mine;
     for (unsigned i = begin; i < count; i += step) {
-        const LL words = split(*element(field, shape, i));
+        const Words words = Words::of(*element(field, shape, i));
         if (i == begin) mine = words;
 #pragma unroll
         for (int k = 1; k < RANKS; ++k) {
             const int to = me + k < RANKS ? me + k : me + k - RANKS;
             Word* buffer = reinterpret_cast<Word*>(peers.at[to]) + here;
-            put_ll(buffer + me * stride + static_cast<Word>(i) * WORDS, words, flag);
+            words.put(buffer + me * stride + static_cast<Word>(i) * Words::COUNT, flag);
         }
     }
     const Word* buffer = reinterpret_cast<const Word*>(peers.at[me]) + here;
-    Wait wait(host, state, epoch);
+    Wait wait(host, &state->aborted, epoch);
     for (unsigned i = begin; i < count; i += step) {
         Number* at = element(field, shape, i);
-        if (i != begin) mine = split(*at);
+        if (i != begin) mine = Words::of(*at);
         Number total;
-        const Word* from = buffer + static_cast<Word>(i) * WORDS;
+        const Word* from = buffer + static_cast<Word>(i) * Words::COUNT;
         if (!fold_ranks(mine, from, stride, me, flag, wait, total)) break;
         *at = total;
     }
-    wait.end();
+    wait.end(RANKS);
     __syncthreads();
     if (threadIdx.x == 0) count_launch(state);
 }

@@ -16,9 +16,9 @@ from mpishare.reduction.cuda.records import (
 from mpishare.reduction.cuda.schedule import schedule
 
 if TYPE_CHECKING:
-    from mpishare.backends.driver import Launch
+    from mpishare.backends.driver import Enqueued, Launch
     from mpishare.reduction.cuda.buffers import Buffers
-    from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
+    from mpishare.reduction.cuda.group import Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SMALL_NBYTES = 1 << 20
@@ -58,7 +58,7 @@ class SpinningRoute:
         self._buffers = buffers
         self._host = Host(flags.stalled_on(group.ranks[0]), flags.abort)
         self._state, self._dot_state = group.zeros(_STATE_NBYTES), group.zeros(_STATE_NBYTES)
-        self._of_blocks = group.zeros(16 * group.blocks)
+        self._of_blocks = group.zeros(16 * group.most_blocks)
 
     def reduce(self, pointers: Pointers) -> Enqueued:
         """Return the launches that reduce the field at the first address."""
@@ -88,7 +88,7 @@ class SpinningRoute:
         return launches
 
     def _small(self, field: Any, count: int, state: int) -> Launch:
-        most = self._group.resident_blocks
+        most = self._group.max_blocks
         threads = _FEW_THREADS if count <= most * _FEW_THREADS else _THREADS
         blocks = max(1, min(-(-count // threads), most))
         return self._launch(
@@ -106,7 +106,7 @@ class SpinningRoute:
         for name in ("sent_flags", "reduced_flags", "sent", "reduced"):
             setattr(staging, name, getattr(self._staging, name))
         items = schedule(group.me, group.size, staging.chunks, _LEAD, _LAG)
-        blocks = max(1, min(len(items), group.resident_blocks))
+        blocks = max(1, min(len(items), group.max_blocks))
         arguments = [
             self._shape,
             staging,

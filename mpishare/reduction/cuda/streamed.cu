@@ -2,10 +2,6 @@
 // kernels never do.
 #include "elements.cuh"
 
-struct Buffers {
-    char* at[RANKS];
-};
-
 // Copies a field to a row of elements, and counts the calls that this rank's GPU has begun.
 extern "C" __global__ void pack(
     const __grid_constant__ Shape shape, char* field, Word first, Word count, Number* packed,
@@ -19,7 +15,7 @@ extern "C" __global__ void pack(
 
 // Folds the rows of all ranks in their order.
 extern "C" __global__ void fold(
-    const __grid_constant__ Shape shape, const __grid_constant__ Buffers rows, char* field, Word first,
+    const __grid_constant__ Shape shape, const __grid_constant__ Peers rows, char* field, Word first,
     Word count
 ) {
     const Word step = static_cast<Word>(gridDim.x) * blockDim.x;

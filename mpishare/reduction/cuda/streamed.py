@@ -2,8 +2,7 @@
 
 For GPUs that ranks share by turns, where a kernel that waits would use up its turn, and for memory
 that cannot be mapped. Each rank packs its field into its own buffer and sets a flag for the others;
-each folds the buffers of all ranks, and sets a flag that it has read theirs. There are two binary
-flags for each pair of ranks, which the waiting rank resets: so a captured graph can replay them.
+each folds the buffers of all ranks, and sets a flag that it has read theirs.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from mpishare.plans.gpu.signals import Signals, set_flags, wait_and_reset
 from mpishare.reduction.cuda.group import InOrder
 from mpishare.reduction.cuda.records import USUAL_FORMS, Host, address_array, shapes_of
 
 if TYPE_CHECKING:
-    from mpishare.backends import Backend
-    from mpishare.backends.driver import Launch
+    from mpishare.backends.driver import Enqueued, Launch
     from mpishare.reduction.cuda.buffers import Buffers
-    from mpishare.reduction.cuda.group import Enqueued, Group, Pointers
+    from mpishare.reduction.cuda.group import Group, Pointers
     from mpishare.reduction.cuda.records import Form, Shape
 
 SEGMENT_NBYTES = 8 << 20
@@ -47,15 +46,13 @@ class StreamedRoute:
         self._launches, self._started = group.zeros(16), flags.started
         mine = group.ranks[group.me]
         others = [rank for rank in group.ranks if rank != mine]
-        is_ready = [("write", flags.ready(mine, rank), 1) for rank in others]
-        for rank in others:
-            is_ready += _wait_and_reset(flags.ready(rank, mine))
-        is_read = [("write", flags.consumed(mine, rank), 1) for rank in others]
-        for rank in others:
-            is_read += _wait_and_reset(flags.consumed(rank, mine))
-        self._is_ready = _Signals(group.backend, is_ready)
-        self._is_read = _Signals(group.backend, is_read)
-        self._of_blocks, self._dot_state = group.zeros(16 * group.blocks), group.zeros(16)
+        is_ready = set_flags([flags.ready(mine, rank) for rank in others])
+        is_ready += wait_and_reset([flags.ready(rank, mine) for rank in others])
+        is_read = set_flags([flags.consumed(mine, rank) for rank in others])
+        is_read += wait_and_reset([flags.consumed(rank, mine) for rank in others])
+        self._is_ready = Signals(group.backend, is_ready)
+        self._is_read = Signals(group.backend, is_read)
+        self._of_blocks, self._dot_state = group.zeros(16 * group.most_blocks), group.zeros(16)
         self._sum = group.zeros(_NUMBER_NBYTES)
         (self._of_one,), _ = shapes_of((1,), [(group.itemsize,)], group.itemsize, "C")
 
@@ -126,20 +123,4 @@ class StreamedRoute:
 
     def _size(self, count: int) -> tuple[int, int]:
         wanted = -(-count // (_THREADS * _ELEMENTS_PER_THREAD))
-        return max(1, min(wanted, self._group.blocks)), _THREADS
-
-
-class _Signals:
-    """Stream memory operations with constant values."""
-
-    def __init__(self, backend: Backend, operations: list[tuple[str, int, int]]) -> None:
-        self._values = [value for _, _, value in operations]
-        self._signals = backend.signals([(kind, address) for kind, address, _ in operations])
-
-    def enqueue(self, stream: int) -> None:
-        if self._values:
-            self._signals.enqueue(stream, self._values)
-
-
-def _wait_and_reset(address: int) -> list[tuple[str, int, int]]:
-    return [("wait", address, 1), ("write", address, 0)]
+        return max(1, min(wanted, self._group.most_blocks)), _THREADS

@@ -1,0 +1,17 @@
+"""Kernels compiled from CUDA sources, once for each set of options."""
+
+from __future__ import annotations
+
+import functools
+
+import cupy
+
+
+@functools.cache
+def module(code: str, options: tuple[str, ...] = ()) -> cupy.RawModule:
+    return cupy.RawModule(code=code, options=options)
+
+
+def kernel(code: str, name: str, options: tuple[str, ...] = ()) -> int:
+    """Return the driver's handle of a kernel, loaded on the current device, to which it belongs."""
+    return int(module(code, options).get_function(name).kernel.ptr)
