@@ -282,6 +282,14 @@ class Plan(BasePlan):
             raise TypeError(f"{self.name}: {call} failed: {why}: {call}(u)")
         return fields
 
+    def _check(self, call: str) -> None:
+        super()._check(call)
+        if self._setup.busy[0]:
+            raise EpochError(
+                f"{self.name}: {call} failed: another call of the plan is under way, in which a "
+                "handler of a signal came. Call it after that."
+            )
+
     def _prepare(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
         try:
             return engine.prepare(fields)

@@ -91,6 +91,7 @@ class RoutedSetup(PlanSetup):
     locations: list[list[Location | None]]
     is_compiled: bool  # all ranks have the compiled part of the host backend
     chain: StreamChain  # orders the plan's calls on CUDA
+    busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
 
     @property
     def my_routes(self) -> dict[int, str]:

@@ -230,13 +230,13 @@ def agree_on_routes(
     sends: Sequence[Message],
     recvs: Sequence[Message],
     engine_class: Callable[[PlanSetup], object],
-    chain: StreamChain | None = None,
+    outer: RoutedSetup | None = None,
 ) -> RoutedSetup:
     """Choose the routes of messages whose two ends are known to agree. Collective.
 
     `arrays` are this rank's fields, if they exist. `engine_class` imports the engine of the plan:
-    what that raises becomes an error of all ranks. `chain` is that of a plan to which these
-    messages belong.
+    what that raises becomes an error of all ranks. `outer` is the setup of the plan to which these
+    messages belong, if they are not all of it.
     """
     pairs, forced = pairs_of(setup.node), setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
@@ -274,7 +274,8 @@ def agree_on_routes(
             [place and Location(*place) for place in reply["locations"]] for reply in replies
         ],
         is_compiled=all(reply["is compiled"] for reply in replies),
-        chain=chain or StreamChain(setup.context.backend, setup.name),
+        chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
+        busy=outer.busy if outer else bytearray(1),
     )
 
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
+    TryCall = Callable[[Any], bool]
+
 _ADDED = ("u1", "u2", "u4", "u8", "f4", "f8")
 
 
@@ -88,6 +90,7 @@ class CompiledRoute:
             agreement=context.agreement,
             recordings=recording.UNDER_WAY,
             array_type=np.ndarray,
+            busy=setup.busy,
             words=tuple(control[mine] + 8 * at for at in (READY, CONSUMED, *tables)),
             fields=tuple(
                 (
@@ -112,9 +115,9 @@ class CompiledRoute:
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
         )
-        self.try_exchange: Callable[[Sequence[Any]], bool] = self._exchange.try_exchange
-        self.try_start: Callable[[Sequence[Any]], bool] = self._exchange.try_start
-        self.try_wait: Callable[[], bool] = self._exchange.try_wait
+        self.try_exchange: TryCall = self._exchange.try_exchange
+        self.try_start: TryCall = self._exchange.try_start
+        self.try_wait: TryCall = self._exchange.try_wait
         self.addresses_of: Callable[[Sequence[Any]], tuple[int, ...] | None] = (
             self._exchange.addresses_of
         )

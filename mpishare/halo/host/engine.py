@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +19,9 @@ from mpishare.plans.layout import FieldLayout, address_of, as_numpy, require_num
 from mpishare.plans.mpi_route import HostMpiRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from mpishare.halo.host.compiled_route import TryCall
     from mpishare.halo.host.copies import Array
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
@@ -72,10 +75,31 @@ class HostEngine(HostPlanEngine):
                 self._mpi.close()
             raise
         self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
-        fast = None if self._uses_mpi else self._compiled
-        self._try_exchange = fast.try_exchange if fast else _refuse
-        self._try_start = fast.try_start if fast else _refuse
-        self._try_wait = fast.try_wait if fast else _refuse
+        self._busy = setup.busy
+        # Attributes, for speed.
+        self.try_fast = self.try_start = self.try_wait = _refuse
+        if self._compiled is not None and not self._uses_mpi:
+            self.try_fast = self._in_node(self._compiled.try_exchange)
+            self.try_start = self._in_node(self._compiled.try_start)
+            self.try_wait = partial(self._in_node(self._compiled.try_wait), None)
+
+    def _in_node(self, call: TryCall) -> Callable[..., bool]:
+        """Return a call of C that leaves the node where it fails.
+
+        Neighbors may read fields that the user overwrites then.
+        """
+        leave, name = self._agreement.leave, self._call
+
+        def made(fields: Any, stream: Any) -> bool:
+            if stream is not None:
+                handle_of(stream)
+            try:
+                return call(fields)
+            except BaseException as error:
+                leave(name, error)
+                raise
+
+        return made
 
     def prepare(self, fields: Sequence[Any]) -> HostCall:
         """Check the fields of a call: in C where it knows them, else in Python, which raises."""
@@ -101,75 +125,45 @@ class HostEngine(HostPlanEngine):
         self._disjoint.require(addresses)
         return arrays, addresses
 
-    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Exchange NumPy arrays of the plan's layouts, or return False with nothing done."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            return self._try_exchange(fields)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-
-    def try_start(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Start an exchange of such arrays, or return False with nothing done."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            return self._try_start(fields)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-
-    def try_wait(self, stream: Any) -> bool:
-        """End what `try_start` has begun, or return False with nothing done."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            return self._try_wait()
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-
     def ahead(self) -> list[int]:
         """Ranks of the node that have called more often than this one."""
         return self._host.ahead()
 
-    def start(self, call: HostCall, stream: Any) -> None:
-        """Send my cells."""
+    @contextmanager
+    def _calling(self, stream: Any) -> Iterator[None]:
+        """Mark a call as under way; leave the node where it fails, as `_in_node`."""
         if stream is not None:
             handle_of(stream)
+        self._busy[0] = 1
         try:
+            yield
+        except BaseException as error:
+            self._agreement.leave(self._call, error)
+            raise
+        finally:
+            self._busy[0] = 0
+
+    def start(self, call: HostCall, stream: Any) -> None:
+        """Send my cells."""
+        with self._calling(stream):
             if self._uses_mpi:
                 self._mpi.start(call.arrays)
             self._host.start(call)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
 
     def wait(self, call: HostCall, stream: Any) -> None:
         """Receive the others' cells into the ghosts."""
-        if stream is not None:
-            handle_of(stream)
-        try:
+        with self._calling(stream):
             self._host.wait(call)
             if self._uses_mpi:
                 self._mpi.wait(call.arrays)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-        for message in self._zeroed:
-            for part in message.parts:
-                call.arrays[part.field][part.key] = 0
+            for message in self._zeroed:
+                for part in message.parts:
+                    call.arrays[part.field][part.key] = 0
 
     def exchange(self, call: HostCall, stream: Any) -> None:
         """Start, then wait."""
         self.start(call, stream)
         self.wait(call, stream)
-
-    def _leave_node(self, error: BaseException) -> None:
-        """Leave the node after an error: neighbors may read fields that the user overwrites."""
-        self._agreement.leave(self._call, error)
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
