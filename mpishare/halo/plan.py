@@ -74,7 +74,7 @@ class Plan(BasePlan):
     @property
     def routes(self) -> dict[int, str]:
         """The route of the cells to each neighbor, by its rank in the given communicator."""
-        return dict(self._setup.my_routes)
+        return dict[int, str](self._setup.my_routes)
 
     @property
     def _takes_any(self) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mpishare.plans.layout import FieldLayout
+    from mpishare.runtime.route import Route
 
 # Every part of a message begins at a multiple of this: the widest word that a GPU stores.
 ALIGN = 16
@@ -106,7 +107,7 @@ class MessageInfo(NamedTuple):
     peer: int
     tag: int
     parts: tuple[PartInfo, ...]
-    route: str
+    route: Route
 
 
 def pack_messages(messages: Sequence[Message]) -> list[Any]:
@@ -128,7 +129,7 @@ def pack_messages(messages: Sequence[Message]) -> list[Any]:
     return packed
 
 
-def unpack_messages(packed: Sequence[Any], routes: Mapping[int, str]) -> list[MessageInfo]:
+def unpack_messages(packed: Sequence[Any], routes: Mapping[int, Route]) -> list[MessageInfo]:
     """Return the descriptions that `pack_messages` made on a rank, with its routes to its peers."""
     found = []
     for peer, tag, runs in packed:
@@ -150,8 +151,8 @@ class PartKey(NamedTuple):
 
 
 def parts_sent(
-    messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: str | None = None
-) -> Iterator[tuple[PartKey, PartInfo, str]]:
+    messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: Route | None = None
+) -> Iterator[tuple[PartKey, PartInfo, Route]]:
     """Yield key, description and route of each part that `senders` send, by `route` or any."""
     for sender in senders:
         for message in messages[sender]:

@@ -37,6 +37,7 @@ from mpishare.plans.node_cache import (
 from mpishare.plans.ranks import here_for_first_plan
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -257,11 +258,11 @@ def agree_on_routes(
 
     replies = setup.comm.begin(setup.call, choose)
     refuse_left_out(setup.call, [reply["left out"] for reply in replies])
-    chosen = [dict(reply["routes"]) for reply in replies]
+    chosen = [{peer: ROUTES[name] for peer, name in reply["routes"]} for reply in replies]
     if gpu_memory.settle(setup, [reply["gpu memory"] for reply in replies]) == "":
         # Messages go out of GPU memory where all nodes can.
         chosen = [
-            {peer: routes.out_of_gpu_memory(route) for peer, route in each.items()}
+            {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
             for each in chosen
         ]
     routes.refuse(setup.call, chosen, setup.same["require"])

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import counted, name_ranks
+from mpishare.runtime.route import COPY, FUSED, HOST, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,13 +156,13 @@ class Report:
         """
         if target is None:
             through = f", through host memory: {self.gpu_messages}" if self.gpu_messages else ""
-            return "another node" + (through if route == "mpi" else "")
-        if route in ("fused", "host"):
+            return "another node" + (through if route == MESSAGES else "")
+        if route in (FUSED, HOST):
             return None
         pairs = [pair for pair in self.pairs if {pair.origin, pair.target} == {origin, target}]
         if route not in {pair.route for pair in pairs}:
             return "MPISHARE_ROUTE asks for it"
-        if route == "copy":
+        if route == COPY:
             shared = "a GPU is shared without the Multi-Process Service"
             return "myself" if origin == target else shared
         return next((pair.reason for pair in pairs if pair.reason), None)
@@ -251,14 +252,3 @@ def _cell(pair: Pair) -> str:
     if pair.origin == pair.target:
         return "self"
     return pair.link if pair.memory else "-"
-
-
-def route_of(pair_has_memory: bool, *, is_self: bool, is_time_sliced: bool) -> str:
-    """Return the route of a halo between two ranks of a CUDA node.
-
-    With `is_time_sliced` processes without MPS share a GPU of the node: a kernel that waits for
-    another rank would burn the very time slice that this rank needs.
-    """
-    if not pair_has_memory:
-        return "pinned"
-    return "copy" if is_self or is_time_sliced else "fused"

@@ -17,6 +17,7 @@ from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import HostPlanEngine
 from mpishare.plans.layout import FieldLayout, address_of, as_numpy, require_number
 from mpishare.plans.mpi_route import HostMpiRoute
+from mpishare.runtime.route import HOST, MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mpishare.halo.host.copies import Array
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
+    from mpishare.runtime.route import Route
 
 
 class HostEngine(HostPlanEngine):
@@ -52,11 +54,11 @@ class HostEngine(HostPlanEngine):
         count = len(setup.mine)
         self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
 
-        def by(route: str, messages: Sequence[Message]) -> list[Message]:
-            return [message for message in messages if setup.my_routes[message.peer] == route]
+        def by(route: Route, messages: Sequence[Message]) -> list[Message]:
+            return [message for message in messages if setup.my_routes[message.peer] is route]
 
-        by_host = by("host", sends), by("host", recvs)
-        by_mpi = by("mpi", sends), by("mpi", recvs)
+        by_host = by(HOST, sends), by(HOST, recvs)
+        by_mpi = by(MESSAGES, sends), by(MESSAGES, recvs)
         self._zeroed = by_mpi[0] if is_reverse else ()
         self._host = _make_route(setup, is_reverse=is_reverse)
         self._compiled = self._host if isinstance(self._host, CompiledRoute) else None

@@ -24,6 +24,7 @@ from mpishare.memory.process_memory import IoVec, Token, process_vm_readv, try_r
 from mpishare.plans.cells import Box
 from mpishare.plans.layout import address_of
 from mpishare.plans.message import PartKey, parts_sent
+from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,7 +106,7 @@ class PeerReads:
         self._pids: list[int] = []
         self._boxes = {
             key: info.box
-            for key, info, _ in parts_sent(messages, range(len(messages)), "host")
+            for key, info, _ in parts_sent(messages, range(len(messages)), HOST)
             if key.sender != key.receiver
             and info.box is not None
             and is_read_from_process(self._layouts[key.sender][key.field], info)

@@ -22,6 +22,7 @@ from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
 from mpishare.reduction.order import packing_order
+from mpishare.runtime.route import FUSED, PINNED, slowest
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from mpishare.reduction.cuda.fast_path import FastPath
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
+    from mpishare.runtime.route import Route
 
-_ROUTES = ("fused", "copy", "pinned")
 _MAX_LAYOUTS = 64
 
 
@@ -51,11 +52,11 @@ class CudaReduce(CudaPlanEngine):
         self._device = self._group.device
         replies = comm.step(name, lambda: _route_to_peers(setup))
         # The slowest route between any two ranks serves all of them.
-        route = max((replies[rank] for rank in comm.ranks_here), key=_ROUTES.index)
+        route = slowest(replies[rank] for rank in comm.ranks_here)
         self._count = prod(layout.shape)
         self._is_needed = self._count > 0 and self._group.size > 1
-        is_fused = route == "fused"
-        self.maps_gpu_memory = route != "pinned"
+        is_fused = route is FUSED
+        self.maps_gpu_memory = route.needs_peer_memory
         (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
         self._route = kind(self._group, shape, self._count, form=form)
@@ -63,7 +64,7 @@ class CudaReduce(CudaPlanEngine):
             comm,
             name,
             self._route.nbytes,
-            in_host_memory=route == "pinned",
+            in_host_memory=not route.needs_peer_memory,
             are_streamed=not is_fused,
         )
         self._flags = self._buffers.flags
@@ -274,12 +275,11 @@ class CudaReduce(CudaPlanEngine):
             self._capturing = 0
 
 
-def _route_to_peers(setup: PlanSetup) -> str:
+def _route_to_peers(setup: PlanSetup) -> Route:
     """Return the slowest route from this rank to the others of its node."""
     comm = setup.comm
     forced = setup.same["MPISHARE_ROUTE"]
     others = [rank for rank in comm.ranks_here if rank != comm.rank]
     found = routes.choose(comm, pairs_of(setup.node), others, forced, on_gpu=True)
     # Within a node a reduction has no messages: host memory is the nearest.
-    names = ["pinned" if route in routes.BY_MPI else route for route in found.values()]
-    return max(names, key=_ROUTES.index, default="fused")
+    return slowest(PINNED if route.is_of_mpi else route for route in found.values())
