@@ -270,7 +270,7 @@ def interior(block: Block, sent: Iterable[Transfer], received: Iterable[Transfer
     for side, box in apart:
         spans = zip(kept.start, box.start, box.stop, kept.stop, strict=True)
         beyond = [
-            _within(kept, axis, *(span[2:] if step < 0 else span[:2]))
+            kept.within(axis, *(span[2:] if step < 0 else span[:2]))
             for axis, (step, span) in enumerate(zip(side, spans, strict=True))
             if step
         ]
@@ -291,9 +291,9 @@ def shell(block: Block, inner: Box) -> tuple[Box, ...]:
     """Return disjoint boxes of the owned cells outside `inner`, two an axis at most."""
     rest, found = block.owned, []
     for axis, (start, stop) in enumerate(zip(inner.start, inner.stop, strict=True)):
-        found += [_within(rest, axis, rest.start[axis], start)]
-        found += [_within(rest, axis, stop, rest.stop[axis])]
-        rest = _within(rest, axis, start, stop)
+        found += [rest.within(axis, rest.start[axis], start)]
+        found += [rest.within(axis, stop, rest.stop[axis])]
+        rest = rest.within(axis, start, stop)
     return tuple(box for box in found if box.size)
 
 
@@ -387,12 +387,3 @@ def _transfer(
         spans.append((first, first + cells))
     source = Box(*zip(*spans, strict=True))
     return Transfer(direction, sender, receiver, source, target) if target.size else None
-
-
-def _within(box: Box, axis: int, start: int, stop: int) -> Box:
-    """Return the cells of `box` from `start` to `stop` along `axis`."""
-    spans = list(zip(box.start, box.stop, strict=True))
-    low, high = spans[axis]
-    first = min(max(start, low), high)
-    spans[axis] = first, max(min(stop, high), first)
-    return Box(*zip(*spans, strict=True))

@@ -13,7 +13,7 @@ from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
 from mpishare.plans import routes
 from mpishare.plans.base_plan import BasePlan
-from mpishare.plans.node_cache import pairs_of
+from mpishare.plans.node_cache import report_of
 from mpishare.plans.setup import agree_on_routes
 from mpishare.runtime import ranges
 
@@ -55,7 +55,7 @@ class Plan(BasePlan):
         else:
             self._fields = EnginePair(setup, sends, recvs)
             self._forward = self._fields.forward
-        routes.warn(setup.name, setup.comm, pairs_of(setup.node), setup.routes)
+        routes.warn(setup.name, setup.comm, report_of(setup.node).pairs, setup.routes)
         self._open: Any = None  # the call that was started
         self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
         self._open_on(setup)

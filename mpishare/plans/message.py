@@ -53,10 +53,7 @@ class Part:
         if self.indices is not None:
             return Part.of_indices(self.field, layout, axis, self.indices[begin:end])
         box = self.box or Box((), ())
-        first = box.start[axis]
-        start = (*box.start[:axis], first + begin, *box.start[axis + 1 :])
-        stop = (*box.stop[:axis], first + end, *box.stop[axis + 1 :])
-        return Part.of_box(self.field, layout, Box(start, stop))
+        return Part.of_box(self.field, layout, box.cut(axis, begin, end))
 
     @property
     def key(self) -> Any:

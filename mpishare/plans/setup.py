@@ -29,8 +29,8 @@ from mpishare.plans.node_cache import (
     leave_node,
     look_for_node,
     name_plan,
-    pairs_of,
     ranks_left_out,
+    report_of,
     require_backend,
     setup_deadline,
 )
@@ -239,7 +239,7 @@ def agree_on_routes(
     what that raises becomes an error of all ranks. `outer` is the setup of the plan to which these
     messages belong, if they are not all of it.
     """
-    pairs, forced = pairs_of(setup.node), setup.same["MPISHARE_ROUTE"]
+    pairs, forced = report_of(setup.node).pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
 
     def choose() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.plans.cells import Cells, loops
 from mpishare.plans.message import PartKey, parts_sent
 
 if TYPE_CHECKING:
@@ -56,21 +57,14 @@ class Extent(NamedTuple):
 
 def extent_of(layout: FieldLayout, box: Box) -> Extent:
     """Return the bytes of a field from the first cell of a box to the end of the last."""
-    steps = layout.strides
-    first = sum(at * step for at, step in zip(box.start, steps, strict=True))
-    last = sum((end - 1) * step for end, step in zip(box.stop, steps, strict=True))
-    return Extent(first, last - first + layout.dtype.itemsize)
+    cells = Cells.of_key(layout, box.slices())
+    return Extent(cells.offset, cells.extent_nbytes(layout.dtype.itemsize))
 
 
 def run_nbytes(layout: FieldLayout, box: Box) -> int:
     """Return how many bytes of a box lie together in a field, with no gaps between them."""
-    nbytes = layout.dtype.itemsize
-    for step, cells in sorted(zip(layout.strides, box.shape, strict=True)):
-        if cells > 1:
-            if step != nbytes:
-                break
-            nbytes *= cells
-    return nbytes
+    cells = Cells.of_key(layout, box.slices())
+    return loops([cells], layout.dtype.itemsize, cells.by_stride())[0].count
 
 
 def is_read_from_process(layout: FieldLayout, part: PartInfo | Part) -> bool:

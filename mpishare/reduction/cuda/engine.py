@@ -14,7 +14,7 @@ from mpishare.plans import routes
 from mpishare.plans.gpu.fields import addresses_of, cuda_layout, current_stream
 from mpishare.plans.gpu.launch_order import LaunchOrder
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
-from mpishare.plans.node_cache import pairs_of
+from mpishare.plans.node_cache import report_of
 from mpishare.reduction.cuda.buffers import Buffers
 from mpishare.reduction.cuda.calls import PreparedCall
 from mpishare.reduction.cuda.group import Group, Pointers
@@ -280,6 +280,6 @@ def _route_to_peers(setup: PlanSetup) -> Route:
     comm = setup.comm
     forced = setup.same["MPISHARE_ROUTE"]
     others = [rank for rank in comm.ranks_here if rank != comm.rank]
-    found = routes.choose(comm, pairs_of(setup.node), others, forced, on_gpu=True)
+    found = routes.choose(comm, report_of(setup.node).pairs, others, forced, on_gpu=True)
     # Within a node a reduction has no messages: host memory is the nearest.
     return slowest(PINNED if route.is_of_mpi else route for route in found.values())
