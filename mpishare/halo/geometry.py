@@ -312,13 +312,24 @@ def shifted(
     (slice(0, 4, None), slice(2, 4, None))
     """
     axis, n = index(axis), index(n)
-    is_box = isinstance(box, tuple) and all(
-        isinstance(item, slice) or (item is Ellipsis and not place)
-        for place, item in enumerate(box)
-    )
-    if not is_box:
-        raise TypeError(f"box must be a tuple of slices, such as halo.interior, not {box!r}")
+    _require_box(box)
     from_last = box[:1] == (Ellipsis,)
+    place, extent = _place_of(axis, shapes, from_last=from_last)
+    # Up to the axis that is moved, all axes are named.
+    whole = [slice(None)] * ((-place if from_last else place) + 1 - len(box))
+    items = [*box[:1], *whole, *box[1:]] if from_last else [*box, *whole]
+    items[place] = _moved(items[place], axis, n, extent)
+    return tuple(items)
+
+
+def _require_box(box: Any) -> None:
+    cuts = (box[1:] if box[:1] == (Ellipsis,) else box) if isinstance(box, tuple) else (None,)
+    if not all(isinstance(item, slice) for item in cuts):
+        raise TypeError(f"box must be a tuple of slices, such as halo.interior, not {box!r}")
+
+
+def _place_of(axis: int, shapes: Sequence[Sequence[int]], *, from_last: bool) -> tuple[int, int]:
+    """Return the place of an axis in an index of all these fields, and their extent along it."""
     ndims = {len(shape) for shape in shapes}
     if not all(-ndim <= axis < ndim for ndim in ndims):
         raise ValueError(f"fields with {sorted(ndims)} axes have no axis {axis}")
@@ -329,12 +340,7 @@ def shifted(
             f"axis {axis} is not the same in fields with {sorted(ndims)} axes: count it from the "
             f"{'last' if from_last else 'first'}, and among the axes that the grid cuts"
         )
-    place, extent = places.pop(), extents.pop()
-    # Up to the axis that is moved, all axes are named.
-    whole = [slice(None)] * ((-place if from_last else place) + 1 - len(box))
-    items = [*box[:1], *whole, *box[1:]] if from_last else [*box, *whole]
-    items[place] = _moved(items[place], axis, n, extent)
-    return tuple(items)
+    return places.pop(), extents.pop()
 
 
 def _moved(cells: slice, axis: int, n: int, extent: int) -> slice:

@@ -99,7 +99,7 @@ class Cells(NamedTuple):
 class Loop(NamedTuple):
     """A loop over cells in one memory or several: with a step in each, or a table of offsets."""
 
-    count: int
+    extent: int
     steps: tuple[int, ...]
     places: tuple[Array | None, ...]
 
@@ -122,10 +122,10 @@ def loops(ends: Sequence[Cells], itemsize: int, axes: Iterable[int]) -> list[Loo
             tuple(end.places.get(axis) for end in ends),
         )
         last = found[-1]
-        spans = tuple(last.count * step for step in last.steps)
+        spans = tuple(last.extent * step for step in last.steps)
         if made.is_plain and last.is_plain and made.steps == spans:
-            found[-1] = last._replace(count=last.count * made.count)
-        elif made.count > 1 or not made.is_plain:
+            found[-1] = last._replace(extent=last.extent * made.extent)
+        elif made.extent > 1 or not made.is_plain:
             found.append(made)
     return found
 
@@ -142,7 +142,7 @@ def lower(
         return None
     run, *outer = loops((to, source), itemsize, by.by_stride())
     axes = (
-        (each.count, *each.steps, *(at if at is None else at.tobytes() for at in each.places))
+        (each.extent, *each.steps, *(at if at is None else at.tobytes() for at in each.places))
         for each in reversed(outer)
     )
-    return run.count, to.offset, source.offset, tuple(axes)
+    return run.extent, to.offset, source.offset, tuple(axes)

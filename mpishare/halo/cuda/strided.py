@@ -56,7 +56,7 @@ def _strided_cells(
     indexed = {along: np.empty(0)} if along >= 0 else {}  # the kernel has the places
     cells = Cells(first, shape, strides, indexed)
     found = loops([cells], itemsize, reversed(range(len(shape))))[::-1]
-    extents = [each.count for each in found]
+    extents = [each.extent for each in found]
     steps = [each.steps[0] for each in found]
     unit = gcd(first, extents[-1], ALIGN, *steps[:-1])
     unit = min(unit & -unit, alignment)

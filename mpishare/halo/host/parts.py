@@ -64,7 +64,7 @@ def extent_of(layout: FieldLayout, box: Box) -> Extent:
 def run_nbytes(layout: FieldLayout, box: Box) -> int:
     """Return how many bytes of a box lie together in a field, with no gaps between them."""
     cells = Cells.of_key(layout, box.slices())
-    return loops([cells], layout.dtype.itemsize, cells.by_stride())[0].count
+    return loops([cells], layout.dtype.itemsize, cells.by_stride())[0].extent
 
 
 def is_read_from_process(layout: FieldLayout, part: PartInfo | Part) -> bool:
