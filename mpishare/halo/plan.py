@@ -201,10 +201,10 @@ class Plan(BasePlan):
         TypeError
             If a field's elements are no numbers.
         """
-        self._check("accumulate")
         given = self._enter("accumulate", fields) if self._takes_any else fields
         pair = self._fields.pair_for("accumulate", given, stream)
         if pair.reverse is None:
+            self._check("accumulate")
             self._setup.comm.step(
                 f"{self.name}: accumulate",
                 lambda: self._check_first_accumulate(pair.forward, fields, stream),

@@ -147,6 +147,20 @@ class PartKey(NamedTuple):
     field: int
 
 
+def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
+    """Yield the parts of messages that this rank, `sender`, sends."""
+    for message in messages:
+        for part in message.parts:
+            if part.nbytes:
+                yield PartKey(sender, message.peer, message.tag, part.field), part
+
+
+def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
+    """Yield the parts of messages that this rank, `receiver`, receives."""
+    for key, part in sent(messages, receiver):
+        yield key._replace(sender=key.receiver, receiver=receiver), part
+
+
 def parts_sent(
     messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: Route | None = None
 ) -> Iterator[tuple[PartKey, PartInfo, Route]]:

@@ -9,31 +9,14 @@ if TYPE_CHECKING:
 
 
 class Route(str):
-    """A route: a string, its name for users and for reports, with its properties.
+    """A route: a string, its name for users and for reports, with its properties."""
 
-    Attributes
-    ----------
-    backends : tuple of str
-        Where the fields are that it serves.
-    waits_in : str
-        What waits for the other rank: a ``"kernel"``, a ``"stream"`` or the ``"host"``, which no
-        graph can record.
-    is_fast : bool
-        Whether no user needs to be told within a node.
-    needs_peer_memory : bool
-        Whether one rank maps GPU memory of the other.
-    is_of_mpi : bool
-        Whether it sends messages, so that ranks of different nodes can take it.
-    broader : str
-        The name by which ``require=`` allows it too.
-    """
-
-    backends: tuple[str, ...]
-    waits_in: Literal["kernel", "stream", "host"]
-    is_fast: bool
-    needs_peer_memory: bool
-    is_of_mpi: bool
-    broader: str
+    backends: tuple[str, ...]  # of the fields that it serves
+    waits_in: Literal["kernel", "stream", "host"]  # for the other rank; no graph records the host
+    is_fast: bool  # within a node: users are not warned of it
+    needs_peer_memory: bool  # one rank maps GPU memory of the other
+    is_of_mpi: bool  # it sends messages, also between nodes
+    broader: str  # the name by which ``require=`` allows it too
 
     def __new__(
         cls,

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
-    TryCall = Callable[[Any], bool]
-
 _ADDED = ("u1", "u2", "u4", "u8", "f4", "f8")
 
 
@@ -115,12 +113,10 @@ class CompiledRoute:
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
         )
-        self.try_exchange: TryCall = self._exchange.try_exchange
-        self.try_start: TryCall = self._exchange.try_start
-        self.try_wait: TryCall = self._exchange.try_wait
-        self.addresses_of: Callable[[Sequence[Any]], tuple[int, ...] | None] = (
-            self._exchange.addresses_of
-        )
+        self.try_exchange: Callable[[Any], bool] = self._exchange.try_exchange
+        self.try_start: Callable[[Any], bool] = self._exchange.try_start
+        self.try_wait: Callable[[Any], bool] = self._exchange.try_wait
+        self.addresses_of: Callable[[Any], tuple[int, ...] | None] = self._exchange.addresses_of
 
     @property
     def staging_nbytes(self) -> int:

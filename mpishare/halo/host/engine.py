@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,8 @@ from mpishare.plans.mpi_route import HostMpiRoute
 from mpishare.runtime.route import HOST, MESSAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from mpishare.halo.host.compiled_route import TryCall
     from mpishare.halo.host.copies import Array
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
@@ -85,18 +83,18 @@ class HostEngine(HostPlanEngine):
             self.try_start = self._in_node(self._compiled.try_start)
             self.try_wait = partial(self._in_node(self._compiled.try_wait), None)
 
-    def _in_node(self, call: TryCall) -> Callable[..., bool]:
-        """Return a call of C that leaves the node where it fails.
+    def _in_node(self, call: Callable[[Any], bool]) -> Callable[..., bool]:
+        """Return a call of C, given also a stream, that leaves the node where it fails.
 
         Neighbors may read fields that the user overwrites then.
         """
         leave, name = self._agreement.leave, self._call
 
-        def made(fields: Any, stream: Any) -> bool:
+        def made(given: Any, stream: Any) -> bool:
             if stream is not None:
                 handle_of(stream)
             try:
-                return call(fields)
+                return call(given)
             except BaseException as error:
                 leave(name, error)
                 raise
@@ -131,41 +129,44 @@ class HostEngine(HostPlanEngine):
         """Ranks of the node that have called more often than this one."""
         return self._host.ahead()
 
-    @contextmanager
-    def _calling(self, stream: Any) -> Iterator[None]:
-        """Mark a call as under way; leave the node where it fails, as `_in_node`."""
+    def start(self, call: HostCall, stream: Any) -> None:
+        """Send my cells."""
+        self._make(call, stream, self._start)
+
+    def wait(self, call: HostCall, stream: Any) -> None:
+        """Receive the others' cells into the ghosts."""
+        self._make(call, stream, self._wait)
+
+    def exchange(self, call: HostCall, stream: Any) -> None:
+        """Start, then wait."""
+        self._make(call, stream, self._start, self._wait)
+
+    def _make(self, call: HostCall, stream: Any, *steps: Callable[[HostCall], None]) -> None:
+        """Make a call, marked as under way; leave the node where it fails, as `_in_node`."""
         if stream is not None:
             handle_of(stream)
         self._busy[0] = 1
         try:
-            yield
+            for step in steps:
+                step(call)
         except BaseException as error:
             self._agreement.leave(self._call, error)
             raise
         finally:
             self._busy[0] = 0
 
-    def start(self, call: HostCall, stream: Any) -> None:
-        """Send my cells."""
-        with self._calling(stream):
-            if self._uses_mpi:
-                self._mpi.start(call.arrays)
-            self._host.start(call)
+    def _start(self, call: HostCall) -> None:
+        if self._uses_mpi:
+            self._mpi.start(call.arrays)
+        self._host.start(call)
 
-    def wait(self, call: HostCall, stream: Any) -> None:
-        """Receive the others' cells into the ghosts."""
-        with self._calling(stream):
-            self._host.wait(call)
-            if self._uses_mpi:
-                self._mpi.wait(call.arrays)
-            for message in self._zeroed:
-                for part in message.parts:
-                    call.arrays[part.field][part.key] = 0
-
-    def exchange(self, call: HostCall, stream: Any) -> None:
-        """Start, then wait."""
-        self.start(call, stream)
-        self.wait(call, stream)
+    def _wait(self, call: HostCall) -> None:
+        self._host.wait(call)
+        if self._uses_mpi:
+            self._mpi.wait(call.arrays)
+        for message in self._zeroed:
+            for part in message.parts:
+                call.arrays[part.field][part.key] = 0
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""

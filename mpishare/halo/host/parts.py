@@ -14,10 +14,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.plans.cells import Cells, loops
-from mpishare.plans.message import PartKey, parts_sent
+from mpishare.plans.message import PartKey, parts_sent, received, sent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from mpishare.halo.host.copies import Array
     from mpishare.halo.host.staging import Staging
@@ -146,7 +146,7 @@ def lay_out(
     mine = setup.comm.rank
     outgoing, in_place, readers = [], [False] * len(setup.mine), set()
     sources: dict[PartKey, tuple[Any, bool]] = {}
-    for key, part in _sent(sends, mine):
+    for key, part in sent(sends, mine):
         if key.receiver == mine:
             sources[key] = part.key, False
             continue
@@ -163,7 +163,7 @@ def lay_out(
             sources[key] = info.box and info.box.slices(), is_read
     incoming = [
         Incoming(key, part.key, *sources[key], staging.buffers(key, part.shape))
-        for key, part in _received(recvs, mine)
+        for key, part in received(recvs, mine)
     ]
     if not is_reverse:  # the order is free: own cells first, then one sender after the other
         own = [part for part in incoming if part.name.sender == mine]
@@ -177,20 +177,6 @@ def lay_out(
         for rank, found in groupby(incoming, key=lambda part: part.name.sender)
     ]
     return RouteParts(outgoing, senders, in_place, sorted(readers))
-
-
-def _sent(sends: Sequence[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
-    for message in sends:
-        for part in message.parts:
-            if part.nbytes:
-                yield PartKey(sender, message.peer, message.tag, part.field), part
-
-
-def _received(recvs: Sequence[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
-    for message in recvs:
-        for part in message.parts:
-            if part.nbytes:
-                yield PartKey(message.peer, receiver, message.tag, part.field), part
 
 
 def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -> list[Incoming]:

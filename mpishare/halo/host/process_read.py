@@ -22,7 +22,7 @@ from mpishare.halo.host.parts import Extent, extent_of, is_read_from_process
 from mpishare.memory.process_memory import IoVec, process_vm_readv
 from mpishare.plans.cells import Cells, lower
 from mpishare.plans.layout import address_of
-from mpishare.plans.message import PartKey, parts_sent
+from mpishare.plans.message import parts_sent, received
 from mpishare.plans.node_cache import report_of
 from mpishare.runtime.route import HOST
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message, MessageInfo
+    from mpishare.plans.message import Message, MessageInfo, PartKey
 
 _BLOCK_NBYTES = 256 << 10  # read at once, then copied on while it is in the cache
 _MAX_SEEN = 1024  # addresses of a field
@@ -117,12 +117,10 @@ class PeerReads:
         """Cut the parts of these messages into blocks, and allocate the buffer."""
         mine, layouts = self._comm.rank, self._layouts
         blocks: dict[PartKey, list[_Block]] = {}
-        for message in recvs:
-            for part in message.parts:
-                key = PartKey(message.peer, mine, message.tag, part.field)
-                if key in self.keys and part.box is not None:  # it is a box at both ends
-                    pair = layouts[message.peer][part.field], layouts[mine][part.field]
-                    blocks[key] = [*_blocks(*pair, self._boxes[key], part.box)]
+        for key, part in received(recvs, mine):
+            if key in self.keys and part.box is not None:  # it is a box at both ends
+                pair = layouts[key.sender][key.field], layouts[mine][key.field]
+                blocks[key] = [*_blocks(*pair, self._boxes[key], part.box)]
         rearranged = (each for found in blocks.values() for each in found if each.strides)
         nbytes = max((each.extent.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
