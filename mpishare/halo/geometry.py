@@ -132,11 +132,6 @@ def normalize_widths(width: Any, naxes: int) -> Widths:
     """Return one (low, high) pair for each axis of the cart, or raise `ValueError`.
 
     An int is for all axes; else one int or pair an axis; with one axis a bare pair will do.
-
-    Examples
-    --------
-    >>> normalize_widths(1, 2), normalize_widths((1, (2, 0)), 2), normalize_widths((1, 0), 1)
-    (((1, 1), (1, 1)), ((1, 1), (2, 0)), ((1, 0),))
     """
     each = _items(width) or [width] * naxes
     if naxes == 1 and len(each) == 2:
@@ -158,11 +153,6 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
     """Return which axis of a field of `ndim` axes each axis of the cart cuts, or `ValueError`.
 
     An int stands for the one axis of the cart, None for all axes of a field that has no others.
-
-    Examples
-    --------
-    >>> normalize_axes((-2, -1), 2, 3), normalize_axes(None, 2, 2), normalize_axes(-1, 1, 4)
-    ((1, 2), (0, 1), (3,))
     """
     every = range(ndim) if ndim == naxes else ()
     try:
@@ -192,11 +182,6 @@ def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
     """Return which axis of a block each axis of the cart cuts.
 
     A block has only the axes that are cut, in the order that `axes` gives them in its fields.
-
-    Examples
-    --------
-    >>> normalize_block_axes(None, 2), normalize_block_axes((-1, -3), 2)
-    ((0, 1), (1, 0))
     """
     found = normalize_axes(tuple(range(naxes)) if axes is None else axes, naxes, _MOST_AXES)
     order = sorted(found)
@@ -209,11 +194,6 @@ def fields_of_block(
     """Return cut axes and shapes of two fields that stand for all fields of a block.
 
     `extents` count ghosts, one for each axis of the cart.
-
-    Examples
-    --------
-    >>> fields_of_block((4, 5), (-2, -1))
-    ([(0, 1), (1, 2)], [(4, 5), (1, 4, 5)])
     """
     naxes = len(extents)
     axes = tuple(range(naxes)) if axes is None else axes
@@ -235,14 +215,6 @@ def transfers(
     Both in the order of `Grid.directions`, as the receiver sees them: between two ranks the sends
     of one are the receives of the other, in the same order. Ghosts without an owner are in none.
     `blocks`, by rank, may have only those of `rank` and its `Grid.neighbors`.
-
-    Examples
-    --------
-    >>> two = [Block((4,), ((1, 2),)), Block((3,), ((0, 0),))]
-    >>> for each in transfers(Grid((2,), (True,)), 0, two, corners=False)[1]:
-    ...     print(each.direction, each.sender, each.source.slices(), each.target.slices())
-    (-1,) 1 (slice(2, 3, None),) (slice(0, 1, None),)
-    (1,) 1 (slice(0, 2, None),) (slice(5, 7, None),)
     """
     directions = grid.directions(corners=corners)
     received = [_transfer(each, grid.neighbor(rank, each), rank, blocks) for each in directions]
@@ -305,11 +277,6 @@ def shifted(
     Axes that `box` does not name are whole: the last ones, or the first ones where it begins with
     an Ellipsis. A box without cells along `axis` stays empty. `ValueError` if a cell leaves the
     fields, or if `axis` is not the same axis in all of them.
-
-    Examples
-    --------
-    >>> shifted((slice(1, 5), slice(2, 4)), 0, -1, [(6, 6)])
-    (slice(0, 4, None), slice(2, 4, None))
     """
     axis, n = index(axis), index(n)
     _require_box(box)

@@ -127,7 +127,8 @@ class Plan(BasePlan):
         UnsupportedError
             If they are new, in a capture.
         EpochError
-            If an exchange is open.
+            If an exchange is open, or a handler of a signal calls the plan in the midst of a call
+            on the host.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         ClosedError
