@@ -77,6 +77,11 @@ class Plan(BasePlan):
         return dict[int, str](self._setup.my_routes)
 
     @property
+    def _needs_host(self) -> bool:
+        """Whether the host waits at every exchange, which no graph can record."""
+        return any(route.waits_in == "host" for route in self._setup.my_routes.values())
+
+    @property
     def _takes_any(self) -> bool:
         return self._setup.takes_any
 

@@ -23,7 +23,6 @@ from jax.interpreters import ad, batching, mlir
 from mpishare.errors import ClosedError
 from mpishare.halo.plan import Plan
 from mpishare.plans.layout import Layout
-from mpishare.runtime.route import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,9 +150,7 @@ def _on_gpu(*fields: Any, plan: Plan, is_reverse: bool) -> Any:
         has_side_effect=True,
         input_output_aliases={number: number for number in range(len(fields))},
         # XLA may then call once, record what the call enqueues, and replay that without Python.
-        command_buffer_compatible=all(
-            ROUTES[name].waits_in != "host" for name in plan.routes.values()
-        ),
+        command_buffer_compatible=not plan._needs_host,
     )
     # Without the barrier XLA (JAX 0.11.2) merges the call with a later `.at[].set()` of its result,
     # and fails: "DynamicSliceFusion: DUS target must be a fusion parameter".

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from mpishare.node import Node
     from mpishare.plans.message import Message
+    from mpishare.runtime.route import Route
 
 
 _MEMORY = {
@@ -258,18 +259,15 @@ def agree_on_routes(
 
     replies = setup.comm.begin(setup.call, choose)
     refuse_left_out(setup.call, [reply["left out"] for reply in replies])
-    chosen = [{peer: ROUTES[name] for peer, name in reply["routes"]} for reply in replies]
-    if gpu_memory.settle(setup, [reply["gpu memory"] for reply in replies]) == "":
-        # Messages go out of GPU memory where all nodes can.
-        chosen = [
-            {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
-            for each in chosen
-        ]
-    routes.refuse(setup.call, chosen, setup.same["require"])
+    chosen = _agreed_routes(setup, replies)
+    sends_by_rank, recvs_by_rank = (
+        [unpack_messages(r[kind], own) for r, own in zip(replies, chosen, strict=True)]
+        for kind in ("sends", "recvs")
+    )
     return RoutedSetup(
         **vars(setup),
-        sends=[unpack_messages(r["sends"], own) for r, own in zip(replies, chosen, strict=True)],
-        recvs=[unpack_messages(r["recvs"], own) for r, own in zip(replies, chosen, strict=True)],
+        sends=sends_by_rank,
+        recvs=recvs_by_rank,
         routes=chosen,
         locations=[
             [place and Location(*place) for place in reply["locations"]] for reply in replies
@@ -278,6 +276,19 @@ def agree_on_routes(
         chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
         busy=outer.busy if outer else bytearray(1),
     )
+
+
+def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, Route]]:
+    """Return the routes of each rank; raise on all ranks if one of them is not allowed."""
+    chosen = [{peer: ROUTES[name] for peer, name in reply["routes"]} for reply in replies]
+    if gpu_memory.settle(setup, [reply["gpu memory"] for reply in replies]) == "":
+        # Messages go out of GPU memory where all nodes can.
+        chosen = [
+            {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
+            for each in chosen
+        ]
+    routes.refuse(setup.call, chosen, setup.same["require"])
+    return chosen
 
 
 def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:
