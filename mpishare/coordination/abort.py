@@ -90,7 +90,12 @@ def abort_at_exit(why: str, is_over: Callable[[], object] = bool) -> None:
     For failures before there is a node, whose own shutdown does this later.
     """
     if not _reasons:
-        atexit.register(_at_exit)
+        from mpi4py import MPI
+
+        # MPI calls this first of all in Finalize, which the program may call itself.
+        keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: _abort_unless_over())
+        MPI.COMM_SELF.Set_attr(keyval, True)
+        atexit.register(_at_exit, keyval)
     _reasons.append((why, is_over, os.getpid()))
 
 
@@ -99,11 +104,16 @@ def abort_when_left(call: str, error: BaseException) -> None:
     abort_at_exit(f"{call} was left by an exception: {describe(error)}")
 
 
-def _at_exit() -> None:
+def _at_exit(keyval: int) -> None:
     from mpi4py import MPI
 
-    why, is_over, pid = _reasons[0]
-    if not MPI.Is_finalized() and os.getpid() == pid and not all(each() for _, each, _ in _reasons):
+    if not MPI.Is_finalized() and os.getpid() == _reasons[0][2]:
+        MPI.COMM_SELF.Delete_attr(keyval)  # while Python runs
+
+
+def _abort_unless_over() -> None:
+    why, is_over, _ = _reasons[0]
+    if not all(each() for _, each, _ in _reasons):
         _abort(why, is_over)
 
 

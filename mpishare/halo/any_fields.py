@@ -146,7 +146,7 @@ class AnyFields:
                     sends,
                     recvs,
                     engine_class,
-                    outer.chain,  # calls of one plan are in order, on any streams
+                    outer,  # calls of one plan are in order, on any streams
                 )
                 pair = EnginePair(setup, sends, recvs)
         except BaseException:

@@ -44,11 +44,6 @@ def normalize_dims(dims: Any, size: int) -> tuple[int, ...]:
     """Return the extents of a grid of `size` ranks, or raise `ValueError`.
 
     Zeros stay: MPI chooses these extents, so that the product is `size`.
-
-    Examples
-    --------
-    >>> normalize_dims((2, 3), 6), normalize_dims([0, 3], 6)
-    ((2, 3), (0, 3))
     """
     try:
         found = tuple(map(index, dims))
@@ -71,11 +66,6 @@ def normalize_periods(periods: Any, naxes: int) -> tuple[bool, ...]:
     """Return whether each axis wraps, or raise `ValueError`.
 
     A bool is for all axes, None for no axis.
-
-    Examples
-    --------
-    >>> normalize_periods(None, 2), normalize_periods(True, 2), normalize_periods((1, 0), 2)
-    ((False, False), (True, True), (True, False))
     """
     if periods is None or isinstance(periods, bool | np.bool_):
         return (bool(periods),) * naxes

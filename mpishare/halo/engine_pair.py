@@ -29,11 +29,11 @@ class EnginePair:
 
     def make_reverse(self) -> Engine:
         """Return the reverse engine, made at the first call: collective, host-blocking then."""
-        name = self.setup.name
-        unfit = [str(each.dtype) for each in self.setup.mine if not can_add(each.dtype)]
-        if unfit:
-            raise TypeError(f"{name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self.reverse is None:
+            unfit = [str(each.dtype) for each in self.setup.mine if not can_add(each.dtype)]
+            if unfit:
+                name = self.setup.name
+                raise TypeError(f"{name}: accumulate failed: {', '.join(unfit)} cannot be added")
             self.reverse = make_engine(self.setup, self._recvs, self._sends, is_reverse=True)
         return self.reverse
 

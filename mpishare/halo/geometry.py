@@ -132,11 +132,6 @@ def normalize_widths(width: Any, naxes: int) -> Widths:
     """Return one (low, high) pair for each axis of the cart, or raise `ValueError`.
 
     An int is for all axes; else one int or pair an axis; with one axis a bare pair will do.
-
-    Examples
-    --------
-    >>> normalize_widths(1, 2), normalize_widths((1, (2, 0)), 2), normalize_widths((1, 0), 1)
-    (((1, 1), (1, 1)), ((1, 1), (2, 0)), ((1, 0),))
     """
     each = _items(width) or [width] * naxes
     if naxes == 1 and len(each) == 2:
@@ -158,11 +153,6 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
     """Return which axis of a field of `ndim` axes each axis of the cart cuts, or `ValueError`.
 
     An int stands for the one axis of the cart, None for all axes of a field that has no others.
-
-    Examples
-    --------
-    >>> normalize_axes((-2, -1), 2, 3), normalize_axes(None, 2, 2), normalize_axes(-1, 1, 4)
-    ((1, 2), (0, 1), (3,))
     """
     every = range(ndim) if ndim == naxes else ()
     try:
@@ -192,11 +182,6 @@ def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
     """Return which axis of a block each axis of the cart cuts.
 
     A block has only the axes that are cut, in the order that `axes` gives them in its fields.
-
-    Examples
-    --------
-    >>> normalize_block_axes(None, 2), normalize_block_axes((-1, -3), 2)
-    ((0, 1), (1, 0))
     """
     found = normalize_axes(tuple(range(naxes)) if axes is None else axes, naxes, _MOST_AXES)
     order = sorted(found)
@@ -209,11 +194,6 @@ def fields_of_block(
     """Return cut axes and shapes of two fields that stand for all fields of a block.
 
     `extents` count ghosts, one for each axis of the cart.
-
-    Examples
-    --------
-    >>> fields_of_block((4, 5), (-2, -1))
-    ([(0, 1), (1, 2)], [(4, 5), (1, 4, 5)])
     """
     naxes = len(extents)
     axes = tuple(range(naxes)) if axes is None else axes
@@ -235,14 +215,6 @@ def transfers(
     Both in the order of `Grid.directions`, as the receiver sees them: between two ranks the sends
     of one are the receives of the other, in the same order. Ghosts without an owner are in none.
     `blocks`, by rank, may have only those of `rank` and its `Grid.neighbors`.
-
-    Examples
-    --------
-    >>> two = [Block((4,), ((1, 2),)), Block((3,), ((0, 0),))]
-    >>> for each in transfers(Grid((2,), (True,)), 0, two, corners=False)[1]:
-    ...     print(each.direction, each.sender, each.source.slices(), each.target.slices())
-    (-1,) 1 (slice(2, 3, None),) (slice(0, 1, None),)
-    (1,) 1 (slice(0, 2, None),) (slice(5, 7, None),)
     """
     directions = grid.directions(corners=corners)
     received = [_transfer(each, grid.neighbor(rank, each), rank, blocks) for each in directions]
@@ -270,7 +242,7 @@ def interior(block: Block, sent: Iterable[Transfer], received: Iterable[Transfer
     for side, box in apart:
         spans = zip(kept.start, box.start, box.stop, kept.stop, strict=True)
         beyond = [
-            _within(kept, axis, *(span[2:] if step < 0 else span[:2]))
+            kept.within(axis, *(span[2:] if step < 0 else span[:2]))
             for axis, (step, span) in enumerate(zip(side, spans, strict=True))
             if step
         ]
@@ -291,9 +263,9 @@ def shell(block: Block, inner: Box) -> tuple[Box, ...]:
     """Return disjoint boxes of the owned cells outside `inner`, two an axis at most."""
     rest, found = block.owned, []
     for axis, (start, stop) in enumerate(zip(inner.start, inner.stop, strict=True)):
-        found += [_within(rest, axis, rest.start[axis], start)]
-        found += [_within(rest, axis, stop, rest.stop[axis])]
-        rest = _within(rest, axis, start, stop)
+        found += [rest.within(axis, rest.start[axis], start)]
+        found += [rest.within(axis, stop, rest.stop[axis])]
+        rest = rest.within(axis, start, stop)
     return tuple(box for box in found if box.size)
 
 
@@ -305,20 +277,26 @@ def shifted(
     Axes that `box` does not name are whole: the last ones, or the first ones where it begins with
     an Ellipsis. A box without cells along `axis` stays empty. `ValueError` if a cell leaves the
     fields, or if `axis` is not the same axis in all of them.
-
-    Examples
-    --------
-    >>> shifted((slice(1, 5), slice(2, 4)), 0, -1, [(6, 6)])
-    (slice(0, 4, None), slice(2, 4, None))
     """
     axis, n = index(axis), index(n)
-    is_box = isinstance(box, tuple) and all(
-        isinstance(item, slice) or (item is Ellipsis and not place)
-        for place, item in enumerate(box)
-    )
-    if not is_box:
-        raise TypeError(f"box must be a tuple of slices, such as halo.interior, not {box!r}")
+    _require_box(box)
     from_last = box[:1] == (Ellipsis,)
+    place, extent = _place_of(axis, shapes, from_last=from_last)
+    # Up to the axis that is moved, all axes are named.
+    whole = [slice(None)] * ((-place if from_last else place) + 1 - len(box))
+    items = [*box[:1], *whole, *box[1:]] if from_last else [*box, *whole]
+    items[place] = _moved(items[place], axis, n, extent)
+    return tuple(items)
+
+
+def _require_box(box: Any) -> None:
+    cuts = (box[1:] if box[:1] == (Ellipsis,) else box) if isinstance(box, tuple) else (None,)
+    if not all(isinstance(item, slice) for item in cuts):
+        raise TypeError(f"box must be a tuple of slices, such as halo.interior, not {box!r}")
+
+
+def _place_of(axis: int, shapes: Sequence[Sequence[int]], *, from_last: bool) -> tuple[int, int]:
+    """Return the place of an axis in an index of all these fields, and their extent along it."""
     ndims = {len(shape) for shape in shapes}
     if not all(-ndim <= axis < ndim for ndim in ndims):
         raise ValueError(f"fields with {sorted(ndims)} axes have no axis {axis}")
@@ -329,12 +307,7 @@ def shifted(
             f"axis {axis} is not the same in fields with {sorted(ndims)} axes: count it from the "
             f"{'last' if from_last else 'first'}, and among the axes that the grid cuts"
         )
-    place, extent = places.pop(), extents.pop()
-    # Up to the axis that is moved, all axes are named.
-    whole = [slice(None)] * ((-place if from_last else place) + 1 - len(box))
-    items = [*box[:1], *whole, *box[1:]] if from_last else [*box, *whole]
-    items[place] = _moved(items[place], axis, n, extent)
-    return tuple(items)
+    return places.pop(), extents.pop()
 
 
 def _moved(cells: slice, axis: int, n: int, extent: int) -> slice:
@@ -387,12 +360,3 @@ def _transfer(
         spans.append((first, first + cells))
     source = Box(*zip(*spans, strict=True))
     return Transfer(direction, sender, receiver, source, target) if target.size else None
-
-
-def _within(box: Box, axis: int, start: int, stop: int) -> Box:
-    """Return the cells of `box` from `start` to `stop` along `axis`."""
-    spans = list(zip(box.start, box.stop, strict=True))
-    low, high = spans[axis]
-    first = min(max(start, low), high)
-    spans[axis] = first, max(min(stop, high), first)
-    return Box(*zip(*spans, strict=True))

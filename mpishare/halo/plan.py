@@ -13,7 +13,7 @@ from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
 from mpishare.plans import routes
 from mpishare.plans.base_plan import BasePlan
-from mpishare.plans.node_cache import pairs_of
+from mpishare.plans.node_cache import report_of
 from mpishare.plans.setup import agree_on_routes
 from mpishare.runtime import ranges
 
@@ -55,7 +55,7 @@ class Plan(BasePlan):
         else:
             self._fields = EnginePair(setup, sends, recvs)
             self._forward = self._fields.forward
-        routes.warn(setup.name, setup.comm, pairs_of(setup.node), setup.routes)
+        routes.warn(setup.name, setup.comm, report_of(setup.node).pairs, setup.routes)
         self._open: Any = None  # the call that was started
         self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
         self._open_on(setup)
@@ -74,7 +74,12 @@ class Plan(BasePlan):
     @property
     def routes(self) -> dict[int, str]:
         """The route of the cells to each neighbor, by its rank in the given communicator."""
-        return dict(self._setup.my_routes)
+        return dict[int, str](self._setup.my_routes)
+
+    @property
+    def _needs_host(self) -> bool:
+        """Whether the host waits at every exchange, which no graph can record."""
+        return any(route.waits_in == "host" for route in self._setup.my_routes.values())
 
     @property
     def _takes_any(self) -> bool:
@@ -127,7 +132,8 @@ class Plan(BasePlan):
         UnsupportedError
             If they are new, in a capture.
         EpochError
-            If an exchange is open.
+            If an exchange is open, or a handler of a signal calls the plan in the midst of a call
+            on the host.
         PeerError, PeerTimeout
             If a rank is gone or does not come.
         ClosedError
@@ -201,10 +207,10 @@ class Plan(BasePlan):
         TypeError
             If a field's elements are no numbers.
         """
-        self._check("accumulate")
         given = self._enter("accumulate", fields) if self._takes_any else fields
         pair = self._fields.pair_for("accumulate", given, stream)
         if pair.reverse is None:
+            self._check("accumulate")
             self._setup.comm.step(
                 f"{self.name}: accumulate",
                 lambda: self._check_first_accumulate(pair.forward, fields, stream),
@@ -281,6 +287,14 @@ class Plan(BasePlan):
             )
             raise TypeError(f"{self.name}: {call} failed: {why}: {call}(u)")
         return fields
+
+    def _check(self, call: str) -> None:
+        super()._check(call)
+        if self._setup.busy[0]:
+            raise EpochError(
+                f"{self.name}: {call} failed: another call of the plan is under way, in which a "
+                "handler of a signal came. Call it after that."
+            )
 
     def _prepare(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
         try:

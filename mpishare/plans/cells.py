@@ -1,13 +1,19 @@
-"""The cells of an array, as integers."""
+"""Cells of arrays as integers, and the one lowering of them: to loops, for C and for kernels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from mpishare.plans.layout import FieldLayout
+
+    Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -32,5 +38,111 @@ class Box:
             start[axis], stop[axis] = first, last
         return Box(tuple(start), tuple(stop))
 
+    def cut(self, axis: int, first: int, last: int) -> Box:
+        """Return the planes from `first` up to before `last` along `axis`, at most to the end."""
+        return self.within(axis, self.start[axis] + first, self.start[axis] + last)
+
+    def within(self, axis: int, start: int, stop: int) -> Box:
+        """Return the cells that lie from `start` up to before `stop` along `axis`."""
+        low, high = self.start[axis], self.stop[axis]
+        first = min(max(start, low), high)
+        last = max(min(stop, high), first)
+        return Box(
+            (*self.start[:axis], first, *self.start[axis + 1 :]),
+            (*self.stop[:axis], last, *self.stop[axis + 1 :]),
+        )
+
     def slices(self) -> tuple[slice, ...]:
         return tuple(map(slice, self.start, self.stop))
+
+
+class Cells(NamedTuple):
+    """Cells of some memory: along each axis a step in bytes, or the offsets of its places."""
+
+    offset: int  # of the first cell
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    places: dict[int, Array]  # by axis, for those whose places are no slice: offsets in bytes
+
+    @classmethod
+    def of_array(cls, array: Array) -> Cells:
+        """Return all cells of an array."""
+        return cls(0, array.shape, array.strides, {})
+
+    @classmethod
+    def of_key(cls, layout: FieldLayout, key: Sequence[Any]) -> Cells:
+        """Return the cells that a key of slices, or of an array of indices, names in a field."""
+        offset, shape, strides, places = 0, [*layout.shape], [*layout.strides], {}
+        for axis, item in enumerate(key):
+            extent, stride = layout.shape[axis], layout.strides[axis]
+            if isinstance(item, slice):
+                start, stop, step = item.indices(extent)
+                offset += start * stride
+                shape[axis], strides[axis] = len(range(start, stop, step)), step * stride
+            else:
+                indices = np.asarray(item, np.int64)
+                places[axis] = np.where(indices < 0, indices + extent, indices) * stride
+                shape[axis] = len(indices)
+        return cls(offset, tuple(shape), tuple(strides), places)
+
+    def extent_nbytes(self, itemsize: int) -> int:
+        """Return the bytes from the first cell to the end of the last, of strided cells."""
+        return itemsize + sum(
+            (n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)
+        )
+
+    def by_stride(self) -> list[int]:
+        """Return the axes, the fastest in memory first."""
+        return sorted(range(len(self.shape)), key=self.strides.__getitem__)
+
+
+class Loop(NamedTuple):
+    """A loop over cells in one memory or several: with a step in each, or a table of offsets."""
+
+    extent: int
+    steps: tuple[int, ...]
+    places: tuple[Array | None, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        return not any(each is not None for each in self.places)
+
+
+def loops(ends: Sequence[Cells], itemsize: int, axes: Iterable[int]) -> list[Loop]:
+    """Return the loops over the bytes of cells that lie in some memories, in the order of `axes`.
+
+    The first is over a run of bytes that lie together in all of them. Axes become one where the
+    step of the later is the whole of the one before.
+    """
+    found = [Loop(itemsize, (1,) * len(ends), (None,) * len(ends))]
+    for axis in axes:
+        made = Loop(
+            ends[0].shape[axis],
+            tuple(end.strides[axis] for end in ends),
+            tuple(end.places.get(axis) for end in ends),
+        )
+        last = found[-1]
+        spans = tuple(last.extent * step for step in last.steps)
+        if made.is_plain and last.is_plain and made.steps == spans:
+            found[-1] = last._replace(extent=last.extent * made.extent)
+        elif made.extent > 1 or not made.is_plain:
+            found.append(made)
+    return found
+
+
+def lower(
+    to: Cells, source: Cells, itemsize: int, *, by: Cells
+) -> tuple[int, int, int, tuple[tuple[Any, ...], ...]] | None:
+    """Return a copy as C makes it, in the order in which the cells of `by` lie; None for no cells.
+
+    ``(nbytes, to, from, loops)``: so many bytes at each place of the loops, slowest first, from two
+    offsets on. Each loop is ``(count, to, from, to_at, from_at)``: steps, or tables of offsets.
+    """
+    if 0 in to.shape:
+        return None
+    run, *outer = loops((to, source), itemsize, by.by_stride())
+    axes = (
+        (each.extent, *each.steps, *(at if at is None else at.tobytes() for at in each.places))
+        for each in reversed(outer)
+    )
+    return run.extent, to.offset, source.offset, tuple(axes)

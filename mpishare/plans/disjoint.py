@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,33 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
 
 _MAX_WORK = 100_000  # some milliseconds; real programs need a few steps
+
+
+def require_distinct_cells(layout: FieldLayout, name: str) -> None:
+    """Raise `ValueError` if two cells of a field share memory, as in a sliding window."""
+    axes = sorted((step, n) for step, n in zip(layout.strides, layout.shape, strict=True) if n > 1)
+    ends = accumulate(
+        axes, lambda end, axis: end + axis[0] * (axis[1] - 1), initial=layout.dtype.itemsize
+    )
+    if 0 in layout.shape or all(step >= end for (step, _), end in zip(axes, ends, strict=False)):
+        return
+    cells = _View(1 << 32, layout).array()  # anywhere: nothing is read
+    for axis in range(cells.ndim):
+        # Two cells whose indices differ first along this axis.
+        plane = cells[(0,) * axis]
+        if _share(plane[:1], plane[1:]):
+            raise ValueError(
+                f"{name} has two cells in the same memory: its strides are {layout.strides}, its "
+                f"shape is {layout.shape}. Give it a copy"
+            )
+
+
+def _share(a: np.ndarray, b: np.ndarray) -> bool:
+    try:
+        # NumPy takes any bound; its stubs allow two.
+        return np.shares_memory(a, b, max_work=_MAX_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return False  # only known overlaps are refused
 
 
 class Disjoint:
@@ -46,12 +73,7 @@ class Disjoint:
             for n, address, layout in zip(named, addresses, self._layouts, strict=True)
         ]
         for (first, a), (second, b) in combinations(views, 2):
-            try:
-                # NumPy takes any bound; its stubs allow two.
-                share = np.shares_memory(a, b, max_work=_MAX_WORK)  # type: ignore[arg-type]
-            except np.exceptions.TooHardError:
-                continue  # only known overlaps are refused
-            if share:
+            if _share(a, b):
                 raise ValueError(
                     f"fields {first} and {second} share memory: the ghosts of both would be "
                     "written. Name each array once."

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mpishare.plans.message import MessageInfo
     from mpishare.plans.node_cache import NodeCache
     from mpishare.runtime.context import Location, NodeContext
+    from mpishare.runtime.route import Route
     from mpishare.windows.stream_chain import StreamChain
 
 
@@ -86,14 +87,15 @@ class RoutedSetup(PlanSetup):
     # By rank, for each message, and for each peer.
     sends: list[list[MessageInfo]]
     recvs: list[list[MessageInfo]]
-    routes: list[dict[int, str]]
+    routes: list[dict[int, Route]]
     # By rank, each field's location in a window on its GPU that other ranks use too.
     locations: list[list[Location | None]]
     is_compiled: bool  # all ranks have the compiled part of the host backend
     chain: StreamChain  # orders the plan's calls on CUDA
+    busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
 
     @property
-    def my_routes(self) -> dict[int, str]:
+    def my_routes(self) -> dict[int, Route]:
         """This rank's route to each peer."""
         return self.routes[self.comm.rank]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpishare.plans import layout
-from mpishare.plans.disjoint import Disjoint
+from mpishare.plans.disjoint import Disjoint, require_distinct_cells
 from mpishare.plans.layout import FieldLayout, Layout, as_numpy
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ def _layout_of(field: Any, name: str, backend: str) -> FieldLayout:
 
 
 def require_disjoint(fields: Sequence[Any], layouts: Sequence[FieldLayout]) -> None:
-    """Raise `ValueError` if two fields share an element: MPI may not receive into both."""
+    """Raise `ValueError` if two cells share memory: MPI may not receive into both."""
+    for number, each in enumerate(layouts):
+        require_distinct_cells(each, f"field {number}")
     numbers = [n for n, field in enumerate(fields) if not isinstance(field, Layout)]
     if len(numbers) > 1:
         kept = [layouts[n] for n in numbers]

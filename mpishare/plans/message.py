@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mpishare.plans.layout import FieldLayout
+    from mpishare.runtime.route import Route
 
 # Every part of a message begins at a multiple of this: the widest word that a GPU stores.
 ALIGN = 16
@@ -52,10 +53,7 @@ class Part:
         if self.indices is not None:
             return Part.of_indices(self.field, layout, axis, self.indices[begin:end])
         box = self.box or Box((), ())
-        first = box.start[axis]
-        start = (*box.start[:axis], first + begin, *box.start[axis + 1 :])
-        stop = (*box.stop[:axis], first + end, *box.stop[axis + 1 :])
-        return Part.of_box(self.field, layout, Box(start, stop))
+        return Part.of_box(self.field, layout, box.cut(axis, begin, end))
 
     @property
     def key(self) -> Any:
@@ -106,7 +104,7 @@ class MessageInfo(NamedTuple):
     peer: int
     tag: int
     parts: tuple[PartInfo, ...]
-    route: str
+    route: Route
 
 
 def pack_messages(messages: Sequence[Message]) -> list[Any]:
@@ -128,7 +126,7 @@ def pack_messages(messages: Sequence[Message]) -> list[Any]:
     return packed
 
 
-def unpack_messages(packed: Sequence[Any], routes: Mapping[int, str]) -> list[MessageInfo]:
+def unpack_messages(packed: Sequence[Any], routes: Mapping[int, Route]) -> list[MessageInfo]:
     """Return the descriptions that `pack_messages` made on a rank, with its routes to its peers."""
     found = []
     for peer, tag, runs in packed:
@@ -149,9 +147,23 @@ class PartKey(NamedTuple):
     field: int
 
 
+def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
+    """Yield the parts of messages that this rank, `sender`, sends."""
+    for message in messages:
+        for part in message.parts:
+            if part.nbytes:
+                yield PartKey(sender, message.peer, message.tag, part.field), part
+
+
+def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
+    """Yield the parts of messages that this rank, `receiver`, receives."""
+    for key, part in sent(messages, receiver):
+        yield key._replace(sender=key.receiver, receiver=receiver), part
+
+
 def parts_sent(
-    messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: str | None = None
-) -> Iterator[tuple[PartKey, PartInfo, str]]:
+    messages: Sequence[Sequence[MessageInfo]], senders: Iterable[int], route: Route | None = None
+) -> Iterator[tuple[PartKey, PartInfo, Route]]:
     """Yield key, description and route of each part that `senders` send, by `route` or any."""
     for sender in senders:
         for message in messages[sender]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpishare.coordination.waits import Waits
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.context import NodeContext
-    from mpishare.runtime.report import Pair
+    from mpishare.runtime.report import Report
 
 _DEFAULT_TIMEOUT_S = 300.0
 
@@ -168,9 +168,9 @@ def context_of(node: Node) -> NodeContext:
     return node._context
 
 
-def pairs_of(node: Node) -> tuple[Pair, ...]:
-    """Return `Report.pairs`, without the room and the limits that a report reads anew."""
-    return node._report.pairs
+def report_of(node: Node) -> Report:
+    """Return the report as it was when the node was made: `Node.report` reads some of it anew."""
+    return node._report
 
 
 def leave_node(node: Any, comm: MPI.Intracomm, call: str, error: BaseException) -> None:

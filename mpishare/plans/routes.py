@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import agree
 from mpishare.errors import UnsupportedError
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES, for_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,32 +18,31 @@ if TYPE_CHECKING:
 
     from mpishare.plans.comm import PlanComm
     from mpishare.runtime.report import Pair
+    from mpishare.runtime.route import Route
+
+    Routes = dict[int, Route]  # by peer
 
 log = logging.getLogger("mpishare")
 
-# Messages out of host memory, and out of GPU memory.
-BY_MPI = ("mpi", "mpi-gpu")
-ON_GPU = ("fused", "copy", "pinned", *BY_MPI)
-ON_HOST = ("host", "mpi")
-_FAST = ("fused", "copy", "host")
-# ``mpi`` allows messages out of GPU memory, ``mpi-host`` does not.
-_FORCED = (*ON_GPU, "mpi-host", "host")
+# A name for users alone: messages, and never out of GPU memory.
+_MPI_HOST = "mpi-host"
 
 
 def forced() -> str | None:
     """Return the route that ``MPISHARE_ROUTE`` names; `ValueError` if there is no such route."""
     name = os.environ.get("MPISHARE_ROUTE") or None
-    if name is not None and name not in _FORCED:
+    known = (*ROUTES, _MPI_HOST)
+    if name is not None and name not in known:
         raise ValueError(
-            f"the environment variable MPISHARE_ROUTE must be one of {_FORCED}, not {name!r}"
+            f"the environment variable MPISHARE_ROUTE must be one of {known}, not {name!r}"
         )
     return name
 
 
 def require_allowed(name: str | None, *, on_gpu: bool) -> None:
     """Raise `UnsupportedError` if fields in this memory cannot take a forced route."""
-    allowed = ON_GPU if on_gpu else ON_HOST
-    if name not in (None, "mpi-host", *allowed):
+    allowed = for_backend("cuda" if on_gpu else "host")
+    if name not in (None, _MPI_HOST, *allowed):
         where = "GPU" if on_gpu else "host"
         raise UnsupportedError(
             f"MPISHARE_ROUTE={name}: fields in {where} memory travel by {' or '.join(allowed)}"
@@ -70,47 +70,45 @@ def required(require: Any) -> list[str] | None:
         names = [require] if isinstance(require, str) else list(require)
     except TypeError:
         names = []
-    known = {*ON_GPU, *ON_HOST}
-    if not names or not known.issuperset(names):
-        raise ValueError(f"require names routes, some of {sorted(known)}, not {require!r}")
+    if not names or not ROUTES.keys() >= {*names}:
+        raise ValueError(f"require names routes, some of {sorted(ROUTES)}, not {require!r}")
     return sorted(names)
 
 
 def choose(
     comm: PlanComm, pairs: Iterable[Pair], peers: Iterable[int], name: str | None, *, on_gpu: bool
-) -> dict[int, str]:
+) -> Routes:
     """Return the route to each peer, the same at both ends.
 
-    The route of MPI messages is ``mpi`` until the ranks have agreed whether their MPI takes
-    pointers to GPU memory; see `answer_of`. `name` is the route that is forced within the node.
+    Between nodes it is `MESSAGES` until the ranks have agreed whether their MPI takes pointers to
+    GPU memory; see `answer_of`. `name` is the route that is forced within the node.
     """
     require_allowed(name, on_gpu=on_gpu)
-    name = "mpi" if name == "mpi-host" else name
+    forced = MESSAGES if name in (_MPI_HOST, GPU_MESSAGES) else ROUTES[name] if name else None
     pair_of = {(pair.origin, pair.target): pair for pair in pairs}
     found = {}
     for peer in sorted(set(peers)):
         if peer not in comm.ranks_here:
-            found[peer] = "mpi"
+            found[peer] = MESSAGES
         elif not on_gpu:
-            found[peer] = name or "host"
+            found[peer] = forced or for_backend("host")[0]
         else:
             here, there = comm.ranks_here[comm.rank], comm.ranks_here[peer]
-            found[peer] = _on_gpu(pair_of[here, there], pair_of[there, here], name)
+            found[peer] = _on_gpu(pair_of[here, there], pair_of[there, here], forced)
     return found
 
 
-def _on_gpu(there: Pair, back: Pair, name: str | None) -> str:
-    has_memory = there.route != "pinned" and back.route != "pinned"
-    if name in ("fused", "copy") and not has_memory:
+def _on_gpu(there: Pair, back: Pair, forced: Route | None) -> Route:
+    slow = [pair for pair in (there, back) if not ROUTES[pair.route].needs_peer_memory]
+    if forced is None:
+        return ROUTES[slow[0].route if slow else there.route]
+    if forced.needs_peer_memory and slow:
         raise UnsupportedError(
-            f"MPISHARE_ROUTE={name}: ranks {there.origin} and {there.target} of the node cannot "
+            f"MPISHARE_ROUTE={forced}: ranks {there.origin} and {there.target} of the node cannot "
             f"share GPU memory: {there.reason or back.reason}"
         )
-    if there.origin == there.target and name == "fused":
-        return "copy"  # a rank needs no signal from itself
-    if name in BY_MPI:
-        return "mpi"
-    return name or (there.route if has_memory else "pinned")
+    # A rank needs no signal from itself.
+    return forced.in_order if there.origin == there.target else forced
 
 
 def asks_for_gpu_memory(comm: PlanComm, name: str | None) -> bool:
@@ -118,27 +116,22 @@ def asks_for_gpu_memory(comm: PlanComm, name: str | None) -> bool:
 
     The first rank of the plan on each node does, where there may be messages.
     """
-    has_messages = name in BY_MPI or not comm.is_of_one_node
-    return has_messages and name != "mpi-host" and comm.rank == next(iter(comm.ranks_here))
+    has_messages = name in (MESSAGES, GPU_MESSAGES) or not comm.is_of_one_node
+    return has_messages and name != _MPI_HOST and comm.rank == next(iter(comm.ranks_here))
 
 
 def answer_of(answers: Sequence[str | None], name: str | None) -> str | None:
     """Return why messages cannot go out of GPU memory: `ask` of the whole plan."""
     known = [answer for answer in answers if answer is not None]
-    if not known or name == "mpi-host":
+    if not known or name == _MPI_HOST:
         return None
     why = next(filter(None, known), "")
-    if why and name == "mpi-gpu":
+    if why and name == GPU_MESSAGES:
         raise UnsupportedError(
             f"MPISHARE_ROUTE=mpi-gpu: messages go through host memory: {why}. Use an MPI that "
             "takes such pointers, or leave MPISHARE_ROUTE out."
         )
     return why
-
-
-def out_of_gpu_memory(route: str) -> str:
-    """Return the route of messages out of GPU memory in place of that out of host memory."""
-    return "mpi-gpu" if route == "mpi" else route
 
 
 def log_memory(name: str, comm: PlanComm, why: str) -> None:
@@ -151,7 +144,7 @@ def log_memory(name: str, comm: PlanComm, why: str) -> None:
         log.info("%s: messages between nodes go out of GPU memory, which the MPI takes", name)
 
 
-def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | None) -> None:
+def refuse(call: str, routes: Sequence[Routes], require: list[str] | None) -> None:
     """Raise on every rank if any route of any rank is not allowed."""
     if require is None:
         return
@@ -159,7 +152,7 @@ def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | Non
         f"rank {rank} to rank {peer}: {route}"
         for rank, mine in enumerate(routes)
         for peer, route in mine.items()
-        if route not in require and not (route == "mpi-gpu" and "mpi" in require)
+        if route not in require and route.broader not in require
     ]
     if refused:
         raise UnsupportedError(
@@ -168,15 +161,13 @@ def refuse(call: str, routes: Sequence[dict[int, str]], require: list[str] | Non
         )
 
 
-def warn(
-    name: str, comm: PlanComm, pairs: Iterable[Pair], routes: Sequence[dict[int, str]]
-) -> None:
+def warn(name: str, comm: PlanComm, pairs: Iterable[Pair], routes: Sequence[Routes]) -> None:
     """Warn on one rank of the plan if a neighbor on the same node is reached by a slow route."""
     slow = [
         (rank, peer, route)
         for rank, mine in enumerate(routes)
         for peer, route in mine.items()
-        if comm.nodes[rank] == comm.nodes[peer] and route not in _FAST
+        if comm.nodes[rank] == comm.nodes[peer] and not route.is_fast
     ]
     if not slow or slow[0][0] != comm.rank:
         return

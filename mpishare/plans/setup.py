@@ -29,14 +29,15 @@ from mpishare.plans.node_cache import (
     leave_node,
     look_for_node,
     name_plan,
-    pairs_of,
     ranks_left_out,
+    report_of,
     require_backend,
     setup_deadline,
 )
 from mpishare.plans.ranks import here_for_first_plan
 from mpishare.runtime import ranges
 from mpishare.runtime.context import Location
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES, ROUTES
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from mpishare.node import Node
     from mpishare.plans.message import Message
+    from mpishare.runtime.route import Route
 
 
 _MEMORY = {
@@ -230,15 +232,15 @@ def agree_on_routes(
     sends: Sequence[Message],
     recvs: Sequence[Message],
     engine_class: Callable[[PlanSetup], object],
-    chain: StreamChain | None = None,
+    outer: RoutedSetup | None = None,
 ) -> RoutedSetup:
     """Choose the routes of messages whose two ends are known to agree. Collective.
 
     `arrays` are this rank's fields, if they exist. `engine_class` imports the engine of the plan:
-    what that raises becomes an error of all ranks. `chain` is that of a plan to which these
-    messages belong.
+    what that raises becomes an error of all ranks. `outer` is the setup of the plan to which these
+    messages belong, if they are not all of it.
     """
-    pairs, forced = pairs_of(setup.node), setup.same["MPISHARE_ROUTE"]
+    pairs, forced = report_of(setup.node).pairs, setup.same["MPISHARE_ROUTE"]
     peers = [message.peer for message in (*sends, *recvs)]
 
     def choose() -> dict[str, Any]:
@@ -257,25 +259,36 @@ def agree_on_routes(
 
     replies = setup.comm.begin(setup.call, choose)
     refuse_left_out(setup.call, [reply["left out"] for reply in replies])
-    chosen = [dict(reply["routes"]) for reply in replies]
-    if gpu_memory.settle(setup, [reply["gpu memory"] for reply in replies]) == "":
-        # Messages go out of GPU memory where all nodes can.
-        chosen = [
-            {peer: routes.out_of_gpu_memory(route) for peer, route in each.items()}
-            for each in chosen
-        ]
-    routes.refuse(setup.call, chosen, setup.same["require"])
+    chosen = _agreed_routes(setup, replies)
+    sends_by_rank, recvs_by_rank = (
+        [unpack_messages(r[kind], own) for r, own in zip(replies, chosen, strict=True)]
+        for kind in ("sends", "recvs")
+    )
     return RoutedSetup(
         **vars(setup),
-        sends=[unpack_messages(r["sends"], own) for r, own in zip(replies, chosen, strict=True)],
-        recvs=[unpack_messages(r["recvs"], own) for r, own in zip(replies, chosen, strict=True)],
+        sends=sends_by_rank,
+        recvs=recvs_by_rank,
         routes=chosen,
         locations=[
             [place and Location(*place) for place in reply["locations"]] for reply in replies
         ],
         is_compiled=all(reply["is compiled"] for reply in replies),
-        chain=chain or StreamChain(setup.context.backend, setup.name),
+        chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
+        busy=outer.busy if outer else bytearray(1),
     )
+
+
+def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, Route]]:
+    """Return the routes of each rank; raise on all ranks if one of them is not allowed."""
+    chosen = [{peer: ROUTES[name] for peer, name in reply["routes"]} for reply in replies]
+    if gpu_memory.settle(setup, [reply["gpu memory"] for reply in replies]) == "":
+        # Messages go out of GPU memory where all nodes can.
+        chosen = [
+            {peer: GPU_MESSAGES if route is MESSAGES else route for peer, route in each.items()}
+            for each in chosen
+        ]
+    routes.refuse(setup.call, chosen, setup.same["require"])
+    return chosen
 
 
 def refuse_left_out(call: str, left_out: Sequence[Sequence[int]]) -> None:

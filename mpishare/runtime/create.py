@@ -34,13 +34,15 @@ from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.places import Place
 from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
 from mpishare.runtime.probe import probe_cuda, probe_host
-from mpishare.runtime.report import Member, Report
+from mpishare.runtime.report import Member, Report, time_sliced_gpus
 from mpishare.runtime.surroundings import Surroundings, Survey, warn_of_equal_pids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
+
+    from mpishare.runtime.report import Pair
 
 log = logging.getLogger("mpishare")
 node_log = logging.getLogger("mpishare.node")
@@ -276,47 +278,31 @@ def _report(
     notes: list[str],
     surroundings: Surroundings,
 ) -> Report:
-    is_time_sliced = sorted(
-        uuid
-        for uuid in set(context.uuids)
-        if uuid
-        and context.uuids.count(uuid) > 1
-        and not all(m.device.mps for m in members if m.device and m.device.uuid == uuid)
-    )
+    time_sliced = time_sliced_gpus(members)
     if context.backend.name == "cuda":
-        pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(is_time_sliced))
+        pairs, keeps_values = probe_cuda(context, is_time_sliced=bool(time_sliced))
         members = tuple(
             replace(member, keeps_values=kept)
             for member, kept in zip(members, keeps_values, strict=True)
         )
     else:
         pairs = probe_host(context.size)
-    for uuid in is_time_sliced:
-        notes.append(
-            f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process "
-            "Service: they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` "
-            "before the job, on every node"
-        )
+    notes += [
+        f"{context.uuids.count(uuid)} ranks share {uuid[:12]} without the Multi-Process Service: "
+        "they take turns of about a millisecond. Start `nvidia-cuda-mps-control -d` before the "
+        "job, on every node"
+        for uuid in time_sliced
+    ]
+    host = members[0].host
     one_gpu = one_gpu_note(context.uuids, os.environ)
     if one_gpu is not None:
         notes.append(one_gpu)
         if context.rank == 0:
-            log.warning("on %s %s", members[0].host, one_gpu)
-    blocked = [pair for pair in pairs if not pair.memory]
-    if blocked and context.rank == 0:
-        log.warning(
-            "%d of %d pairs of ranks on %s cannot share GPU memory; the first is rank %d to "
-            "rank %d: %s",
-            len(blocked),
-            len(pairs),
-            members[0].host,
-            blocked[0].origin,
-            blocked[0].target,
-            blocked[0].reason,
-        )
-    name = context.backend.name
+            log.warning("on %s %s", host, one_gpu)
+    if context.rank == 0:
+        _warn_of_blocked(pairs, host)
     return Report(
-        name,
+        context.backend.name,
         why_host,
         0,
         members,
@@ -326,6 +312,22 @@ def _report(
         why_python=context.why_python,
         surroundings=surroundings,
     )
+
+
+def _warn_of_blocked(pairs: Sequence[Pair], host: str) -> None:
+    blocked = [pair for pair in pairs if not pair.memory]
+    if blocked:
+        first = blocked[0]
+        log.warning(
+            "%d of %d pairs of ranks on %s cannot share GPU memory; the first is rank %d to "
+            "rank %d: %s",
+            len(blocked),
+            len(pairs),
+            host,
+            first.origin,
+            first.target,
+            first.reason,
+        )
 
 
 def _control_block(node_comm: MPI.Comm, deadline_s: float) -> ControlBlock:

@@ -14,7 +14,8 @@ from mpishare.backends.suballocator import CHUNK_NBYTES
 from mpishare.coordination.counters import RELEASED, SLOT_WORDS
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, HandleError
-from mpishare.runtime.report import Pair, route_of
+from mpishare.runtime.report import Pair
+from mpishare.runtime.route import HOST, between
 
 if TYPE_CHECKING:
     from mpishare.memory.memory import Memory
@@ -39,7 +40,7 @@ def probe_host(size: int) -> tuple[Pair, ...]:
             counters=True,
             events=True,
             link="self" if origin == target else "host memory",
-            route="host",
+            route=HOST,
             reason=None,
         )
         for origin in range(size)
@@ -84,7 +85,7 @@ def probe_cuda(
                     counters=as_target["counters"],
                     events=as_origin["events"],
                     link="self" if is_self else links[origin][target],
-                    route=route_of(
+                    route=between(
                         as_origin["memory"] and as_target["copy"],
                         is_self=is_self,
                         is_time_sliced=is_time_sliced,

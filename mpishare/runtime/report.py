@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import counted, name_ranks
+from mpishare.runtime.route import COPY, FUSED, HOST, MESSAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mpishare.backends import Device
     from mpishare.runtime.surroundings import Surroundings
@@ -76,6 +77,14 @@ class Member:
     keeps_values: bool = True
 
 
+def time_sliced_gpus(members: Sequence[Member]) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs that several ranks share without the Multi-Process Service."""
+    devices = [member.device for member in members if member.device is not None]
+    uuids = [device.uuid for device in devices]
+    without = {device.uuid for device in devices if not device.mps}
+    return tuple(sorted(uuid for uuid in without if uuids.count(uuid) > 1))
+
+
 @dataclass(frozen=True)
 class Report:
     """Backend, ranks and routes of a node, and why they are so. ``str()`` is a text for people.
@@ -138,10 +147,7 @@ class Report:
     @property
     def time_sliced_gpus(self) -> tuple[str, ...]:
         """UUIDs of the GPUs that several ranks share without the Multi-Process Service."""
-        devices = [member.device for member in self.members if member.device is not None]
-        uuids = [device.uuid for device in devices]
-        without = {device.uuid for device in devices if not device.mps}
-        return tuple(sorted(uuid for uuid in without if uuids.count(uuid) > 1))
+        return time_sliced_gpus(self.members)
 
     @property
     def mps_gain(self) -> str | None:
@@ -155,13 +161,13 @@ class Report:
         """
         if target is None:
             through = f", through host memory: {self.gpu_messages}" if self.gpu_messages else ""
-            return "another node" + (through if route == "mpi" else "")
-        if route in ("fused", "host"):
+            return "another node" + (through if route == MESSAGES else "")
+        if route in (FUSED, HOST):
             return None
         pairs = [pair for pair in self.pairs if {pair.origin, pair.target} == {origin, target}]
         if route not in {pair.route for pair in pairs}:
             return "MPISHARE_ROUTE asks for it"
-        if route == "copy":
+        if route == COPY:
             shared = "a GPU is shared without the Multi-Process Service"
             return "myself" if origin == target else shared
         return next((pair.reason for pair in pairs if pair.reason), None)
@@ -186,55 +192,69 @@ class Report:
 
     def __str__(self) -> str:
         """Write the report for people."""
-        host = self.members[0].host
-        count = len(self.members)
         lines = [
-            f"node {host}: {counted(count, 'rank')}, backend {self.backend}"
-            + (", WSL2" if self.is_wsl2 else "")
-            + (f" ({self.why_host})" if self.why_host else "")
+            *map(self._describe_member, self.members),
+            *self._describe_devices(),
+            *self._describe_gpu_memory(),
+            *self._describe_pairs(),
+            *self._describe_host_code(),
+            *(self.surroundings.describe() if self.surroundings is not None else ()),
+            *self._describe_losses(),
+            *self.notes,
         ]
-        for member in self.members:
-            role = ", leader" if member.rank == self.leader else ""
-            gpu = ""
-            if member.device is not None:
-                device = member.device
-                gpu = f", GPU {device.ordinal} {device.uuid[:12]} {device.name} at {device.pci_id}"
-                gpu += ", MPS" if device.mps else ""
-            is_same = member.given_rank == member.rank
-            given = "" if is_same else f" (rank {member.given_rank} of all nodes)"
-            lines.append(f"  rank {member.rank}{given}, pid {member.pid}{gpu}{role}")
-        lines += self._describe_devices()
+        return "\n  ".join([self._title(), *lines])
+
+    def _title(self) -> str:
+        count = counted(len(self.members), "rank")
+        why = f" ({self.why_host})" if self.why_host else ""
+        system = ", WSL2" if self.is_wsl2 else ""
+        return f"node {self.members[0].host}: {count}, backend {self.backend}{system}{why}"
+
+    def _describe_member(self, member: Member) -> str:
+        role = ", leader" if member.rank == self.leader else ""
+        is_same = member.given_rank == member.rank
+        given = "" if is_same else f" (rank {member.given_rank} of all nodes)"
+        gpu, device = "", member.device
+        if device is not None:
+            gpu = f", GPU {device.ordinal} {device.uuid[:12]} {device.name} at {device.pci_id}"
+            gpu += ", MPS" if device.mps else ""
+        return f"rank {member.rank}{given}, pid {member.pid}{gpu}{role}"
+
+    def _describe_gpu_memory(self) -> Iterator[str]:
         if self.exports_pools is not None:
-            lines.append(f"  memory pools {'can' if self.exports_pools else 'cannot'} be exported")
+            yield f"memory pools {'can' if self.exports_pools else 'cannot'} be exported"
         if self.gpu_messages is not None:
             why = self.gpu_messages
             how = f"through host memory: {why}" if why else "out of GPU memory"
-            lines.append(f"  messages to other nodes go {how}")
-        lines.append("  from \\ to " + "".join(f"{rank:>12}" for rank in range(count)))
+            yield f"messages to other nodes go {how}"
+
+    def _describe_pairs(self) -> Iterator[str]:
+        count = len(self.members)
+        yield "from \\ to " + "".join(f"{rank:>12}" for rank in range(count))
         for origin in range(count):
             cells = [pair for pair in self.pairs if pair.origin == origin]
-            row = "".join(f"{_cell(pair):>12}" for pair in cells)
-            lines.append(f"  {origin:>9} {row}")
-        reasons = {
-            f"  rank {pair.origin} to rank {pair.target}: {pair.reason}"
-            for pair in self.pairs
-            if pair.reason
-        }
-        lines += sorted(reasons)
+            yield f"{origin:>9} " + "".join(f"{_cell(pair):>12}" for pair in cells)
+        yield from sorted(
+            {
+                f"rank {pair.origin} to rank {pair.target}: {pair.reason}"
+                for pair in self.pairs
+                if pair.reason
+            }
+        )
+
+    def _describe_host_code(self) -> Iterator[str]:
         if self.why_python is not None:
             why = self.why_python
             how = f"Python, which is slower: {why}" if why else "compiled C"
-            lines.append(f"  halo exchanges and fences on the host are made by {how}")
-        if self.surroundings is not None:
-            lines += [f"  {line}" for line in self.surroundings.describe()]
+            yield f"halo exchanges and fences on the host are made by {how}"
+
+    def _describe_losses(self) -> Iterator[str]:
         losing = [member.rank for member in self.members if not member.keeps_values]
         if losing:
-            lines.append(
-                f"  {name_ranks(losing)}: GPU memory is emptied when its handle is taken, so that "
+            yield (
+                f"{name_ranks(losing)}: GPU memory is emptied when its handle is taken, so that "
                 "an array that another library has filled cannot be shared in place"
             )
-        lines += [f"  {note}" for note in self.notes]
-        return "\n".join(lines)
 
     def _describe_devices(self) -> list[str]:
         """Return a line for each kind of driver and GPU, with its ranks."""
@@ -244,21 +264,10 @@ class Report:
                 device = member.device
                 text = f"driver {device.driver}, compute capability {device.compute_capability}"
                 ranks.setdefault(text, []).append(member.rank)
-        return [f"  GPU of {name_ranks(those)}: {text}" for text, those in ranks.items()]
+        return [f"GPU of {name_ranks(those)}: {text}" for text, those in ranks.items()]
 
 
 def _cell(pair: Pair) -> str:
     if pair.origin == pair.target:
         return "self"
     return pair.link if pair.memory else "-"
-
-
-def route_of(pair_has_memory: bool, *, is_self: bool, is_time_sliced: bool) -> str:
-    """Return the route of a halo between two ranks of a CUDA node.
-
-    With `is_time_sliced` processes without MPS share a GPU of the node: a kernel that waits for
-    another rank would burn the very time slice that this rank needs.
-    """
-    if not pair_has_memory:
-        return "pinned"
-    return "copy" if is_self or is_time_sliced else "fused"

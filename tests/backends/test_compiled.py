@@ -14,7 +14,7 @@ import pytest
 from mpishare.backends import native
 from mpishare.halo.host.compiled_route import adds
 from mpishare.halo.host.copies import add
-from mpishare.halo.host.lowering import cells_of, lower
+from mpishare.plans.cells import Cells, lower
 from mpishare.plans.layout import FieldLayout
 from tests.helpers.compiled import WHY_NONE, needs_compiled
 
@@ -122,6 +122,7 @@ def exchange_within(module, layout, words, copies, **others):
         "agreement": SimpleNamespace(failure=None, thread=get_ident()),
         "recordings": [],
         "array_type": np.ndarray,
+        "busy": bytearray(1),
         "words": (at, at + 128, at + 256, at + 512),
         "fields": ((layout.dtype, layout.shape, layout.strides, layout.span_nbytes, False, None),),
         "receivers": (),
@@ -175,7 +176,7 @@ def test_copies_are_those_of_numpy(module, dtype):
             half = shape[axis] // 2
             to, source = (*to, chosen[:half]), (*source, chosen[half : 2 * half] - shape[axis])
         layout = layout_of(array)
-        ends = cells_of(layout, to), cells_of(layout, source)
+        ends = Cells.of_key(layout, to), Cells.of_key(layout, source)
         right = array.copy()
         right[to] = array[source]
         copy = lower(*ends, nbytes, by=ends[0])
@@ -208,7 +209,7 @@ def test_sums_are_those_of_numpy(module, dtype, skew):
         add(right, to, right[source])
         right[source] = 0
         layout, words = layout_of(array), np.zeros(128, "u8")
-        ends = cells_of(layout, to), cells_of(layout, source)
+        ends = Cells.of_key(layout, to), Cells.of_key(layout, source)
         zeroed = lower(ends[1], ends[1], dtype.itemsize, by=ends[1])
         exchange = exchange_within(
             module,
@@ -240,7 +241,7 @@ def test_long_runs_that_go_past_the_caches(module, shift):
     right = array.copy()
     right[to] = array[source]
     layout = layout_of(array)
-    ends = cells_of(layout, (to,)), cells_of(layout, (source,))
+    ends = Cells.of_key(layout, (to,)), Cells.of_key(layout, (source,))
     exchange = exchange_within(module, layout, words, [lower(*ends, 1, by=ends[0])])
     assert exchange.try_exchange((array,))
     assert (array == right).all()
@@ -248,11 +249,11 @@ def test_long_runs_that_go_past_the_caches(module, shift):
 
 def test_cells_that_lie_together_are_one_run():
     layout = layout_of(np.zeros((4, 5, 6)))
-    whole = cells_of(layout, (slice(1, 3),))
+    whole = Cells.of_key(layout, (slice(1, 3),))
     assert lower(whole, whole, 8, by=whole) == (2 * 5 * 6 * 8, 240, 240, ())
-    face = cells_of(layout, (slice(None), slice(1, 2)))
+    face = Cells.of_key(layout, (slice(None), slice(1, 2)))
     assert lower(face, face, 8, by=face) == (48, 48, 48, ((4, 240, 240, None, None),))
-    none = cells_of(layout, (slice(2, 2),))
+    none = Cells.of_key(layout, (slice(2, 2),))
     assert lower(none, none, 8, by=none) is None
 
 
@@ -353,13 +354,13 @@ def test_a_wait_for_what_was_not_started(module):
     field, words = np.zeros((3, 4)), np.zeros(128, "u8")
     copy = (8, 0, 8, ())
     exchange = exchange_within(module, layout_of(field), words, [copy])
-    for wait in (exchange.wait, exchange.try_wait):
+    for wait in (exchange.wait, lambda: exchange.try_wait(None)):
         with pytest.raises(RuntimeError, match="no exchange was started"):
             wait()
     assert exchange.try_start((field,))
-    assert exchange.try_wait()
+    assert exchange.try_wait(None)
     with pytest.raises(RuntimeError, match="no exchange was started"):
-        exchange.try_wait()  # its field may be gone by now
+        exchange.try_wait(None)  # its field may be gone by now
     with pytest.raises(ValueError, match="an address for each field"):
         exchange.start([1, 2])
 

@@ -164,6 +164,27 @@ def test_a_program_that_finalizes_mpi_itself_is_aborted_too():
     assert result.seconds < 20
 
 
+LATE_NODE = """
+import time
+import mpishare
+from mpi4py import MPI
+
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(60)
+try:
+    mpishare.Node(timeout_s=1)
+except mpishare.PeerTimeout:
+    MPI.Finalize()
+"""
+
+
+def test_a_program_that_finalizes_mpi_after_a_late_node_is_aborted_too():
+    result = run_ranks(2, LATE_NODE)
+    assert "mpishare: rank 0 aborts the job: Node failed" in result.stderr, result.describe()
+    assert result.returncode != 0
+    assert result.seconds < 20
+
+
 def two_nodes(stage: Stage) -> None:
     whole = stage.node(timeout_s=10.0)
     half = stage.node(stage.world.Split(stage.rank // 2, stage.rank), timeout_s=1.0)

@@ -254,6 +254,57 @@ def test_a_handler_of_a_signal_raises_while_a_node_is_made(after):
     assert played.result.seconds < 20
 
 
+def nested(stage: Stage) -> None:
+    """A handler on rank 0 calls the plan in the midst of its call, on both sides of it."""
+
+    def interrupt() -> None:
+        os.sched_yield = sched_yield
+        signal.raise_signal(signal.SIGUSR2)
+
+    def call_inside(*_: object) -> None:
+        stage.attempt(f"{inner} in {outer}", getattr(halo, inner), *fields)
+        stage.world.send(None, 1)
+
+    sched_yield = os.sched_yield
+    signal.signal(signal.SIGUSR2, call_inside)
+    with stage.node(timeout_s=10.0) as node:
+        u = np.zeros(66)
+        halo = mpishare.HaloExchange(node.comm, u, 1, dims=(2,), periods=True, node=node)
+        halo.exchange(u)
+        halo.accumulate(u)
+        for outer in ("exchange", "accumulate", "wait"):
+            for inner in ("exchange", "accumulate", "start", "wait"):
+                fields = () if inner == "wait" else (u.copy(),)
+                u[...] = 2.0 + stage.rank
+                node.barrier()
+                if stage.rank == 1:
+                    stage.world.recv(source=0)
+                if outer == "wait":
+                    halo.start(u)
+                if stage.rank == 0:
+                    os.sched_yield = interrupt
+                getattr(halo, outer)(*[u] * (outer != "wait"))
+                theirs = 3.0 - stage.rank
+                if outer == "accumulate":
+                    right = u[0] == u[-1] == 0 and u[1] == u[-2] == 5.0
+                else:
+                    right = u[0] == u[-1] == theirs and (u[1:-1] == 2.0 + stage.rank).all()
+                assert right, f"{inner} in {outer}: {u}"
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_handler_of_a_signal_cannot_call_a_plan_within_a_call(code):
+    """Not in the other direction either; the call itself goes on, with right numbers."""
+    played = play(2, nested, env={"MPISHARE_HOST_CODE": code})
+    for outer in ("exchange", "accumulate", "wait"):
+        for inner in ("exchange", "accumulate", "start", "wait"):
+            told = played.raised(0, f"{inner} in {outer}", "EpochError").text
+            assert f"{inner} failed: another call of the plan is under way" in told
+    played.worked([0, 1], "second node")
+    played.ended_well()
+
+
 def exits(stage: Stage, way: str) -> None:
     node = stage.node()
     node.allocate(4)

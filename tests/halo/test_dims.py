@@ -1,13 +1,10 @@
 """Extents of a grid and the axes that wrap, as users write them."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpishare.halo import dims
 from mpishare.halo.dims import normalize_dims, normalize_periods
 
 
@@ -41,5 +38,7 @@ def test_periods_that_are_none(wrong):
         normalize_periods(wrong, 2)
 
 
-def test_the_examples_of_the_docstrings():
-    assert doctest.testmod(dims) == (0, 2)
+def test_periods():
+    assert normalize_periods(None, 2) == (False, False)
+    assert normalize_periods(True, 2) == (True, True)
+    assert normalize_periods((1, 0), 2) == (True, False)

@@ -8,6 +8,7 @@ import pytest
 from mpishare.halo.cuda.direction import Direction
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import Message, Part, pack_messages, unpack_messages
+from mpishare.runtime.route import ROUTES
 
 LAYOUT = FieldLayout((4,), (8,), np.dtype("f8"), 0)
 
@@ -19,6 +20,7 @@ def message(peer, tag):
 def direction(rank, routes, uuids, *, is_reverse=False, elsewhere=()):
     """Ranks 0 and 1 send to each other, to themselves, and to rank 2, which sends nothing."""
     size = len(routes)
+    routes = [{peer: ROUTES[name] for peer, name in each.items()} for each in routes]
     sends = [[message(peer, 10 * me + peer) for peer in routes[me] if me < 2] for me in range(size)]
     recvs = [
         [message(me, each.tag) for me in range(2) for each in sends[me] if each.peer == peer]

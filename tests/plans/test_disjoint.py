@@ -47,3 +47,29 @@ def test_fields_that_share_an_element(fields):
     last = len(fields) - 1
     with pytest.raises(ValueError, match=f"fields 0 and {last} share memory"):
         require(*fields)
+
+
+def strided(shape, *strides):
+    return np.lib.stride_tricks.as_strided(GRID, shape, [8 * step for step in strides])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [strided((2, 3), 3, 2), strided((3, 1, 4), 4, 1, 1), GRID[::2, ::3], GRID.T, BLOCK[..., 3]],
+    ids=["interleaved", "one cell", "steps", "transposed", "a component"],
+)
+def test_cells_that_are_apart(field):
+    require(field)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [strided((3, 3), 1, 1), strided((3, 4), 3, 2), strided((4, 2, 3), 5, 9, 1)],
+    ids=["a sliding window", "interleaved", "three axes"],
+)
+def test_cells_that_share_memory(field):
+    with pytest.raises(ValueError, match="field 1 has two cells in the same memory"):
+        require(BLOCK, field)
+    alone = r"field 0 has two cells in the same memory: its strides are \(\d+, .*"
+    with pytest.raises(ValueError, match=alone):
+        require(field)

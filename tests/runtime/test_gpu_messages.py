@@ -8,6 +8,7 @@ import pytest
 from mpishare import UnsupportedError
 from mpishare.plans import routes
 from mpishare.runtime.gpu_messages import tells_cuda
+from mpishare.runtime.route import GPU_MESSAGES, MESSAGES
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_one_node_that_cannot_is_enough():
 
 
 def test_who_allows_messages_allows_the_faster_ones():
-    routes.refuse("HaloExchange", [{1: "mpi-gpu"}, {0: "mpi"}], ["mpi"])
+    routes.refuse("HaloExchange", [{1: GPU_MESSAGES}, {0: MESSAGES}], ["mpi"])
     with pytest.raises(UnsupportedError, match="refuses rank 1 to rank 0: mpi"):
-        routes.refuse("HaloExchange", [{1: "mpi-gpu"}, {0: "mpi"}], ["mpi-gpu"])
+        routes.refuse("HaloExchange", [{1: GPU_MESSAGES}, {0: MESSAGES}], ["mpi-gpu"])
 
 
 @pytest.mark.parametrize(("why", "level"), [("it crashed", "WARNING"), ("", "INFO")])

@@ -1,13 +1,16 @@
 """The report as text and as data."""
 
+import copy
 import json
+import pickle
 from dataclasses import replace
 
 import pytest
 
 from mpishare.backends import Device
 from mpishare.runtime.probe import probe_host
-from mpishare.runtime.report import Member, Pair, Report, route_of
+from mpishare.runtime.report import Member, Pair, Report
+from mpishare.runtime.route import ROUTES, between
 
 GPUS = [
     Device(
@@ -37,7 +40,7 @@ def pair(origin, target, *, memory=True, reason=None):
         counters=True,
         events=True,
         link="self" if origin == target else "NVLink",
-        route=route_of(memory, is_self=origin == target, is_time_sliced=False),
+        route=between(memory, is_self=origin == target, is_time_sliced=False),
         reason=reason,
     )
 
@@ -214,7 +217,7 @@ def test_plain_data():
     ],
 )
 def test_routes(memory, is_self, is_time_sliced, route):
-    assert route_of(memory, is_self=is_self, is_time_sliced=is_time_sliced) == route
+    assert between(memory, is_self=is_self, is_time_sliced=is_time_sliced) == route
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -225,3 +228,12 @@ def test_every_pair_of_the_host_backend_shares(size):
     ]
     assert all(p.memory and p.counters and p.events and p.route == "host" for p in pairs)
     assert {p.link for p in pairs if p.origin == p.target} == {"self"}
+
+
+def test_a_route_is_its_name_with_properties():
+    """Also after a pickle, as reports are gathered, and a copy, as `asdict` makes one."""
+    for name, route in ROUTES.items():
+        assert route == name
+        assert repr(route) == repr(name)
+        assert json.loads(json.dumps(route)) == name
+        assert pickle.loads(pickle.dumps(route)) is copy.deepcopy(route) is route

@@ -77,7 +77,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *context, *agreement, *recordings, *array_type, *owner;
+    PyObject *context, *agreement, *recordings, *array_type, *owner, *busy_mark;
     Word *ready, *consumed;
     uint64_t *tables[2];
     size_t table_words; /* of one parity, with its version */
@@ -98,7 +98,8 @@ typedef struct {
     bool is_located; /* any field */
     bool reads_windows; /* where other ranks have their fields */
     bool is_published;
-    bool is_closed, is_busy, is_started;
+    bool is_closed, is_started;
+    char *busy; /* whether a call of the plan is under way, in either direction */
     int looks_per_yield;
     size_t nbytes; /* copied by one exchange, about */
     PyThreadState *released;

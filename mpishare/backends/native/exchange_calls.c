@@ -42,29 +42,38 @@ static int is_whole(Exchange *self)
 
 /* --- the calls */
 
-static int enter(Exchange *self)
+static int require_open(const Exchange *self)
 {
-    if (self->is_closed || self->is_busy) {
-        PyErr_SetString(PyExc_RuntimeError, self->is_closed ? "the exchange is closed"
-                                                            : "the exchange is in a call");
-        return -1;
-    }
-    self->is_busy = true;
-    return 0;
+    if (self->is_closed)
+        PyErr_SetString(PyExc_RuntimeError, "the exchange is closed");
+    return self->is_closed ? -1 : 0;
 }
 
-/* Whether C may make this call. Another thread is refused by Python, before it touches anything. */
+/* Whether C may make this call. Python refuses other threads, and handlers of signals that call a
+ * plan in the midst of its call, before it touches anything. */
 static int try_enter(Exchange *self)
 {
-    const int is_ours = self->is_closed ? 1 : is_whole(self);
-    return is_ours > 0 ? (enter(self) ? -1 : 1) : is_ours;
+    if (require_open(self))
+        return -1;
+    if (*self->busy)
+        return 0;
+    const int is_ours = is_whole(self);
+    if (is_ours > 0)
+        *self->busy = 1;
+    return is_ours;
+}
+
+static PyObject *finish(Exchange *self, int status, PyObject *value)
+{
+    exchange_hold_gil(self);
+    return status ? NULL : Py_NewRef(value);
 }
 
 static PyObject *leave(Exchange *self, int status, PyObject *value)
 {
-    exchange_hold_gil(self);
-    self->is_busy = false;
-    return status ? NULL : Py_NewRef(value);
+    PyObject *left = finish(self, status, value);
+    *self->busy = 0;
+    return left;
 }
 
 static int send(Exchange *self)
@@ -162,7 +171,7 @@ static PyObject *exchange_try_wait(Exchange *self, PyObject *ignored)
 
 static PyObject *exchange_addresses_of(Exchange *self, PyObject *fields)
 {
-    if (self->is_closed || self->is_busy || self->is_started || !take_fields(self, fields))
+    if (self->is_closed || self->is_started || !take_fields(self, fields))
         Py_RETURN_NONE;
     PyObject *found = PyTuple_New(self->nfields);
     for (int at = 0; found != NULL && at < self->nfields; at++) {
@@ -179,22 +188,22 @@ static PyObject *exchange_start(Exchange *self, PyObject *addresses)
         PyErr_SetString(PyExc_ValueError, "an address for each field");
         return NULL;
     }
-    if (enter(self))
+    if (require_open(self))
         return NULL;
     for (int at = 0; at < self->nfields; at++)
         self->bases[at] = PyLong_AsVoidPtr(PyTuple_GetItem(addresses, at));
     if (PyErr_Occurred())
-        return leave(self, -1, Py_None);
+        return NULL;
     remember_apart(self); /* Python has looked */
-    return leave(self, send(self), Py_None);
+    return finish(self, send(self), Py_None);
 }
 
 static PyObject *exchange_wait(Exchange *self, PyObject *ignored)
 {
     (void)ignored;
-    if (enter(self))
+    if (require_open(self))
         return NULL;
-    return leave(self, receive(self), Py_None);
+    return finish(self, receive(self), Py_None);
 }
 
 static PyObject *exchange_close(Exchange *self, PyObject *ignored)
@@ -244,7 +253,7 @@ static PyMethodDef methods[] = {
      "Exchange a tuple of arrays of the plan's layouts, or return False with nothing done."},
     {"try_start", (PyCFunction)exchange_try_start, METH_O,
      "Start an exchange of such arrays, or return False with nothing done."},
-    {"try_wait", (PyCFunction)exchange_try_wait, METH_NOARGS,
+    {"try_wait", (PyCFunction)exchange_try_wait, METH_O,
      "End the exchange that was started, or return False with nothing done."},
     {"addresses_of", (PyCFunction)exchange_addresses_of, METH_O,
      "Return the addresses of such arrays, for `start`, or None."},

@@ -275,18 +275,20 @@ static int read_zeroed(Exchange *self, PyObject *specs)
 int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"owner",      "context",    "agreement", "recordings",
-                            "array_type", "words",      "fields",    "receivers",
-                            "senders",    "out",        "zeroed",    "is_reverse",
-                            "nbytes",     "looks_per_yield", NULL};
+                            "array_type", "busy",       "words",     "fields",
+                            "receivers",  "senders",    "out",       "zeroed",
+                            "is_reverse", "nbytes",     "looks_per_yield", NULL};
     PyObject *fields, *receivers, *senders, *out, *zeroed;
     unsigned long long ready, consumed, even, odd;
     int is_reverse;
     if (!PyArg_ParseTupleAndKeywords(
-            arguments, keywords, "OOOO!O(KKKK)O!O!O!OOpni", names, &self->owner, &self->context,
-            &self->agreement, &PyList_Type, &self->recordings, &self->array_type, &ready, &consumed,
-            &even, &odd, &PyTuple_Type, &fields, &PyTuple_Type, &receivers, &PyTuple_Type, &senders,
-            &out, &zeroed, &is_reverse, &self->nbytes, &self->looks_per_yield)) {
-        self->owner = self->context = self->agreement = self->recordings = self->array_type = NULL;
+            arguments, keywords, "OOOO!OO!(KKKK)O!O!O!OOpni", names, &self->owner, &self->context,
+            &self->agreement, &PyList_Type, &self->recordings, &self->array_type,
+            &PyByteArray_Type, &self->busy_mark, &ready, &consumed, &even, &odd, &PyTuple_Type,
+            &fields, &PyTuple_Type, &receivers, &PyTuple_Type, &senders, &out, &zeroed, &is_reverse,
+            &self->nbytes, &self->looks_per_yield)) {
+        self->owner = self->context = self->agreement = NULL;
+        self->recordings = self->array_type = self->busy_mark = NULL;
         return -1;
     }
     Py_INCREF(self->owner);
@@ -294,6 +296,12 @@ int exchange_make(Exchange *self, PyObject *arguments, PyObject *keywords)
     Py_INCREF(self->agreement);
     Py_INCREF(self->recordings);
     Py_INCREF(self->array_type);
+    Py_INCREF(self->busy_mark);
+    if (PyByteArray_Size(self->busy_mark) != 1) {
+        PyErr_SetString(PyExc_ValueError, "the mark of a call is one byte");
+        return -1;
+    }
+    self->busy = PyByteArray_AsString(self->busy_mark);
     self->ready = (Word *)(uintptr_t)ready;
     self->consumed = (Word *)(uintptr_t)consumed;
     self->tables[0] = (uint64_t *)(uintptr_t)even;
@@ -311,6 +319,7 @@ void exchange_free(Exchange *self)
 {
     Py_CLEAR(self->recordings);
     Py_CLEAR(self->array_type);
+    Py_CLEAR(self->busy_mark);
     for (int at = 0; at < self->nfields; at++)
         Py_CLEAR(self->fields[at].dtype);
     for (size_t at = 0; at < self->nblocks; at++)

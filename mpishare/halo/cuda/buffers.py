@@ -13,7 +13,7 @@ from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.plans.gpu.flags import PinnedFlags
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.message import PartKey
-from mpishare.plans.routes import BY_MPI
+from mpishare.runtime.route import COPY, FUSED, GPU_MESSAGES, PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mpishare.halo.cuda.direction import Direction
     from mpishare.plans.comm import PlanComm
     from mpishare.plans.message import Message, Part
+    from mpishare.runtime.route import Route
 
 
 class Buffers:
@@ -31,12 +32,12 @@ class Buffers:
 
     def __init__(self, direction: Direction, comm: PlanComm, name: str) -> None:
         self._direction, self._comm, self._name = direction, comm, name
-        neighbors = direction.peers("fused", "copy")
+        neighbors = direction.peers(FUSED, COPY)
         self._layouts = direction.staging
         self._pinned, pinned_nbytes = direction.pinned
         nbytes = {rank: layout.nbytes for rank, layout in self._layouts.items()}
         self._staging = DeviceStaging(comm, nbytes, neighbors)
-        self.flags = PinnedFlags(comm, name, pinned_nbytes, direction.peers("copy", "pinned"))
+        self.flags = PinnedFlags(comm, name, pinned_nbytes, direction.peers(COPY, PINNED))
         self.stages: list[MpiStage] = []
         self.unpacked: Any = None
         self.in_place: InPlaceMessages | None = None
@@ -53,9 +54,9 @@ class Buffers:
     def make_mpi(self) -> None:
         """Make the messages to ranks of other nodes, if there are any."""
         each = self._direction
-        on_gpu = "mpi-gpu" in each.mine.values()
+        on_gpu = GPU_MESSAGES in each.mine.values()
         sends, recvs = (
-            [message for message in messages if each.mine[message.peer] in BY_MPI]
+            [message for message in messages if each.mine[message.peer].is_of_mpi]
             for messages in (each.sends, each.recvs)
         )
         # Whole messages for sums: their order must not depend on the pieces.
@@ -94,12 +95,12 @@ class Buffers:
         flags = self._addresses_of_flags(silent_key(sender, receiver))
         return flags[0] if flags else None
 
-    def _slot(self, route: str, key: PartKey) -> Slot:
-        if route == "pinned":
+    def _slot(self, route: Route, key: PartKey) -> Slot:
+        if route is PINNED:
             return Slot(self.flags.staging_address + self._pinned[key])
         layout = self._layouts[key.receiver]
         base = self._staging.address_of(key.receiver)
-        if route == "copy":
+        if route is COPY:
             return Slot(base + layout.copied[key])
         flags = self._addresses_of_flags(key)
         return Slot(base + layout.fused[key], layout.parity_offset, flags, self._ghosts_of(key))

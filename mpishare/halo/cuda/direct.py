@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.errors import ClosedError
 from mpishare.plans.message import Part, PartKey, parts_sent
+from mpishare.runtime.route import FUSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ class DirectParts:
         is_any_in_window = any(place for places in setup.locations for place in places)
         boxes = _boxes_received(setup) if is_any_in_window else {}
         self._boxes: dict[PartKey, Box] = {}
-        for key, info, _ in parts_sent(messages, ranks_here, "fused"):
+        for key, info, _ in parts_sent(messages, ranks_here, FUSED):
             box = boxes.get(key)
             is_near = uuids[ranks_here[key.sender]] == uuids[ranks_here[key.receiver]]
             is_in_window = setup.locations[key.receiver][key.field] is not None

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from mpishare.halo.cuda.direct import DirectParts
 from mpishare.halo.cuda.staging import StagingLayout, pinned_layout, staging_layout
+from mpishare.runtime.route import COPY, FUSED, LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message, MessageInfo, Part, PartKey
+    from mpishare.runtime.route import Route
 
 
 class Direction:
@@ -36,10 +38,10 @@ class Direction:
         # Ranks of the plan on this node that share their GPU.
         self.sharing = {r for r, place in comm.ranks_here.items() if uuids.count(uuids[place]) > 1}
 
-        def directed(rank: int, peer: int, route: str) -> str:
+        def directed(rank: int, peer: int, route: Route) -> Route:
             if is_reverse:  # sums keep an order, which one kernel cannot
-                return "copy" if route == "fused" else route
-            return "local" if route == "copy" and peer == rank else route
+                return route.in_order
+            return LOCAL if route is COPY and peer == rank else route
 
         self.routes = [
             {peer: directed(rank, peer, route) for peer, route in routes.items()}
@@ -55,7 +57,7 @@ class Direction:
     @cached_property
     def staging(self) -> dict[int, StagingLayout]:
         """Staging layouts of this rank and of its neighbors on GPUs."""
-        ranks = self.rank, *self.peers("fused", "copy")
+        ranks = self.rank, *self.peers(FUSED, COPY)
         given = self.messages, self.routes, self.ranks_here
         return {
             rank: staging_layout(*given, rank, self.sharing, self.direct.keys) for rank in ranks
@@ -68,25 +70,25 @@ class Direction:
 
     @property
     def has_fused(self) -> bool:
-        return "fused" in self.mine.values()
+        return FUSED in self.mine.values()
 
     @property
     def is_streamed(self) -> bool:
         """Whether an exchange is more than one fused kernel: other routes, or no neighbors."""
-        return not self.has_fused or bool(set(self.mine.values()) - {"fused", "local"})
+        return not self.has_fused or bool(set(self.mine.values()) - {FUSED, LOCAL})
 
-    def peers(self, *routes: str) -> list[int]:
+    def peers(self, *routes: Route) -> list[int]:
         """Return the other ranks on these routes."""
         return [p for p, route in self.mine.items() if route in routes and p != self.rank]
 
-    def outgoing(self, *routes: str) -> Iterator[tuple[Message, Part]]:
+    def outgoing(self, *routes: Route) -> Iterator[tuple[Message, Part]]:
         """Yield the parts to send by these routes, to this rank itself too."""
         for message in self.sends:
             if self.mine[message.peer] in routes:
                 for part in message.parts:
                     yield message, part
 
-    def incoming(self, *routes: str) -> Iterator[tuple[Message, Part]]:
+    def incoming(self, *routes: Route) -> Iterator[tuple[Message, Part]]:
         """Yield the parts to receive by these routes."""
         for message in self.recvs:
             if self.mine[message.peer] in routes:
@@ -95,7 +97,7 @@ class Direction:
 
     def local(self) -> Iterator[tuple[Part, Part]]:
         """Yield the parts that this rank sends to itself, each with its destination."""
-        if self.mine.get(self.rank) == "local":
+        if self.mine.get(self.rank) is LOCAL:
             to = {message.tag: message for message in self.recvs if message.peer == self.rank}
             for message in self.sends:
                 if message.peer == self.rank:

@@ -29,7 +29,6 @@ from mpishare.plans.gpu.replay import (
 )
 from mpishare.plans.layout import require_number
 from mpishare.plans.message import ALIGN
-from mpishare.plans.routes import BY_MPI
 
 if TYPE_CHECKING:
     from mpishare.backends import StreamInfo
@@ -105,9 +104,9 @@ class CudaEngine(CudaPlanEngine):
         self._order = LaunchOrder.join(backend) if direction.has_fused else None
         # Routes of all ranks, so that all refuse a capture or none does.
         used = {route for routes in setup.routes for route in routes.values()}
-        self._host_routes = sorted(used & {"pinned", *BY_MPI})
+        self._host_routes = sorted(route for route in used if route.waits_in == "host")
         self._has_stream_waits = any(
-            route == "copy" and peer != rank
+            route.waits_in == "stream" and peer != rank
             for rank, routes in enumerate(setup.routes)
             for peer, route in routes.items()
         )

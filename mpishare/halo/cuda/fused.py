@@ -8,6 +8,7 @@ from mpishare.halo.cuda.kernels import THREADS
 from mpishare.halo.cuda.records import GET_LL, PACK, PUT_LL, UNPACK
 from mpishare.halo.cuda.work_items import LL_UNIT
 from mpishare.plans.gpu.graphs import GraphCache
+from mpishare.runtime.route import FUSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,7 @@ class Fused:
 
 
 def _add_sends(work: WorkList, direction: Direction, buffers: Buffers) -> None:
-    for message, part in direction.outgoing("fused"):
+    for message, part in direction.outgoing(FUSED):
         slot = buffers.outgoing(message, part)
         work.add_copy(
             PACK if slot.flags else PUT_LL,
@@ -76,18 +77,18 @@ def _add_sends(work: WorkList, direction: Direction, buffers: Buffers) -> None:
             buffers.flags.stalled_on(message.peer),  # before it stores into ghosts
             shares_gpu=direction.shares_gpu(message.peer),
         )
-    for peer in direction.peers("fused"):
+    for peer in direction.peers(FUSED):
         flag = buffers.silent_flag(direction.rank, peer)
         if flag is not None:
             work.add_signal(PACK, flag)
 
 
 def _add_receives(work: WorkList, direction: Direction, buffers: Buffers) -> None:
-    for peer in direction.peers("fused"):
+    for peer in direction.peers(FUSED):
         flag = buffers.silent_flag(peer, direction.rank)
         if flag is not None:
             work.add_signal(UNPACK, flag, buffers.flags.stalled_on(peer))
-    for message, part in direction.incoming("fused"):
+    for message, part in direction.incoming(FUSED):
         slot = buffers.incoming(message, part)
         work.add_copy(
             UNPACK if slot.flags else GET_LL,

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from mpishare.halo.cuda.work_items import chunks, uses_ll
 from mpishare.plans.message import MessageInfo, PartKey, padded, parts_sent
+from mpishare.runtime.route import COPY, FUSED, PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
+
+    from mpishare.runtime.route import Route
 
     Messages = Sequence[Sequence[MessageInfo]]
 
@@ -38,7 +41,7 @@ def silent_key(sender: int, receiver: int) -> PartKey:
 
 def staging_layout(
     messages: Messages,
-    routes: Sequence[Mapping[int, str]],
+    routes: Sequence[Mapping[int, Route]],
     ranks_here: Sequence[int],
     rank: int,
     sharing: Container[int] = (),
@@ -46,15 +49,15 @@ def staging_layout(
 ) -> StagingLayout:
     """Return the layout of the staging buffer of `rank`, the receiver. Pure integers."""
     incoming = [each for each in parts_sent(messages, ranks_here) if each[0].receiver == rank]
-    fused = {key: part.nbytes for key, part, route in incoming if route == "fused"}
-    copied = {key: part.nbytes for key, part, route in incoming if route == "copy"}
+    fused = {key: part.nbytes for key, part, route in incoming if route == FUSED}
+    copied = {key: part.nbytes for key, part, route in incoming if route == COPY}
     layout = StagingLayout()
     counts = {
         key: len(list(chunks(nbytes, shares_gpu=rank in sharing or key.sender in sharing)))
         for key, nbytes in fused.items()
         if not uses_ll(nbytes)
     }
-    neighbors = [sender for sender in ranks_here if routes[rank].get(sender) == "fused"]
+    neighbors = [sender for sender in ranks_here if routes[rank].get(sender) == FUSED]
     at = 0
     for key, count in (counts | _silent_counts(fused, neighbors, rank)).items():
         layout.flags[key] = [at + _FLAG_NBYTES * index for index in range(count)]
@@ -82,7 +85,7 @@ def _silent_counts(
 
 def pinned_layout(messages: Messages, ranks_here: Iterable[int]) -> tuple[dict[PartKey, int], int]:
     """Return the offsets of parts in the node's pinned host memory, and its size."""
-    parts = parts_sent(messages, ranks_here, "pinned")
+    parts = parts_sent(messages, ranks_here, PINNED)
     return _consecutive({key: part.nbytes for key, part, _ in parts}, 0)
 
 

@@ -17,6 +17,7 @@ from mpishare.halo.cuda.records import PACK, PACK_AND_ZERO, UNPACK
 from mpishare.halo.cuda.work_items import Slot
 from mpishare.plans.gpu.graphs import GraphCache
 from mpishare.plans.gpu.signals import Signals, set_flags, wait_and_reset
+from mpishare.runtime.route import COPY, PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     Handles = tuple[dict[Any, int], dict[Any, int]]
     _Received = tuple[Message, list[tuple[Part, Slot]]]  # with the packed place of each part
 
-_BY_STREAM = ("copy", "pinned")
+_BY_STREAM = (COPY, PINNED)
 
 
 class StreamedRoutes:
@@ -64,7 +65,7 @@ class StreamedRoutes:
         self._unpacks_of_stages = [
             list(make(_of_stage(stage), launcher, alignments)) for stage in self.stages
         ]
-        peers = direction.peers("copy", "pinned")
+        peers = direction.peers(*_BY_STREAM)
         self._has_signals = bool(peers)
         if self._in_place is not None and (self._has_signals or _has_local(direction)):
             self._beside_in_place = _first_pack(direction, buffers, launcher, alignments, ())

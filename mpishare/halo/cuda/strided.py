@@ -7,8 +7,11 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import AXES
+from mpishare.plans.cells import Cells, loops
 from mpishare.plans.message import ALIGN
 
 if TYPE_CHECKING:
@@ -50,19 +53,16 @@ def _strided_cells(
     alignment: int,
 ) -> StridedCells:
     first = sum(at * step for at, step in zip(start, strides, strict=True))
-    axes: list[tuple[int, int, bool]] = []  # extent, step, whether `places` index it
-    for axis, (extent, step) in enumerate(zip(shape, strides, strict=True)):
-        if extent != 1 or axis == along:
-            _append_axis(axes, extent, step, is_along=axis == along)
-    _append_axis(axes, itemsize, 1, is_along=False)
-    run = axes[-1][0] if axes[-1][1] == 1 else 1
-    unit = gcd(first, run, ALIGN, *(step for _, step, _ in axes[:-1]))
+    indexed = {along: np.empty(0)} if along >= 0 else {}  # the kernel has the places
+    cells = Cells(first, shape, strides, indexed)
+    found = loops([cells], itemsize, reversed(range(len(shape))))[::-1]
+    extents = [each.extent for each in found]
+    steps = [each.steps[0] for each in found]
+    unit = gcd(first, extents[-1], ALIGN, *steps[:-1])
     unit = min(unit & -unit, alignment)
-    extents = [extent for extent, _, _ in axes]
-    steps = [step for _, step, _ in axes]
     extents[-1] //= unit
     steps[-1] = unit
-    indexed = [is_along for _, _, is_along in axes]
+    where = [place for place, each in enumerate(found) if not each.is_plain]
     if len(extents) > AXES:
         raise UnsupportedError(
             f"cells of shape {shape} in a field of strides {strides} need {len(extents)} axes: "
@@ -70,16 +70,4 @@ def _strided_cells(
         )
     if prod(extents) >= 1 << 31:
         raise UnsupportedError(f"{prod(extents)} units in one part of a message: too many")
-    return StridedCells(first, extents, steps, indexed.index(True) if True in indexed else -1, unit)
-
-
-def _append_axis(
-    axes: list[tuple[int, int, bool]], extent: int, step: int, *, is_along: bool
-) -> None:
-    """Append an axis, merged with the one before where both are one contiguous run."""
-    if axes:
-        before, before_step, before_along = axes[-1]
-        if not is_along and not before_along and before_step == extent * step:
-            axes[-1] = before * extent, step, False
-            return
-    axes.append((extent, step, is_along))
+    return StridedCells(first, extents, steps, where[0] if where else -1, unit)

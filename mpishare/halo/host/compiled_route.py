@@ -14,7 +14,6 @@ import numpy as np
 from mpishare.coordination import recording
 from mpishare.coordination.control_block import State
 from mpishare.errors import ClosedError
-from mpishare.halo.host.lowering import cells_in, cells_of, lower
 from mpishare.halo.host.parts import RouteParts, lay_out
 from mpishare.halo.host.process_read import PeerReads
 from mpishare.halo.host.staging import (
@@ -26,6 +25,7 @@ from mpishare.halo.host.staging import (
     Staging,
     table_offset,
 )
+from mpishare.plans.cells import Cells, lower
 from mpishare.plans.layout import address_of
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class CompiledRoute:
             agreement=context.agreement,
             recordings=recording.UNDER_WAY,
             array_type=np.ndarray,
+            busy=setup.busy,
             words=tuple(control[mine] + 8 * at for at in (READY, CONSUMED, *tables)),
             fields=tuple(
                 (
@@ -105,12 +106,10 @@ class CompiledRoute:
             nbytes=sum(message.nbytes for message in (*sends, *recvs)),
             looks_per_yield=context.looks_per_yield,
         )
-        self.try_exchange: Callable[[Sequence[Any]], bool] = self._exchange.try_exchange
-        self.try_start: Callable[[Sequence[Any]], bool] = self._exchange.try_start
-        self.try_wait: Callable[[], bool] = self._exchange.try_wait
-        self.addresses_of: Callable[[Sequence[Any]], tuple[int, ...] | None] = (
-            self._exchange.addresses_of
-        )
+        self.try_exchange: Callable[[Any], bool] = self._exchange.try_exchange
+        self.try_start: Callable[[Any], bool] = self._exchange.try_start
+        self.try_wait: Callable[[Any], bool] = self._exchange.try_wait
+        self.addresses_of: Callable[[Any], tuple[int, ...] | None] = self._exchange.addresses_of
 
     @property
     def staging_nbytes(self) -> int:
@@ -121,11 +120,11 @@ class CompiledRoute:
 
     def _lower_outgoing(self, part: Outgoing) -> tuple[Any, ...]:
         layout = self._layouts[self._comm.rank][part.field]
-        cells, itemsize = cells_of(layout, part.key), layout.dtype.itemsize
+        cells, itemsize = Cells.of_key(layout, part.key), layout.dtype.itemsize
         buffers: Sequence[Any] = (None, None)
         staged = within = None
         if part.buffers is not None:
-            staged = lower(cells_in(part.buffers[0]), cells, itemsize, by=cells)
+            staged = lower(Cells.of_array(part.buffers[0]), cells, itemsize, by=cells)
             buffers = tuple(map(address_of, part.buffers))
         if part.in_place:
             within = lower(cells, cells, itemsize, by=cells)
@@ -141,17 +140,17 @@ class CompiledRoute:
     def _lower_incoming(self, sender: int, part: Incoming) -> tuple[Any, ...]:
         field, mine = part.name.field, self._comm.rank
         layout = self._layouts[mine][field]
-        cells, itemsize = cells_of(layout, part.key), layout.dtype.itemsize
+        cells, itemsize = Cells.of_key(layout, part.key), layout.dtype.itemsize
         buffers: Sequence[Any] = (None, None)
         staged = direct = None
         reads: Sequence[Any] = ()
         if part.buffers is not None:
-            staged = lower(cells, cells_in(part.buffers[0]), itemsize, by=cells)
+            staged = lower(cells, Cells.of_array(part.buffers[0]), itemsize, by=cells)
             buffers = tuple(map(address_of, part.buffers))
         elif sender != mine:
             reads = self._peer_reads.reads(part.name)
         if part.in_place or sender == mine:
-            source = cells_of(self._layouts[sender][field], part.source_key)
+            source = Cells.of_key(self._layouts[sender][field], part.source_key)
             direct = lower(cells, source, itemsize, by=cells if sender == mine else source)
         return (field, staged, *buffers, direct, reads)
 
@@ -228,5 +227,5 @@ class CompiledRoute:
 
 
 def _lower_zeroed(layout: FieldLayout, part: Any) -> tuple[Any, ...]:
-    cells = cells_of(layout, part.key)
+    cells = Cells.of_key(layout, part.key)
     return part.field, None, None, None, lower(cells, cells, layout.dtype.itemsize, by=cells), ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,15 @@ from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.engine import HostPlanEngine
 from mpishare.plans.layout import FieldLayout, address_of, as_numpy, require_number
 from mpishare.plans.mpi_route import HostMpiRoute
+from mpishare.runtime.route import HOST, MESSAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mpishare.halo.host.copies import Array
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.message import Message
+    from mpishare.runtime.route import Route
 
 
 class HostEngine(HostPlanEngine):
@@ -49,11 +52,11 @@ class HostEngine(HostPlanEngine):
         count = len(setup.mine)
         self._names = ["a field"] if count == 1 else [f"field {n}" for n in range(count)]
 
-        def by(route: str, messages: Sequence[Message]) -> list[Message]:
-            return [message for message in messages if setup.my_routes[message.peer] == route]
+        def by(route: Route, messages: Sequence[Message]) -> list[Message]:
+            return [message for message in messages if setup.my_routes[message.peer] is route]
 
-        by_host = by("host", sends), by("host", recvs)
-        by_mpi = by("mpi", sends), by("mpi", recvs)
+        by_host = by(HOST, sends), by(HOST, recvs)
+        by_mpi = by(MESSAGES, sends), by(MESSAGES, recvs)
         self._zeroed = by_mpi[0] if is_reverse else ()
         self._host = _make_route(setup, is_reverse=is_reverse)
         self._compiled = self._host if isinstance(self._host, CompiledRoute) else None
@@ -73,10 +76,30 @@ class HostEngine(HostPlanEngine):
                 self._mpi.close()
             raise
         self.staging_nbytes = self._host.staging_nbytes + self._mpi.staging_nbytes
-        fast = None if self._uses_mpi else self._compiled
-        self._try_exchange = fast.try_exchange if fast else _refuse
-        self._try_start = fast.try_start if fast else _refuse
-        self._try_wait = fast.try_wait if fast else _refuse
+        self._busy = setup.busy
+        # Attributes, for speed.
+        self.try_fast = self.try_start = self.try_wait = _refuse
+        if self._compiled is not None and not self._uses_mpi:
+            self.try_fast = self._in_node(self._compiled.try_exchange)
+            self.try_start = self._in_node(self._compiled.try_start)
+            self.try_wait = partial(self._in_node(self._compiled.try_wait), None)
+
+    def _in_node(self, call: Callable[[Any], bool]) -> Callable[..., bool]:
+        """Return a call of C, given also a stream, that leaves the node where it fails.
+
+        Neighbors may read fields that the user overwrites then.
+        """
+
+        def made(given: Any, stream: Any) -> bool:
+            if stream is not None:
+                handle_of(stream)
+            try:
+                return call(given)
+            except BaseException as error:
+                self._leave_node(error)
+                raise
+
+        return made
 
     def prepare(self, fields: Sequence[Any]) -> HostCall:
         """Check the fields of a call: in C where it knows them, else in Python, which raises."""
@@ -102,71 +125,21 @@ class HostEngine(HostPlanEngine):
         self._disjoint.require(addresses)
         return arrays, addresses
 
-    def try_fast(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Exchange NumPy arrays of the plan's layouts, or return False with nothing done."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            return self._try_exchange(fields)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-
-    def try_start(self, fields: Sequence[Any], stream: Any) -> bool:
-        """Start an exchange of such arrays, or return False with nothing done."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            return self._try_start(fields)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-
-    def try_wait(self, stream: Any) -> bool:
-        """End what `try_start` has begun, or return False with nothing done."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            return self._try_wait()
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-
     def ahead(self) -> list[int]:
         """Ranks of the node that have called more often than this one."""
         return self._host.ahead()
 
     def start(self, call: HostCall, stream: Any) -> None:
         """Send my cells."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            if self._uses_mpi:
-                self._mpi.start(call.arrays)
-            self._host.start(call)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
+        self._make(call, stream, self._start)
 
     def wait(self, call: HostCall, stream: Any) -> None:
         """Receive the others' cells into the ghosts."""
-        if stream is not None:
-            handle_of(stream)
-        try:
-            self._host.wait(call)
-            if self._uses_mpi:
-                self._mpi.wait(call.arrays)
-        except BaseException as error:
-            self._leave_node(error)
-            raise
-        for message in self._zeroed:
-            for part in message.parts:
-                call.arrays[part.field][part.key] = 0
+        self._make(call, stream, self._wait)
 
     def exchange(self, call: HostCall, stream: Any) -> None:
         """Start, then wait."""
-        self.start(call, stream)
-        self.wait(call, stream)
+        self._make(call, stream, self._start, self._wait)
 
     def _leave_node(self, error: BaseException) -> None:
         """Leave the node after an error: neighbors may read fields that the user overwrites.
@@ -175,6 +148,33 @@ class HostEngine(HostPlanEngine):
         """
         if self._is_open:
             self._agreement.leave(self._call, error)
+
+    def _make(self, call: HostCall, stream: Any, *steps: Callable[[HostCall], None]) -> None:
+        """Make a call, marked as under way; leave the node where it fails, as `_in_node`."""
+        if stream is not None:
+            handle_of(stream)
+        self._busy[0] = 1
+        try:
+            for step in steps:
+                step(call)
+        except BaseException as error:
+            self._leave_node(error)
+            raise
+        finally:
+            self._busy[0] = 0
+
+    def _start(self, call: HostCall) -> None:
+        if self._uses_mpi:
+            self._mpi.start(call.arrays)
+        self._host.start(call)
+
+    def _wait(self, call: HostCall) -> None:
+        self._host.wait(call)
+        if self._uses_mpi:
+            self._mpi.wait(call.arrays)
+        for message in self._zeroed:
+            for part in message.parts:
+                call.arrays[part.field][part.key] = 0
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""

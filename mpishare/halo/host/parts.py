@@ -13,10 +13,11 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.plans.message import PartKey, parts_sent
+from mpishare.plans.cells import Cells, loops
+from mpishare.plans.message import PartKey, parts_sent, received, sent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from mpishare.halo.host.copies import Array
     from mpishare.halo.host.staging import Staging
@@ -56,21 +57,14 @@ class Extent(NamedTuple):
 
 def extent_of(layout: FieldLayout, box: Box) -> Extent:
     """Return the bytes of a field from the first cell of a box to the end of the last."""
-    steps = layout.strides
-    first = sum(at * step for at, step in zip(box.start, steps, strict=True))
-    last = sum((end - 1) * step for end, step in zip(box.stop, steps, strict=True))
-    return Extent(first, last - first + layout.dtype.itemsize)
+    cells = Cells.of_key(layout, box.slices())
+    return Extent(cells.offset, cells.extent_nbytes(layout.dtype.itemsize))
 
 
 def run_nbytes(layout: FieldLayout, box: Box) -> int:
     """Return how many bytes of a box lie together in a field, with no gaps between them."""
-    nbytes = layout.dtype.itemsize
-    for step, cells in sorted(zip(layout.strides, box.shape, strict=True)):
-        if cells > 1:
-            if step != nbytes:
-                break
-            nbytes *= cells
-    return nbytes
+    cells = Cells.of_key(layout, box.slices())
+    return loops([cells], layout.dtype.itemsize, cells.by_stride())[0].extent
 
 
 def is_read_from_process(layout: FieldLayout, part: PartInfo | Part) -> bool:
@@ -152,7 +146,7 @@ def lay_out(
     mine = setup.comm.rank
     outgoing, in_place, readers = [], [False] * len(setup.mine), set()
     sources: dict[PartKey, tuple[Any, bool]] = {}
-    for key, part in _sent(sends, mine):
+    for key, part in sent(sends, mine):
         if key.receiver == mine:
             sources[key] = part.key, False
             continue
@@ -169,7 +163,7 @@ def lay_out(
             sources[key] = info.box and info.box.slices(), is_read
     incoming = [
         Incoming(key, part.key, *sources[key], staging.buffers(key, part.shape))
-        for key, part in _received(recvs, mine)
+        for key, part in received(recvs, mine)
     ]
     if not is_reverse:  # the order is free: own cells first, then one sender after the other
         own = [part for part in incoming if part.name.sender == mine]
@@ -183,20 +177,6 @@ def lay_out(
         for rank, found in groupby(incoming, key=lambda part: part.name.sender)
     ]
     return RouteParts(outgoing, senders, in_place, sorted(readers))
-
-
-def _sent(sends: Sequence[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
-    for message in sends:
-        for part in message.parts:
-            if part.nbytes:
-                yield PartKey(sender, message.peer, message.tag, part.field), part
-
-
-def _received(recvs: Sequence[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
-    for message in recvs:
-        for part in message.parts:
-            if part.nbytes:
-                yield PartKey(message.peer, receiver, message.tag, part.field), part
 
 
 def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -> list[Incoming]:

@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.errors import MpiShareError
-from mpishare.halo.host.lowering import cells_in, cells_of, lower
 from mpishare.halo.host.parts import Extent, extent_of, is_read_from_process
-from mpishare.memory.process_memory import IoVec, Token, process_vm_readv, try_read
-from mpishare.plans.cells import Box
+from mpishare.memory.process_memory import IoVec, process_vm_readv
+from mpishare.plans.cells import Cells, lower
 from mpishare.plans.layout import address_of
-from mpishare.plans.message import PartKey, parts_sent
+from mpishare.plans.message import parts_sent, received
+from mpishare.plans.node_cache import report_of
+from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpishare.halo.host.copies import Array
+    from mpishare.plans.cells import Box
     from mpishare.plans.engine import RoutedSetup
     from mpishare.plans.layout import FieldLayout
-    from mpishare.plans.message import Message, MessageInfo
+    from mpishare.plans.message import Message, MessageInfo, PartKey
 
 _BLOCK_NBYTES = 256 << 10  # read at once, then copied on while it is in the cache
 _MAX_SEEN = 1024  # addresses of a field
@@ -81,37 +83,25 @@ class _Block(NamedTuple):
 
 
 class PeerReads:
-    """The parts of a plan that the receiver reads from the sender's process. Collective to make.
+    """The parts of a plan that the receiver reads from the sender's process.
 
-    Parameters
-    ----------
-    setup : RoutedSetup
-        The plan's.
-    messages : sequence of sequence of MessageInfo
-        What each rank of the plan sends; empty if nothing may be read.
-
-    Attributes
-    ----------
-    keys : frozenset of PartKey
-        Those parts, the same on all ranks.
-    fields : frozenset of int
-        The fields of this rank that have such parts.
+    `messages` are those that each rank sends, none if nothing may be read. `keys` are the parts
+    that are read within this node, the same on all its ranks, `fields` this rank's with such parts.
     """
 
     def __init__(self, setup: RoutedSetup, messages: Sequence[Sequence[MessageInfo]]) -> None:
         self._comm = comm = setup.comm
         self._name = setup.name
         self._layouts = setup.layouts
-        self._pids: list[int] = []
+        self._report = report_of(setup.node)
         self._boxes = {
             key: info.box
-            for key, info, _ in parts_sent(messages, range(len(messages)), "host")
+            for key, info, _ in parts_sent(messages, comm.ranks_here if messages else (), HOST)
             if key.sender != key.receiver
             and info.box is not None
             and is_read_from_process(self._layouts[key.sender][key.field], info)
         }
-        readable = self._probe() if self._boxes else set()
-        self.keys = frozenset(key for key in self._boxes if (key.sender, key.receiver) in readable)
+        self.keys = frozenset(self._boxes) - self._unreadable()
         self.fields = frozenset(key.field for key in self.keys if key.sender == comm.rank)
         self._reads: dict[PartKey, list[tuple[Any, ...]]] = {}
         self._scratch = np.empty(0, np.uint8)
@@ -127,12 +117,10 @@ class PeerReads:
         """Cut the parts of these messages into blocks, and allocate the buffer."""
         mine, layouts = self._comm.rank, self._layouts
         blocks: dict[PartKey, list[_Block]] = {}
-        for message in recvs:
-            for part in message.parts:
-                key = PartKey(message.peer, mine, message.tag, part.field)
-                if key in self.keys and part.box is not None:  # it is a box at both ends
-                    pair = layouts[message.peer][part.field], layouts[mine][part.field]
-                    blocks[key] = [*_blocks(*pair, self._boxes[key], part.box)]
+        for key, part in received(recvs, mine):
+            if key in self.keys and part.box is not None:  # it is a box at both ends
+                pair = layouts[key.sender][key.field], layouts[mine][key.field]
+                blocks[key] = [*_blocks(*pair, self._boxes[key], part.box)]
         rearranged = (each for found in blocks.values() for each in found if each.strides)
         nbytes = max((each.extent.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
@@ -153,11 +141,11 @@ class PeerReads:
         """Return offset, bytes and target of a read, then the buffer that it goes through."""
         (offset, nbytes), where, strides = block
         layout = self._layouts[self._comm.rank][key.field]
-        target = cells_of(layout, where)
+        target = Cells.of_key(layout, where)
         if strides is None:
             return offset, nbytes, target.offset, None, None
         cells = np.ndarray(target.shape, layout.carrier, self._scratch, strides=strides)
-        copy = lower(target, cells_in(cells), layout.dtype.itemsize, by=target)
+        copy = lower(target, Cells.of_array(cells), layout.dtype.itemsize, by=target)
         return offset, nbytes, 0, address_of(cells), copy
 
     def is_readable(self, field: int, address: int) -> bool:
@@ -187,33 +175,31 @@ class PeerReads:
         return tuple(self._reads[key])
 
     def pid(self, rank: int) -> int:
-        """Return the process of a rank of the plan; 0 where nothing is read."""
-        return self._pids[rank] if self._pids else 0
+        """Return the process of a rank of the plan."""
+        return self._report.members[self._comm.ranks_here[rank]].pid
 
     def close(self) -> None:
         """Free the memory."""
         self._reads, self._shadows, self._scratch = {}, {}, np.empty(0, np.uint8)
 
-    def _probe(self) -> set[tuple[int, int]]:
-        """Read a token from each sender; return the pairs (sender, receiver) where that works."""
-        comm = self._comm
-        senders = sorted({key.sender for key in self._boxes if key.receiver == comm.rank})
-        token = Token()  # held until all have read it
-        offers = comm.step(self._name, lambda: token.offer)
-        self._pids = [pid for pid, *_ in offers]
-        readable = comm.step(self._name, lambda: [s for s in senders if self._can_read(s, offers)])
-        return {(sender, receiver) for receiver, each in enumerate(readable) for sender in each}
-
-    def _can_read(self, sender: int, offers: Sequence[Any]) -> bool:
-        error = try_read(*offers[sender])
-        if error == 0:
-            return True
-        why = os.strerror(error) if error else "here its process id belongs to another process"
-        log.info(
-            "%s: large faces of rank %d are copied twice, since its memory cannot be read: %s",
-            self._name, sender, why,
-        )  # fmt: skip
-        return False
+    def _unreadable(self) -> set[PartKey]:
+        """Return the parts that the receiver could not read when the node was made."""
+        around, ranks_here = self._report.surroundings, self._comm.ranks_here
+        pairs = around.unreadable if around is not None else ()
+        why_not = {(owner, reader): why for reader, owner, why in pairs}
+        found, senders = set(), {}
+        for key in self._boxes:
+            why = why_not.get((ranks_here[key.sender], ranks_here[key.receiver]))
+            if why is not None:
+                found.add(key)
+                if key.receiver == self._comm.rank:
+                    senders[key.sender] = why
+        for sender, why in senders.items():
+            log.info(
+                "%s: large faces of rank %d are copied twice, since its memory cannot be read: %s",
+                self._name, sender, why,
+            )  # fmt: skip
+        return found
 
     def check(self, sender: int, error: int) -> None:
         """Raise if a read failed, or with the sender's own reason if it has left.
@@ -261,18 +247,10 @@ def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) ->
         count = target.shape[axis]
         planes = min(max(_BLOCK_NBYTES // steps[axis], 1), count - 1)
         for first in range(0, count, planes):
-            last = min(first + planes, count)
-            cut = (_cut(box, axis, first, last) for box in (source, target))
+            cut = (box.cut(axis, first, first + planes) for box in (source, target))
             yield from _blocks(theirs, mine, *cut)
 
 
 def _steps(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     """Return the strides, 0 along axes of one cell, where they mean nothing."""
     return [step if extent > 1 else 0 for extent, step in zip(shape, strides, strict=True)]
-
-
-def _cut(box: Box, axis: int, first: int, last: int) -> Box:
-    """Return the planes of a box from `first` up to before `last` along an axis."""
-    start, stop = [*box.start], [*box.stop]
-    start[axis], stop[axis] = box.start[axis] + first, box.start[axis] + last
-    return Box(tuple(start), tuple(stop))

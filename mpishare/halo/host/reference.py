@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.halo.host.copies import add, put
 from mpishare.halo.host.staging import CONSUMED, READY, Staging
-from mpishare.plans.message import PartKey
+from mpishare.plans.message import received, sent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mpishare.halo.host.copies import Array, HostCall
     from mpishare.plans.engine import RoutedSetup
-    from mpishare.plans.message import Message, Part
+    from mpishare.plans.message import Message, Part, PartKey
 
 
 class _Part(NamedTuple):
@@ -48,14 +48,8 @@ class ReferenceRoute:
         """Find the buffers of all parts, those of this rank to itself included. Local."""
         mine = self._rank
         self._receivers = sorted({message.peer for message in sends} - {mine})
-        self._outgoing = [
-            self._part(PartKey(mine, peer, tag, part.field), part)
-            for peer, tag, part in _parts(sends)
-        ]
-        self._incoming = [
-            self._part(PartKey(peer, mine, tag, part.field), part)
-            for peer, tag, part in _parts(recvs)
-        ]
+        self._outgoing = [self._part(*each) for each in sent(sends, mine)]
+        self._incoming = [self._part(*each) for each in received(recvs, mine)]
         self._own = {part.name: part.key for part in self._outgoing if part.buffers is None}
 
     def _part(self, name: PartKey, part: Part) -> _Part:
@@ -101,9 +95,3 @@ class ReferenceRoute:
         self._control = memoryview(b"").cast("Q")
         self._outgoing, self._incoming = [], []
         self._staging.close()
-
-
-def _parts(messages: Sequence[Message]) -> Iterator[tuple[int, int, Part]]:
-    for message in messages:
-        for part in message.parts:
-            yield message.peer, message.tag, part

@@ -24,6 +24,7 @@ from mpishare.coordination.counters import SLOT_WORDS
 from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
 from mpishare.plans.message import parts_sent
+from mpishare.runtime.route import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -76,7 +77,7 @@ class Staging:
         self._strides: dict[int, int] = {}  # per sender, from that buffer to the other one
         for rank in ranks_here:
             begin = end
-            for key, part, _ in parts_sent(messages, (rank,), "host"):
+            for key, part, _ in parts_sent(messages, (rank,), HOST):
                 if key.receiver != rank and key not in unstaged:
                     self._offsets[key] = end
                     end += -(-part.nbytes // _ALIGN) * _ALIGN

@@ -14,13 +14,14 @@ from mpishare.plans.gpu.fields import addresses_of, cuda_layout
 from mpishare.plans.gpu.launch_order import LaunchOrder
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
-from mpishare.plans.node_cache import pairs_of
+from mpishare.plans.node_cache import report_of
 from mpishare.reduction.cuda.buffers import Buffers
 from mpishare.reduction.cuda.group import Group, Pointers, PreparedCall
 from mpishare.reduction.cuda.records import order_by_strides, shapes_of
 from mpishare.reduction.cuda.spinning import SpinningRoute
 from mpishare.reduction.cuda.streamed import StreamedRoute
 from mpishare.reduction.order import packing_order
+from mpishare.runtime.route import FUSED, PINNED, slowest
 from mpishare.windows.stream_chain import StreamChain
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
     from mpishare.reduction.cuda.records import Form
     from mpishare.reduction.operation import Operation
+    from mpishare.runtime.route import Route
 
-_ROUTES = ("fused", "copy", "pinned")
 _MAX_LAYOUTS = 64
 
 
@@ -49,11 +50,11 @@ class CudaReduce(CudaPlanEngine):
         self._device = self._group.device
         replies = comm.step(name, lambda: _route_to_peers(setup))
         # The slowest route between any two ranks serves all of them.
-        route = max((replies[rank] for rank in comm.ranks_here), key=_ROUTES.index)
+        route = slowest(replies[rank] for rank in comm.ranks_here)
         self._count = prod(layout.shape)
         self._is_needed = self._count > 0 and self._group.size > 1
-        is_fused = route == "fused"
-        self.maps_gpu_memory = route != "pinned"
+        is_fused = route is FUSED
+        self.maps_gpu_memory = route.needs_peer_memory
         (shape, form), _ = comm.step_keeping(name, lambda: (self._shape(setup), None))
         kind = SpinningRoute if is_fused else StreamedRoute
         self._route = kind(self._group, shape, self._count, form=form)
@@ -61,7 +62,7 @@ class CudaReduce(CudaPlanEngine):
             comm,
             name,
             self._route.nbytes,
-            in_host_memory=route == "pinned",
+            in_host_memory=not route.needs_peer_memory,
             are_streamed=not is_fused,
         )
         self._flags = self._buffers.flags
@@ -231,12 +232,11 @@ class CudaReduce(CudaPlanEngine):
         self._group.close()
 
 
-def _route_to_peers(setup: PlanSetup) -> str:
+def _route_to_peers(setup: PlanSetup) -> Route:
     """Return the slowest route from this rank to the others of its node."""
     comm = setup.comm
     forced = setup.same["MPISHARE_ROUTE"]
     others = [rank for rank in comm.ranks_here if rank != comm.rank]
-    found = routes.choose(comm, pairs_of(setup.node), others, forced, on_gpu=True)
+    found = routes.choose(comm, report_of(setup.node).pairs, others, forced, on_gpu=True)
     # Within a node a reduction has no messages: host memory is the nearest.
-    names = ["pinned" if route in routes.BY_MPI else route for route in found.values()]
-    return max(names, key=_ROUTES.index, default="fused")
+    return slowest(PINNED if route.is_of_mpi else route for route in found.values())

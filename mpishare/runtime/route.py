@@ -1,0 +1,85 @@
+"""The routes of cells from rank to rank, with what other code has to know of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Route(str):
+    """A route: a string, its name for users and for reports, with its properties."""
+
+    backends: tuple[str, ...]  # of the fields that it serves
+    waits_in: Literal["kernel", "stream", "host"]  # for the other rank; no graph records the host
+    is_fast: bool  # within a node: users are not warned of it
+    needs_peer_memory: bool  # one rank maps GPU memory of the other
+    is_of_mpi: bool  # it sends messages, also between nodes
+    broader: str  # the name by which ``require=`` allows it too
+
+    def __new__(
+        cls,
+        name: str,
+        *backends: str,
+        waits_in: Literal["kernel", "stream", "host"],
+        is_fast: bool = False,
+        needs_peer_memory: bool = False,
+        is_of_mpi: bool = False,
+        broader: str = "",
+    ) -> Route:
+        """Make the record of a route, one of those below."""
+        made = super().__new__(cls, name)
+        made.backends, made.waits_in, made.is_fast = backends, waits_in, is_fast
+        made.needs_peer_memory, made.is_of_mpi = needs_peer_memory, is_of_mpi
+        made.broader = broader or name
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _named, (str(self),)
+
+    @property
+    def in_order(self) -> Route:
+        """The route instead of this one for sums and for a rank to itself: without a kernel."""
+        return COPY if self.waits_in == "kernel" else self
+
+
+FUSED = Route("fused", "cuda", waits_in="kernel", is_fast=True, needs_peer_memory=True)
+COPY = Route("copy", "cuda", waits_in="stream", is_fast=True, needs_peer_memory=True)
+PINNED = Route("pinned", "cuda", waits_in="host")
+HOST = Route("host", "host", waits_in="host", is_fast=True)
+GPU_MESSAGES = Route("mpi-gpu", "cuda", waits_in="host", is_of_mpi=True, broader="mpi")
+MESSAGES = Route("mpi", "cuda", "host", waits_in="host", is_of_mpi=True)
+
+
+def _named(name: str) -> Route:
+    return ROUTES[name]
+
+
+# Of the cells of a rank to itself in an exchange, which a kernel copies: no route of a plan.
+LOCAL = Route("local", "cuda", waits_in="kernel")
+
+ROUTES = {str(each): each for each in (FUSED, COPY, PINNED, HOST, GPU_MESSAGES, MESSAGES)}
+"""By name, from the fastest on."""
+
+
+def for_backend(name: str) -> list[Route]:
+    """Return the routes of fields of a backend, from the fastest on."""
+    return [route for route in ROUTES.values() if name in route.backends]
+
+
+def slowest(names: Iterable[Route]) -> Route:
+    """Return the slowest of some routes; the fastest of all where there are none."""
+    found = {*names}
+    return [route for route in ROUTES.values() if route in found or route is FUSED][-1]
+
+
+def between(has_memory: bool, *, is_self: bool, is_time_sliced: bool) -> Route:
+    """Return the route of a halo between two ranks of a CUDA node.
+
+    With `is_time_sliced` processes without MPS share a GPU of the node: a kernel that waits for
+    another rank would burn the very time slice that this rank needs.
+    """
+    if not has_memory:
+        return PINNED
+    return COPY if is_self or is_time_sliced else FUSED
