@@ -189,7 +189,9 @@ def check_orders(result: Result, *, refused: str | None = None) -> None:
 def test_every_example_is_right_on_gpus(ranks: int) -> None:
     on_gpus = {"MPISHARE_BACKEND": "cuda"}
     check_every(ranks, "cuda", run_ranks(ranks, EVERY, timeout_s=ON_GPUS_S, env=on_gpus))
-    result = run_ranks(ranks, EVERY_ORDER, args=["--graph", "", ""], timeout_s=ON_GPUS_S, env=on_gpus)
+    result = run_ranks(
+        ranks, EVERY_ORDER, args=["--graph", "", ""], timeout_s=ON_GPUS_S, env=on_gpus
+    )
     assert result.returncode == 0, result.describe()
     check_orders(result, refused="neighbors are served by the host")
 
