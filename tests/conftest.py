@@ -44,8 +44,9 @@ def are_in_lockstep(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if are_in_lockstep(config):
-        for name in ("lockstep", "nodes", "view_fixtures"):
+    # Fixtures with parameters must be known where tests are only collected, too.
+    if are_in_lockstep(config) or config.option.collectonly:
+        for name in ("lockstep", "nodes", "fixtures"):
             config.pluginmanager.import_plugin(f"tests.helpers.{name}")
     # Of each process its own: those of ranks, and of parts that run beside each other, would clean
     # up one folder at once, in which pytest meets races that `filterwarnings = error` makes errors.

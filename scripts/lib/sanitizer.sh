@@ -20,9 +20,9 @@ in_halo=(
   'test_forced_routes['{copy,pinned}']'
   'test_twenty_six_neighbors_and_many_fields['{own,copy}']'
   'test_graphs_of_two_fields_in_turn[own]'
-  'test_accumulate['{own,pinned}']'
   test_accumulate_in_a_graph
 )
+in_accumulate=('test_corners_and_wide_halos['{own,pinned}']')
 in_allreduce=(
   'test_sizes_by_every_route['{own-7,own-4096,own-4097,own-65537,copy-7,pinned-4097}']'
   test_a_field_of_several_segments
@@ -37,6 +37,7 @@ kernel_tests=(
   "${in_fused[@]/#/tests/halo/test_fused_gpu.py::}"
   "${in_direct[@]/#/tests/halo/test_direct_gpu.py::}"
   "${in_halo[@]/#/tests/halo/test_exchange_gpu.py::}"
+  "${in_accumulate[@]/#/tests/halo/test_accumulate_ranks.py::}"
   "${in_allreduce[@]/#/tests/reduction/test_allreduce_gpu.py::}"
   "${in_capture[@]/#/tests/graphs/test_capture_gpu.py::}"
 )

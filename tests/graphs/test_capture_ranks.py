@@ -206,12 +206,15 @@ def test_a_loop_ends_at_its_most(ring):
         lambda _: None,
         lambda _: True,
         lambda _: 0.0,
+        lambda _: np.zeros(1),
     ],
 )
 def test_until_must_answer_with_one_element(node, answer):
     xp = node.xp
     solve = mpishare.capture(node, lambda x: None, until=lambda x: answer(xp), at_most=3)
-    with pytest.raises(TypeError, match=r"until returned .*, not an array of one boolean"):
+    with pytest.raises(
+        TypeError, match=r"until returned .*, not an array of one boolean or integer"
+    ):
         solve(xp.zeros(1))
 
 

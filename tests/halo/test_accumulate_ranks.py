@@ -30,13 +30,6 @@ DTYPES = ("i4", "i8", "f4", "f8", "c8", "c16")
 MORE_DTYPES = (*DTYPES, "i2", "u4", "f2", ">f8")
 
 
-@pytest.fixture(params=["", "mpi"], ids=["own", "mpi"])
-def route(request, monkeypatch):
-    """The routes that a plan chooses, and those of a plan over nodes."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
-
-
 def fill(node, case, fields, seed):
     """Small integers everywhere, ghosts too: sums of them are exact."""
     for at, field in enumerate(fields):
@@ -87,11 +80,12 @@ def test_random_plans_on_the_host(host_node, route, part):
         random_accumulation(host_node, seed, MORE_DTYPES, HOST_FORMS)
 
 
-def test_corners_and_wide_halos(node, route):
+def test_corners_and_wide_halos(node, every_route):
     """Cells that are shadowed many times: on both sides, by oneself, in corners."""
+    kinds = [Kind("f8"), Kind("f4", "F"), Kind("i4", "strided"), Kind("i8", "F"), Kind("c16")]
     for dims in ((node.size, 1), (1, node.size), (1, 1, node.size)):
         case = even_case(dims, True, 2, 2, corners=True)
-        fields = make_fields(node, case, node.rank, [Kind("f8"), Kind("i8", "F")])
+        fields = make_fields(node, case, node.rank, kinds)
         with plan(node.comm, case, arrays(fields), node=node) as halo:
             for seed in range(3):
                 fill(node, case, fields, seed)
@@ -134,7 +128,7 @@ def test_adjoint(node, route, corners):
         assert left == right, (seed, case)
 
 
-def test_the_same_bits_whoever_comes_first(node, route):
+def test_the_same_bits_whoever_comes_first(node, every_route):
     """Numbers whose sums depend on the order."""
     case = even_case((node.size, 1, 1), True, 2, 2, corners=True)
     kinds = [Kind("f4"), Kind("c8", "F")]

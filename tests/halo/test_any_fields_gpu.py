@@ -5,6 +5,7 @@ import pytest
 
 import mpishare
 from mpishare import Layout, UnsupportedError
+from tests.helpers.captures import skip_without_graphs
 from tests.helpers.latch import Latch
 
 CELLS = 6
@@ -12,7 +13,6 @@ CELLS = 6
 
 @pytest.fixture
 def halo(node):
-    assert node.backend == "cuda"
     return mpishare.HaloExchange(
         node.comm, Layout(CELLS, None), 1, dims=(node.size,), periods=True, node=node
     )
@@ -24,11 +24,6 @@ def stream(node):
     with stream:
         yield stream
     stream.synchronize()
-
-
-def skip_without_graphs(halo):
-    if {"pinned", "mpi"} & set(halo.routes.values()):
-        pytest.skip(f"neighbors by {set(halo.routes.values())}")
 
 
 def fill(u, node, step):

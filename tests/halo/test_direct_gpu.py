@@ -10,7 +10,9 @@ import pytest
 
 import mpishare
 from mpishare.halo.cuda import direct
+from tests.helpers.captures import skip_without_graphs
 from tests.helpers.latch import Latch, within
+from tests.helpers.rows import fill, ring, values, wrong
 
 TWO = pytest.mark.ranks(min=2)
 KIB, MIB = 1 << 10, 1 << 20
@@ -35,26 +37,10 @@ __global__ void next(unsigned long long* step) { ++*step; }
 
 
 @pytest.fixture(autouse=True)
-def on_cuda(node):
-    assert node.backend == "cuda"
-
-
-@pytest.fixture(autouse=True)
 def smaller_parts(monkeypatch):
     """So that the tests take less memory and time."""
     assert direct.MIN_NBYTES > MIB
     monkeypatch.setattr(direct, "MIN_NBYTES", MIB)
-
-
-@pytest.fixture
-def stream(node):
-    side = node.xp.cuda.Stream(non_blocking=True)
-    with side:
-        yield side
-
-
-def ring(node):
-    return node.comm.Create_cart([node.size], [True])
 
 
 def goes_straight(node):
@@ -65,26 +51,6 @@ def goes_straight(node):
 
 def direct_parts(halo):
     return halo._forward._buffers._direction.direct.keys
-
-
-def row_of(rank, row, n, step, dtype):
-    """What tells rank, row, place and step."""
-    return (np.arange(n) * 7 + 31 * rank + 3 * row + 101 * step).astype(dtype)
-
-
-def put(field, rank, step):
-    ghosts = np.full(field.shape[1], 99, field.dtype)
-    mine = [row_of(rank, row, field.shape[1], step, field.dtype) for row in (1, 2)]
-    field.set(np.stack([ghosts, *mine, ghosts]))
-
-
-def wrong(field, node, step):
-    low, high = (node.rank - 1) % node.size, (node.rank + 1) % node.size
-    found = field.copy().get()
-    n, dtype = field.shape[1], field.dtype
-    return int((found[0] != row_of(low, 2, n, step, dtype)).sum()) + int(
-        (found[3] != row_of(high, 1, n, step, dtype)).sum()
-    )
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", "f8", "c16"])
@@ -118,13 +84,13 @@ def check_calls(node, nbytes, dtype, *, is_direct):
             assert bool(direct_parts(halo)) == is_direct
             for step in range(1, 13):
                 field = window.array if (step + node.rank * (step // 4)) % 3 else private
-                put(field, node.rank, step)
+                fill(node.xp, field, node.rank, step)
                 if step % 4 == 3:
                     halo.start(field)
                     halo.wait()
                 else:
                     halo.exchange(field)
-                assert wrong(field, node, step) == 0, step
+                assert wrong(field, node.rank, node.size, step) == 0, step
                 del field
     cart.Free()
 
@@ -161,11 +127,11 @@ def test_ghosts_are_not_written_while_their_rank_reads_them(node, stream):
         kept = node.xp.zeros_like(field)
         with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
             for step in (1, 2, 3):
-                put(field, node.rank, step)
+                fill(node.xp, field, node.rank, step)
                 field[1:3] += 1000  # each kernel is loaded before anything waits
                 kept[...] = 0
                 kept[...] = field
-                put(field, node.rank, step)
+                fill(node.xp, field, node.rank, step)
                 halo.exchange(field)
             node.synchronize()
             node.barrier()
@@ -184,8 +150,8 @@ def test_ghosts_are_not_written_while_their_rank_reads_them(node, stream):
                 node.synchronize()
             assert not passed
             if node.rank == 0:
-                assert wrong(kept, node, 3) == 0
-            low = row_of((node.rank - 1) % node.size, 2, n, 3, "f8") + 1000
+                assert wrong(kept, node.rank, node.size, 3) == 0
+            low = values(field, (node.rank - 1) % node.size, 2, 3) + 1000
             assert (field[0].get() == low).all()
         del field
     cart.Free()
@@ -199,13 +165,12 @@ def test_thousands_of_replays(node, stream):
     advance, check, go_on = (module.get_function(name) for name in ("advance", "check", "next"))
     with node.allocate_each((4, n), "i8") as window:
         field = window.array
-        put(field, node.rank, 0)
-        low = xp.asarray(row_of((node.rank - 1) % node.size, 2, n, 0, "i8"))
-        high = xp.asarray(row_of((node.rank + 1) % node.size, 1, n, 0, "i8"))
+        fill(node.xp, field, node.rank, 0)
+        low = xp.asarray(values(field, (node.rank - 1) % node.size, 2, 0))
+        high = xp.asarray(values(field, (node.rank + 1) % node.size, 1, 0))
         step, errors = xp.ones(1, "u8"), xp.zeros(1, "u8")
         with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
-            if {"pinned", "mpi"} & set(halo.routes.values()):
-                pytest.skip("a route of the host")
+            skip_without_graphs(halo)
 
             def one_step(u):
                 advance((32,), (256,), (u, np.int64(n)))
@@ -240,8 +205,8 @@ def test_a_window_that_is_closed_before_its_plan(node):
             window.close()
         del window
         for step in range(1, 5):
-            put(field, node.rank, step)
+            fill(node.xp, field, node.rank, step)
             halo.exchange(field)
-            assert wrong(field, node, step) == 0
+            assert wrong(field, node.rank, node.size, step) == 0
     del field
     cart.Free()

@@ -4,7 +4,6 @@ Most of these never let the host look between the steps: kernels write what depe
 other kernels count what is wrong, and the host reads the count at the end.
 """
 
-import contextlib
 import time
 
 import numpy as np
@@ -12,11 +11,11 @@ import pytest
 
 import mpishare
 from mpishare import UnsupportedError
+from tests.helpers.captures import captured, skip_without_graphs
 from tests.helpers.halos import (
     FORMS,
     POISON,
     Kind,
-    accumulated,
     arrays,
     check,
     even_case,
@@ -24,14 +23,10 @@ from tests.helpers.halos import (
     make_fields,
     plan,
     put,
-    random_plan,
-    weights,
 )
 from tests.helpers.latch import Latch, check_order, within
 
 TWO = pytest.mark.ranks(min=2)
-ON_STREAMS = ["", "copy", "pinned"]
-ROUTES = [*ON_STREAMS, "mpi"]
 SOURCE = r"""
 extern "C" {
 __global__ void put(long long* u, const long long* numbers, const bool* owned, long long n,
@@ -62,37 +57,9 @@ __global__ void idle(long long cycles) {
 """
 
 
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
-
-
-@pytest.fixture(params=ROUTES, ids=lambda name: name or "own")
-def route(request, monkeypatch):
-    """What the plan chooses, and every other way there is on any machine."""
-    return force(monkeypatch, request.param)
-
-
-@pytest.fixture(params=ON_STREAMS, ids=lambda name: name or "own")
-def stream_route(request, monkeypatch):
-    """The same without messages, for which the host waits."""
-    return force(monkeypatch, request.param)
-
-
 def force(monkeypatch, name):
     if name:
         monkeypatch.setenv("MPISHARE_ROUTE", name)
-    return name
-
-
-@pytest.fixture
-def stream():
-    import cupy
-
-    side = cupy.cuda.Stream(non_blocking=True)
-    with side:
-        yield side
 
 
 class Counted:
@@ -162,7 +129,7 @@ def test_routes_are_what_the_probe_saw(node):
             assert found == ("copy" if rank == node.rank else seen[node.rank, rank])
 
 
-@pytest.mark.parametrize("name", [*ROUTES[1:], "mpi-host"])
+@pytest.mark.parametrize("name", ["copy", "pinned", "mpi", "mpi-host"])
 def test_forced_routes(node, monkeypatch, name):
     """Messages go out of GPU memory where the MPI takes that, unless told otherwise."""
     force(monkeypatch, name)
@@ -201,15 +168,7 @@ def test_messages_in_pieces(node, monkeypatch, name, stream):
             check(fields, step)
 
 
-@pytest.mark.parametrize("name", ["copy", "pinned"])
-def test_random_plans_by_other_routes(node, monkeypatch, name):
-    """Those of test_exchange_ranks.py are exchanged by what the plan chooses, and by mpi."""
-    force(monkeypatch, name)
-    for seed in range(12):
-        random_plan(node, node.comm, seed)
-
-
-def test_twenty_six_neighbors_and_many_fields(node, route):
+def test_twenty_six_neighbors_and_many_fields(node, every_route):
     """Some of them the same rank, some oneself."""
     case = even_case((1, 1, node.size), True, 4, 2, corners=True)
     kinds = [Kind(dtype, FORMS[at % len(FORMS)]) for at, dtype in enumerate(("f4", "f8", "i1") * 4)]
@@ -246,13 +205,13 @@ def test_cupy_fields_on_a_host_node(node, host_node):
 
 
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
-def test_steps_without_the_host(node, route, stream, way):
+def test_steps_without_the_host(node, every_route, stream, way):
     """Owned cells are spoiled right after the wait; GPUs idle at random places."""
     case = case_of(node)
     field = Counted(case, node.rank)
     rng = np.random.default_rng(node.rank)
     with plan(node.comm, case, field.array, node=node) as halo:
-        for _ in range(300 if route != "mpi" else 60):
+        for _ in range(300 if every_route != "mpi" else 60):
             field.put()
             if rng.random() < 0.1:
                 field.idle(100)
@@ -267,7 +226,7 @@ def test_steps_without_the_host(node, route, stream, way):
             field.spoil()
             field.go_on()
         node.synchronize()
-        assert field.is_right_after(300 if route != "mpi" else 60)
+        assert field.is_right_after(300 if every_route != "mpi" else 60)
 
 
 def test_control_of_the_counting(node, stream):
@@ -298,7 +257,7 @@ def test_a_rank_that_may_run_ahead(node, stream_route, stream, width):
 
 
 @pytest.mark.parametrize("way", ["current", "given"])
-def test_streams_in_turn(node, route, way):
+def test_streams_in_turn(node, every_route, way):
     """The calls of a plan come one after the other, whatever stream they are on."""
     import cupy
 
@@ -333,7 +292,7 @@ def test_streams_in_turn(node, route, way):
         assert field.is_right_after(60)
 
 
-def test_null_and_per_thread_streams(node, route):
+def test_null_and_per_thread_streams(node, every_route):
     import cupy
 
     case = case_of(node)
@@ -437,21 +396,6 @@ def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
 # --- graphs
 
 
-@contextlib.contextmanager
-def captured(stream, graphs):
-    """What runs inside goes into a graph, added to the list."""
-    stream.begin_capture()
-    try:
-        yield
-    finally:
-        graph = stream.end_capture()
-    graphs.append(graph)
-
-
-def is_captured_here(halo):
-    return not {"pinned", "mpi"} & set(halo.routes.values())
-
-
 @pytest.mark.parametrize("way", ["exchange", "start and wait"])
 @pytest.mark.parametrize("name", ["", "copy"], ids=["own", "copy"])
 def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
@@ -473,8 +417,7 @@ def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
         field.go_on()
 
     with plan(node.comm, case, field.array, node=node) as halo:
-        if not is_captured_here(halo):
-            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        skip_without_graphs(halo)
         step(halo)
         graphs = []
         with captured(stream, graphs):
@@ -502,8 +445,7 @@ def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
     pair = [Counted(case, node.rank) for _ in range(2)]
     graphs = []
     with plan(node.comm, case, pair[0].array, node=node) as halo:
-        if not is_captured_here(halo):
-            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        skip_without_graphs(halo)
         for field in pair:
             with captured(stream, graphs):
                 for _ in range(3):  # several exchanges in one graph
@@ -547,8 +489,7 @@ def test_accumulate_in_a_graph(node, stream):
     right = node.xp.asarray(accumulated_ones(case, node.rank))
     wrong = node.xp.zeros(1, "i8")
     with plan(node.comm, case, field.array, node=node) as halo:
-        if not is_captured_here(halo):
-            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        skip_without_graphs(halo)
         kernel = node.xp.ElementwiseKernel(
             "float64 found, float64 right, raw int64 wrong", "bool differs",
             "differs = found != right;"
@@ -576,8 +517,7 @@ def test_the_first_accumulate_is_not_captured(node, stream):
     case = case_of(node)
     [field] = make_fields(node, case, node.rank, [Kind("f8")])
     with plan(node.comm, case, field.array, node=node) as halo:
-        if not is_captured_here(halo):
-            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        skip_without_graphs(halo)
         graphs = []
         with captured(stream, graphs), pytest.raises(UnsupportedError, match="first call"):
             halo.accumulate()
@@ -627,38 +567,6 @@ def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
     assert (found == accumulated_ones(case, node.rank)).all()
 
 
-def test_accumulate(node, route, stream):
-    case = even_case((node.size, 1), True, 3, 2, corners=True)
-    kinds = [Kind("f8"), Kind("f4", "F"), Kind("i4", "strided"), Kind("c16")]
-    fields = make_fields(node, case, node.rank, kinds)
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
-        for seed in range(4):
-            for at, field in enumerate(fields):
-                values = weights(case, field.kind, node.rank, seed + at, 9)
-                field.array[...] = node.xp.asarray(values)
-            halo.accumulate()
-            for at, field in enumerate(fields):
-                right = accumulated(case, field.kind, node.rank, seed + at, 9)
-                assert np.array_equal(field.array.get(), right)
-
-
-def test_accumulate_gives_the_same_bits(node, route, stream):
-    case = even_case((node.size, 1, 1), True, 2, 2, corners=True)
-    [field] = make_fields(node, case, node.rank, [Kind("f4")])
-    rng = np.random.default_rng(node.rank)
-    values = node.xp.asarray(rng.standard_normal(field.numbers.shape).astype("f4") * 1e3)
-    spin = Counted(case_of(node), node.rank)
-    bits = set()
-    with plan(node.comm, case, field.array, node=node) as halo:
-        for _ in range(20):
-            field.array[...] = values
-            if rng.random() < 0.4:
-                spin.idle(200)
-            halo.accumulate()
-            bits.add(field.array.get().tobytes())
-    assert len(bits) == 1
-
-
 def test_arrays_that_were_seen_before(node):
     """Ids come again, and a shape may be set: neither is taken for an array that was seen."""
     xp, held = node.xp, []
@@ -690,7 +598,7 @@ def torch():
     return pytest.importorskip("torch")
 
 
-def test_tensors_on_torchs_current_stream(node, route, torch):
+def test_tensors_on_torchs_current_stream(node, every_route, torch):
     case = case_of(node)
     numbers = torch.from_numpy(case.cells[node.rank]).cuda()
     owned = case.owned(node.rank)

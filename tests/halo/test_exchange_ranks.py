@@ -26,17 +26,8 @@ from tests.helpers.halos import (
 from tests.helpers.stage import shared_bytes
 
 TWO = pytest.mark.ranks(min=2)
-ROUTES = ["", "mpi"]
 PLAIN = (Kind(),)
 KINDS_OF_FOUR = [Kind("f8", others=(4,), axes=(0, 1)), Kind("i1", "F", (4,), (0, 1))]
-
-
-@pytest.fixture(params=ROUTES, ids=["own", "mpi"])
-def route(request, monkeypatch):
-    """The routes that a plan chooses, and those of a plan over nodes."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
-    return request.param
 
 
 def grids(size, naxes):
@@ -64,12 +55,12 @@ def step_by_step(node, comm, case, kinds=PLAIN, steps=3, **options):
 
 
 @pytest.mark.parametrize("naxes", [1, 2, 3, 4])
-def test_random_plans(node, route, naxes):
-    for seed in range(some(node, 8)):
+def test_random_plans(node, every_route, naxes):
+    for seed in range(some(node, 12 if every_route in ("copy", "pinned") else 8)):
         routes = random_plan(node, node.comm, seed, naxes=naxes, odd=False)
         others = {found for rank, found in routes.items() if rank != node.rank}
-        if route:
-            assert others <= {route}
+        if every_route:
+            assert others <= {every_route}
         elif node.backend == "host":
             assert set(routes.values()) <= {"host"}
 

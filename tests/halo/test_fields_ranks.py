@@ -31,13 +31,6 @@ TWO = pytest.mark.ranks(min=2)
 PLACES = ["private", "window", "mixed", "alternating"]
 
 
-@pytest.fixture(params=["", "mpi"], ids=["own", "mpi"])
-def route(request, monkeypatch):
-    """The routes that a plan chooses, and those of a plan over nodes."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
-
-
 @pytest.fixture(autouse=True)
 def small_fields():
     """What is small is read in place too, where it lives in a window."""

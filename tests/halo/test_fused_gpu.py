@@ -6,42 +6,14 @@ from mpi4py import MPI
 
 import mpishare
 from mpishare import UnsupportedError
+from tests.helpers.captures import captured, skip_without_graphs
+from tests.helpers.rows import fill, ring, values, wrong
 
 TWO = pytest.mark.ranks(min=2)
 KIB, MIB = 1 << 10, 1 << 20
 # By LL; the largest part by LL, and the smallest with flags; many chunks; more chunks than are
 # packed ahead; chunks of every size.
 SIZES = (8, 4 * KIB, 128 * KIB, 128 * KIB + 16, MIB, 3 * MIB, 24 * MIB, 40 * MIB)
-
-
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    assert node.backend == "cuda"
-
-
-def ring(node):
-    return node.comm.Create_cart([node.size], [True])
-
-
-def values(field, rank, row, step):
-    """What tells rank, row, place and step, made by NumPy, which compiles nothing."""
-    numbers = np.arange(field.shape[1]) * 7 + 31 * rank + 3 * row + 101 * step
-    return (numbers % 2039 if field.dtype.kind == "f" else numbers).astype(field.dtype)
-
-
-def fill(xp, field, rank, step):
-    """Write the owned rows, and ghosts that are none."""
-    ghost = np.full(field.shape[1], 99, field.dtype)
-    mine = [values(field, rank, row, step) for row in (1, 2)]
-    field[...] = xp.asarray(np.stack([ghost, *mine, ghost]))
-
-
-def wrong(field, rank, size, step):
-    """How many ghosts are not what the neighbors filled."""
-    found = field.copy().get()
-    low = values(field, (rank - 1) % size, 2, step)
-    high = values(field, (rank + 1) % size, 1, step)
-    return int((found[0] != low).sum()) + int((found[3] != high).sum())
 
 
 @pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "shifted"])
@@ -183,14 +155,9 @@ def test_a_call_on_another_stream_during_a_capture(node):
         with one:
             halo.exchange(field)
         one.synchronize()
-        if {"pinned", "mpi"} & set(halo.routes.values()):
-            pytest.skip("a route of the host")
-        one.begin_capture()
-        try:
-            with pytest.raises(UnsupportedError, match="captured"):
-                halo.exchange(field, stream=other)
-        finally:
-            one.end_capture()
+        skip_without_graphs(halo)
+        with captured(one), pytest.raises(UnsupportedError, match="captured"):
+            halo.exchange(field, stream=other)
         node.barrier()
         fill(xp, field, node.rank, 1)
         node.synchronize()

@@ -28,14 +28,6 @@ from tests.helpers.halos import (
 TWO = pytest.mark.ranks(min=2)
 
 
-@pytest.fixture(params=["", "mpi"], ids=["own", "mpi"])
-def route(request, monkeypatch):
-    """The routes that a plan chooses, and those of a plan over nodes."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
-    return request.param
-
-
 def random_kinds(rng, dtypes, forms):
     """Up to three fields, indexed along one axis, and that axis as it is given."""
     first = int(rng.integers(0, 3))

@@ -33,14 +33,6 @@ from tests.helpers.latch import check_order
 TWO = pytest.mark.ranks(min=2)
 
 
-@pytest.fixture(params=["", "mpi"], ids=["own", "mpi"])
-def route(request, monkeypatch):
-    """The routes that a plan chooses, and those of a plan over nodes."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
-    return request.param
-
-
 @pytest.fixture(params=["private", "window", "mpi"])
 def in_window(request, monkeypatch):
     """Whether the fields live where the neighbors can read and write. Also by messages."""

@@ -13,11 +13,11 @@ import pytest
 import mpishare
 from mpishare import Allreduce, Layout, UnsupportedError
 from mpishare.reduction.operation import Operation
+from tests.helpers.captures import captured
 from tests.helpers.latch import Latch, check_order
 from tests.helpers.reductions import folded
 
 TWO = pytest.mark.ranks(min=2)
-ON_STREAMS = ["", "copy", "pinned"]
 SMALL, LARGE = (
     300,
     40_003,
@@ -54,35 +54,12 @@ __global__ void idle(long long cycles) {
 pytestmark = pytest.mark.usefixtures("few_are_small")
 
 
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
-
-
 @pytest.fixture
 def few_are_small(monkeypatch):
     """Fields of SMALL elements alone go to everybody as they are."""
     from mpishare.reduction.cuda import spinning
 
     monkeypatch.setattr(spinning, "SMALL_NBYTES", 32 << 10)
-
-
-@pytest.fixture(params=ON_STREAMS, ids=lambda name: name or "own")
-def route(request, monkeypatch):
-    """What the plan chooses, and every other way there is on any machine."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
-    return request.param
-
-
-@pytest.fixture
-def stream():
-    import cupy
-
-    side = cupy.cuda.Stream(non_blocking=True)
-    with side:
-        yield side
 
 
 class Counted:
@@ -165,14 +142,13 @@ def is_right(operation, found, right):
 # --- what is reduced
 
 
-# Of every size of an element one, and complex ones: each is a kernel to compile.
-@pytest.mark.parametrize(("count", "codes"), [(129, "?bhilBHILefdFD"), (LARGE, "BefD")])
-def test_every_operation(node, count, codes):
+def test_every_operation_on_slices(node):
+    """Of every size of an element one dtype, and complex ones: each is a kernel to compile."""
     import cupy
 
-    for operation in every_operation(codes):
-        rng = np.random.default_rng(count)
-        fields = [numbers(rng, operation.dtype, count) for _ in range(node.size)]
+    for operation in every_operation("BefD"):
+        rng = np.random.default_rng(LARGE)
+        fields = [numbers(rng, operation.dtype, LARGE) for _ in range(node.size)]
         x = cupy.asarray(fields[node.rank])
         with Allreduce(node.comm, x, operation.name, node=node) as total:
             for _ in range(3):  # launched, as a graph, and by the fast path
@@ -182,7 +158,7 @@ def test_every_operation(node, count, codes):
 
 
 @pytest.mark.parametrize("count", [1, 7, 1024, 4096, 4097, 65_537, 300_001])
-def test_sizes_by_every_route(node, route, count):
+def test_sizes_by_every_route(node, stream_route, count):
     import cupy
 
     fields = [np.random.default_rng(rank).standard_normal(count) for rank in range(node.size)]
@@ -243,7 +219,7 @@ def test_a_field_of_several_segments(node, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_strides_may_differ_from_rank_to_rank(node, route, count):
+def test_strides_may_differ_from_rank_to_rank(node, stream_route, count):
     import cupy
 
     shape = 3, count // 3
@@ -263,19 +239,11 @@ def test_strides_may_differ_from_rank_to_rank(node, route, count):
         assert int((x.base == 77).sum()) == x.base.size - x.size
 
 
-def test_nothing_to_reduce(node):
-    import cupy
-
-    with Allreduce(node.comm, cupy.zeros((0, 3)), node=node) as total:
-        total.reduce(cupy.zeros((0, 3)))
-        assert float(total.dot(cupy.zeros(0), cupy.zeros(0))) == 0
-
-
 # --- dot products
 
 
 @pytest.mark.parametrize("code", "eilfdFD")
-def test_dots_are_those_of_numpy(node, route, code):
+def test_dots_are_those_of_numpy(node, stream_route, code):
     import cupy
 
     dtype = np.dtype(code)
@@ -295,7 +263,7 @@ def test_dots_are_those_of_numpy(node, route, code):
                 assert complex(found.get()) == pytest.approx(right, rel=3e-3 if code == "e" else 0)
 
 
-def test_dots_of_views_and_of_other_shapes_on_each_rank(node, route):
+def test_dots_of_views_and_of_other_shapes_on_each_rank(node, stream_route):
     import cupy
 
     shape = 4 + node.rank, 5, 70
@@ -343,7 +311,7 @@ def test_the_same_bits_in_every_run(node, stream):
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_steps_without_the_host(node, route, stream, count):
+def test_steps_without_the_host(node, stream_route, stream, count):
     field = Counted(node, count)
     rng = np.random.default_rng(node.rank)
     with Allreduce(node.comm, field.array, node=node) as total:
@@ -369,7 +337,7 @@ def test_control_of_the_counting(node, stream):
     assert int(field.errors[0]) == SMALL
 
 
-def test_streams_in_turn(node, route):
+def test_streams_in_turn(node, stream_route):
     """The calls of a plan come one after the other, whatever stream they are on."""
     import cupy
 
@@ -418,7 +386,7 @@ def test_plans_on_streams_of_their_own(node):
 
 @TWO
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_a_held_rank_is_waited_for(node, route, count):
+def test_a_held_rank_is_waited_for(node, stream_route, count):
     import cupy
 
     field = cupy.zeros(count)
@@ -436,7 +404,7 @@ def test_a_held_rank_is_waited_for(node, route, count):
             check_order(node, field, 0, signal=signal, wait=reduce, value=value)
 
 
-def test_calls_do_not_wait_for_the_gpu(node, route, stream):
+def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
     """With its stream held a rank puts many reductions on it, and goes on."""
     field = Counted(node, LARGE)
     with Allreduce(node.comm, field.array, node=node) as total:
@@ -455,7 +423,7 @@ def test_calls_do_not_wait_for_the_gpu(node, route, stream):
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_a_new_plan_leaves_the_memory_of_pending_work_alone(node, route, stream, count):
+def test_a_new_plan_leaves_the_memory_of_pending_work_alone(node, stream_route, stream, count):
     """What CuPy's pool has back may still be read by work that the stream was given before."""
     import cupy
 
@@ -483,7 +451,7 @@ def test_a_new_plan_leaves_the_memory_of_pending_work_alone(node, route, stream,
 
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-def test_replays_and_calls_mixed(node, route, stream, count):
+def test_replays_and_calls_mixed(node, stream_route, stream, count):
     import cupy
 
     field, out = Counted(node, count), cupy.zeros(())
@@ -513,31 +481,22 @@ def test_a_captured_dot_needs_its_result(node, stream):
     import cupy
 
     x = cupy.zeros(3)
-    with Allreduce(node.comm, x, node=node) as total:
-        stream.begin_capture()
-        try:
-            with pytest.raises(UnsupportedError, match="out="):
-                total.dot(x, x)
-        finally:
-            stream.end_capture()
+    with (
+        Allreduce(node.comm, x, node=node) as total,
+        captured(stream),
+        pytest.raises(UnsupportedError, match="out="),
+    ):
+        total.dot(x, x)
 
 
 # --- what does not fit
 
 
-def test_wrong_arrays_are_refused_with_nothing_done(node):
+def test_host_memory_and_what_is_no_stream_are_refused_with_nothing_done(node):
     import cupy
 
     x = cupy.ones(6)
     with Allreduce(node.comm, x, node=node) as total:
-        with pytest.raises(ValueError, match="shape"):
-            total.reduce(cupy.ones(5))
-        with pytest.raises(ValueError, match="dtype float32 instead of float64"):
-            total.dot(x, x.astype("f4"))
-        with pytest.raises(ValueError, match="same"):
-            total.dot(x, cupy.ones(5))
-        with pytest.raises(ValueError, match="one element"):
-            total.dot(x, x, out=cupy.ones(2))
         with pytest.raises(TypeError, match="GPU memory"):
             total.dot(x, np.ones(6))
         with pytest.raises(TypeError, match="stream"):

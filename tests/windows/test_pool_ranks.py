@@ -88,7 +88,10 @@ def test_what_the_owner_wrote_is_seen_and_written_by_all_others(node, pool):
     array, _ = own_and_opened(node, pool, (node.size, 3), "i4", value=7)
     assert isinstance(array, node.xp.ndarray)
     assert (array.shape, array.dtype) == ((node.size, 3), np.dtype("i4"))
+    if node.backend == "cuda":
+        assert array.device.id == node.device.ordinal
     assert (values_of(array) == 7).all()
+    assert float((array * 2).sum()) == 2 * 7 * 3 * node.size
     node.barrier()
     array[node.rank] = node.rank
     node.synchronize()

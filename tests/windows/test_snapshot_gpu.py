@@ -10,17 +10,12 @@ import pytest
 from mpishare import UnsupportedError
 from mpishare.windows import page as layout
 from mpishare.windows import snapshots
+from tests.helpers.captures import captured
 from tests.helpers.held import gpu_free
 from tests.helpers.latch import Latch, within
 from tests.helpers.viewer import SharedViewer, Viewer
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-
-
-@pytest.fixture(autouse=True)
-def on_cuda(node):
-    """These tests prove nothing on another backend."""
-    assert node.backend == "cuda"
 
 
 @pytest.fixture
@@ -161,13 +156,8 @@ def test_a_snapshot_in_a_capture_is_refused(node):
 
     window = node.allocate_each(8, fill=0, name="captured")
     stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture()
-        try:
-            with pytest.raises(UnsupportedError, match="captured into a graph"):
-                window.snapshot()
-        finally:
-            stream.end_capture()
+    with stream, captured(stream), pytest.raises(UnsupportedError, match="captured into a graph"):
+        window.snapshot()
 
 
 def test_a_viewer_on_the_gpu_lets_go_when_the_window_closes(node, view):
