@@ -51,6 +51,10 @@ def a_run() -> dict:
     return {"header": copy.deepcopy(HEADER), "rows": rows}
 
 
+def keep(folder, name: str, run: dict | None = None) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(run or a_run()))
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A place with the pages, and docs/results with no run in it."""
@@ -66,7 +70,7 @@ def test_the_pages_are_what_the_runs_give(capsys):
 
 
 def test_a_table_is_made_and_stays(folder, capsys):
-    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
+    keep(folder, "cpu-mpich")
     root = folder.parents[1]
     assert results.main(["--check"], root) == 1
     assert "+## Figures" in capsys.readouterr().out
@@ -88,69 +92,66 @@ def test_a_table_is_made_and_stays(folder, capsys):
     assert any("MPICH Version: 5.0" in line for line in lines)
 
 
-def test_performance_has_the_first_case_alone(folder):
-    run = a_run()
-    run["rows"] += [each | {"case": "ring"} for each in run["rows"]]
-    (folder / "cpu-mpich.json").write_text(json.dumps(run))
-    assert results.main([], folder.parents[1]) == 0
-    pages = [(folder.parents[1] / page).read_text() for page in FIGURES]
-    assert ["| two faces, in a ring |" in page for page in pages] == [False, True]
-    assert ["| 1-D halo |" in page for page in pages] == [True, True]
+PAIRS = {"window fields": 4.0, "private fields": 5.0, "nccl": 9.0, "nccl graph": 8.0}
+PAIRS |= {"torch": 6.0, "torch in place": 2.0}
+SUMS = {"reduce": 4.0, "reduce graph": 3.0, "reduce graph of 20": 2.0, "complex128": 4.5}
+SUMS |= {"nccl": 12.0, "nccl graph": 9.0, "nccl graph of 20": 5.0, "nccl4py graph of 20": 4.0}
+SUMS |= {"nccl4py": 16.0, "staged": 10.0}
+DOTS = {"dot": 7.0, "dot of one rank": 6.5, "local dot": 40.0, "vdot and allreduce": 50.0}
+STEPS = {"loop": 50.0, "recorded": 13.0, "recorded alone": 5.0, "unrolled": 12.0, "padded": 6.0}
+STEPS |= {"loop alone": 15.0, "unrolled alone": 3.0, "padded alone": 2.0, "exchange called": 4.0}
+RIVALED = STEPS | {f"mpi4jax, {form}": 24.0 for form in results.by_arm.FORMS}
+FRESH = {"new arrays": 10.0, "kept, copied": 8.0, "arrays in turn": 6.0, "kept array": 5.0}
+FRESH["staged"] = 40.0
 
 
-def test_the_newest_libraries_stand_in_their_fastest_form(folder):
+NEWEST, JAX = ("newest-gpus2", results.in_brief), ("jax-gpus2", results.of_jax)
+
+
+@pytest.mark.parametrize(
+    ("run_and_table", "case", "times", "line"),
+    [
+        (NEWEST, "halo1d", PAIRS, "8 / 4 | 16 / 8 | 4 / 2 | 2.00 / 2.00 |"),
+        (
+            NEWEST,
+            "allreduce",
+            SUMS,
+            "4 / 3 / 2 | 12 / 9 / 5 | 16 / 4 | 10 | 0.40 / 0.33 / 0.50 | 4.5 |",
+        ),
+        (JAX, "jax", STEPS, "unrolled | 12 | 3 | 9 | 4 |"),
+        (JAX, "jax", RIVALED, "padded | 6 | 2 | 4 | 24 | 0.25 | 4 |"),
+        (
+            ("fresh-gpus2", results.in_full),
+            "fresh",
+            FRESH,
+            "20 / 10 | 1.25 / 1.25 | 0.25 / 0.25 | 12 / 6 | 1.20 / 1.20 |",
+        ),
+    ],
+)
+def test_a_line_of_a_table(folder, run_and_table, case, times, line):
+    """The fastest form of each library, and the ratio to the fastest other one."""
+    name, table = run_and_table
+    rivals = ("nccl", "torch", "mpi4jax", "staged")
+    run = a_run() | {
+        "rows": [
+            row(arm, "rival" if arm.startswith(rivals) else "own", clock, us * factor, case=case)
+            for arm, us in times.items()
+            for clock, factor in (("latency", 2.0), ("throughput", 1.0))
+        ]
+    }
+    keep(folder, name, run)
+    assert f"| 8 B | {line}" in table(folder)
+
+
+def test_single_times_of_plans_and_dot_products(folder):
     run = a_run()
-    run["rows"] = []
-    for clock, factor in (("latency", 1.0), ("throughput", 0.5)):
-        times = {"window fields": 4.0, "private fields": 5.0, "nccl": 9.0, "nccl graph": 8.0}
-        times |= {"torch": 6.0, "torch in place": 2.0}
-        kinds = {arm: "own" if "fields" in arm else "rival" for arm in times}
-        run["rows"] += [row(arm, kinds[arm], clock, us * factor) for arm, us in times.items()]
-        run["rows"].append(row("nccl put", "rival", clock, None, reason="NCCL put: too old"))
-    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    run["rows"] = [row("second plan", "own", "latency", 456.0, case="setup")]
+    run["rows"] += [row(arm, "own", "throughput", us, case="dot") for arm, us in DOTS.items()]
+    keep(folder, "newest-gpus2", run)
     lines = results.in_brief(folder)
-    (heads,) = (line for line in lines if line.startswith("| 1-D halo"))
-    assert "| mpishare | NCCL send and receive | PyTorch symmetric memory |" in heads
-    assert "| 8 B | 4 / 2 | 8 / 4 | 2 / 1 | 2.00 / 2.00 |" in lines
-    assert "- NCCL put and signal was not timed: too old" in lines
-
-
-def test_what_was_not_timed_is_a_line_per_library_and_reason(folder):
-    run = a_run()
-    why = "torch symmetric memory: not for float64"
-    more = {"case": "allreduce", "ok": False}
-    run["rows"] = [
-        row(arm, "rival", clock, None, nbytes=nbytes, **found)
-        for nbytes in (1 << 16, 1 << 20)
-        for clock in results.CLOCKS
-        for arm, found in (
-            ("nvshmem", {"wrong": True, "reason": f"words not right: {nbytes} on rank 0"}),
-            ("nvshmem graph", {"wrong": True, "reason": f"words not right: {nbytes} on rank 1"}),
-            ("torch", {"reason": why}),
-            ("torch graph", {"reason": why}),
-        )
-        for found in [{**more, **found}]
-    ]
-    (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    assert [line for line in results.in_brief(folder) if line.startswith("- ")] == [
-        "- NVSHMEM gave wrong sums of 64 KiB, 1 MiB, and was not timed there",
-        "- PyTorch symmetric memory was not timed in sums: not for float64",
-    ]
-
-
-def test_sums_stand_by_the_way_they_are_called(folder):
-    run = a_run()
-    times = {"reduce": 4.0, "reduce graph": 3.0, "reduce graph of 20": 2.0, "complex128": 4.5}
-    times |= {"nccl": 12.0, "nccl graph": 9.0, "nccl graph of 20": 5.0, "nccl4py graph of 20": 4.0}
-    times |= {"nccl4py": 16.0, "staged": 10.0}
-    more = {"case": "allreduce"}
-    run["rows"] = [row(arm, "own", "latency", 99.0, **more) for arm in times]
-    run["rows"] += [row(arm, "own", "throughput", us, **more) for arm, us in times.items()]
-    run["rows"].append(row("float", "rival", "throughput", None, **more, reason="no"))
-    (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    lines = results.in_brief(folder)
-    begin = "| 8 B | 4 / 3 / 2 | 12 / 9 / 5 | 16 / 4 | 10 |"
-    assert f"{begin} 0.40 / 0.33 / 0.50 | 4.5 |" in lines
+    assert "| second plan | 0.456 |" in lines
+    assert any("back to back: 7 µs, of one rank 6.5;" in line for line in lines)
+    assert any("own 40, and with `MPI_Allreduce` behind it 50." in line for line in lines)
 
 
 def test_solves_are_compared_with_their_kernels_and_with_the_calls_of_nccl(folder):
@@ -158,47 +159,12 @@ def test_solves_are_compared_with_their_kernels_and_with_the_calls_of_nccl(folde
     times = {"kernels": 50.0, "one graph": 60.0, "nccl": 150.0, "nccl beside": 120.0}
     more = {"case": "cg"}
     run["rows"] = [row(arm, "own", "throughput", us, **more) for arm, us in times.items()]
-    (folder / "newest-gpus2.json").write_text(json.dumps(run))
+    keep(folder, "newest-gpus2", run)
     assert results.main([], folder.parents[1]) == 0
     lines = (folder.parents[1] / "docs/solvers.md").read_text().splitlines()
     assert "| mpishare, one graph per solve | 60 | 1.20 | 0.50 |" in lines
     assert "| NCCL, kernel by kernel | 150 | 3.00 | 1.25 |" in lines
     assert any("revision 0123456789ab." in line for line in lines)
-
-
-def test_what_is_made_and_a_dot_product_have_their_times(folder):
-    run = a_run()
-    run["rows"] = [row("second plan", "own", "latency", 456.0, case="setup")]
-    times = {"dot": 7.0, "dot of one rank": 6.5, "local dot": 40.0, "vdot and allreduce": 50.0}
-    run["rows"] += [row(arm, "own", "throughput", us, case="dot") for arm, us in times.items()]
-    (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    lines = results.in_brief(folder)
-    assert "| second plan | 0.456 |" in lines
-    assert any("back to back: 7 µs, of one rank 6.5;" in line for line in lines)
-    assert any("own 40, and with `MPI_Allreduce` behind it 50." in line for line in lines)
-
-
-def test_a_size_that_was_left_out_is_one_line(folder):
-    run = a_run()
-    text = "64 MiB left out: 370.2 GiB of memory are needed on a GPU and 139.3 GiB available"
-    run["header"]["left_out"] = {"halo1d": [text]}
-    run["rows"].append(row("naive", "rival", "latency", None, reason="not here"))
-    (folder / "gpus2.json").write_text(json.dumps(run))
-    lines = results.in_full(folder)
-    assert f"- 1-D halo: {text}" in lines
-    assert lines.count("- naive did not run: not here") == 1
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
-def test_a_quoted_run_has_a_line_per_row(file):
-    rows = [line for line in file.read_text().splitlines() if line.startswith('  {"case": ')]
-    assert [json.loads(line.rstrip(",")) for line in rows] == results.read(file, is_whole=False)[
-        "rows"
-    ]
-
-
-def test_without_runs_there_is_no_section(folder):
-    assert results.in_brief(folder) == results.in_full(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -217,7 +183,7 @@ def test_without_runs_there_is_no_section(folder):
 def test_what_cannot_be_quoted_is_refused(folder, capsys, name, change, words):
     run = a_run()
     change(run)
-    (folder / f"{name}.json").write_text(json.dumps(run))
+    keep(folder, name, run)
     assert results.main([], folder.parents[1]) == 1
     assert words in capsys.readouterr().err
     assert (folder.parents[1] / "docs/performance.md").read_text() == README
@@ -246,27 +212,18 @@ APPLICATION = {
 
 
 def test_what_examples_print_is_a_line_each(folder):
-    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
+    keep(folder, "cpu-mpich")
     orders = {"plain_us": 40.0, "last_us": 30.0, "plain_efficiency": 0.5, "last_efficiency": 0.75}
     lines = [APPLICATION, APPLICATION | orders | {"pinned_exchange_to_mpishare": 15.71}]
+    on_cpus = {"gpu": None, "graph": False, "mpi": "MPICH", "step_to_fastest_mpi": 0.954}
+    lines.append(APPLICATION | on_cpus)
     (folder / results.APPLICATIONS).write_text("".join(json.dumps(each) + "\n" for each in lines))
     text = results.in_full(folder)
     begin = "| heat3d --graph | 128 x 128 x 64 | 4 on NVIDIA H200, 2026-01-02 |"
     assert f"{begin} 50 |  |  | 10 |  |  |  |" in text
     assert f"{begin} 30 (last) |  | 0.75 | 10 |  | 15.7 |  |" in text
-
-
-def test_a_step_on_cpus_stands_beside_the_fastest_of_mpi(folder):
-    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
-    found = APPLICATION | {
-        "gpu": None,
-        "graph": False,
-        "mpi": "MPICH",
-        "step_to_fastest_mpi": 0.954,
-    }
-    (folder / results.APPLICATIONS).write_text(json.dumps(found) + "\n")
     begin = "| heat3d | 128 x 128 x 64 | 4 on CPU cores (MPICH), 2026-01-02 |"
-    assert f"{begin} 50 |  |  | 10 | 0.95 |  |  |" in results.in_full(folder)
+    assert f"{begin} 50 |  |  | 10 | 0.95 |  |  |" in text
 
 
 def cores_run(mpi: str, ranks: int, factor: float) -> dict:
@@ -326,15 +283,15 @@ def test_runs_with_a_core_per_rank_stand_side_by_side(folder):
 def test_a_size_that_one_of_several_runs_lacks_is_a_dash(folder):
     whole, part = cores_run("MPICH", 8, 1.0), cores_run("Open MPI", 8, 1.0)
     part["rows"] = [each for each in part["rows"] if each["case"] != "halo3d"]
-    (folder / "cpu32-mpich-ranks8.json").write_text(json.dumps(whole))
-    (folder / "cpu32-openmpi-ranks8.json").write_text(json.dumps(part))
+    keep(folder, "cpu32-mpich-ranks8", whole)
+    keep(folder, "cpu32-openmpi-ranks8", part)
     assert results.main([], folder.parents[1]) == 0
     text = (folder.parents[1] / "README.md").read_text()
     assert "| 64 KiB, 3-D | 0.50 / 0.60 / 0.40 | - / - / - |" in text
 
 
 def test_an_example_that_was_wrong_is_refused(folder, capsys):
-    (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
+    keep(folder, "cpu-mpich")
     (folder / results.APPLICATIONS).write_text(json.dumps(APPLICATION | {"checked": False}))
     assert results.main([], folder.parents[1]) == 1
     assert "a wrong result" in capsys.readouterr().err
@@ -355,43 +312,6 @@ def test_quoted_runs_are_written_like_that(file):
     assert as_json(run["header"], run["rows"]) == file.read_text()
 
 
-def test_steps_of_jax_stand_beside_the_same_without_the_exchange(folder):
-    run = a_run()
-    times = {
-        "loop": 50.0,
-        "recorded": 13.0,
-        "recorded alone": 5.0,
-        "unrolled": 12.0,
-        "padded": 6.0,
-        "loop alone": 15.0,
-    }
-    times |= {"unrolled alone": 3.0, "padded alone": 2.0, "exchange called": 4.0}
-    run["rows"] = [row(arm, "own", "throughput", us, case="jax") for arm, us in times.items()]
-    (folder / "jax-gpus2.json").write_text(json.dumps(run))
-    lines = results.of_jax(folder)
-    assert "| 8 B | unrolled | 12 | 3 | 9 | 4 |" in lines
-    run["rows"] += [
-        row(arm, "rival", "throughput", 24.0, case="jax")
-        for arm in (f"mpi4jax, {form}" for form in results.by_arm.FORMS)
-    ]
-    (folder / "jax-gpus2.json").write_text(json.dumps(run))
-    assert "| 8 B | padded | 6 | 2 | 4 | 24 | 0.25 | 4 |" in results.of_jax(folder)
-
-
-def test_new_arrays_stand_beside_kept_ones_and_messages(folder):
-    run = a_run()
-    times = {"new arrays": 10.0, "kept, copied": 8.0, "arrays in turn": 6.0, "kept array": 5.0}
-    times["staged"] = 40.0
-    run["rows"] = [
-        row(arm, "own", clock, us * factor, case="fresh")
-        for arm, us in times.items()
-        for clock, factor in (("latency", 2.0), ("throughput", 1.0))
-    ]
-    (folder / "fresh-gpus2.json").write_text(json.dumps(run))
-    expected = "| 8 B | 20 / 10 | 1.25 / 1.25 | 0.25 / 0.25 | 12 / 6 | 1.20 / 1.20 |"
-    assert expected in results.in_full(folder)
-
-
 def test_messages_stand_beside_those_by_hand_and_through_the_host(folder):
     run = a_run()
     times = {"messages": 20.0, "mpi": 16.0, "mpi packed": 40.0, "through the host": 200.0}
@@ -402,7 +322,7 @@ def test_messages_stand_beside_those_by_hand_and_through_the_host(folder):
         if (case, arm) != ("messages3d", "mpi packed")
         for clock, factor in (("latency", 1.0), ("throughput", 0.5))
     ]
-    (folder / "messages-gpus2.json").write_text(json.dumps(run))
+    keep(folder, "messages-gpus2", run)
     mixed = {"face_nbytes": 8, "fused": [4, 2], "messages": [9, 8], "mixed": [10, 9]}
     mixed |= {"fused part alone": 3, "fused part of mixed": 5, "interior": 15}
     mixed |= {"interior beside mixed": 16}
