@@ -290,17 +290,6 @@ def test_all_with_all(node):
         assert win.array.tolist() == [100 * step + rank for rank in everyone]
 
 
-def test_myself_alone(node):
-    win = node.allocate_each(3, "i4", fill=0)
-    for step in range(3):
-        win.post([node.rank])
-        win.start([node.rank])
-        win.array[...] += 1
-        win.complete()
-        win.wait()
-        assert win.array.tolist() == [step + 1] * 3
-
-
 def test_empty_groups_pass_at_once(node):
     """Nobody else calls anything: rank 0 waits for nobody."""
     win = node.allocate_each(3, "i4", fill=0)

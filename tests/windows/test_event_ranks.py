@@ -263,6 +263,7 @@ def test_only_the_owner_records(node):
         {"waiters": [99]},
         {"waiters": ["1"]},
         {"waiters": 1},
+        {"waiters": [1, 1]},
     ],
     ids=repr,
 )
@@ -271,19 +272,6 @@ def test_wrong_arguments_on_all_ranks(node, arguments):
         node.event(**arguments)
     assert not isinstance(caught.value, MismatchError)
     node.event().close()
-
-
-def test_waiters_that_are_no_list(node):
-    with pytest.raises(
-        TypeError, match=r"waiters must be a list of ranks, not 1. Give waiters=\[1\]"
-    ):
-        node.event(0, 1)
-
-
-@pytest.mark.ranks(min=2)
-def test_a_waiter_named_twice(node):
-    with pytest.raises(ValueError, match="twice"):
-        node.event(waiters=[1, 1])
 
 
 @TWO
