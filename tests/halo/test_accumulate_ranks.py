@@ -12,13 +12,12 @@ from tests.helpers.halos import (
     Kind,
     accumulated,
     arrays,
-    check,
     even_case,
+    exchange_step,
     make_fields,
     on_host,
     pause,
     plan,
-    put,
     random_case,
     random_kinds,
     some,
@@ -28,13 +27,6 @@ from tests.helpers.halos import (
 TWO = pytest.mark.ranks(min=2)
 DTYPES = ("i4", "i8", "f4", "f8", "c8", "c16")
 MORE_DTYPES = (*DTYPES, "i2", "u4", "f2", ">f8")
-
-
-@pytest.fixture(params=["", "mpi"], ids=["own", "mpi"])
-def route(request, monkeypatch):
-    """The routes that a plan chooses, and those of a plan over nodes."""
-    if request.param:
-        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
 
 
 def fill(node, case, fields, seed):
@@ -70,9 +62,7 @@ def random_accumulation(node, seed, dtypes, forms):
             # And forth, on the same plan, whatever came back before.
             for field in now:
                 field.poison()
-            put(now, 10 * step)
-            halo.exchange(*arrays(now))
-            check(now, 10 * step)
+            exchange_step(halo, now, 10 * step, *arrays(now))
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -183,9 +173,7 @@ def test_what_cannot_be_added(host_node, route):
         with plan(node.comm, case, arrays(fields), node=node) as halo:
             with pytest.raises((TypeError, UnsupportedError), match="add"):
                 halo.accumulate()
-            put(fields, 1)
-            halo.exchange()
-            check(fields, 1)
+            exchange_step(halo, fields, 1)
 
 
 def test_one_way_plans(node, route):

@@ -304,23 +304,6 @@ def test_empty_groups_pass_at_once(node):
 
 
 @TWO
-def test_one_direction_only(node):
-    """A chain: each rank puts into the next, the last only receives, the first only sends."""
-    win = node.allocate_each(8, "i8", fill=-1)
-    before = [node.rank - 1] if node.rank > 0 else []
-    behind = [node.rank + 1] if node.rank < node.size - 1 else []
-    for step in range(20):
-        win.post(before)
-        if behind:
-            win.start(behind)
-            win.segment(behind[0])[...] = 10 * step + node.rank
-            win.complete()
-        win.wait()
-        if before:
-            assert win.array.tolist() == [10 * step + before[0]] * 8
-
-
-@TWO
 def test_groups_that_change(node):
     """The counts are kept for each pair, whoever else is in the group."""
     win = node.allocate_each(node.size, "i8", fill=-1)
