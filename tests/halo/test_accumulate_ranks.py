@@ -12,13 +12,12 @@ from tests.helpers.halos import (
     Kind,
     accumulated,
     arrays,
-    check,
     even_case,
+    exchange_step,
     make_fields,
     on_host,
     pause,
     plan,
-    put,
     random_case,
     random_kinds,
     some,
@@ -63,9 +62,7 @@ def random_accumulation(node, seed, dtypes, forms):
             # And forth, on the same plan, whatever came back before.
             for field in now:
                 field.poison()
-            put(now, 10 * step)
-            halo.exchange(*arrays(now))
-            check(now, 10 * step)
+            exchange_step(halo, now, 10 * step, *arrays(now))
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -177,9 +174,7 @@ def test_what_cannot_be_added(host_node, route):
         with plan(node.comm, case, arrays(fields), node=node) as halo:
             with pytest.raises((TypeError, UnsupportedError), match="add"):
                 halo.accumulate()
-            put(fields, 1)
-            halo.exchange()
-            check(fields, 1)
+            exchange_step(halo, fields, 1)
 
 
 def test_one_way_plans(node, route):

@@ -20,6 +20,7 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_step,
     make_cart,
     make_fields,
     on_host,
@@ -51,9 +52,7 @@ def row(node, **options):
 
 def try_exchange(halo, case, node, *kinds, step=1, in_window=None):
     fields = make_fields(node, case, node.rank, list(kinds), in_window)
-    put(fields, step)
-    halo.exchange(*arrays(fields))
-    check(fields, step)
+    exchange_step(halo, fields, step, *arrays(fields))
 
 
 @pytest.fixture
@@ -345,17 +344,6 @@ def test_many_are_said(node, monkeypatch, caplog):
     assert len(texts) == (node.rank == 0)
     assert all(("a stream" in text) == (node.backend == "cuda") for text in texts)
     assert any("float64(6, 2) first" in r.getMessage() for r in caplog.records)
-
-
-def test_tensors(host_node):
-    torch = pytest.importorskip("torch")
-    _, halo = row(host_node)
-    left, right = (host_node.rank - 1) % host_node.size, (host_node.rank + 1) % host_node.size
-    for dtype in (torch.float64, torch.int32, torch.float64):
-        u = torch.full((6, 2), host_node.rank, dtype=dtype)
-        halo.exchange(u)
-        assert u[:, 0].tolist() == [left, *[host_node.rank] * 4, right]
-    assert seen(halo) == 2
 
 
 def test_the_name_of_a_combination():

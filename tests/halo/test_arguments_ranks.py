@@ -5,7 +5,16 @@ import pytest
 
 import mpishare
 from mpishare import ClosedError, MismatchError, Node, PeerError
-from tests.helpers.halos import Case, Kind, arrays, check, even_case, make_fields, plan, put
+from tests.helpers.halos import (
+    Case,
+    Kind,
+    arrays,
+    attempt,
+    even_case,
+    exchange_step,
+    make_fields,
+    plan,
+)
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -16,17 +25,6 @@ def line(node):
     cart = node.comm.Create_cart((node.size,), (True,))
     yield cart
     cart.Free()
-
-
-def attempt(comm, call):
-    """Make a call; its exception, and the name and the words of every rank's."""
-    error = None
-    try:
-        made = call()
-        made.close()
-    except Exception as caught:
-        error = caught
-    return error, comm.allgather((type(error).__name__, str(error)))
 
 
 def make(node, cart, shape=(6,), width=1, dtype="f8", **options):
@@ -40,9 +38,7 @@ def still_works(node):
     case = even_case((node.size,), True, 3)
     fields = make_fields(node, case, node.rank, [Kind()])
     with plan(node.comm, case, arrays(fields), node=node) as halo:
-        put(fields, 1)
-        halo.exchange()
-        check(fields, 1)
+        exchange_step(halo, fields, 1)
 
 
 BAD = {
@@ -262,30 +258,6 @@ def leave_or_go_on(node, halo):
             halo.exchange()
             node.synchronize()
     return node
-
-
-def test_use_in_another_thread_is_refused(node):
-    import threading
-
-    case = even_case((node.size,), True, 3)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, arrays(fields), node=node) as halo:
-        caught = []
-
-        def use():
-            try:
-                halo.exchange()
-            except Exception as error:
-                caught.append(error)
-
-        thread = threading.Thread(target=use)
-        thread.start()
-        thread.join()
-        assert len(caught) == 1
-        assert "thread" in str(caught[0])
-        put(fields, 1)
-        halo.exchange()
-        check(fields, 1)
 
 
 @TWO

@@ -2,7 +2,6 @@
 
 import doctest
 
-import numpy
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -68,8 +67,16 @@ def test_fields_with_different_axes(node):
             halo.shifted(halo.owned, 0, -1)
 
 
-def test_the_example_of_the_docstring():
-    names = vars(mpishare) | {"numpy": numpy}
-    (example,) = doctest.DocTestFinder().find(mpishare.HaloExchange.shifted, "shifted", globs=names)
-    result = doctest.DocTestRunner().run(example)
-    assert (result.failed, result.attempted) == (0, 6)
+@pytest.mark.parametrize(
+    ("item", "examples"),
+    [
+        (mpishare.HaloExchange, 5),
+        (mpishare.HaloExchange.shifted, 6),
+        (mpishare.NeighborExchange.from_global_ids, 7),
+        (mpishare.Layout, 12),
+    ],
+)
+def test_the_example_of_a_docstring(item, examples):
+    finder = doctest.DocTestFinder(recurse=False)
+    (found,) = finder.find(item, item.__name__, globs=vars(mpishare) | {"numpy": np})
+    assert doctest.DocTestRunner().run(found) == (0, examples)

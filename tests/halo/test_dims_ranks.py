@@ -1,8 +1,5 @@
 """Halos on a plain communicator: mpishare makes the grid; what is refused about one."""
 
-import doctest
-
-import numpy
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -10,7 +7,16 @@ from mpi4py import MPI
 import mpishare
 from mpishare import MismatchError, PeerError
 from mpishare.halo import cartesian
-from tests.helpers.halos import Kind, arrays, check, even_case, make_fields, put, random_case, some
+from tests.helpers.halos import (
+    Kind,
+    arrays,
+    attempt,
+    even_case,
+    exchange_step,
+    make_fields,
+    random_case,
+    some,
+)
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -23,19 +29,7 @@ def on(comm, case, fields, **options):
 
 
 def step(halo, fields, salt):
-    put(fields, salt)
-    halo.exchange()
-    check(fields, salt)
-
-
-def told(comm, call):
-    """Make a call; its exception, and the name and the words of every rank's."""
-    error = None
-    try:
-        call().close()
-    except Exception as caught:
-        error = caught
-    return error, comm.allgather((type(error).__name__, str(error)))
+    exchange_step(halo, fields, salt)
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -76,21 +70,6 @@ def test_mpi_chooses_the_extents_that_are_zero(node):
             step(halo, fields, 1)
 
 
-def test_the_default_node_stays_with_the_communicator(comm):
-    """A second plan uses the node of the first; with the last one it goes."""
-    case = even_case((comm.size,))
-    plans = []
-    for _ in range(2):
-        field = np.zeros(6)
-        plans.append(mpishare.HaloExchange(comm, field, 1, dims=case.dims, periods=True))
-    nodes = [plan._setup.node for plan in plans]
-    assert nodes[0] is nodes[1]
-    for plan in plans:
-        assert not nodes[0].is_closed
-        plan.close()
-    assert nodes[0].is_closed
-
-
 BAD = {
     "too many": ({"dims": "more"}, ValueError, "a grid of"),
     "negative": ({"dims": (-1, -1)}, ValueError, "0 or more"),
@@ -128,7 +107,7 @@ def test_bad_grids(node, everywhere):
         is_mine = everywhere or node.rank == odd
         mine = filled(node, options) if is_mine else {"dims": (node.size,)}
         array = node.xp.zeros(6)
-        error, texts = told(
+        error, texts = attempt(
             node.comm,
             lambda mine=mine, a=array: mpishare.HaloExchange(node.comm, a, 1, node=node, **mine),
         )
@@ -143,7 +122,7 @@ def test_bad_grids(node, everywhere):
 def test_a_cart_has_dims_of_its_own(node):
     cart = node.comm.Create_cart((node.size,), (True,))
     for options in ({"dims": (node.size,)}, {"periods": True}, {"dims": (1,), "periods": (1,)}):
-        error, texts = told(
+        error, texts = attempt(
             cart,
             lambda o=options: mpishare.HaloExchange(cart, node.xp.zeros(6), 1, node=node, **o),
         )
@@ -165,7 +144,7 @@ def test_grids_that_differ(node):
             ("periods=[True, False]", "periods=[False, False]"),
         ),
     ]:
-        error, texts = told(
+        error, texts = attempt(
             node.comm,
             lambda o=other if last else one: mpishare.HaloExchange(
                 node.comm, node.xp.zeros((6, 6)), 1, node=node, **o
@@ -173,12 +152,3 @@ def test_grids_that_differ(node):
         )
         assert type(error) is MismatchError, texts
         assert all(word in str(error) for word in words), texts
-
-
-def test_the_example_of_the_docstring(comm):
-    found = doctest.DocTestFinder(recurse=False).find(
-        mpishare.HaloExchange, "HaloExchange", globs=vars(mpishare) | {"numpy": numpy}
-    )
-    results = [doctest.DocTestRunner().run(each) for each in found]
-    assert [each.failed for each in results] == [0]
-    assert results[0].attempted > 3

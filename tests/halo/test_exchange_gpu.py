@@ -19,6 +19,7 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_step,
     make_cart,
     make_fields,
     plan,
@@ -140,9 +141,7 @@ def test_forced_routes(node, monkeypatch, name):
         if name == "mpi" and node.report().gpu_messages == "":
             right = "mpi-gpu"
         assert {found for rank, found in halo.routes.items() if rank != node.rank} <= {right}
-        put(fields, 1)
-        halo.exchange()
-        check(fields, 1)
+        exchange_step(halo, fields, 1)
 
 
 @pytest.mark.parametrize("name", ["mpi", "mpi-host"])
@@ -175,9 +174,7 @@ def test_twenty_six_neighbors_and_many_fields(node, every_route):
     fields = make_fields(node, case, node.rank, kinds)
     with plan(node.comm, case, arrays(fields), node=node) as halo:
         for step in range(3):
-            put(fields, 100 * step)
-            halo.exchange()
-            check(fields, 100 * step)
+            exchange_step(halo, fields, 100 * step)
 
 
 def test_numpy_fields_on_a_gpu_node(node):
@@ -301,9 +298,7 @@ def test_null_and_per_thread_streams(node, every_route):
             fields = make_fields(node, case, node.rank, [Kind()])
             with plan(node.comm, case, arrays(fields), node=node) as halo:
                 for step in range(5):
-                    put(fields, step)
-                    halo.exchange()
-                    check(fields, step)
+                    exchange_step(halo, fields, step)
                 node.synchronize(stream)
 
 
@@ -315,9 +310,7 @@ def test_what_is_no_stream(node):
             for call in (halo.exchange, halo.start):
                 with pytest.raises(TypeError, match="stream"):
                     call(stream=wrong)
-        put(fields, 1)
-        halo.exchange()
-        check(fields, 1)
+        exchange_step(halo, fields, 1)
 
 
 # --- held producers
@@ -476,9 +469,7 @@ def test_capture_with_a_route_of_the_host(node, monkeypatch, stream, name):
             for call in (halo.exchange, halo.start):
                 with pytest.raises(UnsupportedError, match=name):
                     call()
-        put(fields, 2)
-        halo.exchange()
-        check(fields, 2)
+        exchange_step(halo, fields, 2)
         graphs.clear()
 
 

@@ -13,12 +13,11 @@ from tests.helpers.halos import (
     Case,
     Kind,
     arrays,
-    check,
     even_case,
+    exchange_step,
     make_cart,
     make_fields,
     plan,
-    put,
     random_case,
     random_plan,
     some,
@@ -45,9 +44,7 @@ def step_by_step(node, comm, case, kinds=PLAIN, steps=3, **options):
     options = {"axes": fields[0].kind.axes, "node": node, **options}
     with plan(comm, case, arrays(fields), **options) as halo:
         for step in range(steps):
-            put(fields, 10 * step)
-            halo.exchange()
-            check(fields, 10 * step)
+            exchange_step(halo, fields, 10 * step)
         return halo
 
 
@@ -104,15 +101,6 @@ def test_a_rank_that_owns_nothing(node, route, last):
     step_by_step(node, node.comm, case)
 
 
-def test_widths_of_one_rank_alone(node, route):
-    """All others have no ghosts: data flows one way only."""
-    for lucky in range(node.size):
-        widths = [((0, 0), (0, 0))] * node.size
-        widths[lucky] = ((1, 2), (2, 1))
-        case = Case((node.size, 1), (True, True), ((3,) * node.size, (4,)), tuple(widths), True)
-        step_by_step(node, node.comm, case)
-
-
 def test_as_wide_as_the_block(node, route):
     """Every cell of a neighbor, and of its own, more than once."""
     step_by_step(node, node.comm, even_case((node.size, 1), True, 2, 2, corners=True))
@@ -131,20 +119,6 @@ def test_a_large_face(node, route):
     case = Case(case.dims, case.periods, (case.splits[0], (20_000,)), case.widths)
     kind = Kind("f8", others=(5,), axes=(0, 1))
     step_by_step(node, node.comm, case, [kind], steps=2)
-
-
-def test_forms_of_width(node):
-    case = even_case((node.size, 1), True, 4, 1)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    cart = make_cart(node.comm, case)
-    for given in (1, (1, 1), ((1, 1), [1, 1]), np.array([[1, 1], [1, 1]])):
-        fields[0].poison()
-        halo = mpishare.HaloExchange(cart, fields[0].array, given, node=node)
-        put(fields, 3)
-        halo.exchange()
-        check(fields, 3)
-        halo.close()
-    cart.Free()
 
 
 AXES = [((-2, -1), (3,)), ((1, 0), (2,)), ((0, 2), (2,)), ((3, 1), (2, 3)), ((-1, -3), (1, 2))]
@@ -168,18 +142,6 @@ def test_fields_with_different_axes_in_one_plan(node, route):
 # --- communicators
 
 
-def test_on_a_node_of_its_own(comm, monkeypatch):
-    """Without `node=`."""
-    case = even_case((comm.size, 1), True, 4, corners=True)
-    with mpishare.Node(comm, timeout_s=40) as node:
-        fields = make_fields(node, case, comm.rank, [Kind(), Kind("i2")])
-        with plan(comm, case, arrays(fields)) as halo:
-            for step in range(3):
-                put(fields, 10 * step)
-                halo.exchange()
-                check(fields, 10 * step)
-
-
 def test_two_plans_on_one_cart_without_a_node(comm):
     """The second one finds the node of the first."""
     case = even_case((comm.size,), True, 4)
@@ -191,9 +153,7 @@ def test_two_plans_on_one_cart_without_a_node(comm):
         assert plans[0]._context is plans[1]._context
         for step in range(3):
             for halo, fields in zip(plans, (first, second), strict=True):
-                put(fields, step)
-                halo.exchange()
-                check(fields, step)
+                exchange_step(halo, fields, step)
         for halo in plans:
             halo.close()
     cart.Free()
@@ -217,9 +177,7 @@ def test_a_cart_of_some_ranks_of_the_node(node, route):
         fields = make_fields_alone(node, case, some.rank)
         with plan(some, case, arrays(fields), node=node) as halo:
             for step in range(5):
-                put(fields, step)
-                halo.exchange()
-                check(fields, step)
+                exchange_step(halo, fields, step)
     some.Free()
     node.barrier()
 
@@ -237,9 +195,7 @@ def test_carts_side_by_side(node, route):
     fields = make_fields_alone(node, case, half.rank)
     with plan(half, case, arrays(fields), node=node) as halo:
         for step in range(20 * (1 + node.rank % 2)):
-            put(fields, step)
-            halo.exchange()
-            check(fields, step)
+            exchange_step(halo, fields, step)
     half.Free()
     node.barrier()
 
@@ -255,9 +211,7 @@ def test_rows_of_a_cart(node):
         fields = make_fields_alone(node, one, row.rank)
         halo = mpishare.HaloExchange(row, fields[0].array, 1, node=node)
         for step in range(3):
-            put(fields, step)
-            halo.exchange()
-            check(fields, step)
+            exchange_step(halo, fields, step)
         halo.close()
         row.Free()
     cart.Free()
@@ -272,9 +226,7 @@ def test_the_cart_may_be_freed(node):
     halo = mpishare.HaloExchange(cart, arrays(fields), 1, node=node)
     cart.Free()
     for step in range(3):
-        put(fields, step)
-        halo.exchange()
-        check(fields, step)
+        exchange_step(halo, fields, step)
     halo.close()
 
 
@@ -288,9 +240,7 @@ def test_messages_of_the_user_are_not_taken(node, route):
     right, left = (node.rank + 1) % node.size, (node.rank - 1) % node.size
     requests = [cart.isend(f"for {right}", right, tag=tag) for tag in (0, 1, 2, 77)]
     for step in range(3):
-        put(fields, step)
-        halo.exchange()
-        check(fields, step)
+        exchange_step(halo, fields, step)
     assert {cart.recv(source=left, tag=tag) for tag in (77, 2, 1, 0)} == {f"for {node.rank}"}
     for request in requests:
         request.wait()
@@ -352,17 +302,6 @@ def test_slices_with_axes_in_every_form(node):
         assert [other[box].shape for box in halo.shell] == [(4, 2, 1)] * 2
         halo.close()
     cart.Free()
-
-
-def test_interior_of_an_even_block(node):
-    case = even_case((node.size, 1), (True, False), 6, ((1, 2), (1, 1)))
-    [field] = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, field.array, node=node) as halo:
-        # The neighbor above asks for 1, the one below for 2, and I need 2 of the one below; along
-        # the other axis there is none.
-        kept = np.zeros((9, 8))[halo.interior]
-        assert kept.shape == (2, 6)
-        assert np.zeros((9, 8))[halo.owned].shape == (6, 6)
 
 
 # --- routes

@@ -15,12 +15,11 @@ from tests.helpers.halos import (
     Field,
     Kind,
     arrays,
-    check,
     even_case,
+    exchange_step,
     make_cart,
     make_fields,
     plan,
-    put,
     random_case,
     read_in_place,
     some,
@@ -57,9 +56,7 @@ def go(node, kinds, in_window, case=None, steps=2):
     fields = make_fields(node, case, node.rank, kinds, [in_window] * len(kinds))
     with plan(node.comm, case, arrays(fields), axes=kinds[0].axes, node=node) as halo:
         for step in range(steps):
-            put(fields, 100 * step)
-            halo.exchange()
-            check(fields, 100 * step)
+            exchange_step(halo, fields, 100 * step)
 
 
 # --- dtypes and layouts
@@ -87,12 +84,6 @@ def test_layouts(node, in_window):
             go(node, [Kind(dtype, form)], in_window)
 
 
-def test_layouts_of_four_axes(host_node, route):
-    case = even_case((1, host_node.size, 1, 1), True, 2, 1, corners=True)
-    for form in HOST_FORMS:
-        go(host_node, [Kind("f4", form)], False, case)
-
-
 def test_one_plan_of_everything(node, in_window):
     kinds = [Kind(dtype, FORMS[at % len(FORMS)]) for at, dtype in enumerate(DTYPES)]
     go(node, kinds, in_window)
@@ -109,16 +100,6 @@ def test_one_plan_of_everything_on_the_host(host_node, in_window):
 def test_how_many_fields(node, route):
     for count in (1, 2, 30):
         go(node, [Kind("f4")] * count, False)
-
-
-def test_fields_as_a_sequence(node):
-    case = case_of(node)
-    fields = make_fields(node, case, node.rank, [Kind(), Kind("i4")])
-    for pack in (tuple, list):
-        with plan(node.comm, case, pack(arrays(fields)), node=node) as halo:
-            put(fields, 1)
-            halo.exchange(*arrays(fields))
-            check(fields, 1)
 
 
 def test_an_empty_field(node, route):
@@ -138,9 +119,7 @@ def test_different_layouts_on_different_ranks(node, route):
     ]
     with plan(node.comm, case, arrays(fields), node=node) as halo:
         for step in range(3):
-            put(fields, 100 * step)
-            halo.exchange()
-            check(fields, 100 * step)
+            exchange_step(halo, fields, 100 * step)
 
 
 def some_field(node, case, kind, is_in_window):
@@ -151,28 +130,6 @@ def some_field(node, case, kind, is_in_window):
 
 
 # --- other arrays at every call
-
-
-def test_two_arrays_in_turn(node, route):
-    """`u, v = v, u`, and the plan knows one of them or none."""
-    for places in PLACES:
-        in_turn(node, places)
-
-
-def in_turn(node, places):
-    case = case_of(node)
-    in_window = {"private": [False, False], "window": [True, True], "mixed": [True, False]}
-    chosen = in_window.get(places, [bool((node.rank + at) % 2) for at in range(2)])
-    first, second = ([some_field(node, case, Kind(), each)] for each in chosen)
-    with plan(node.comm, case, first[0].array, node=node) as halo:
-        now, then = first, second
-        for step in range(1, 12):
-            put(now, step)
-            halo.exchange(now[0].array)
-            check(now, step)
-            if step > 1:
-                check(then, step - 1)  # the other one stays as it was
-            now, then = then, now
 
 
 def test_places_that_change_from_call_to_call(node, route):
@@ -196,9 +153,7 @@ def changing(node, places):
     with plan(node.comm, case, [pool[0].array, pool[2].array], node=node) as halo:
         for step in range(1, 25):
             fields = [pool[mine.integers(2)], pool[2 + mine.integers(2)]]
-            put(fields, 10 * step)
-            halo.exchange(*arrays(fields))
-            check(fields, 10 * step)
+            exchange_step(halo, fields, 10 * step, *arrays(fields))
 
 
 def test_fresh_arrays_at_every_call(node, route):
@@ -208,25 +163,8 @@ def test_fresh_arrays_at_every_call(node, route):
     with plan(node.comm, case, arrays(first), node=node) as halo:
         for step in range(20):
             fields = make_fields(node, case, node.rank, kinds)
-            put(fields, 10 * step)
-            halo.exchange(*arrays(fields))
-            check(fields, 10 * step)
+            exchange_step(halo, fields, 10 * step, *arrays(fields))
             del fields
-
-
-def test_the_plan_s_own_arrays_after_others(node, route):
-    case = case_of(node)
-    own, other = ([each] for each in make_fields(node, case, node.rank, [Kind(), Kind()]))
-    with plan(node.comm, case, own[0].array, node=node) as halo:
-        put(own, 1)
-        halo.exchange()
-        put(other, 2)
-        halo.exchange(other[0].array)
-        check(own, 1)
-        put(own, 3)
-        halo.exchange()
-        check(own, 3)
-        check(other, 2)
 
 
 def test_an_array_in_the_window_of_another_rank(node, route):
@@ -241,9 +179,7 @@ def test_an_array_in_the_window_of_another_rank(node, route):
     node.barrier()
     with plan(node.comm, case, fields[0].array, node=node) as halo:
         for step in range(5):
-            put(fields, step)
-            halo.exchange()
-            check(fields, step)
+            exchange_step(halo, fields, step)
 
 
 def test_fields_that_share_one_window(node, route):
@@ -257,9 +193,7 @@ def test_fields_that_share_one_window(node, route):
     ]
     with plan(node.comm, case, arrays(fields), node=node) as halo:
         for step in range(5):
-            put(fields, 10 * step)
-            halo.exchange()
-            check(fields, 10 * step)
+            exchange_step(halo, fields, 10 * step)
 
 
 def test_a_window_that_is_closed_after_the_plan_was_made(node, route):
@@ -271,45 +205,13 @@ def test_a_window_that_is_closed_after_the_plan_was_made(node, route):
     own = [Field.of(node.xp, case, node.rank, kind, window.array)]
     other = make_fields(node, case, node.rank, [kind])
     with plan(node.comm, case, own[0].array, node=node) as halo:
-        put(own, 1)
-        halo.exchange()
-        check(own, 1)
+        exchange_step(halo, own, 1)
         with pytest.warns(ResourceWarning, match=window.name):
             window.close()
         node.allocate_each(nbytes, "u1", fill=3)
         for step in range(3):
             for fields in (own, other):
-                put(fields, step)
-                halo.exchange(fields[0].array)
-                check(fields, step)
-
-
-def test_windows_made_after_the_plan(node, route):
-    case = case_of(node)
-    own = make_fields(node, case, node.rank, [Kind()])
-    with plan(node.comm, case, own[0].array, node=node) as halo:
-        for step in range(4):
-            fields = make_fields(node, case, node.rank, [Kind()], [True])
-            put(fields, step)
-            halo.exchange(fields[0].array)
-            check(fields, step)
-
-
-def test_arrays_that_the_plan_was_made_with_may_go(node):
-    """A plan holds them or does not, but is right with others."""
-    case = case_of(node)
-    cart = make_cart(node.comm, case)
-    fields = make_fields(node, case, node.rank, [Kind()])
-    halo = mpishare.HaloExchange(
-        cart, fields[0].array.copy(), case.widths[0], corners=True, node=node
-    )
-    gc.collect()
-    for step in range(3):
-        put(fields, step)
-        halo.exchange(fields[0].array)
-        check(fields, step)
-    halo.close()
-    cart.Free()
+                exchange_step(halo, fields, step, fields[0].array)
 
 
 # --- several plans
@@ -328,9 +230,7 @@ def test_many_plans_alive(node, route):
     for step in range(4):
         for at in order.permutation(len(plans)):
             _, halo, fields = plans[at]
-            put(fields, 100 * step + at)
-            halo.exchange()
-            check(fields, 100 * step + at)
+            exchange_step(halo, fields, 100 * step + at)
     for at in order.permutation(len(plans)):
         opened, halo, _ = plans[at]
         opened.__exit__(None, None, None)
@@ -348,9 +248,7 @@ def test_plans_one_after_another_leave_nothing(host_node, route):
 
     def one(step):
         with plan(node.comm, case, arrays(fields), node=node) as halo:
-            put(fields, step)
-            halo.exchange()
-            check(fields, step)
+            exchange_step(halo, fields, step)
 
     one(1)
     gc.collect()

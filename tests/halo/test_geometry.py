@@ -167,11 +167,6 @@ def test_small_grids_one_by_one(dims, periods, width, corners):
     assert same(applied(case, by_direction), expected(case))
 
 
-def test_all_of_a_periodic_domain_is_known_to_all():
-    case = layout((2, 1), (True, True), [(3, 3), (2,)], ((3, 3), (2, 2)), corners=True)
-    assert all((array != POISON).all() for array in applied(case, by_direction))
-
-
 @pytest.mark.parametrize(("extent", "goes_wrong"), [(1, True), (2, True), (3, False)])
 def test_matching_by_rank_is_seen_to_be_wrong(extent, goes_wrong):
     case = layout((extent,), (True,), [(4, 5, 6)[:extent]], 1)
@@ -339,20 +334,6 @@ def test_a_corner_read_deeper_than_its_faces_costs_the_shorter_side():
     inner, outer, *_ = parts(case, 0)
     assert inner == Box((0, 0), (4, 7))
     assert outer == (Box((0, 7), (4, 9)),)
-
-
-def test_a_small_block_is_all_shell():
-    case = layout((3, 1), (True, False), [(2, 2, 2), (5,)], ((1, 1), (0, 0)))
-    inner, outer, *_ = parts(case, 0)
-    assert inner.size == 0
-    assert sum(box.size for box in outer) == 10
-
-
-def test_without_neighbors_all_is_interior():
-    case = layout((1, 1), (False, False), [(4,), (5,)], 2, corners=True)
-    inner, outer, *_ = parts(case, 0)
-    assert inner == case.blocks[0].owned == Box((2, 2), (6, 7))
-    assert outer == ()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """Neighbors by global ids: every ghost gets the cell with its id; what is refused."""
 
-import doctest
-
-import numpy
 import numpy as np
 import pytest
 
 import mpishare
 from mpishare import MismatchError, PeerError
-from tests.helpers.halos import on_host, some
+from tests.helpers.halos import attempt, on_host, some
 
 TWO = pytest.mark.ranks(min=2)
 
@@ -88,16 +85,10 @@ def test_a_rank_without_places_and_a_mesh_without_ghosts(node):
 
 
 def told(node, ids, n_owned, **options):
-    """Make the plan; its exception, and the name and the words of every rank's."""
-    error = None
+    """Make the plan, as `attempt` does."""
     options = {"fields": node.xp.zeros(len(ids) if hasattr(ids, "__len__") else 3), **options}
-    try:
-        mpishare.NeighborExchange.from_global_ids(
-            node.comm, ids, n_owned, node=node, **options
-        ).close()
-    except Exception as caught:
-        error = caught
-    return error, node.comm.allgather((type(error).__name__, str(error)))
+    make = mpishare.NeighborExchange.from_global_ids
+    return attempt(node.comm, lambda: make(node.comm, ids, n_owned, node=node, **options))
 
 
 def ring_ids(node):
@@ -183,12 +174,3 @@ def test_ranks_that_name_their_places_in_different_ways(node):
         make()
     assert "made of='sends, recvs'" in str(caught.value)
     still_works(node)
-
-
-def test_the_example_of_the_docstring():
-    names = vars(mpishare) | {"numpy": numpy}
-    (example,) = doctest.DocTestFinder().find(
-        mpishare.NeighborExchange.from_global_ids, "from_global_ids", globs=names
-    )
-    result = doctest.DocTestRunner().run(example)
-    assert (result.failed, result.attempted) == (0, 7)

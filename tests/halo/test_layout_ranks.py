@@ -1,20 +1,17 @@
 """Plans that are made before there are arrays: a Layout stands for a field."""
 
-import doctest
-
-import numpy
 import numpy as np
 import pytest
 
 import mpishare
 from mpishare import Layout, MismatchError
-from mpishare.plans import layout
 from tests.helpers.halos import (
     Field,
     Kind,
     arrays,
     check,
     even_case,
+    exchange_step,
     make_fields,
     on_host,
     put,
@@ -51,9 +48,7 @@ def test_any_arrays_of_the_layout(node):
             for step in range(3):
                 if step:
                     fields = make_fields(node, case, node.rank, kinds, [step == 2] * 2)
-                put(fields, 10 * step)
-                halo.exchange(*arrays(fields))
-                check(fields, 10 * step)
+                exchange_step(halo, fields, 10 * step, *arrays(fields))
 
 
 def test_the_backend_is_that_of_the_node(host_node):
@@ -61,9 +56,7 @@ def test_the_backend_is_that_of_the_node(host_node):
     case = even_case((host_node.size,))
     with plan_of(host_node.comm, case, Layout(6), node=host_node) as halo:
         field = Field.of(np, case, host_node.rank, Kind())
-        put([field], 1)
-        halo.exchange(field.array)
-        check([field], 1)
+        exchange_step(halo, [field], 1, field.array)
 
 
 def test_without_a_node(comm):
@@ -74,9 +67,7 @@ def test_without_a_node(comm):
     assert plans[1]._setup.node is node
     for plan in plans:
         field = Field.of(node.xp, case, comm.rank, Kind())
-        put([field], 1)
-        plan.exchange(field.array)
-        check([field], 1)
+        exchange_step(plan, [field], 1, field.array)
         plan.close()
     assert node.is_closed
 
@@ -96,18 +87,6 @@ def test_a_call_without_arrays(node, are_mixed):
         halo.start(*arrays(fields))
         halo.wait()
         check(fields, 1)
-
-
-def test_arrays_of_another_layout(node):
-    case = even_case((node.size, 1))
-    with plan_of(node.comm, case, Layout((6, 6), "f4"), node=node) as halo:
-        for wrong, words in [
-            (node.xp.zeros((6, 6)), "dtype float64 instead of float32"),
-            (node.xp.zeros((6, 6), "f4", order="F"), "strides"),
-            (node.xp.zeros((6, 5), "f4"), "shape"),
-        ]:
-            with pytest.raises(ValueError, match=words):
-                halo.exchange(wrong)
 
 
 def test_the_reverse(node):
@@ -153,10 +132,3 @@ def test_an_array_on_one_rank_and_a_layout_on_another(node):
     with pytest.raises(MismatchError, match="no memory yet") as caught:
         mpishare.HaloExchange(node.comm, given, 1, dims=(node.size,), node=node)
     assert "memory'" in str(caught.value)
-
-
-def test_the_example_of_the_docstring():
-    names = vars(mpishare) | {"numpy": numpy}
-    (example,) = doctest.DocTestFinder(recurse=False).find(layout.Layout, "Layout", globs=names)
-    result = doctest.DocTestRunner().run(example)
-    assert (result.failed, result.attempted) == (0, 12)

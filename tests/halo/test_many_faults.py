@@ -12,11 +12,10 @@ def many_ranks(stage: Stage, seeds: int) -> None:
     from tests.helpers.halos import (
         Kind,
         arrays,
-        check,
         even_case,
+        exchange_step,
         make_fields,
         plan,
-        put,
         random_plan,
     )
 
@@ -28,9 +27,7 @@ def many_ranks(stage: Stage, seeds: int) -> None:
             fields = make_fields(node, cube, stage.rank, [Kind()], [True])
             with plan(stage.world, cube, arrays(fields), node=node) as halo:
                 for step in range(10):
-                    put(fields, step)
-                    halo.exchange()
-                    check(fields, step)
+                    exchange_step(halo, fields, step)
     report({"done": True})
 
 

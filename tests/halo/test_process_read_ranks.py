@@ -15,6 +15,7 @@ from tests.helpers.halos import (
     arrays,
     check,
     even_case,
+    exchange_step,
     make_fields,
     plan,
     put,
@@ -133,9 +134,7 @@ def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(compiled_node):
         for step in range(12):
             # Each rank another set: only the owner knows where its cells are.
             fields = sets[(step + node.rank) % 4]
-            put(fields, step)
-            halo.exchange(*arrays(fields))
-            check(fields, step)
+            exchange_step(halo, fields, step, *arrays(fields))
 
 
 @TWO

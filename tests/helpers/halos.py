@@ -34,25 +34,13 @@ HOST_FORMS = (*FORMS, "unaligned")
 
 @dataclass(frozen=True)
 class Case:
-    """A grid of blocks with ghosts around them.
-
-    Attributes
-    ----------
-    dims, periods : tuple
-        As of a cart.
-    splits : tuple of tuple of int
-        For each axis of the cart, how many cells the ranks at each coordinate own.
-    widths : tuple
-        For each rank, its ghosts: one (low, high) pair an axis.
-    corners : bool
-        Whether edges and corners are exchanged too.
-    """
+    """A grid of blocks with ghosts around them."""
 
     dims: tuple[int, ...]
     periods: tuple[bool, ...]
-    splits: tuple[tuple[int, ...], ...]
-    widths: tuple[tuple[tuple[int, int], ...], ...]
-    corners: bool = False
+    splits: tuple[tuple[int, ...], ...]  # for each axis, the owned cells at each coordinate
+    widths: tuple[tuple[tuple[int, int], ...], ...]  # for each rank, one (low, high) pair an axis
+    corners: bool = False  # whether edges and corners are exchanged too
 
     @property
     def size(self) -> int:
@@ -164,24 +152,12 @@ def even_case(
 
 @dataclass(frozen=True)
 class Kind:
-    """A field of a plan.
-
-    Attributes
-    ----------
-    dtype : str
-        Of its elements.
-    form : str
-        How it lies in memory: one of `HOST_FORMS`.
-    others : tuple of int
-        The extents of the axes that the cart does not cut.
-    axes : tuple of int, optional
-        Where the axes of the cart stand among its own. Default: first, in order.
-    """
+    """A field of a plan."""
 
     dtype: str = "f8"
-    form: str = "C"
-    others: tuple[int, ...] = ()
-    axes: tuple[int, ...] | None = None
+    form: str = "C"  # how it lies in memory: one of `HOST_FORMS`
+    others: tuple[int, ...] = ()  # the extents of the axes that the cart does not cut
+    axes: tuple[int, ...] | None = None  # where those of the cart stand; default: first, in order
 
     def places(self, naxes: int) -> list[int]:
         """For each axis of the cart, that of the field."""
@@ -276,18 +252,8 @@ def _carve(base, form: str):
 class Field:
     """An array of one rank, in memory whose every other byte must stay as it is.
 
-    Parameters
-    ----------
-    xp : module
-        CuPy or NumPy.
-    numbers : array of int
-        Those that its elements must show after an exchange, `POISON` for what is not written.
-    owned : tuple of slice
-        What of it is not ghosts.
-    kind : Kind
-        What it is.
-    memory : array of bytes, optional
-        Where it lives. Default: memory of its own.
+    After an exchange its elements show `numbers`, `POISON` where nothing is written. All but its
+    ghosts is `owned`; it lives in `memory`, by default its own.
     """
 
     def __init__(self, xp, numbers, owned, kind: Kind, memory=None) -> None:
@@ -380,6 +346,13 @@ def put(fields: list[Field], salt: int) -> None:
     """Give the owned cells of all fields of a plan the values of that step."""
     for at, field in enumerate(fields):
         field.put(salt + at)
+
+
+def exchange_step(halo, fields: list[Field], salt: int, *given) -> None:
+    """Give the owned cells the values of that step, exchange, and check every cell there is."""
+    put(fields, salt)
+    halo.exchange(*given)
+    check(fields, salt)
 
 
 def arrays(fields: list[Field]) -> list:
@@ -499,6 +472,16 @@ def _random_plan(node, comm, seed, steps, odd, case, rng):
         return dict(halo.routes)
 
 
+def attempt(comm, call) -> tuple[Exception | None, list[tuple[str, str]]]:
+    """Make something, and close it; the exception, and the name and the words of every rank's."""
+    error = None
+    try:
+        call().close()
+    except Exception as caught:
+        error = caught
+    return error, comm.allgather((type(error).__name__, str(error)))
+
+
 # --- accumulate
 
 
@@ -535,17 +518,9 @@ def accumulated(case: Case, kind: Kind, rank: int, seed: int, most: int = 50) ->
 
 @dataclass(frozen=True)
 class Graph:
-    """Who sends what to whom, along one axis.
+    """Who sends what to whom, along one axis: for each rank, its indices to and from each rank."""
 
-    Attributes
-    ----------
-    lengths : list of int
-        For each rank, how long its fields are along that axis.
-    sends, recvs : list of dict
-        For each rank, its indices to and from each rank.
-    """
-
-    lengths: list[int]
+    lengths: list[int]  # for each rank, how long its fields are along that axis
     sends: list[dict[int, list[int]]]
     recvs: list[dict[int, list[int]]]
 

@@ -14,6 +14,7 @@ from tests.helpers.halos import (
     check,
     encode,
     even_case,
+    exchange_step,
     make_fields,
     plan,
     put,
@@ -131,9 +132,7 @@ def test_memory_that_mpi_was_not_tried_with_is_packed(half, monkeypatch):
         in_place = in_place_of(halo)
         for step in range(1, 9):
             chosen = of_pool if (step + WORLD.rank) % 3 == 0 else fields
-            put(chosen, step)
-            halo.exchange(*arrays(chosen))
-            check(chosen, step)
+            exchange_step(halo, chosen, step, *arrays(chosen))
         if in_place is not None:
             assert {found is None for found in in_place.bound.values()} == {True, False}
 
@@ -149,9 +148,7 @@ def test_slabs_meet_columns(half, monkeypatch):
     case, fields = with_slabs(Kind("i2", "F" if WORLD.rank % 2 else "C", (70,)), half, width=2)
     with plan(WORLD, case, arrays(fields), axes=(0,), node=half) as halo:
         for step in range(1, 5):
-            put(fields, step)
-            halo.exchange()
-            check(fields, step)
+            exchange_step(halo, fields, step)
 
 
 @TWO
@@ -283,9 +280,7 @@ def test_plans_of_both_routes_replay_both(half, monkeypatch, in_place):
         if sorted(halo.routes.values())[0] != "fused":
             pytest.skip(f"the routes are {halo.routes}")
         for step in range(1, 4):
-            put(fields, step)
-            halo.exchange(*arrays(fields))
-            check(fields, step)
+            exchange_step(halo, fields, step, *arrays(fields))
         for step in range(4, 30):
             put(fields, step)
             assert halo._forward.try_fast(arrays(fields), None)

@@ -126,15 +126,6 @@ def test_close_twice(comm):
     assert node.comm == MPI.COMM_NULL
 
 
-def test_node_closes_what_was_made_from_it():
-    with Node() as node:
-        made = [node.allocate(2), node.event(), node.allocate_each(2)]
-        assert not any(item.is_closed for item in made)
-    assert all(item.is_closed for item in made)
-    for item in made:
-        item.close()  # nothing to do, and nobody to talk to
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -9,89 +9,83 @@ import pytest
 
 from tests.gpu import evidence
 
+DAY = "2026-01-01"
+UNPROVEN_YET = "UNPROVEN, passed on no GPU yet"
 
-def make_run(name="gpus1", n_gpus=1, *, sha256="now", ok=True, parts=None, **outcomes):
+
+def make_run(name="gpus1", n_gpus=1, *, ok=True, parts=None, **outcomes):
     tests = {test: {"outcome": outcome, "seconds": 0} for test, outcome in outcomes.items()}
     gpus = [f"NVIDIA X GPU-{i}" for i in range(n_gpus)]
     return {
         "configuration": name,
-        "date": "2026-01-01",
+        "date": DAY,
         "gpus": gpus,
         "ok": ok,
         "parts": parts or {},
-        "sources_sha256": sha256,
+        "sources_sha256": "now",
         "tests": tests,
     }
 
 
-def check(*runs, tests=("a", "b"), unproven=None):
-    return evidence.problems({"unproven": unproven or {}, "runs": [*runs]}, [*tests], "now")
+PASSED = make_run(a="passed", b="passed")
+PARTS = {"ranks": "passed", "waits": "cut off after 119 s"}
+NEW = {"b": "new"}
+NOT_SEEN = "b: not seen to pass on a GPU; scripts/test-gpu adds a run"
 
 
-def test_tests_that_passed_in_some_run_are_proven():
-    errors, notes = check(make_run(a="passed", b="skipped"), make_run("masked", b="passed"))
-    assert (errors, notes) == ([], [])
-
-
-@pytest.mark.parametrize("outcome", ["skipped", None])
-def test_a_test_that_never_passed_is_an_error(outcome):
-    outcomes = {"b": outcome} if outcome else {}
-    errors, _ = check(make_run(a="passed", **outcomes))
-    assert len(errors) == 1
-    assert errors[0].startswith("b: not seen to pass")
-
-
-@pytest.mark.parametrize("outcome", ["failed", "unfinished"])
-def test_a_failure_is_an_error_even_where_another_run_passed(outcome):
-    errors, _ = check(make_run(a="passed", b="passed"), make_run("masked", ok=False, b=outcome))
-    assert errors == [f"b: {outcome} in masked of 2026-01-01"]
-
-
-def test_a_run_that_did_not_end_is_an_error():
-    errors, _ = check(make_run(a="passed", b="passed", ok=False))
-    assert errors == ["gpus1 of 2026-01-01 did not end well"]
-
-
-def test_a_part_that_was_cut_off_is_an_error_even_where_all_its_tests_are_accepted():
-    parts = {"ranks": "passed", "waits": "cut off after 119 s"}
-    run = make_run(ok=False, parts=parts, a="passed", b="cut-off")
-    errors, _ = check(run, unproven={"b": "new"})
-    assert errors == ["part waits was cut off after 119 s in gpus1 of 2026-01-01"]
-
-
-def test_a_test_that_was_cut_off_is_an_error():
-    errors, _ = check(make_run(a="passed", b="passed"), make_run("masked", ok=False, b="cut-off"))
-    assert errors == ["b: cut-off in masked of 2026-01-01"]
-
-
-def test_what_is_named_unproven_is_accepted_and_said():
-    errors, notes = check(make_run(a="passed"), unproven={"b": "new"})
-    assert errors == []
-    assert notes == ["UNPROVEN, passed on no GPU yet: b (new)"]
-
-
-def test_a_failure_of_what_is_named_unproven_is_accepted_and_said():
-    errors, notes = check(make_run(a="passed", b="failed"), tests=["a"], unproven={"b": "new"})
-    assert errors == []
-    assert notes == ["UNPROVEN, failed in gpus1 of 2026-01-01: b (new)"]
-
-
-def test_what_is_named_unproven_has_a_reason():
-    errors, _ = check(make_run(a="passed"), unproven={"b": ""})
-    assert errors == ["b: unproven without a reason"]
-
-
-def test_what_passed_everywhere_is_not_unproven():
-    errors, _ = check(make_run(a="passed", b="passed"), unproven={"b": "new", "gone": "renamed"})
-    assert errors == [
-        f"{test}: needs no place among the unproven tests any more" for test in ("b", "gone")
-    ]
-
-
-def test_changed_sources_are_only_said():
-    errors, notes = check(make_run(a="passed", b="passed", sha256="then"))
-    assert errors == []
-    assert notes == ["the sources have changed since gpus1 of 2026-01-01"]
+@pytest.mark.parametrize(
+    ("runs", "unproven", "errors", "notes"),
+    [
+        ([make_run(a="passed", b="skipped"), make_run("masked", b="passed")], {}, [], []),
+        ([make_run(a="passed", b="skipped")], {}, [NOT_SEEN], []),
+        ([make_run(a="passed")], {}, [NOT_SEEN], []),
+        # Failed, though it passed in another run.
+        *(
+            (
+                [PASSED, make_run("masked", ok=False, b=end)],
+                {},
+                [f"b: {end} in masked of {DAY}"],
+                [],
+            )
+            for end in ("failed", "unfinished", "cut-off")
+        ),
+        ([PASSED | {"ok": False}], {}, [f"gpus1 of {DAY} did not end well"], []),
+        (
+            [make_run(ok=False, parts=PARTS, a="passed", b="cut-off")],
+            NEW,
+            [f"part waits was cut off after 119 s in gpus1 of {DAY}"],
+            [f"UNPROVEN, cut-off in gpus1 of {DAY}: b (new)", f"{UNPROVEN_YET}: b (new)"],
+        ),
+        ([make_run(a="passed")], NEW, [], [f"{UNPROVEN_YET}: b (new)"]),
+        (
+            [make_run(a="passed", b="failed")],
+            NEW,
+            [],
+            [f"UNPROVEN, failed in gpus1 of {DAY}: b (new)", f"{UNPROVEN_YET}: b (new)"],
+        ),
+        (
+            [make_run(a="passed")],
+            {"b": ""},
+            ["b: unproven without a reason"],
+            [f"{UNPROVEN_YET}: b ()"],
+        ),
+        (
+            [PASSED],
+            {"b": "new", "gone": "renamed"},
+            [f"{test}: needs no place among the unproven tests any more" for test in ("b", "gone")],
+            [],
+        ),
+        (
+            [PASSED | {"sources_sha256": "then"}],
+            {},
+            [],
+            [f"the sources have changed since gpus1 of {DAY}"],
+        ),
+    ],
+)
+def test_what_is_proven(runs, unproven, errors, notes):
+    found = evidence.problems({"unproven": unproven, "runs": runs}, ["a", "b"], "now")
+    assert found == (errors, notes)
 
 
 def test_a_run_replaces_the_last_of_its_kind_alone():
@@ -125,14 +119,9 @@ def test_the_file_has_a_row_per_test_and_a_column_per_run():
     ]
 
 
-def test_a_file_without_runs_is_read_as_it_was_written():
-    kept = {"unproven": {}, "runs": []}
-    assert evidence.loads(evidence.dumps(kept)) == kept
-
-
 @pytest.fixture
 def record(tmp_path, monkeypatch):
-    """Record a run of parts: {name: (outcomes or None, end or None)}; returns it."""
+    """Record a run of parts: {name: (outcomes or None, end or None)} in a file of several runs."""
     monkeypatch.setattr(evidence, "gpus", lambda: (["NVIDIA X GPU-0"], "1.0"))
     monkeypatch.setattr(evidence, "versions", dict)
 
@@ -161,6 +150,8 @@ def record(tmp_path, monkeypatch):
 
 
 def test_a_run_whose_parts_passed_is_recorded(record, capsys):
+    record("first", ranks=({"a": "passed"}, "passed"))
+    capsys.readouterr()
     run = record(ranks=({"a": "passed"}, "passed"), faults=({"b": "skipped"}, "passed"))
     assert run["ok"]
     assert {test: result["outcome"] for test, result in run["tests"].items()} == {
@@ -168,13 +159,6 @@ def test_a_run_whose_parts_passed_is_recorded(record, capsys):
         "b": "skipped",
     }
     assert capsys.readouterr().out == "gpus1: passed (1 passed, 1 skipped)\n"
-
-
-def test_configurations_are_recorded_after_each_other_into_one_file(record):
-    record(ranks=({"a": "passed"}, "passed"))
-    record("masked", ranks=({"b": "passed"}, "passed"))
-    kept = record("onegpu-ranks4", ranks=({"a": "passed"}, "passed"))
-    assert kept["configuration"] == "onegpu-ranks4"
 
 
 def test_a_part_that_was_cut_off_is_told_from_one_that_failed(record, capsys):
@@ -222,14 +206,10 @@ def test_the_hash_sees_the_sources_and_not_the_rest(tree):
     (tree / "mpishare/__pycache__/a.pyc").write_text("made")
     (tree / "mpishare/compiled.so").write_text("built")
     assert evidence.sources_sha256(tree) == before
-    (tree / "mpishare/a.py").write_text("changed")
-    assert evidence.sources_sha256(tree) != before
-
-
-def test_a_moved_file_changes_the_hash(tree):
-    before = evidence.sources_sha256(tree)
     (tree / "mpishare/a.py").rename(tree / "mpishare/c.py")
-    assert evidence.sources_sha256(tree) != before
+    moved = evidence.sources_sha256(tree)
+    (tree / "mpishare/c.py").write_text("changed")
+    assert len({before, moved, evidence.sources_sha256(tree)}) == 3
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")

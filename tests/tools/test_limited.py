@@ -1,5 +1,6 @@
 """A part of the GPU suite that runs too long is cut off, says so and keeps what it had."""
 
+import re
 import subprocess
 import sys
 
@@ -37,39 +38,27 @@ def limited(tmp_path):
     return run
 
 
-def test_a_part_that_passes(limited):
-    done, outcomes, end = limited("pass")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert end == "passed"
-    assert set(outcomes.values()) == {"passed"}
-    assert len(outcomes) == 3
+FIRST = {"test_first": "passed"}
+WHOLE = {**FIRST, "test_second": "passed", "test_third": "passed"}
+CUT_SHORT = {**FIRST, "test_second": "unfinished"}
 
 
-def test_a_part_that_takes_too_long_is_cut_off_and_keeps_its_outcomes(limited):
-    done, outcomes, end = limited("time.sleep(40)", seconds=3)
-    assert done.returncode == 124, done.stdout + done.stderr
-    assert end.startswith("cut off after ")
-    assert f"== waits: {end}" in done.stdout
-    assert outcomes == {"test_first": "passed", "test_second": "unfinished"}
-    assert "KeyboardInterrupt" in done.stdout  # it ended by itself, and told where it was
-
-
-def test_a_part_that_fails_is_not_called_cut_off(limited):
-    done, outcomes, end = limited("assert False")
-    assert done.returncode == 1
-    assert end.startswith("failed after ")
-    assert end.endswith(" s, exit status 1")
-    assert outcomes == {"test_first": "passed", "test_second": "failed", "test_third": "passed"}
-
-
-def test_the_exit_status_of_a_limit_before_the_limit_is_a_failure(limited):
-    done, outcomes, end = limited("import os; os._exit(124)")
-    assert done.returncode == 124
-    assert end.startswith("failed after ")
-    assert outcomes == {"test_first": "passed", "test_second": "unfinished"}
-
-
-def test_no_test_of_this_kind_is_no_failure(limited):
-    done, outcomes, end = limited("pass", options=["-k", "nothing_of_this_name"])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (outcomes, end) == ({}, "passed")
+@pytest.mark.parametrize(
+    ("second", "options", "status", "end", "outcomes"),
+    [
+        ("pass", {}, 0, "passed", WHOLE),
+        ("pass", {"options": ["-k", "no_such_name"]}, 0, "passed", {}),
+        ("time.sleep(40)", {"seconds": 3}, 124, r"cut off after \d+ s", CUT_SHORT),
+        ("assert False", {}, 1, r"failed .* s, exit status 1", {**WHOLE, "test_second": "failed"}),
+        # The exit status of a limit, before the limit.
+        ("import os; os._exit(124)", {}, 124, r"failed after .*", CUT_SHORT),
+    ],
+)
+def test_how_a_part_ends(limited, second, options, status, end, outcomes):
+    done, found, words = limited(second, **options)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert re.fullmatch(end, words)
+    assert found == outcomes
+    if "seconds" in options:
+        assert f"== waits: {words}" in done.stdout
+        assert "KeyboardInterrupt" in done.stdout  # it ended by itself, and told where it was

@@ -44,18 +44,14 @@ def test_counts(tmp_path, status, outcomes, last):
     assert tally(tmp_path, steps, unit=outcomes)[-1] == last
 
 
-def test_a_failed_check_and_a_missing_file_count(tmp_path):
+def test_failed_checks_missing_files_and_runs_without_steps_count(tmp_path):
     lines = tally(tmp_path, [("check", "lint", 1), ("tests", "unit", 1)])
     last = "0 passed, 2 failed, 0 skipped"
     assert lines == ["failed: lint", "failed: unit: exit status 1", last]
-
-
-def test_no_step_at_all_is_a_failure(tmp_path):
     assert tally(tmp_path, [])[-1] == "0 passed, 1 failed, 0 skipped"
 
 
-def test_a_step_that_was_left_out_is_skipped_by_name(tmp_path):
-    """And the skips of all steps are told once for each reason."""
+def test_skips_are_named_once_for_each_reason(tmp_path):
     steps = [("tests", "unit", 0), ("skip", "slurm", "it needs root"), ("tests", "faults", 0)]
     unit, faults = ["passed", "skipped", "skipped"], ["skipped"]
     assert tally(tmp_path, steps, unit=unit, faults=faults) == [

@@ -135,24 +135,29 @@ def test_clients_count_the_gpus_of_the_daemon_from_0(place, given, clients):
     assert (place.path / "devices").read_text() == (given or "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_and_the_daemon_taken_away(place, number):
-    heard = "trap 'echo heard; exit 5' TERM INT; echo ready; while :; do sleep 0.05; done"
-    process = place.begin("sh", "-c", heard)
+HEARD = "trap 'echo heard; exit 5' TERM INT; echo ready; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "status", "said"),
+    [
+        (HEARD, signal.SIGTERM, 5, "heard\n"),
+        (HEARD, signal.SIGINT, 5, "heard\n"),
+        ("echo ready; exec sleep 60", signal.SIGTERM, 128 + signal.SIGTERM, ""),
+    ],
+)
+def test_a_signal_is_passed_on_and_the_daemon_taken_away(place, script, number, status, said):
+    process = place.begin("sh", "-c", script)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (5, "heard\n", "")
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (status, said)
     assert place.is_clear()
 
 
-def test_a_command_that_hears_no_signal_dies_of_it(place):
-    process = place.begin("sh", "-c", "echo ready; exec sleep 60")
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert place.is_clear()
+def slurm(tasks: str, per_node: str, node: str) -> dict[str, str]:
+    values = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_TASKS_PER_NODE": per_node}
+    return values | {"SLURM_NODEID": node}
 
 
 @pytest.mark.parametrize(
@@ -165,15 +170,7 @@ def test_a_command_that_hears_no_signal_dies_of_it(place):
         (None, {"CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}, "no daemon answers there"),
         (None, {"PMI_SIZE": "4"}, "one of several ranks"),
         (None, {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "one of several ranks"),
-        (
-            None,
-            {
-                "SLURM_STEP_NUM_TASKS": "3",
-                "SLURM_STEP_TASKS_PER_NODE": "1,2",
-                "SLURM_NODEID": "1",
-            },
-            "one of several ranks",
-        ),
+        (None, slurm("3", "1,2", "1"), "one of several ranks"),
         (None, {"FAKE_BROKEN": "1"}, "did not start (exit status 1): no such server"),
     ],
 )
@@ -190,8 +187,8 @@ def test_refused_and_the_command_not_run(place, missing, environment, words):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2"},
-        {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"},
+        slurm("3", "1(x3)", "2"),
+        slurm("3", "2,1", "1"),
         {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
         # One process of an mpirun whose helpers srun started.
         {"PMI_SIZE": "1", "SLURM_STEP_NUM_TASKS": "2"},
@@ -212,20 +209,14 @@ def test_a_daemon_in_a_folder_that_others_know(place):
     assert place.is_clear()
 
 
-def test_a_folder_that_is_there_is_not_taken(place):
-    folder = place.path / "default"
-    status, out, err = place.run("--folder", str(folder), "sh", "-c", "echo ran")
+def test_folders_that_will_not_do(place):
+    """One that is there, one without a command, and one too long for a socket."""
+    taken, long = place.path / "default", place.work / ("long" * 25)
+    status, out, err = place.run("--folder", str(taken), "sh", "-c", "echo ran")
     assert (status, out) == (2, "")
     assert "File exists" in err
-    assert folder.exists()
-
-
-def test_a_folder_without_a_command(place):
+    assert taken.exists()
     assert place.run("--folder", "x")[0] == 2
-
-
-def test_a_folder_too_long_for_a_socket_is_refused(place):
-    long = place.work / ("long" * 25)
     long.mkdir()
     status, out, err = place.run("sh", "-c", "echo ran", TMPDIR=str(long))
     assert (status, out) == (2, "")

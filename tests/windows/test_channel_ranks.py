@@ -387,23 +387,11 @@ def test_only_the_right_end_may_call(node):
     else:
         calls = [channel.put, channel.end]
     for call in calls:
-        with pytest.raises(ValueError, match=rf"{channel.name}: \w+ failed"):
+        with pytest.raises(ValueError, match=rf"{channel.name}: \w+ failed.*Call it there"):
             call()
 
 
 # --- closing
-
-
-@TWO
-def test_the_wrong_end_is_told_the_right_one(node):
-    channel = node.channel(1)
-    if node.rank == channel.producer:
-        with pytest.raises(ValueError, match=r"are the consumers, not rank 0\. Call it there"):
-            channel.get()
-    else:
-        with pytest.raises(ValueError, match=rf"producer, not rank {node.rank}\. Call it there"):
-            channel.put()
-    node.barrier()
 
 
 @TWO
@@ -638,6 +626,7 @@ def test_a_channel_without_memory_leaves_nothing(node):
         ({"consumers": [99]}, ValueError),
         ({"consumers": ["1"]}, TypeError),
         ({"consumers": 1}, TypeError),
+        ({"consumers": [1, 1]}, ValueError),
     ],
     ids=repr,
 )
@@ -646,19 +635,6 @@ def test_wrong_arguments_on_all_ranks(node, arguments, error):
         node.channel(**{"shape": 4, **arguments})
     assert not isinstance(caught.value, MismatchError)
     node.channel(4).close()
-
-
-def test_consumers_that_are_no_list(node):
-    with pytest.raises(
-        TypeError, match=r"consumers must be a list of ranks, not 1. Give consumers=\[1\]"
-    ):
-        node.channel(4, consumers=1)
-
-
-@TWO
-def test_a_consumer_named_twice(node):
-    with pytest.raises(ValueError, match="twice"):
-        node.channel(4, consumers=[1, 1])
 
 
 @TWO

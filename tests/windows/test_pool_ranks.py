@@ -109,23 +109,6 @@ def test_shapes_and_dtypes(node, pool, shape, dtype):
     assert (values_of(array) == 3).all()
 
 
-def test_a_structured_dtype_travels(host_node):
-    pool = host_node.pool()
-    array, _ = own_and_opened(host_node, pool, 2, STRUCTURED, value=0)
-    if host_node.is_leader:
-        array["id"] = [5, 6]
-    host_node.barrier()
-    assert array.dtype == STRUCTURED
-    assert array["id"].tolist() == [5, 6]
-
-
-def test_bfloat16_travels(host_node):
-    dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
-    array, _ = own_and_opened(host_node, host_node.pool(), 5, dtype, value=1.5)
-    assert array.dtype == dtype
-    assert (array == 1.5).all()
-
-
 @pytest.mark.parametrize(
     "cut",
     [
@@ -330,20 +313,6 @@ def test_what_a_forked_child_drops_is_not_let_go(host_node):
         del array
         with pytest.raises(UnsupportedError, match="4 MiB were asked for"):
             pool.allocate(4 * MIB, "u1")  # nor did the others' children
-    node.barrier()
-
-
-@TWO
-def test_a_rank_that_holds_it_cannot_open_what_was_dropped_again(node, pool):
-    array, handle = own_and_opened(node, pool, 10)
-    if node.rank == pool.owner:
-        del array
-        gc.collect()
-    node.barrier()
-    if node.rank != pool.owner:
-        with pytest.raises(HandleError, match="dropped"):
-            pool.open(handle)
-        assert (values_of(array) == 1).all()
     node.barrier()
 
 

@@ -5,8 +5,6 @@ import itertools
 import math
 import os
 import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -205,30 +203,6 @@ def test_a_door_that_is_none_of_a_job_but_tells_all_is_attached_to(fake):
     with mpishare.attach("fake") as there:
         assert there.array.tolist() == [0] * 4
         assert (there.job, there.ranks) == ("77", (0,))
-
-
-def test_two_hundred_viewers_that_come_at_once_all_attach():
-    """More than a backlog holds: the door is held until all are there."""
-    door, go_on, are_in = Door(), threading.Event(), threading.Barrier(200)
-    with tempfile.TemporaryFile() as file:
-        file.truncate(4 << 20)
-
-        def answer(request):
-            assert go_on.wait(30)
-            return GOOD, [file.fileno()] * 2
-
-        door.open("window/77/crowd", answer, most=200)
-
-        def come(number):
-            if number == 199:
-                go_on.set()
-            with mpishare.attach("crowd", timeout_s=30) as there:
-                are_in.wait(30)
-                return there.array.tolist()
-
-        with ThreadPoolExecutor(200) as pool:
-            assert list(pool.map(come, range(200))) == [[0] * 4] * 200
-    door.close()
 
 
 @pytest.mark.parametrize(

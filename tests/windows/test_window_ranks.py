@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import pickle
 import warnings
 
 import numpy as np
@@ -615,14 +614,6 @@ def test_handle_of_another_window_with_less_memory(host_node, monkeypatch):
 # --- the end
 
 
-def test_close_is_idempotent(node):
-    win = node.allocate(3)
-    assert not win.is_closed
-    win.close()
-    win.close()
-    assert win.is_closed
-
-
 def test_use_after_close(node):
     win = node.allocate_each(3)
     win.close()
@@ -694,16 +685,6 @@ def test_memory_goes_with_the_last_view():
                 node._context.retained[-1]()
 
 
-def test_window_that_is_dropped_is_closed_with_its_node():
-    gc.collect()
-    before = held()
-    with Node() as node:
-        for _ in range(3):
-            node.allocate(10)
-    gc.collect()
-    assert (held().fds, held().mapped) == (before.fds, before.mapped)
-
-
 # --- many
 
 
@@ -754,23 +735,6 @@ def test_many_windows_at_once_take_more_counters():
     # The node has let go, though its objects are still held here.
     assert held().fds == files
     assert all(win.is_closed for win in windows)
-
-
-def test_collective_calls_interleave_on_many_objects(node):
-    windows = [node.allocate_each(3, "i4", fill=0) for _ in range(5)]
-    for step in range(1, 6):
-        for win in windows[step % 5 :] + windows[: step % 5]:
-            win.array[...] = step
-            win.fence()
-            assert int(win.segment((node.rank + 1) % node.size)[2]) == step
-            win.fence()
-
-
-def test_pickling_of_a_closed_window_is_refused_too(node):
-    win = node.allocate(1)
-    win.close()
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(win)
 
 
 # --- as a context, and in augmented assignment
