@@ -54,7 +54,7 @@ def split(stage: Stage, way: str) -> None:
 )
 def test_what_one_rank_has_seen_is_new_to_another(way, backend):
     """The rank that waits sees at once that the others go on without it."""
-    played = play(3, split, way, backend=backend)
+    played = play(3, split, way, backend=backend, shared=True)
     told = played.raised(1, "call", "MismatchError")
     assert "is new to the plan on this rank" in told.text
     assert set(told.failures) <= {0, 2}
@@ -77,7 +77,7 @@ def test_what_one_rank_has_seen_is_new_to_another(way, backend):
 )
 def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
     """The rank that gave it gets its own error, and the others read that."""
-    played = play(3, split, way, backend=backend)
+    played = play(3, split, way, backend=backend, shared=True)
     own = played.raised(1, "call", error)
     assert words in own.text
     assert "new to the plan" not in own.text
@@ -107,11 +107,12 @@ def other(stage: Stage) -> None:
             halo.exchange(fields[stage.rank == 1])
 
     stage.attempt("call", go)
+    stage.attempt("close", node.close)
 
 
 def test_ranks_that_give_other_fields_each_seen_before():
     """They wait for each other: the error names what each of them has given."""
-    played = play(3, other)
+    played = play(3, other, shared=True)
     told = [played.told(rank, "call") for rank in range(3)]
     assert any(each.error == "MismatchError" for each in told), played.describe()
     for each in told:
@@ -141,7 +142,7 @@ def late(stage: Stage) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_late_rank_is_no_mismatch(backend):
-    played = play(3, late, backend=backend)
+    played = play(3, late, backend=backend, shared=True)
     played.worked(range(3), "call", "close")
     played.ended_well()
 
@@ -184,7 +185,7 @@ def handled(stage: Stage, module: str, name: str) -> None:
 )
 def test_a_handler_of_a_signal_raises_at_a_first_sight(module, name):
     """While it waits for the others' words, or between two steps."""
-    played = play(3, handled, module, name)
+    played = play(3, handled, module, name, shared=True)
     assert played.raised(1, "call", "HandlerError").text == "the words of the handler"
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
