@@ -1,10 +1,17 @@
-"""What every layer shares: outcomes as a file, a limit on each test, GPU tests only with a GPU."""
+"""What all tests share: outcomes as a file, a limit on each test, GPU tests only with a GPU.
+
+The name of a file says how its tests run. `*_ranks.py` and `*_gpu.py` are for ranks in lockstep,
+those of `*_gpu.py` on GPUs alone. They are collected only where they are asked for, by
+`-o python_files='*_ranks.py'` or by name. `*_faults.py` start ranks of their own, which may die.
+"""
 
 import ctypes
 import functools
 import os
+import re
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +21,7 @@ from tests.helpers.compiled import WHY_NONE
 pytest_plugins = ("tests.helpers.outcomes", "tests.helpers.guard", "tests.helpers.shares")
 
 CUDA_ERROR_NO_DEVICE = 100
+IN_LOCKSTEP = re.compile(r"_(ranks|gpu)\.py")
 
 
 @functools.cache
@@ -29,7 +37,16 @@ def why_no_gpu() -> str:
     return "the driver sees no GPU" if driver.cuInit(0) == CUDA_ERROR_NO_DEVICE else ""
 
 
+def are_in_lockstep(config: pytest.Config) -> bool:
+    """Whether tests for ranks in lockstep are asked for."""
+    asked = [*config.getini("python_files"), *config.args]
+    return any(IN_LOCKSTEP.search(text) for text in asked)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if are_in_lockstep(config):
+        for name in ("lockstep", "nodes", "view_fixtures"):
+            config.pluginmanager.import_plugin(f"tests.helpers.{name}")
     # Of each process its own: those of ranks, and of parts that run beside each other, would clean
     # up one folder at once, in which pytest meets races that `filterwarnings = error` makes errors.
     if config.option.basetemp is None:
@@ -38,6 +55,26 @@ def pytest_configure(config: pytest.Config) -> None:
     if WHY_NONE:
         # Asked for, Python's code is no reason for a warning; many tests want none on stderr.
         os.environ.setdefault("MPISHARE_HOST_CODE", "python")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what cannot run; --collect-only, by which the GPU evidence finds tests, has all."""
+    if IN_LOCKSTEP.search(collection_path.name) is None or config.option.collectonly:
+        return None
+    if not are_in_lockstep(config):
+        return True
+    if collection_path.name == "test_torch_ranks.py":
+        from mpi4py import MPI
+
+        # Its tests are for two ranks at most: to import PyTorch takes each rank seconds.
+        return True if MPI.COMM_WORLD.size > 2 else None
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name.endswith("_gpu.py"):
+            item.add_marker("gpu")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

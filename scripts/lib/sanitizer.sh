@@ -34,11 +34,11 @@ in_allreduce=(
 in_capture=(test_a_step_is_run_once_captured_once_and_replayed)
 # shellcheck disable=SC2034  # for the caller
 kernel_tests=(
-  "${in_fused[@]/#/tests/gpu/ranks/test_fused.py::}"
-  "${in_direct[@]/#/tests/gpu/ranks/test_direct.py::}"
-  "${in_halo[@]/#/tests/gpu/ranks/test_halo_gpu.py::}"
-  "${in_allreduce[@]/#/tests/gpu/ranks/test_allreduce_gpu.py::}"
-  "${in_capture[@]/#/tests/gpu/ranks/test_capture_gpu.py::}"
+  "${in_fused[@]/#/tests/halo/test_fused_gpu.py::}"
+  "${in_direct[@]/#/tests/halo/test_direct_gpu.py::}"
+  "${in_halo[@]/#/tests/halo/test_exchange_gpu.py::}"
+  "${in_allreduce[@]/#/tests/reduction/test_allreduce_gpu.py::}"
+  "${in_capture[@]/#/tests/graphs/test_capture_gpu.py::}"
 )
 
 # find_sanitizer PYTHON FOLDER: sets `sanitizer` to its path, or `no_sanitizer` to why it cannot be

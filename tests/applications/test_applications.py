@@ -22,6 +22,7 @@ FORMS = ("mpishare", "naive", "pinned")
 FORMS_OF_MPI = ("persistent", "neighborhood")
 ORDERS = ("plain", "last", "first", "beside")
 HOST = {"MPISHARE_BACKEND": "host"}
+ON_GPUS_S = 180  # four ranks in turns on one GPU, beside other tests, took longer than 60
 KEYS = (
     "program",
     "staged",
@@ -187,8 +188,10 @@ def check_orders(result: Result, *, refused: str | None = None) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_example_is_right_on_gpus(ranks: int) -> None:
     on_gpus = {"MPISHARE_BACKEND": "cuda"}
-    check_every(ranks, "cuda", run_ranks(ranks, EVERY, timeout_s=60, env=on_gpus))
-    result = run_ranks(ranks, EVERY_ORDER, args=["--graph", "", ""], timeout_s=60, env=on_gpus)
+    check_every(ranks, "cuda", run_ranks(ranks, EVERY, timeout_s=ON_GPUS_S, env=on_gpus))
+    result = run_ranks(
+        ranks, EVERY_ORDER, args=["--graph", "", ""], timeout_s=ON_GPUS_S, env=on_gpus
+    )
     assert result.returncode == 0, result.describe()
     check_orders(result, refused="neighbors are served by the host")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.backends.test_kernels import ARCHITECTURES, compile_cuda
 from tests.helpers.launch import ROOT
-from tests.unit.test_kernels import ARCHITECTURES, compile_cuda
 
 APPLICATIONS = ROOT / "scripts" / "applications"
 #: Those that are compiled with boxes.cu before them.

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from tests.faults.scenes import play
-from tests.faults.stage import Stage
 from tests.helpers.isolation import separate_ranks, why_no_namespaces
 from tests.helpers.launch import launcher, run_ranks
+from tests.helpers.scenes import play
+from tests.helpers.stage import Stage
 
 REASON = why_no_namespaces()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: Their programs are run by tests of their own: tests/faults/test_errors_page.py, test_joining.py.
+#: Their programs are run by tests of their own: test_errors_page_faults.py and
+#: test_joining_faults.py of tests/runtime.
 ELSEWHERE = {"errors.md", "joining-jobs.md"}
 PAGES = [
     ROOT / "README.md",

@@ -15,7 +15,7 @@ HOST = {"MPISHARE_BACKEND": "host"}
 
 #: Commands that no test of this folder starts, and why not.
 NOT_RUN = {
-    "scripts/with-mps mpirun -n 4 python -m mpi4py program.py": "tests/unit/test_with_mps.py",
+    "scripts/with-mps mpirun -n 4 python -m mpi4py program.py": "tests/tools/test_with_mps.py",
     "mpirun -n 4 python scripts/applications/heat3d.py --n 64 --steps 50 --compare --check": (
         "20 s; tests/applications runs it with fewer steps"
     ),
@@ -107,8 +107,8 @@ def test_every_fragment_is_known() -> None:
         "# in the job",
         "# of scripts/applications/cg.py",
         "# of scripts/applications/jacobi2d.py",
-        "class ExchangeInPlace(torch.autograd.Function):",  # tests/ranks/test_torch.py
-        'context = multiprocessing.get_context("spawn")',  # tests/faults/test_outside.py
+        "class ExchangeInPlace(torch.autograd.Function):",  # tests/halo/test_torch_ranks.py
+        'context = multiprocessing.get_context("spawn")',  # tests/runtime/test_outside_faults.py
         "def gradients_in_one_array(weights):",
         "halo.start(u)",
     ]

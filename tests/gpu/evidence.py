@@ -1,7 +1,7 @@
 """What was seen to pass on GPUs, kept in evidence.tsv, since no GPU is there when code changes.
 
 python -m tests.gpu.evidence check
-    Fails when a GPU test (marked `gpu`, as all in tests/gpu are) has not passed in a run of the
+    Fails when a GPU test (marked `gpu`, as all in *_gpu.py are) has not passed in a run of the
     file, or failed in one, or when a run was cut off. Tests that the file names as unproven, each
     with the reason, are accepted, and printed; one that needs no exemption any more is an error.
     Sources that have changed since a run are reported; that is no failure.

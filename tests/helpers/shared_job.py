@@ -148,7 +148,7 @@ class SharedJob:
 def _serve() -> None:
     """Play on this rank what is sent, until the test process is gone."""
     from mpishare.coordination.poll import poll
-    from tests.faults import stage
+    from tests.helpers import stage
 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(Path(os.environ["REPORT_DIR"], "socket")))

@@ -1,6 +1,6 @@
 """A process outside the job that runs what a test tells it, line by line, and answers in JSON.
 
-Also a pytest plugin of tests/ranks and tests/gpu/ranks: the fixtures `viewer` and `view`.
+Also a pytest plugin of tests in lockstep: the fixtures `viewer` and `view`.
 """
 
 import json

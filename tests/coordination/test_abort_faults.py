@@ -1,0 +1,257 @@
+"""A job that is aborted says why: nothing of it is cut off, and nobody is blamed for another."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.launch import run_ranks
+from tests.helpers.scenes import play
+from tests.helpers.stage import Stage
+
+LATE = """
+import time
+import mpishare
+from mpi4py import MPI
+
+with mpishare.Node(timeout_s=0.5) as node:
+    if node.rank == 1:
+        time.sleep(2.5)
+    node.barrier()
+"""
+
+
+@pytest.mark.parametrize("again", range(3))  # without the wait before the abort one in five fails
+def test_every_rank_says_why_it_aborts(again):
+    result = run_ranks(4, LATE)
+    assert result.returncode != 0
+    for rank in (0, 2, 3):
+        said = re.search(f"mpishare: rank {rank} aborts the job: .*", result.stderr)
+        assert said, result.describe()
+        assert "Node.barrier failed: rank 1 did not arrive" in said[0]
+
+
+def test_an_abort_waits_for_a_rank_that_says_nothing_no_longer_than_a_second():
+    result = run_ranks(2, LATE.replace("2.5", "60"))
+    assert "mpishare: rank 0 aborts the job: Node.barrier" in result.stderr
+    assert result.seconds < 20
+
+
+RAISES = """
+import os, sys
+from mpishare.runtime.cli import run_on_ranks
+
+def body(world):
+    if world.rank == 1:
+        raise ZeroDivisionError("on purpose")
+    world.Barrier()
+    return 0
+
+os.sched_setaffinity(0, {int(sys.argv[1])})
+run_on_ranks(body)
+"""
+
+
+@pytest.mark.parametrize("again", range(3))  # without the wait before the abort two in three fail
+def test_a_program_that_raises_is_read_to_its_end(again):
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # the launcher's, which reads while the ranks go on
+    try:
+        result = run_ranks(2, RAISES, args=[str(max(cores))])
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert result.returncode != 0
+    assert "rank 1 of 2:\n" in result.stderr, result.describe()
+    assert "ZeroDivisionError: on purpose" in result.stderr
+
+
+UNHEARD = """
+import mpishare
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+with mpishare.Node(timeout_s=1.5) as node:
+    node.barrier()
+    if node.rank == 1:
+        raise KeyError("my own reason")
+    world.Barrier()  # which rank 1 will never call
+"""
+
+
+def test_a_rank_that_leaves_while_others_wait_in_mpi_ends_the_job():
+    """They make no call to mpishare in which to notice it, and MPI would wait for ever."""
+    result = run_ranks(3, UNHEARD, timeout_s=30)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0
+    assert result.seconds < 12
+    assert "KeyError: 'my own reason'" in result.stderr, result.describe()
+    assert "rank 1 has left the node, and waits for ranks 0, 2 to notice" in result.stderr
+    assert "ranks 0, 2 made no call to mpishare within 1.5 s" in result.stderr
+
+
+def unclosed(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)  # noqa: F821  of the scene
+    halo.exchange()
+    if stage.rank == 1:
+        sys.exit(0)
+
+    def forever() -> None:
+        while True:
+            halo.exchange()
+
+    if stage.rank == 3:
+        # Its neighbors 0 and 2 have left because of rank 1 by the time it looks.
+        time.sleep(1.5)  # noqa: F821
+    stage.attempt("call", forever)
+
+
+def test_who_exits_because_of_another_is_not_blamed():
+    played = play(4, unclosed)
+    for rank in (0, 2, 3):
+        told = played.raised(rank, "call", "PeerError")
+        assert told.failures == {1: "exited without closing the node"}, played.describe()
+
+
+BROKEN = """
+import os, signal, sys, time
+import mpishare
+from mpi4py import MPI
+
+node = mpishare.Node(timeout_s=0.5)
+node.barrier()
+if node.rank == 1:
+    time.sleep(60)
+try:
+    node.barrier()
+except mpishare.PeerTimeout as error:
+    print(error.ranks, flush=True)
+open_for_ever = MPI.COMM_WORLD.Ibarrier()
+"""
+WITHOUT_STDERR = {
+    "no reader": "r, w = os.pipe(); os.dup2(w, 2); os.close(w); os.close(r)",
+    "closed": "os.close(2)",
+    "none": "sys.stderr = None",
+}
+
+
+@pytest.mark.parametrize("way", WITHOUT_STDERR)
+def test_a_job_is_aborted_though_nobody_can_be_told(way):
+    result = run_ranks(2, BROKEN + WITHOUT_STDERR[way])
+    assert result.returncode != 0
+    assert result.stdout.startswith("(1,)"), result.describe()
+    assert result.seconds < 20
+
+
+def test_a_job_is_aborted_though_a_signal_ends_the_wait_before_it():
+    """As a program under SLURM does, which turns the signal of its end into an exit."""
+    handler = "signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))\nsignal.alarm(1)\n"
+    result = run_ranks(2, BROKEN + handler)
+    assert result.returncode != 0
+    assert "mpishare: rank 0 aborts the job: Node.barrier failed" in result.stderr
+    assert result.seconds < 20
+
+
+def test_a_program_that_finalizes_mpi_itself_is_aborted_too():
+    result = run_ranks(2, BROKEN + "MPI.Finalize()\n")
+    assert "mpishare: rank 0 aborts the job: Node.barrier failed" in result.stderr
+    assert result.returncode != 0
+    assert result.seconds < 20
+
+
+def two_nodes(stage: Stage) -> None:
+    whole = stage.node(timeout_s=10.0)
+    half = stage.node(stage.world.Split(stage.rank // 2, stage.rank), timeout_s=1.0)
+    whole.barrier()
+
+    def use() -> None:
+        with whole:
+            if stage.rank == 2:
+                half.barrier()  # rank 1 of this node is rank 3 of the world
+            if stage.rank != 3:
+                whole.barrier()
+
+    stage.attempt("call", use)
+    if stage.rank == 3:
+        time.sleep(3)  # noqa: F821
+
+
+def test_who_is_missing_on_one_node_has_another_number_on_another():
+    played = play(4, two_nodes)
+    assert played.raised(2, "call", "PeerTimeout").ranks == [1], played.describe()
+    for rank in (0, 1):
+        told = played.raised(rank, "call", "PeerError")
+        assert told.ranks == [2], played.describe()
+        assert "did not arrive within 1 s" in told.failures[2]
+
+
+GOES_ON = """
+import sys, threading
+from mpi4py import MPI
+from mpishare.coordination import abort
+
+class Heard:
+    def write(self, text):
+        abort.HEARD_S = 30  # and then it listens for others
+        said.set()
+    def flush(self):
+        pass
+
+def late():
+    before = {*threading.enumerate()}
+    with abort.abort_when_late("it is late", 0.01):
+        (thread,) = {*threading.enumerate()} - before
+        yield thread
+    thread.join()
+
+said = threading.Event()
+abort.HEARD_S = 30
+for thread in late():
+    thread.join(0.1)  # its time is over
+assert not said.is_set()
+abort.HEARD_S, sys.stderr = 0.01, Heard()
+for _ in late():
+    assert said.wait(30)
+MPI.Finalize()
+print("end")
+"""
+
+
+def test_what_was_late_and_is_over_aborts_nothing():
+    """As in a process that was stopped, whose thread runs first."""
+    result = run_ranks(1, GOES_ON)
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.describe()
+    assert result.seconds < 25, result.describe()
+
+
+FULL = """
+import os
+from mpishare.coordination.abort import say_at_once
+
+os.set_blocking(2, False)
+for size in (65536, 1):
+    try:
+        while True:
+            os.write(2, bytes(size))
+    except BlockingIOError:
+        pass
+os.set_blocking(2, True)
+say_at_once("rank 1 died")
+print("goes on")
+"""
+
+
+def test_nobody_waits_for_the_reader_of_what_is_said_at_once():
+    read, write = os.pipe()
+    try:
+        command = [sys.executable, "-c", FULL]
+        said = subprocess.run(command, stdout=subprocess.PIPE, stderr=write, timeout=20, check=True)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert said.stdout == b"goes on\n"

@@ -1,0 +1,330 @@
+"""A rank is killed: every survivor is told which one, within seconds, wherever it is."""
+
+import ctypes
+import os
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers.reporting import report
+from tests.helpers.scenes import KILLING_BACKENDS, LIMIT_S, play
+from tests.helpers.stage import CALLS, Stage
+
+VICTIM = 1
+
+
+def killed(stage: Stage, place: str, victim: int) -> None:
+    rest = stage.world.Split(stage.rank == victim, stage.rank)
+    node = stage.node()
+    calls = stage.calls(node, victim)
+    for name in CALLS:  # each works while all are there
+        if name != "start":
+            calls[name]()
+    node.barrier()
+    if stage.rank == victim:
+        time.sleep(0.4)
+        stage.die()
+    if place == "computing":
+        time.sleep(1.0)
+        place = "fence"
+    stage.attempt("first", calls[place])
+    for name in CALLS:
+        stage.attempt(f"then {name}", calls[name])
+    stage.attempt("close", node.close)
+    stage.attempt("close again", node.close)
+    stage.second_node(rest)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+@pytest.mark.parametrize("place", [*CALLS, "computing"])
+def test_all_survivors_name_the_killed_rank(place, backend):
+    played = play(3, killed, place, VICTIM, backend=backend, survivable=True)
+    died = played.rank(VICTIM)["died"]
+    for rank in (0, 2):
+        first = played.raised(rank, "first", "PeerTimeout")
+        assert first.ranks == [VICTIM]
+        assert max(first.end - died, first.seconds) < LIMIT_S
+        for name in CALLS:
+            then = played.raised(rank, f"then {name}", "PeerTimeout")
+            assert then.ranks == [VICTIM]
+            assert then.seconds < 1
+        for name in ("close", "close again"):
+            assert played.told(rank, name).error is None
+            assert played.told(rank, name).seconds < 1
+        played.worked([rank], "second node")
+    assert played.result.returncode != 0, played.describe()
+    assert "mpishare: rank 0 aborts the job: rank 1 of 3 died" in played.stderr[0]
+
+
+def sleeping(stage: Stage, victim: int) -> None:
+    stage.node().barrier()
+    if stage.rank == victim:
+        stage.die()
+    time.sleep(60)
+
+
+def test_the_launcher_ends_the_job_and_one_line_names_the_killed_rank():
+    """A launcher kills the survivors as soon as it learns of a death: most often after the line."""
+    for _ in range(8):
+        played = play(4, sleeping, VICTIM)
+        assert played.result.returncode != 0, played.describe()
+        lines = [line for line in played.result.stderr.splitlines() if " died" in line]
+        assert lines in ([], ["mpishare: rank 1 of 4 died (seen by rank 0)"]), played.describe()
+        if lines:
+            return
+    raise AssertionError(f"nobody said who died\n{played.describe()}")
+
+
+def ending(stage: Stage, victim: int) -> None:
+    """Of rank 1 the thread that watches is gone: so it is where the kernel begins to kill it."""
+    node = stage.node(timeout_s=10.0)
+    node.barrier()
+    if stage.rank == victim:
+        exit_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+        node._context.watchdog._pause = lambda: ctypes.CDLL(None).syscall(exit_thread, 0)
+        block = node._context.agreement.block
+        while block.is_here(0) or block.is_here(2):
+            time.sleep(0.01)
+        stage.die()
+    stage.attempt("first", node.barrier)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+def test_a_rank_is_dead_as_soon_as_the_kernel_begins_to_end_it():
+    """Its memory goes first, then its files and locks: by these the launcher learns of it."""
+    played = play(3, ending, VICTIM, survivable=True)
+    for rank in (0, 2):
+        assert played.raised(rank, "first", "PeerTimeout").ranks == [VICTIM]
+    line = "mpishare: rank 1 of 3 died (seen by rank 0)\n"
+    assert [words.count(line) for words in played.stderr.values()] == [1, 0, 0], played.describe()
+
+
+def chained(stage: Stage) -> None:
+    node = stage.node()
+    window = node.allocate(8)
+    node.barrier()
+    if stage.rank == 2:
+        time.sleep(0.4)
+        stage.die()
+
+    def wait_for_the_next() -> None:
+        with node:
+            window.start([stage.rank + 1])
+            node.synchronize()
+
+    stage.attempt("first", wait_for_the_next)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_the_dead_one_is_named_and_not_who_left_because_of_it(backend):
+    """Rank 0 waits for rank 1 alone, which leaves its `with` block since rank 2 died."""
+    played = play(3, chained, backend=backend, survivable=True)
+    for rank in (0, 1):
+        assert played.raised(rank, "first", "PeerTimeout").ranks == [2], played.describe()
+
+
+def fencing(stage: Stage, code: str, victim: int) -> None:
+    node = stage.node()
+    if code == "python":
+        node._context.compiled = None
+    window = node.allocate_each(1, fill=0)
+
+    def fences() -> None:
+        for step in range(1 << 30):
+            if step == 500 and stage.rank == victim:
+                stage.die()
+            window.fence()
+
+    stage.attempt("fences", fences)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)
+
+
+@pytest.mark.parametrize("code", ["compiled", "python"])
+def test_a_rank_killed_between_fences_in_rounds_is_named(code):
+    """With nine ranks a fence has two rounds: most ranks never look at a word of the victim."""
+    played = play(9, fencing, code, VICTIM, survivable=True)
+    died = played.rank(VICTIM)["died"]
+    for rank in (0, *range(VICTIM + 1, 9)):
+        told = played.raised(rank, "fences", "PeerTimeout")
+        assert told.ranks == [VICTIM]
+        assert told.end - died < LIMIT_S
+
+
+def sharing(stage: Stage) -> None:
+    from mpishare.memory import shared
+
+    node = stage.node()
+    publish = shared.publish
+
+    def publish_and_die(memory: object) -> None:
+        report({"name": publish(memory)})
+        stage.die()
+
+    if stage.rank == 1:
+        shared.publish = publish_and_die
+    stage.attempt("allocate", lambda: node.allocate(8, owner=1, name="half-made"))
+
+
+def test_a_rank_killed_while_it_shares_memory_leaves_no_name():
+    """`play` looks for names that are left; the watchdog of the survivor has to remove it."""
+    played = play(2, sharing, survivable=True)
+    assert played.raised(0, "allocate", "PeerTimeout").ranks == [1]
+    assert played.rank(1)["name"].startswith("mpishare-")
+
+
+def dies_in_node(stage: Stage, place: str) -> None:
+    from mpishare.runtime import create
+
+    find = create._find_node
+
+    def die_at_once(*_: object) -> None:
+        stage.die()
+
+    def find_and_die(*arguments: object) -> None:
+        find(*arguments)
+        stage.die()
+
+    if stage.rank == 1:
+        if place == "a step":
+            create._make_context = die_at_once
+        else:
+            create._find_node = die_at_once if place == "Split_type" else find_and_die
+    stage.attempt("node", lambda: stage.node(timeout_s=1.5))
+
+
+@pytest.mark.parametrize("place", ["Split_type", "Split", "a step"])
+def test_a_death_while_the_node_is_made_ends_the_job_at_the_deadline(place):
+    """Inside MPI's own collectives, which wait for ever, as at the end of the program."""
+    played = play(3, dies_in_node, place, survivable=True)
+    assert played.result.returncode != 0
+    assert played.result.seconds < 20, played.describe()
+    why = "rank 1 of 3 died" if place == "a step" else "not every rank of the communicator arrived"
+    for rank in (0, 2):
+        assert f"mpishare: rank {rank} aborts the job: " in played.stderr[rank], played.describe()
+        assert why in played.stderr[rank]
+        if place == "a step":
+            assert played.raised(rank, "node", "PeerTimeout").ranks == [1]
+
+
+def unmarked(stage: Stage) -> None:
+    mpishare.coordination.robust_futex._FUTEX = None
+    node = stage.node()
+    node.barrier()
+    if stage.rank == 1:
+        stage.die()
+    stage.attempt("first", node.barrier)
+    time.sleep(0.3)
+
+
+def test_a_death_is_seen_by_the_lock_alone():
+    """As where the kernel marks no word: on another processor, or where memory ran out."""
+    played = play(2, unmarked, survivable=True)
+    first = played.raised(0, "first", "PeerTimeout")
+    assert first.ranks == [1]
+    assert first.end - played.rank(1)["died"] < LIMIT_S
+    assert played.stderr[0].startswith("mpishare: rank 1 of 2 died (seen by rank 0)\n")
+
+
+def unwatched(stage: Stage) -> None:
+    mpishare.coordination.watchdog.Watchdog.start = lambda self: None
+    node = stage.node(timeout_s=2.0)
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.2)
+        stage.die()
+    stage.attempt("first", node.barrier)
+
+
+def test_control_without_a_watcher_the_death_is_not_seen():
+    played = play(2, unwatched, survivable=True)
+    first = played.raised(0, "first", "PeerTimeout")
+    assert first.seconds >= 2  # others see it in 0.1 s
+    assert "died" not in first.text
+
+
+def stuck(stage: Stage) -> None:
+    node = stage.node()
+    node._context.watchdog.grace_s = 1.0
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.2)
+        stage.die()
+    try:
+        stage.world.recv(source=1)
+    finally:
+        report({"came back": True})
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_a_rank_stuck_in_a_message_ends_by_itself_and_says_why(backend):
+    played = play(2, stuck, backend=backend, survivable=True, timeout_s=60)
+    assert "came back" not in played.result.reports.get(0, {})
+    assert "rank 0 ends: rank 1 of 2 died" in played.stderr[0], played.describe()
+    assert "made no call to mpishare for 1 s" in played.stderr[0]
+
+
+def forked(stage: Stage) -> None:
+    node = stage.node()
+    window = node.allocate(4, fill=0.0)
+    window.fence()
+    if stage.rank == 1:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            # Leaves without a word to MPI, and some time after its parent.
+            for call in (node.barrier, window.fence, node.close):
+                try:
+                    call()
+                except Exception as error:
+                    os.write(writer, f"{call.__name__}: {type(error).__name__}\n".encode())
+            time.sleep(2)
+            os._exit(0)
+        os.close(writer)
+        heard = b""
+        while heard.count(b"\n") < 2:
+            heard += os.read(reader, 4096)
+        report({"child": child, "heard": heard.decode().splitlines()})
+    stage.attempt("after the fork", lambda: (node.barrier(), window.fence(), node.barrier()))
+    if stage.rank == 1:
+        stage.die()
+    stage.attempt("after the death", node.barrier)
+
+
+def test_a_forked_child_is_refused_and_does_not_hide_its_parents_death():
+    played = play(2, forked, survivable=True)
+    played.worked([0, 1], "after the fork")
+    assert played.rank(1)["heard"][:2] == ["barrier: UnsupportedError", "fence: UnsupportedError"]
+    after = played.raised(0, "after the death", "PeerTimeout")
+    assert after.ranks == [1]
+    assert after.end - played.rank(1)["died"] < 1.5  # the child lives for 2 s
+
+
+def stream_waits(stage: Stage, dies: bool) -> None:
+    import cupy
+
+    node = stage.node(timeout_s=60.0 if dies else 2.0)
+    window = node.allocate(8, fill=0.0)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        window.array[...] += 0  # a kernel is loaded at its first use, behind whatever waits
+
+    def enqueue() -> None:
+        with stream:
+            window.start([1])
+            window.array[...] += 1
+
+    stage.stream_waits(node, stream, enqueue, window.fence, dies=dies)
+
+
+@pytest.mark.gpu
+@pytest.mark.kills
+def test_a_stream_that_waits_for_a_killed_rank_is_released():
+    play(2, stream_waits, True, backend="cuda", survivable=True).released(None)
+
+
+@pytest.mark.gpu
+def test_a_stream_that_waits_for_a_rank_that_never_posts_ends_at_the_deadline():
+    play(2, stream_waits, False, backend="cuda").released(2.0)

@@ -1,0 +1,148 @@
+"""Dropped objects when something goes wrong, or ends, before they are closed."""
+
+import logging
+import os
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers.reporting import report
+from tests.helpers.scenes import BACKENDS, play
+from tests.helpers.scenes_halo import play_on
+from tests.helpers.stage import Stage
+
+
+def dropped(stage: Stage, how: str) -> None:
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    halo = mpishare.HaloExchange(
+        node.comm, node.xp.zeros(6), 1, dims=(stage.size,), periods=True, node=node
+    )
+    window, event, channel, pool = node.allocate(4), node.event(), node.channel(4), node.pool()
+    halo.exchange()
+    node.synchronize()
+    names = [each.name for each in (halo, window, event, channel, pool)]
+    if how == "by some" and stage.rank == 0:
+        held = halo, window
+    del halo, window, event, channel, pool
+    if how == "fork":
+        node.barrier()
+        window = node.allocate(4)
+        child = os.fork()
+        if not child:
+            del window  # a finalizer of the child's own copy
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        window.fence()
+        report({"status": status, "is closed": window.is_closed})
+    if how == "finalized":
+        from mpi4py import MPI
+
+        MPI.Finalize()
+    if how == "by some" and stage.rank == 0:
+        report({"held": [each.is_closed for each in held]})
+    report({"dropped": names})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("how", ["by all", "by some", "fork", "finalized"])
+def test_a_program_that_ends_after_it_dropped_objects(how, backend):
+    """It ends with status 0, and says nothing."""
+    # From Python 3.12 on a fork beside threads, which the watchdog is, is warned of.
+    quiet = ("-W", "ignore::DeprecationWarning")
+    played = play(2, dropped, how, backend=backend, python=quiet if how == "fork" else ())
+    played.ended_well()
+    for rank in range(2):
+        assert len(played.rank(rank)["dropped"]) == 5
+        if how == "fork":
+            assert (played.rank(rank)["status"], played.rank(rank)["is closed"]) == (0, False)
+
+
+def killed(stage: Stage, place: str) -> None:
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    halo = mpishare.HaloExchange(
+        node.comm, node.xp.zeros(6), 1, dims=(stage.size,), periods=True, node=node
+    )
+    halo.exchange()
+    node.synchronize()
+    if place == "closing" and stage.rank == 1:
+        # It has told that it dropped the plan, and dies before it is closed.
+        type(halo).close = lambda _: stage.die()
+    del halo
+    if place == "before" and stage.rank == 1:
+        time.sleep(0.3)
+        stage.die()
+    stage.attempt("first", node.barrier)
+    stage.attempt("then", node.barrier)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("place", ["before", "closing"])
+def test_survivors_name_a_rank_that_died(place):
+    played = play(3, killed, place, survivable=True)
+    played.survivors_name(1, of=(0, 2))
+    assert played.result.returncode != 0, played.describe()
+
+
+def fails_on_one(stage: Stage) -> None:
+    node = stage.node()
+    window = node.allocate(4)
+    name = window.name
+    del window
+
+    def counted() -> int:
+        return [child.name for child in node._context.children].count(name)
+
+    shape = 4 if stage.rank else "four"
+    stage.attempt("wrong", node.allocate, shape)
+    report({"after the error": counted()})
+    node.barrier()
+    report({"after the barrier": counted()})
+    node.close()
+
+
+def test_what_is_dropped_survives_an_error_in_the_call_that_tells():
+    played = play(2, fails_on_one, shared=True)
+    played.raised(0, "wrong", "TypeError")
+    played.raised(1, "wrong", "PeerError")
+    for rank in range(2):
+        assert played.rank(rank)["after the error"] == 1
+        assert played.rank(rank)["after the barrier"] == 0
+
+
+def across_nodes(stage: Stage, is_given: bool) -> None:
+    import numpy as np
+
+    from mpishare.coordination.rank_group import RankGroup
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node() if is_given else None
+    left = (stage.rank - 1) % stage.size
+    groups, wrong = set(), 0
+    for _ in range(30):
+        cart = stage.world.Create_cart((stage.size,), (True,))
+        u = np.full(6, float(stage.rank))
+        halo = mpishare.HaloExchange(cart, u, 1, node=node)
+        halo.exchange()
+        wrong += u[0] != left
+        context = halo._context
+        del halo
+        cart.Free()
+        groups.add(len(RankGroup._all))
+    report({"wrong": int(wrong), "groups": sorted(groups), "open": len(context.children)})
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
+@pytest.mark.parametrize("nodes", ["2 + 1", "1 + 2 + 1"])
+def test_dropped_over_several_nodes(nodes, is_given):
+    """A plan is closed when the next one of its ranks is made."""
+    count = sum(map(int, nodes.split(" + ")))
+    played = play_on(nodes, count, across_nodes, is_given, shared=True)
+    played.ended_well()
+    for rank in range(count):
+        told = played.rank(rank)
+        assert (told["wrong"], told["groups"], told["open"]) == (0, [1], 1)

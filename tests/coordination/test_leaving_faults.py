@@ -1,0 +1,359 @@
+"""A rank leaves by an exception, by a signal or by its exit: the others are told at once."""
+
+import gc
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import mpishare
+from tests.helpers.compiled import needs_compiled
+from tests.helpers.launch import run_ranks
+from tests.helpers.reporting import report
+from tests.helpers.scenes import BACKENDS, play
+from tests.helpers.stage import CALLS, Stage
+
+LIMIT_S = 2.0
+CODES = [pytest.param("compiled", marks=needs_compiled), "python"]
+
+
+def leaves(stage: Stage, place: str) -> None:
+    def work() -> None:
+        with stage.node() as node:
+            calls = stage.calls(node, 1)
+            node.barrier()
+            if stage.rank == 1:
+                time.sleep(0.3)
+                report({"left": time.monotonic()})
+                raise ZeroDivisionError("the words of rank 1")
+            calls[place]()
+
+    stage.attempt("with", work)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("place", CALLS)
+def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
+    played = play(3, leaves, place, backend=backend, shared=True)
+    assert played.raised(1, "with", "ZeroDivisionError").text == "the words of rank 1"
+    for rank in (0, 2):
+        told = played.raised(rank, "with", "PeerError")
+        assert told.end - played.rank(1)["left"] < LIMIT_S
+        # Who left because of rank 1 may be named beside it.
+        assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def stream_waits(stage: Stage) -> None:
+    def work() -> None:
+        with stage.node() as node:
+            import cupy
+
+            window = node.allocate(8, fill=0.0)
+            stream = cupy.cuda.Stream(non_blocking=True)
+            node.barrier()
+            if stage.rank == 1:
+                time.sleep(0.3)
+                report({"left": time.monotonic()})
+                raise ZeroDivisionError("the words of rank 1")
+            try:
+                window.start([1], stream)
+                node.synchronize(stream)
+            finally:
+                time.sleep(0.3)
+                report({"is done": stream.done})
+
+    stage.attempt("with", work)
+
+
+@pytest.mark.gpu
+def test_a_stream_that_waits_for_a_rank_that_left_is_released():
+    played = play(2, stream_waits, backend="cuda")
+    told = played.raised(0, "with", "PeerError")
+    assert told.failures == {1: "ZeroDivisionError: the words of rank 1"}
+    assert told.end - played.rank(1)["left"] < LIMIT_S + 0.3
+    assert played.rank(0)["is done"]
+    played.ended_well()
+
+
+def interrupted(stage: Stage) -> None:
+    node = stage.node()
+    node.barrier()
+    victim = stage.gather(os.getpid())[1]
+
+    def work() -> None:
+        with node:
+            if stage.rank == 0:
+                time.sleep(0.4)
+                report({"sent": time.monotonic()})
+                os.kill(victim, signal.SIGINT)
+                time.sleep(0.2)
+            node.barrier()
+
+    stage.attempt("with", work)
+    stage.second_node(stage.world)
+
+
+def test_a_keyboard_interrupt_in_a_wait():
+    played = play(3, interrupted, shared=True)
+    interrupted_at = played.raised(1, "with", "KeyboardInterrupt").end
+    assert interrupted_at - played.rank(0)["sent"] < LIMIT_S
+    for rank in (0, 2):
+        told = played.raised(rank, "with", "PeerError")
+        assert told.failures[1] == "KeyboardInterrupt"
+        assert told.end - played.rank(0)["sent"] < LIMIT_S
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def handled(stage: Stage, code: str) -> None:
+    things = {}
+    calls = {
+        "exchange": lambda: things["halo"].exchange(),
+        "start": lambda: (things["halo"].start(), things["halo"].wait()),
+        "accumulate": lambda: things["halo"].accumulate(),
+        "reduce": lambda: things["sum"].reduce(things["numbers"]),
+        "fence": lambda: things["window"].fence(),
+        "barrier": lambda: things["node"].barrier(),
+    }
+
+    def leave(*_: object) -> None:
+        things["node"].__exit__(RuntimeError, RuntimeError("the words of the handler"), None)
+        stage.world.send(None, 1)
+        stage.world.recv(source=1)  # now rank 1 is there, so that the call finds what it waits for
+        things.clear()
+        gc.collect()
+
+    def interrupt() -> None:
+        os.sched_yield = sched_yield
+        signal.raise_signal(signal.SIGUSR2)
+
+    sched_yield = os.sched_yield
+    signal.signal(signal.SIGUSR2, leave)
+    for name, call in calls.items():
+        things["node"] = node = stage.node()
+        # Faces of 640 kB, which a neighbor reads where they are.
+        things["window"] = node.allocate_each((6, 80000), fill=1.0)
+        cart = {"dims": (2,), "periods": True, "node": node, "axes": (0,)}
+        things["halo"] = mpishare.HaloExchange(node.comm, things["window"], 1, **cart)
+        things["numbers"] = np.zeros(4)
+        things["sum"] = mpishare.Allreduce(node.comm, things["numbers"], node=node)
+        for each in calls.values():
+            each()
+        node.barrier()
+        node._context.watchdog.stop()  # or rank 1 hears of it before its call
+        del node
+        if stage.rank == 0:
+            os.sched_yield = interrupt  # in the midst of its wait
+        else:
+            stage.world.recv(source=0)
+        stage.attempt(name, call)
+        if stage.rank == 1:
+            stage.world.send(None, 0)
+            stage.attempt("close", things["node"].close)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_handler_of_a_signal_leaves_within_a_call(code):
+    """The memory of the other rank is mapped as long as the call goes on, which may look at it."""
+    played = play(2, handled, code, env={"MPISHARE_HOST_CODE": code}, shared=True)
+    for name in ("exchange", "start", "accumulate", "reduce", "fence", "barrier"):
+        assert played.told(0, name).error in (None, "ClosedError"), played.describe()
+        assert played.told(1, name).error in (None, "PeerError"), played.describe()
+    if code == "compiled":  # which reads the faces where they are: they may be others by then
+        told = played.raised(0, "exchange", "ClosedError").text
+        assert told.endswith("the words of the handler")
+    played.worked([0, 1], "second node")
+    played.ended_well()
+
+
+def closed(stage: Stage) -> None:
+    """Rank 0 closes the plan, or the node, in the midst of a call that waits for rank 1."""
+
+    def close_both() -> None:
+        os.sched_yield = sched_yield
+        stage.world.send(None, 1)
+        things[what].close()
+
+    sched_yield = os.sched_yield
+    signal.signal(signal.SIGUSR2, lambda *_: close_both())
+    for call in ("exchange", "accumulate"):
+        for what in ("plan", "node"):
+            node = stage.node()
+            u = np.zeros(66)
+            halo = mpishare.HaloExchange(node.comm, u, 1, dims=(2,), periods=True, node=node)
+            halo.exchange(u)
+            halo.accumulate(u)
+            node.barrier()
+            things = {"plan": halo, "node": node}
+            if stage.rank == 0:
+                os.sched_yield = lambda: signal.raise_signal(signal.SIGUSR2)
+                stage.attempt(f"{call}, {what}", getattr(halo, call), u)
+            else:
+                stage.world.recv(source=0)
+                things[what].close()
+            stage.attempt("close", node.close)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_handler_of_a_signal_closes_what_is_in_a_call(code):
+    played = play(2, closed, env={"MPISHARE_HOST_CODE": code}, shared=True)
+    for call in ("exchange", "accumulate"):
+        for what in ("plan", "node"):
+            told = played.raised(0, f"{call}, {what}", "ClosedError").text
+            assert "a signal handler closed the" in told, played.describe()
+    played.worked([0, 1], "second node")
+    played.ended_well()
+
+
+def exits(stage: Stage, way: str) -> None:
+    node = stage.node()
+    node.allocate(4)
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.3)
+        report({"left": time.monotonic()})
+        if way == "exit":
+            sys.exit(3)
+        if way == "exit 0":
+            sys.exit(0)
+        raise ZeroDivisionError("the words of rank 1")
+    stage.attempt("wait", node.barrier)
+
+
+@pytest.mark.parametrize("way", ["exit", "exit 0", "raise"])
+@pytest.mark.parametrize("python", [(), ("-m", "mpi4py")], ids=["python", "mpi4py"])
+def test_a_rank_exits_outside_of_with(way, python):
+    played = play(3, exits, way, python=python)
+    left = played.rank(1)["left"]
+    # Under `-m mpi4py` a failing rank aborts the job, maybe before the others have told anything.
+    aborts = python and way != "exit 0"
+    for rank in (0, 2):
+        if aborts and rank not in played.result.reports:
+            continue
+        told = played.raised(rank, "wait", "PeerError")
+        words = "ZeroDivisionError: the words of rank 1"
+        expected = words if way == "raise" else "exited without closing the node"
+        assert told.failures[1] == expected
+        # By the barrier, or by the watchdog, whichever sees it first.
+        who = {"Node.barrier", "the node"}
+        assert told.text in {f"{each} failed: rank 1 has left: {expected}" for each in who}
+        assert told.end - left < LIMIT_S
+    assert played.result.seconds < 15
+    if way == "exit 0":
+        played.ended_well()
+    else:
+        assert played.result.returncode != 0, played.describe()
+
+
+def takes_away(stage: Stage, call: str, dies: bool) -> None:
+    from mpishare.coordination.poll import poll
+    from mpishare.memory import shared
+
+    node = stage.node(timeout_s=20.0)
+    owner, attach = stage.world.bcast(os.getpid()), shared.attach
+
+    def leave(*_: object) -> None:
+        raise ZeroDivisionError("the words of rank 0")
+
+    def attach_late(name: str, nbytes: int) -> object:
+        if stage.rank == 1:
+            os.kill(owner, signal.SIGKILL if dies else signal.SIGUSR1)
+
+        def is_gone() -> bool:
+            shared.remove_abandoned()  # as at the end of any rank
+            return not os.path.lexists(f"{shared.FOLDER}/{name}")
+
+        assert poll(is_gone, 10)
+        return attach(name, nbytes)
+
+    signal.signal(signal.SIGUSR1, leave)
+    shared.attach = attach_late
+    calls = {"allocate": lambda: node.allocate(8), "pool": lambda: node.pool(max_nbytes=4096)}
+    stage.attempt("call", calls[call])
+
+
+@pytest.mark.parametrize(
+    ("call", "dies"), [("allocate", False), ("allocate", True), ("pool", False)]
+)
+def test_an_owner_that_goes_between_publishing_and_opening_is_named(call, dies):
+    """What it shared went with it: the others are told so, and not of a file that is missing."""
+    played = play(3, takes_away, call, dies, survivable=dies)
+    for rank in (1, 2):
+        told = played.raised(rank, "call", "PeerTimeout" if dies else "PeerError")
+        assert told.ranks == [0]
+        assert dies or "ZeroDivisionError: the words of rank 0" in told.text
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [("mpishare.Node", "[]"), ("mpishare.HaloExchange", "[np.zeros(8), 1]")],
+    ids=["node", "plan"],
+)
+def test_a_rank_that_left_before_a_call_of_no_node(call, arguments):
+    """The other rank knows it when it calls, and does not wait for that process."""
+    program = f"""
+import numpy as np
+from mpi4py import MPI
+import mpishare
+from mpishare.coordination.poll import poll
+from tests.helpers.reporting import report
+node = mpishare.Node(backend="host")
+cart = MPI.COMM_WORLD.Create_cart([2])
+node.barrier()
+if node.rank == 0:
+    raise ZeroDivisionError("the words of rank 0")
+assert poll(lambda: node._context.agreement.failure, 20)
+try:
+    {call}(cart, *{arguments})
+except mpishare.PeerError as error:
+    report({{"failures": list(error.failures.items())}})
+"""
+    result = run_ranks(2, program, timeout_s=30)
+    assert not result.timed_out, result.describe()
+    failures = result.reports[1]["failures"]
+    assert failures == [[0, "ZeroDivisionError: the words of rank 0"]], result.describe()
+
+
+@pytest.mark.parametrize("way", ["node", "plan", "plan beside a node"])
+def test_an_interrupt_in_a_call_of_no_node(way):
+    """The other rank comes later, and waits in vain: it is told so, or the job ends."""
+    call = "Node(cart, backend='host')" if way == "node" else "HaloExchange(cart, np.zeros(8), 1)"
+    program = f"""
+import signal, time
+import numpy as np
+from mpi4py import MPI
+import mpishare
+from tests.helpers.reporting import report
+cart = MPI.COMM_WORLD.Create_cart([2])
+node = mpishare.Node(backend="host") if {way == "plan beside a node"} else None
+if cart.rank == 0:
+    sleep = time.sleep
+    def interrupt(seconds):
+        time.sleep = sleep
+        cart.isend(None, 1)
+        signal.raise_signal(signal.SIGINT)
+    time.sleep = interrupt  # in the midst of its wait
+else:
+    cart.recv(source=0)
+try:
+    mpishare.{call}
+except mpishare.PeerError as error:
+    report({{"failures": list(error.failures.items())}})
+    raise
+"""
+    result = run_ranks(2, program, timeout_s=30)
+    assert not result.timed_out, result.describe()
+    assert result.returncode != 0, result.describe()
+    assert "KeyboardInterrupt" in result.stderr, result.describe()
+    if way == "plan beside a node":
+        assert result.reports[1]["failures"] == [[0, "KeyboardInterrupt"]], result.describe()
+    else:
+        assert "was left by an exception: KeyboardInterrupt" in result.stderr, result.describe()

@@ -1,0 +1,93 @@
+"""A rank dies or leaves while others replay a captured step, or are in a loop of one."""
+
+import logging
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers.scenes import KILLING_BACKENDS, play
+from tests.helpers.stage import Stage
+
+LIMIT_S = 5.0
+
+
+def killed(stage: Stage, way: str) -> None:
+    import threading
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field, never = node.allocate_each(6, fill=0.0).array, node.xp.zeros(1, bool)
+    halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    if way == "loop":
+        step = mpishare.capture(node, halo.exchange, until=lambda _: never, at_most=10**9)
+    else:
+        step = mpishare.capture(node, halo.exchange)
+        for _ in range(5):
+            step(field)
+    node.barrier()
+    if stage.rank == 1:
+        threading.Timer(0.4, stage.die).start()
+
+    def until_it_fails():
+        while True:
+            step(field)
+            node.synchronize()
+
+    stage.attempt("first", until_it_fails)
+    stage.attempt("then", step, field)
+    if node.backend == "cuda":
+        stream, end = node.xp.cuda.get_current_stream(), time.monotonic() + 10
+        while not stream.done and time.monotonic() < end:
+            time.sleep(0.01)
+        mpishare_ended = stream.done
+        stage.attempt("ended", lambda: 1 // mpishare_ended)
+    stage.attempt("close", node.close)
+    time.sleep(0.3)
+
+
+@pytest.mark.parametrize("way", ["replays", "loop"])
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_survivors_name_the_killed_rank(backend, way):
+    """The loop on their GPUs ends, too, which has 10^9 iterations."""
+    played = play(2, killed, way, backend=backend, survivable=True)
+    died = played.rank(1)["died"]
+    first = played.raised(0, "first", "PeerTimeout")
+    assert first.ranks == [1]
+    assert first.end - died < LIMIT_S
+    assert played.raised(0, "then", "PeerTimeout").ranks == [1]
+    if backend == "cuda":
+        played.worked([0], "ended")
+    played.worked([0], "close")
+
+
+def refused(stage: Stage) -> None:
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+
+    def run():
+        with stage.node() as node:
+            cart = stage.world.Create_cart((stage.size,), (True,))
+            field = node.allocate_each(6, fill=0.0).array
+            halo = mpishare.HaloExchange(cart, field, 1, node=node)
+
+            def look(field):
+                halo.exchange(field)
+                if stage.rank == 1:
+                    float(field[0])
+
+            step = mpishare.capture(node, look)
+            for _ in range(200):
+                step(field)
+                node.synchronize()
+
+    stage.attempt("run", run)
+
+
+@pytest.mark.gpu
+def test_a_capture_that_is_refused_on_one_rank():
+    """Its own error there; the others are told it where they next look."""
+    played = play(2, refused, backend="cuda")
+    assert "float" in played.raised(1, "run", "UnsupportedError").text
+    told = played.raised(0, "run", "PeerError")
+    assert "cannot be captured" in told.text

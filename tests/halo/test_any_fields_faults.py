@@ -1,0 +1,245 @@
+"""A plan for any fields, and ranks that do not give the same: an error on each, and no hang."""
+
+import importlib
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import mpishare
+from tests.helpers.reporting import report
+from tests.helpers.scenes import BACKENDS, play
+from tests.helpers.scenes_halo import play_on
+from tests.helpers.stage import Stage
+
+LIMIT_S = 5.0
+
+
+def split(stage: Stage, way: str) -> None:
+    """Rank 1 gives what is new, the others what was seen before."""
+    node = stage.node(timeout_s=20)
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    seen = node.xp.zeros(6)
+    new = {
+        "dtype": node.xp.zeros(6, "f4"),
+        "strides": node.xp.zeros(12)[::2],
+        "shape": node.xp.zeros(7),
+        "no array": "u",
+    }[way]
+    for _ in range(3):
+        halo.exchange(seen)
+    node.synchronize()
+    stage.world.Barrier()  # not the node's, in which a rank would hear of a failure
+
+    def go() -> None:
+        for _ in range(3):
+            halo.exchange(new if stage.rank == 1 else seen)
+            node.synchronize()
+
+    stage.attempt("call", go)
+    stage.attempt("then", halo.exchange, seen)
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize(
+    ("way", "backend"),
+    [
+        ("dtype", "host"),
+        ("strides", "host"),
+        pytest.param("dtype", "cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_what_one_rank_has_seen_is_new_to_another(way, backend):
+    """The rank that waits sees at once that the others go on without it."""
+    played = play(3, split, way, backend=backend, shared=True)
+    told = played.raised(1, "call", "MismatchError")
+    assert "is new to the plan on this rank" in told.text
+    assert set(told.failures) <= {0, 2}
+    assert told.failures
+    for rank in range(3):
+        told = played.told(rank, "call")
+        assert told.error in ("MismatchError", "PeerError"), played.describe()
+        assert told.seconds < LIMIT_S
+        assert "float32" in told.text or way != "dtype"
+        assert played.told(rank, "then").error is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("way", "error", "words"),
+    [
+        ("no array", "TypeError", "field 0 is"),
+        ("shape", "ValueError", "field 0 of shape (7,) has (7,) cells"),
+    ],
+)
+def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
+    """The rank that gave it gets its own error, and the others read that."""
+    played = play(3, split, way, backend=backend, shared=True)
+    own = played.raised(1, "call", error)
+    assert words in own.text
+    assert "new to the plan" not in own.text
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert set(told.failures) == {1}
+        assert f"{error}: {words}" in told.text
+        assert told.seconds < LIMIT_S
+    for rank in range(3):
+        assert played.told(rank, "then").error is not None
+
+
+def other(stage: Stage) -> None:
+    """Each rank gives what all have seen, but not the same."""
+    node = stage.node(timeout_s=20)
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    fields = [node.xp.zeros(6), node.xp.zeros((6, 4), "f4")]
+    for u in fields:
+        halo.exchange(u)
+    node.synchronize()
+    stage.world.Barrier()
+
+    def go() -> None:
+        for _ in range(3):
+            halo.exchange(fields[stage.rank == 1])
+
+    stage.attempt("call", go)
+    stage.attempt("close", node.close)
+
+
+def test_ranks_that_give_other_fields_each_seen_before():
+    """They wait for each other: the error names what each of them has given."""
+    played = play(3, other, shared=True)
+    told = [played.told(rank, "call") for rank in range(3)]
+    assert any(each.error == "MismatchError" for each in told), played.describe()
+    for each in told:
+        assert "HaloExchange 1 of float64" in each.text, played.describe()
+        assert "HaloExchange 1 of float32[4]" in each.text, played.describe()
+        assert each.seconds < LIMIT_S
+
+
+def late(stage: Stage) -> None:
+    """Rank 1 is late at each call: that others wait for it at a first sight is no mismatch."""
+    node = stage.node()
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+
+    def go() -> None:
+        for number in range(4):
+            u = node.xp.zeros((6, 1 + number))
+            for _ in range(3):
+                if stage.rank == 1:
+                    time.sleep(0.1)
+                halo.exchange(u)
+
+    stage.attempt("call", go)
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_late_rank_is_no_mismatch(backend):
+    played = play(3, late, backend=backend, shared=True)
+    played.worked(range(3), "call", "close")
+    played.ended_well()
+
+
+def handled(stage: Stage, module: str, name: str) -> None:
+    """A handler of a signal raises on rank 1, where that calls a function: its first call waits."""
+
+    class HandlerError(ValueError):
+        pass
+
+    def handler(*_: object) -> None:
+        setattr(place, name, function)
+        for rank in (0, 2) if module == "os" else ():
+            stage.world.send(None, rank)  # now they may come
+        raise HandlerError("the words of the handler")
+
+    def interrupt(*arguments: object) -> object:
+        signal.raise_signal(signal.SIGUSR2)
+        return function(*arguments)
+
+    place = importlib.import_module(module)
+    function = getattr(place, name)
+    signal.signal(signal.SIGUSR2, handler)
+    node = stage.node(timeout_s=20)
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    node.barrier()
+    if stage.rank == 1:
+        setattr(place, name, interrupt)
+    elif module == "os":
+        stage.world.recv(source=1)
+    stage.attempt("call", halo.exchange, np.zeros(6))
+    stage.attempt("close", node.close)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("os", "sched_yield"), ("mpishare.plans.setup", "refuse_left_out")]
+)
+def test_a_handler_of_a_signal_raises_at_a_first_sight(module, name):
+    """While it waits for the others' words, or between two steps."""
+    played = play(3, handled, module, name, shared=True)
+    assert played.raised(1, "call", "HandlerError").text == "the words of the handler"
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert told.failures[1] == "HandlerError: the words of the handler"
+        assert told.seconds < LIMIT_S
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def killed(stage: Stage) -> None:
+    """Rank 1 dies where the others see something new."""
+    node = stage.node()
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    halo.exchange(node.xp.zeros(6))
+    node.synchronize()
+    if stage.rank == 1:
+        time.sleep(0.3)
+        stage.die()
+    stage.attempt("call", halo.exchange, node.xp.zeros(6, "f4"))
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+def test_a_rank_that_dies_at_a_first_sight():
+    played = play(3, killed, survivable=True)
+    for rank in (0, 2):
+        assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
+        assert played.told(rank, "call").seconds < LIMIT_S
+
+
+def on_nodes(stage: Stage) -> None:
+    """On several nodes; then the last rank, on a node of its own, gives what is new to it alone."""
+    node = stage.node(timeout_s=2.0)
+    halo = mpishare.HaloExchange(
+        stage.world, mpishare.Layout(6, None), 1, dims=(stage.size,), periods=True, node=node
+    )
+    left, right = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
+    wrong = []
+    for dtype, others in (("f8", ()), ("i4", (2,)), ("f8", ()), ("f4", ())):
+        u = np.full((6, *others), stage.rank, dtype)
+        halo.exchange(u)
+        found = u.reshape(6, -1)[:, -1].tolist()
+        wrong += [] if found == [left, *[stage.rank] * 4, right] else [found]
+    report({"wrong": wrong, "routes": sorted(set(halo.routes.values()))})
+    mine = np.zeros(6, "f2" if stage.rank == stage.size - 1 else "f8")
+    stage.attempt("call", lambda: [halo.exchange(mine) for _ in range(3)])
+    time.sleep(0.5)  # each aborts the job at its exit
+
+
+def test_across_nodes():
+    """There nobody sees how often others have called: all raise at the deadline."""
+    played = play_on("2 + 1", 3, on_nodes)
+    for rank in range(3):
+        assert played.rank(rank)["wrong"] == []
+        assert "mpi" in played.rank(rank)["routes"]
+        assert played.raised(rank, "call", "PeerTimeout").seconds < LIMIT_S

@@ -1,0 +1,345 @@
+"""A rank is killed, leaves or is late during an exchange: every survivor is told which one."""
+
+import logging
+import os
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers.launch import run_ranks
+from tests.helpers.scenes import LIMIT_S, play
+from tests.helpers.stage import Stage
+
+PLACES = ("exchange", "wait", "accumulate", "close", "make", "neighbors")
+
+
+def killed(stage: Stage, place: str, route: str) -> None:
+    import numpy as np
+
+    if route:
+        os.environ["MPISHARE_ROUTE"] = route
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field = node.allocate_each(6, fill=0.0).array
+    halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    right, left = (stage.rank + 1) % stage.size, (stage.rank - 1) % stage.size
+    ex = mpishare.NeighborExchange(stage.world, {right: [1]}, {left: [0]}, field, node=node)
+    for _ in range(3):
+        halo.exchange()
+        halo.accumulate()
+        ex.exchange()
+    node.barrier()
+    if stage.rank == 1:
+        if place == "wait":
+            halo.start()
+        time.sleep(0.4)
+        stage.die()
+
+    def until_it_fails(call):
+        for _ in range(10):
+            call()
+
+    calls = {
+        "exchange": lambda: until_it_fails(halo.exchange),
+        "wait": lambda: (halo.start(), halo.wait(), until_it_fails(halo.exchange)),
+        "accumulate": lambda: until_it_fails(halo.accumulate),
+        "close": halo.close,
+        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
+        "neighbors": lambda: until_it_fails(ex.exchange),
+    }
+    stage.attempt("first", calls[place])
+    stage.attempt("then", halo.exchange)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize(
+    ("place", "route"),
+    [*((place, "") for place in PLACES), ("exchange", "mpi"), ("wait", "mpi")],
+)
+def test_all_survivors_name_the_killed_rank(place, route):
+    played = play(3, killed, place, route, survivable=True)
+    played.survivors_name(1, of=(0, 2))
+    assert played.result.returncode != 0, played.describe()
+
+
+def kernel_waits(stage: Stage, nbytes: int) -> None:
+    import cupy
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        field = node.allocate_each((4, nbytes), "u1", fill=0).array
+        halo = mpishare.HaloExchange(cart, field, 1, axes=0, node=node)
+        for _ in range(3):
+            halo.exchange()
+        node.synchronize(stream)
+        node.barrier()
+        if stage.rank == 1:
+            time.sleep(0.4)
+            stage.die()
+        halo.exchange()
+        stage.attempt("synchronize", node.synchronize, stream)
+        # The node breaks before the kernels are told, so that they may still be under way.
+        stream.synchronize()
+        stage.attempt("then", halo.exchange)
+
+
+@pytest.mark.gpu
+@pytest.mark.kills
+@pytest.mark.parametrize("nbytes", [8, 1 << 20])
+def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
+    """Each of the two kernels of route fused, whose waits only the abort flag ends."""
+    played = play(2, kernel_waits, nbytes, backend="cuda", survivable=True)
+    told = played.raised(0, "synchronize", "PeerTimeout")
+    assert told.ranks == [1]
+    assert told.end - played.rank(1)["died"] < LIMIT_S
+    assert played.raised(0, "then", "PeerTimeout").ranks == [1]
+
+
+def left(stage: Stage, place: str, route: str) -> None:
+    import numpy as np
+
+    if route:
+        os.environ["MPISHARE_ROUTE"] = route
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field = node.allocate_each(6, fill=0.0).array
+    halo = mpishare.HaloExchange(cart, field, 1, node=node)
+    halo.exchange()
+    halo.accumulate()
+
+    def leave():
+        with node:
+            time.sleep(0.3)
+            raise KeyError("my own reason")
+
+    calls = {
+        "exchange": lambda: [halo.exchange() for _ in range(5)],
+        "accumulate": lambda: [halo.accumulate() for _ in range(5)],
+        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
+        "close": halo.close,
+    }
+    stage.attempt("call", leave if stage.rank == 1 else calls[place])
+    stage.attempt("close node", node.close)
+
+
+@pytest.mark.parametrize(
+    ("place", "route"),
+    [("exchange", ""), ("accumulate", ""), ("make", ""), ("close", ""), ("exchange", "mpi")],
+)
+def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, route):
+    played = play(3, left, place, route, shared=True)
+    played.raised(1, "call", "KeyError")
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert list(told.failures) == [1]
+        assert "my own reason" in told.failures[1]
+        assert told.seconds < LIMIT_S
+
+
+def late(stage: Stage, place: str, route: str) -> None:
+    import numpy as np
+
+    if route:
+        os.environ["MPISHARE_ROUTE"] = route
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=2.0)  # a busy machine makes the plan within it
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    halo.exchange()
+    calls = {
+        "exchange": lambda: [halo.exchange() for _ in range(5)],
+        "make": lambda: mpishare.HaloExchange(cart, np.zeros(6), 1, node=node),
+        "close": halo.close,
+    }
+    if stage.rank == 1:
+        time.sleep(4)
+    else:
+        stage.attempt("call", calls[place])
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize(
+    ("place", "route"), [("exchange", ""), ("exchange", "mpi"), ("make", ""), ("close", "")]
+)
+def test_a_rank_that_does_not_come_within_the_deadline(place, route):
+    """All others give up at about the same time, and rank 3 waits for them, not for the late one.
+    Each names that one all the same."""
+    played = play(4, late, place, route, shared=place == "exchange" and not route)
+    for rank in (0, 2, 3):
+        told = played.raised(rank, "call", "PeerTimeout")
+        assert told.seconds < 4
+        assert told.ranks == [1], played.describe()
+        assert place != "exchange" or "HaloExchange 1: exchange failed: " in told.text
+    assert played.told(0, "call").seconds >= 2
+
+
+def unpublished(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node(timeout_s=1.0)
+    cart = stage.world.Create_cart((stage.size,), (False,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), (1, 0), node=node)
+    halo.exchange()
+    if stage.rank == 1:
+        halo._forward._host._publish = lambda *arguments: None
+    stage.attempt("call", halo.exchange)
+    stage.world.Barrier()  # else those that do not wait would leave the node first
+    stage.attempt("close", node.close)
+
+
+def test_control_a_signal_that_is_left_out():
+    """Who waits for it names the rank within the deadline; the others do not wait."""
+    played = play(3, unpublished, env={"MPISHARE_HOST_CODE": "python"}, shared=True)
+    told = played.raised(2, "call", "PeerTimeout")
+    assert told.ranks == [1]
+    assert 1 <= told.seconds < 2
+    played.worked([0, 1], "call")
+
+
+def missed(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node(timeout_s=2.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    steps = 2 if stage.rank == 1 else 3
+
+    def go() -> None:
+        for _ in range(steps):
+            halo.exchange()
+        node.barrier()
+
+    stage.attempt("call", go)
+    stage.attempt("close", node.close)
+
+
+def test_a_rank_that_makes_a_step_less_than_the_others():
+    """Its barrier meets their exchange: seen as a cycle of waits, on every rank, at once."""
+    played = play(3, missed, shared=True)
+    for rank in range(3):
+        told = played.told(rank, "call")
+        assert told.error in ("PeerTimeout", "PeerError", "MismatchError"), played.describe()
+        assert told.seconds < 4
+    errors = [played.told(rank, "call").error for rank in range(3)]
+    assert "MismatchError" in errors
+
+
+def crossed(stage: Stage) -> None:
+    import numpy as np
+
+    node = stage.node()
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    plans = [mpishare.HaloExchange(cart, np.zeros(6), 1, node=node) for _ in range(2)]
+    plans = plans[::-1] if stage.rank == 1 else plans
+    stage.attempt("call", lambda: [halo.exchange() for halo in plans])
+    stage.attempt("close", node.close)
+
+
+def test_plans_in_another_order_on_one_rank():
+    played = play(2, crossed, shared=True)
+    errors = [played.told(rank, "call") for rank in range(2)]
+    assert "MismatchError" in [told.error for told in errors], played.describe()
+    assert all(told.error in ("MismatchError", "PeerError") for told in errors)
+    assert all(told.seconds < LIMIT_S for told in errors)
+
+
+LEFT = """
+import gc, sys, time
+import numpy as np
+from mpi4py import MPI
+import mpishare
+
+world = MPI.COMM_WORLD
+cart = world.Create_cart((2,), (False,))
+if world.rank == 1:  # else it sees that rank 0 has left, and may send nothing
+    mpishare.coordination.watchdog.Watchdog.start = lambda self: None
+
+def leave():
+    with mpishare.Node(world, backend="host", timeout_s=20) as node:
+        halo = mpishare.HaloExchange(cart, np.full((6, 2000), 1.0), 1, axes=0, node=node)
+        halo.exchange()
+        world.Barrier()
+        if world.rank == 1:
+            world.recv(source=0, tag=7)  # rank 0 has left
+        halo.start()
+        raise RuntimeError("between start and wait")
+
+try:
+    leave()
+except RuntimeError:
+    pass
+if world.rank == 0:
+    gc.collect()
+    mine = [np.zeros(16000, np.uint8) for _ in range(200)]
+    world.send(None, dest=1, tag=7)
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        world.Iprobe(source=1, tag=999)
+    print("overwritten:", sum(bool(array.any()) for array in mine), flush=True)
+world.Barrier()
+"""
+
+
+def test_a_late_message_finds_the_memory_of_a_plan_that_was_left(monkeypatch):
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    done = run_ranks(2, LEFT, timeout_s=40)
+    assert done.returncode == 0, done.describe()
+    assert "overwritten: 0\n" in done.stdout, done.stderr
+
+
+def missing_among_ids(stage: Stage, way: str) -> None:
+    """Rank 1 tells the homes its ids, then dies, fails, or does not go on."""
+    import numpy as np
+
+    import mpishare
+    from mpishare.halo import rendezvous
+
+    node = stage.node(timeout_s=2.0)
+    answer = rendezvous.Search.owners
+
+    def fail(*arguments):
+        if way == "killed":
+            stage.die()
+        elif way == "late":
+            time.sleep(5)
+        elif way == "failed":
+            raise MemoryError("no memory for the answers")
+        return answer(*arguments)
+
+    if stage.rank == 1:
+        rendezvous.Search.owners = fail
+    ids = (np.arange(3) + 2 * stage.rank) % (2 * stage.size)
+    make = mpishare.NeighborExchange.from_global_ids
+    stage.attempt("make", make, stage.world, ids, 2, np.zeros(3), node=node)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize("way", ["killed", "late"])
+def test_a_rank_is_missing_while_owners_are_looked_for(way):
+    played = play(3, missing_among_ids, way, survivable=True)
+    for rank in (0, 2):
+        told = played.raised(rank, "make", "PeerTimeout")
+        assert told.ranks == [1]
+        assert told.seconds < LIMIT_S
+        played.worked([rank], "close")
+    assert played.result.returncode != 0, played.describe()
+
+
+def test_a_rank_that_fails_while_owners_are_looked_for():
+    """An error of its own is an error on all, and the node works on."""
+    played = play(3, missing_among_ids, "failed")
+    played.ended_well()
+    assert "no memory" in played.raised(1, "make", "MemoryError").text
+    for rank in (0, 2):
+        told = played.raised(rank, "make", "PeerError")
+        assert list(told.failures) == [1]
+        assert told.seconds < 1
+    played.worked(range(3), "close")

@@ -1,0 +1,745 @@
+"""Halos on GPUs: routes, streams, graphs, tensors. What every backend does is in `*_ranks.py`.
+
+Most of these never let the host look between the steps: kernels write what depends on the step,
+other kernels count what is wrong, and the host reads the count at the end.
+"""
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import UnsupportedError
+from tests.helpers.halos import (
+    FORMS,
+    POISON,
+    Kind,
+    accumulated,
+    arrays,
+    check,
+    even_case,
+    make_cart,
+    make_fields,
+    plan,
+    put,
+    random_plan,
+    weights,
+)
+from tests.helpers.latch import Latch, check_order, within
+
+TWO = pytest.mark.ranks(min=2)
+ON_STREAMS = ["", "copy", "pinned"]
+ROUTES = [*ON_STREAMS, "mpi"]
+SOURCE = r"""
+extern "C" {
+__global__ void put(long long* u, const long long* numbers, const bool* owned, long long n,
+                    const long long* step) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n;
+       i += (long long)gridDim.x * blockDim.x)
+    if (owned[i]) u[i] = numbers[i] * 1000003LL + *step;
+}
+__global__ void count(const long long* u, const long long* numbers, long long n,
+                      const long long* step, unsigned long long* errors) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n;
+       i += (long long)gridDim.x * blockDim.x) {
+    long long right = numbers[i] < 0 ? -77LL : numbers[i] * 1000003LL + *step;
+    if (u[i] != right) atomicAdd(errors, 1ULL);
+  }
+}
+__global__ void spoil(long long* u, const bool* owned, long long n) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n;
+       i += (long long)gridDim.x * blockDim.x)
+    if (owned[i]) u[i] = -999;
+}
+__global__ void next(long long* step) { ++*step; }
+__global__ void idle(long long cycles) {
+  long long begin = clock64();
+  while (clock64() - begin < cycles) {}
+}
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    """These tests prove nothing on another backend."""
+    assert node.backend == "cuda"
+
+
+@pytest.fixture(params=ROUTES, ids=lambda name: name or "own")
+def route(request, monkeypatch):
+    """What the plan chooses, and every other way there is on any machine."""
+    return force(monkeypatch, request.param)
+
+
+@pytest.fixture(params=ON_STREAMS, ids=lambda name: name or "own")
+def stream_route(request, monkeypatch):
+    """The same without messages, for which the host waits."""
+    return force(monkeypatch, request.param)
+
+
+def force(monkeypatch, name):
+    if name:
+        monkeypatch.setenv("MPISHARE_ROUTE", name)
+    return name
+
+
+@pytest.fixture
+def stream():
+    import cupy
+
+    side = cupy.cuda.Stream(non_blocking=True)
+    with side:
+        yield side
+
+
+class Counted:
+    """A field of 64-bit numbers, with kernels that write it, spoil it, and count what is wrong."""
+
+    def __init__(self, case, rank):
+        import cupy
+
+        cells = case.cells[rank]
+        owned = np.zeros(cells.shape, bool)
+        owned[case.owned(rank)] = True
+        self.numbers, self.owned = cupy.asarray(cells), cupy.asarray(owned)
+        self.array = cupy.full(cells.shape, -77, "i8")
+        self.step = cupy.ones(1, "i8")
+        self.errors = cupy.zeros(1, "u8")
+        self._module = cupy.RawModule(code=SOURCE)
+        self._n = np.int64(cells.size)
+        for name in ("put", "count", "spoil", "next", "idle"):  # loaded before anything waits
+            setattr(self, f"_{name}", self._module.get_function(name))
+        self.idle(1)
+        self.put()
+        self.spoil()
+        self.count()
+        self.go_on()
+        cupy.cuda.get_current_stream().synchronize()
+        self.array.fill(-77)
+        self.step.fill(1)
+        self.errors.fill(0)
+        cupy.cuda.get_current_stream().synchronize()
+
+    def put(self):
+        grid = (64,), (128,)
+        self._put(*grid, (self.array, self.numbers, self.owned, self._n, self.step))
+
+    def count(self):
+        grid = (64,), (128,)
+        self._count(*grid, (self.array, self.numbers, self._n, self.step, self.errors))
+
+    def spoil(self):
+        self._spoil((64,), (128,), (self.array, self.owned, self._n))
+
+    def go_on(self):
+        self._next((1,), (1,), (self.step,))
+
+    def idle(self, microseconds):
+        self._idle((1,), (1,), (np.int64(1500 * microseconds),))
+
+    def is_right_after(self, steps):
+        """Whether so many steps were made, and nothing was wrong in any of them."""
+        return (int(self.step[0]), int(self.errors[0])) == (steps + 1, 0)
+
+
+def case_of(node, corners=True, cells=5):
+    return even_case((node.size, 1), True, cells, ((1, 2), (2, 1)), corners=corners)
+
+
+# --- routes
+
+
+def test_routes_are_what_the_probe_saw(node):
+    """`fused`, unless a GPU is shared without MPS; a rank copies its own cells."""
+    case = case_of(node)
+    seen = {(pair.origin, pair.target): pair.route for pair in node.report().pairs}
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for rank, found in halo.routes.items():
+            assert found == ("copy" if rank == node.rank else seen[node.rank, rank])
+
+
+@pytest.mark.parametrize("name", [*ROUTES[1:], "mpi-host"])
+def test_forced_routes(node, monkeypatch, name):
+    """Messages go out of GPU memory where the MPI takes that, unless told otherwise."""
+    force(monkeypatch, name)
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        right = {"mpi-host": "mpi"}.get(name, name)
+        if name == "mpi" and node.report().gpu_messages == "":
+            right = "mpi-gpu"
+        assert {found for rank, found in halo.routes.items() if rank != node.rank} <= {right}
+        put(fields, 1)
+        halo.exchange()
+        check(fields, 1)
+
+
+@pytest.mark.parametrize("name", ["mpi", "mpi-host"])
+def test_messages_in_pieces(node, monkeypatch, name, stream):
+    """Faces long enough to be cut, in both directions, whole and started."""
+    from mpishare.halo.cuda import pieces
+
+    force(monkeypatch, name)
+    monkeypatch.setattr(pieces, "_HOST_PIECE_NBYTES", 256)
+    monkeypatch.setattr(pieces, "_GPU_PIECE_NBYTES", 256)
+    case = case_of(node, cells=70)
+    kinds = [Kind(), Kind("f4", "F"), Kind("i1")]
+    fields = make_fields(node, case, node.rank, kinds)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        assert len(halo._forward._buffers.stages) > 2
+        for step in range(1, 9):
+            put(fields, step)
+            if step % 2:
+                halo.exchange()
+            else:
+                halo.start()
+                halo.wait()
+            check(fields, step)
+
+
+@pytest.mark.parametrize("name", ["copy", "pinned"])
+def test_random_plans_by_other_routes(node, monkeypatch, name):
+    """Those of test_exchange_ranks.py are exchanged by what the plan chooses, and by mpi."""
+    force(monkeypatch, name)
+    for seed in range(12):
+        random_plan(node, node.comm, seed)
+
+
+def test_twenty_six_neighbors_and_many_fields(node, route):
+    """Some of them the same rank, some oneself."""
+    case = even_case((1, 1, node.size), True, 4, 2, corners=True)
+    kinds = [Kind(dtype, FORMS[at % len(FORMS)]) for at, dtype in enumerate(("f4", "f8", "i1") * 4)]
+    fields = make_fields(node, case, node.rank, kinds)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for step in range(3):
+            put(fields, 100 * step)
+            halo.exchange()
+            check(fields, 100 * step)
+
+
+def test_numpy_fields_on_a_gpu_node(node):
+    """Backends follow the fields."""
+    case = case_of(node)
+    cart = make_cart(node.comm, case)
+    field = np.zeros(case.cells[node.rank].shape)
+    halo = mpishare.HaloExchange(cart, field, case.widths[0], corners=True, node=node)
+    assert set(halo.routes.values()) <= {"host"}
+    field[case.owned(node.rank)] = case.cells[node.rank][case.owned(node.rank)]
+    halo.exchange()
+    assert np.array_equal(field, case.cells[node.rank])
+    halo.close()
+    cart.Free()
+
+
+def test_cupy_fields_on_a_host_node(node, host_node):
+    cart = node.comm.Create_cart((node.size,), (True,))
+    with pytest.raises(UnsupportedError, match="GPU memory"):
+        mpishare.HaloExchange(cart, node.xp.zeros(6), 1, node=host_node)
+    cart.Free()
+
+
+# --- steps on streams, with nobody looking
+
+
+@pytest.mark.parametrize("way", ["exchange", "start and wait"])
+def test_steps_without_the_host(node, route, stream, way):
+    """Owned cells are spoiled right after the wait; GPUs idle at random places."""
+    case = case_of(node)
+    field = Counted(case, node.rank)
+    rng = np.random.default_rng(node.rank)
+    with plan(node.comm, case, field.array, node=node) as halo:
+        for _ in range(300 if route != "mpi" else 60):
+            field.put()
+            if rng.random() < 0.1:
+                field.idle(100)
+            if way == "exchange":
+                halo.exchange()
+            else:
+                halo.start()
+                halo.wait()
+            field.count()
+            if rng.random() < 0.1:
+                field.idle(100)
+            field.spoil()
+            field.go_on()
+        node.synchronize()
+        assert field.is_right_after(300 if route != "mpi" else 60)
+
+
+def test_control_of_the_counting(node, stream):
+    """Without the exchange every step counts errors."""
+    field = Counted(case_of(node), node.rank)
+    field.put()
+    field.count()
+    assert int(field.errors[0]) == int((field.numbers >= 0).sum()) - int(field.owned.sum())
+
+
+@TWO
+@pytest.mark.parametrize("width", [((1, 0),), ((0, 2),)], ids=["up", "down"])
+def test_a_rank_that_may_run_ahead(node, stream_route, stream, width):
+    case = even_case((node.size,), False, 4, width)
+    field = Counted(case, node.rank)
+    slow = node.size - 1 if width == ((1, 0),) else 0
+    with plan(node.comm, case, field.array, node=node) as halo:
+        for _ in range(200):
+            field.put()
+            halo.exchange()
+            if node.rank == slow:
+                field.idle(30)
+            field.count()
+            field.spoil()
+            field.go_on()
+        node.synchronize()
+        assert field.is_right_after(200)
+
+
+@pytest.mark.parametrize("way", ["current", "given"])
+def test_streams_in_turn(node, route, way):
+    """The calls of a plan come one after the other, whatever stream they are on."""
+    import cupy
+
+    case = case_of(node)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    field = Counted(case, node.rank)
+    fence = cupy.cuda.Event()
+    with plan(node.comm, case, field.array, node=node) as halo:
+        for step in range(60):
+            before, after = streams[step % 3], streams[(step // 2) % 3]
+            with before:
+                field.put()
+                if way == "current":
+                    halo.start()
+                    fence.record(before)
+                    after.wait_event(fence)
+            if way == "given":
+                halo.start(stream=before)
+                fence.record(before)
+                after.wait_event(fence)
+                halo.wait(stream=after.ptr)
+            with after:
+                if way == "current":
+                    halo.wait()
+                field.count()
+                field.go_on()
+            for each in streams:
+                fence.record(after)
+                each.wait_event(fence)
+        for each in streams:
+            node.synchronize(each)
+        assert field.is_right_after(60)
+
+
+def test_null_and_per_thread_streams(node, route):
+    import cupy
+
+    case = case_of(node)
+    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream.ptds, cupy.cuda.Stream()):
+        with stream:
+            fields = make_fields(node, case, node.rank, [Kind()])
+            with plan(node.comm, case, arrays(fields), node=node) as halo:
+                for step in range(5):
+                    put(fields, step)
+                    halo.exchange()
+                    check(fields, step)
+                node.synchronize(stream)
+
+
+def test_what_is_no_stream(node):
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for wrong in ("0", 1.5, -1, True, object()):
+            for call in (halo.exchange, halo.start):
+                with pytest.raises(TypeError, match="stream"):
+                    call(stream=wrong)
+        put(fields, 1)
+        halo.exchange()
+        check(fields, 1)
+
+
+# --- held producers
+
+
+def star_of_rank_0(node):
+    """A plan by index in which rank 0 sends its cells to all others; (what shows them, plan)."""
+    field = node.xp.zeros(100, "i4")
+    others = range(1, node.size)
+    sends = {rank: range(100) for rank in others} if node.rank == 0 else {}
+    recvs = {} if node.rank == 0 else {0: range(100)}
+    return field, mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node)
+
+
+@TWO
+def test_a_held_neighbor_is_waited_for(node, stream_route):
+    field, halo = star_of_rank_0(node)
+    halo.exchange()
+    node.synchronize()
+    for value in (7, 8, 9):
+        check_order(node, field, 0, signal=halo.exchange, wait=halo.exchange, value=value)
+    halo.close()
+
+
+@TWO
+def test_start_does_not_hold_the_stream(node, stream_route, stream):
+    """Between start and wait my own work goes on, though a neighbor is held."""
+    case = even_case((node.size,), True, 6, 1)
+    [field] = fields = make_fields(node, case, node.rank, [Kind("i8")])
+    with plan(node.comm, case, field.array, node=node) as halo:
+        put(fields, 1)
+        halo.exchange()
+        put(fields, 2)
+        inside = field.array[halo.interior].copy()
+        field.array[halo.interior] = inside
+        node.synchronize()
+        node.barrier()
+        with Latch() as latch:
+            if node.rank == 0:
+                latch.hold(stream.ptr)
+            halo.start()
+            field.array[halo.interior] = inside
+            went_on = within(5, lambda: stream.done) if node.rank else not stream.done
+            node.barrier()
+            latch.release()
+            halo.wait()
+            node.synchronize()
+        assert all(node.comm.allgather(went_on))
+        check(fields, 2)
+
+
+def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
+    """With its stream held a rank puts many exchanges on it, and goes on."""
+    case = case_of(node)
+    field = Counted(case, node.rank)
+    with plan(node.comm, case, field.array, node=node) as halo:
+        field.put()
+        halo.exchange()
+        field.count()
+        field.go_on()
+        node.synchronize()
+        with Latch() as latch:
+            latch.hold(stream.ptr)
+            for _ in range(50):
+                field.put()
+                halo.exchange()
+                field.count()
+                field.go_on()
+            assert not stream.done
+            node.barrier()
+            latch.release()
+            node.synchronize()
+        assert field.is_right_after(51)
+
+
+# --- graphs
+
+
+@contextlib.contextmanager
+def captured(stream, graphs):
+    """What runs inside goes into a graph, added to the list."""
+    stream.begin_capture()
+    try:
+        yield
+    finally:
+        graph = stream.end_capture()
+    graphs.append(graph)
+
+
+def is_captured_here(halo):
+    return not {"pinned", "mpi"} & set(halo.routes.values())
+
+
+@pytest.mark.parametrize("way", ["exchange", "start and wait"])
+@pytest.mark.parametrize("name", ["", "copy"], ids=["own", "copy"])
+def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
+    """A thousand replays, whose values change, with plain calls between them."""
+    force(monkeypatch, name)
+    case = case_of(node)
+    field = Counted(case, node.rank)
+    rng = np.random.default_rng(node.rank)
+
+    def step(halo):
+        field.put()
+        if way == "exchange":
+            halo.exchange()
+        else:
+            halo.start()
+            halo.wait()
+        field.count()
+        field.spoil()
+        field.go_on()
+
+    with plan(node.comm, case, field.array, node=node) as halo:
+        if not is_captured_here(halo):
+            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        step(halo)
+        graphs = []
+        with captured(stream, graphs):
+            step(halo)
+        [graph] = graphs
+        count = 1
+        for at in range(1000):
+            graph.launch(stream)
+            count += 1
+            if at % 37 == 0:
+                step(halo)
+                count += 1
+            if rng.random() < 0.01:
+                time.sleep(0.002)
+        node.synchronize()
+        assert field.is_right_after(count)
+        del graph, graphs
+
+
+@pytest.mark.parametrize("name", ["", "copy"], ids=["own", "copy"])
+def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
+    """Each replay exchanges the arrays that it was captured with."""
+    force(monkeypatch, name)
+    case = case_of(node)
+    pair = [Counted(case, node.rank) for _ in range(2)]
+    graphs = []
+    with plan(node.comm, case, pair[0].array, node=node) as halo:
+        if not is_captured_here(halo):
+            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        for field in pair:
+            with captured(stream, graphs):
+                for _ in range(3):  # several exchanges in one graph
+                    field.put()
+                    halo.exchange(field.array)
+                    field.count()
+                    field.go_on()
+        order = np.random.default_rng(5).integers(0, 2, 200)
+        for at in order:
+            graphs[at].launch(stream)
+        node.synchronize()
+        for at, field in enumerate(pair):
+            assert field.is_right_after(3 * int((order == at).sum()))
+        graphs.clear()
+
+
+@pytest.mark.parametrize("name", ["pinned", "mpi"])
+def test_capture_with_a_route_of_the_host(node, monkeypatch, stream, name):
+    """Refused by name, and the plan goes on."""
+    force(monkeypatch, name)
+    case = case_of(node)
+    fields = make_fields(node, case, node.rank, [Kind()])
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        put(fields, 1)
+        halo.exchange()
+        graphs = []
+        with captured(stream, graphs):
+            for call in (halo.exchange, halo.start):
+                with pytest.raises(UnsupportedError, match=name):
+                    call()
+        put(fields, 2)
+        halo.exchange()
+        check(fields, 2)
+        graphs.clear()
+
+
+def test_accumulate_in_a_graph(node, stream):
+    """Ones everywhere, added up again and again."""
+    case = case_of(node)
+    [field] = make_fields(node, case, node.rank, [Kind("f8")])
+    right = node.xp.asarray(accumulated_ones(case, node.rank))
+    wrong = node.xp.zeros(1, "i8")
+    with plan(node.comm, case, field.array, node=node) as halo:
+        if not is_captured_here(halo):
+            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        kernel = node.xp.ElementwiseKernel(
+            "float64 found, float64 right, raw int64 wrong", "bool differs",
+            "differs = found != right;"
+            "if (differs) atomicAdd((unsigned long long*)&wrong[0], 1ULL)", "differing",
+        )  # fmt: skip
+        differs = node.xp.empty(field.array.shape, bool)
+        field.array.fill(1)
+        halo.accumulate()
+        kernel(field.array, right, wrong, differs)
+        node.synchronize()
+        graphs = []
+        with captured(stream, graphs):
+            field.array.fill(1)
+            halo.accumulate()
+            kernel(field.array, right, wrong, differs)
+        for _ in range(200):
+            graphs[0].launch(stream)
+        node.synchronize()
+        assert int(wrong[0]) == 0
+        graphs.clear()
+
+
+def test_the_first_accumulate_is_not_captured(node, stream):
+    """It would allocate; the capture goes on, and the plan too."""
+    case = case_of(node)
+    [field] = make_fields(node, case, node.rank, [Kind("f8")])
+    with plan(node.comm, case, field.array, node=node) as halo:
+        if not is_captured_here(halo):
+            pytest.skip(f"neighbors by {set(halo.routes.values())}")
+        graphs = []
+        with captured(stream, graphs), pytest.raises(UnsupportedError, match="first call"):
+            halo.accumulate()
+        graphs.clear()
+        field.array.fill(1)
+        halo.accumulate()
+        node.synchronize()
+
+
+def accumulated_ones(case, rank):
+    """How often each owned cell is seen, ghosts 0 where they have an owner, else 1."""
+    counts = np.zeros(case.count)
+    for cells in case.cells:
+        np.add.at(counts, cells[cells != POISON], 1)
+    found = np.where(case.cells[rank] == POISON, 1.0, 0.0)
+    owned = case.owned(rank)
+    found[owned] = counts[case.cells[rank][owned]]
+    return found
+
+
+# --- accumulate
+
+
+def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
+    """On two streams, the first of which is slow."""
+    import cupy
+
+    first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    case = case_of(node)
+    slow = Counted(case, node.rank)
+    [field] = make_fields(node, case, node.rank, [Kind("f8")])
+    with plan(node.comm, case, field.array, node=node) as halo:
+        field.array.fill(1)
+        halo.accumulate()
+        field.array.fill(0)
+        field.array[halo.owned] = 1
+        node.synchronize()
+        node.barrier()
+        with first:
+            slow.idle(20_000)
+            halo.exchange()
+        with second:
+            halo.accumulate()
+        node.synchronize(first)
+        node.synchronize(second)
+        found = cupy.asnumpy(field.array.copy())
+    assert (found == accumulated_ones(case, node.rank)).all()
+
+
+def test_accumulate(node, route, stream):
+    case = even_case((node.size, 1), True, 3, 2, corners=True)
+    kinds = [Kind("f8"), Kind("f4", "F"), Kind("i4", "strided"), Kind("c16")]
+    fields = make_fields(node, case, node.rank, kinds)
+    with plan(node.comm, case, arrays(fields), node=node) as halo:
+        for seed in range(4):
+            for at, field in enumerate(fields):
+                values = weights(case, field.kind, node.rank, seed + at, 9)
+                field.array[...] = node.xp.asarray(values)
+            halo.accumulate()
+            for at, field in enumerate(fields):
+                right = accumulated(case, field.kind, node.rank, seed + at, 9)
+                assert np.array_equal(field.array.get(), right)
+
+
+def test_accumulate_gives_the_same_bits(node, route, stream):
+    case = even_case((node.size, 1, 1), True, 2, 2, corners=True)
+    [field] = make_fields(node, case, node.rank, [Kind("f4")])
+    rng = np.random.default_rng(node.rank)
+    values = node.xp.asarray(rng.standard_normal(field.numbers.shape).astype("f4") * 1e3)
+    spin = Counted(case_of(node), node.rank)
+    bits = set()
+    with plan(node.comm, case, field.array, node=node) as halo:
+        for _ in range(20):
+            field.array[...] = values
+            if rng.random() < 0.4:
+                spin.idle(200)
+            halo.accumulate()
+            bits.add(field.array.get().tobytes())
+    assert len(bits) == 1
+
+
+def test_arrays_that_were_seen_before(node):
+    """Ids come again, and a shape may be set: neither is taken for an array that was seen."""
+    xp, held = node.xp, []
+    cart = node.comm.Create_cart((node.size,), (True,))
+    layout = mpishare.Layout((4, 6))
+    with mpishare.HaloExchange(cart, layout, 1, axes=0, node=node) as halo:
+        for step in range(100):  # more than are known at a time
+            field = xp.full((4, 6), 100.0 * step + node.rank)
+            for _ in range(3):  # plainly, as a graph, replayed
+                halo.exchange(field)
+            for ghosts, shift in ((0, -1), (3, 1)):
+                expected = 100 * step + (node.rank + shift) % node.size
+                assert bool((field[ghosts] == expected).all()), (step, ghosts)
+            if step % 3:
+                held.append(field)
+        field.shape = (8, 3)
+        with pytest.raises(ValueError, match="shape"):
+            halo.exchange(field)
+        field.shape = (4, 6)
+        halo.exchange(field)
+    cart.Free()
+
+
+# --- PyTorch
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+def test_tensors_on_torchs_current_stream(node, route, torch):
+    case = case_of(node)
+    numbers = torch.from_numpy(case.cells[node.rank]).cuda()
+    owned = case.owned(node.rank)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        tensor = torch.full(numbers.shape, POISON, dtype=torch.int64, device="cuda")
+        with plan(node.comm, case, tensor, node=node) as halo:
+            for step in range(1, 30):
+                tensor[owned] = numbers[owned] * step
+                halo.exchange(tensor)
+                right = torch.where(numbers == POISON, numbers, numbers * step)
+                assert bool((tensor == right).all()), step
+                fresh = torch.full_like(tensor, POISON)
+                fresh[owned] = numbers[owned]
+                halo.start(fresh)
+                halo.wait()
+                assert bool((fresh == numbers).all())
+            node.synchronize(stream)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "bool", "complex64", "uint8"])
+def test_dtypes_of_torch(node, torch, dtype):
+    case = even_case((node.size,), True, 4)
+    kind = getattr(torch, dtype)
+    tensor = torch.zeros(6, dtype=kind, device="cuda")
+    with plan(node.comm, case, tensor, node=node) as halo:
+        tensor[1:5] = torch.tensor([node.rank % 2, 1, 0, 1 - node.rank % 2], dtype=kind)
+        halo.exchange()
+        left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
+        ends = torch.tensor([1 - left % 2, right % 2], dtype=kind, device="cuda")
+        assert bool((tensor[[0, 5]] == ends).all())
+
+
+def test_tensors_and_arrays_together_need_a_stream(node, torch, stream):
+    case = even_case((node.size,), True, 4)
+    array, tensor = node.xp.zeros(6), torch.zeros(6, dtype=torch.float64, device="cuda")
+    torch.cuda.synchronize()
+    with plan(node.comm, case, [array, tensor], node=node) as halo:
+        with pytest.raises(ValueError, match="stream="):
+            halo.exchange()
+        array[1:5] = node.rank
+        halo.exchange(stream=stream)
+        node.synchronize(stream)
+        assert float(array[0]) == (node.rank - 1) % node.size
+
+
+def test_tensors_that_will_not_do(node, torch):
+    cart = node.comm.Create_cart((node.size,), (True,))
+    wrong = torch.zeros(6, device="cuda", requires_grad=True)
+    with pytest.raises(ValueError, match="gradient"):
+        mpishare.HaloExchange(cart, wrong, 1, node=node)
+    cart.Free()

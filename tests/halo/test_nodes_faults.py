@@ -1,0 +1,325 @@
+"""Plans over several nodes, as the launcher of MPICH pretends them: routes host and mpi mixed."""
+
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers.reporting import report
+from tests.helpers.scenes_halo import MACHINES, play_on
+from tests.helpers.stage import Stage
+
+NAMES = {"2 + 2": 4, "1 + 1": 2, "2 + 1": 3, "2 + 1 + 1": 4, "1 + 2 + 1": 4, "in turn": 4}
+NAMES |= dict.fromkeys(MACHINES, 4) | {"2 + 1 machines": 3}
+
+
+def random_plans(stage: Stage, seeds: int) -> None:
+    from tests.helpers.halos import random_plan
+
+    with stage.node() as node:
+        of_node = stage.gather((stage.rank, node.ranks[0]))
+        mates = {rank for rank, first in of_node if first == node.ranks[0]}
+        wrong, seen = [], set()
+        for seed in range(seeds):
+            routes = random_plan(node, stage.world, seed)
+            right = {rank: "host" if rank in mates else "mpi" for rank in routes}
+            seen |= set(routes.values())
+            wrong += [[seed, routes, right]] if routes != right else []
+    report({"wrong routes": wrong, "seen": sorted(seen), "mates": len(mates)})
+
+
+@pytest.mark.parametrize("nodes", NAMES)
+def test_random_plans(nodes):
+    """Every ghost, as in the tests of one node; and which route leads where."""
+    played = play_on(nodes, NAMES[nodes], random_plans, 12, shared=True)
+    played.ended_well()
+    for rank in range(NAMES[nodes]):
+        facts = played.rank(rank)
+        assert facts["wrong routes"] == []
+        assert "mpi" in facts["seen"]
+        assert "host" in facts["seen"]  # a rank that is its own neighbor, if none else
+
+
+def random_accumulations(stage: Stage) -> None:
+    import numpy as np
+
+    from tests.helpers.halos import (
+        Kind,
+        accumulated,
+        arrays,
+        make_fields,
+        plan,
+        random_case,
+        weights,
+    )  # fmt: skip
+
+    wrong = []
+    with stage.node() as node:
+        for seed in range(15):
+            case = random_case(np.random.default_rng([seed, 1]), stage.size)
+            kinds = [Kind("f8"), Kind("i4", "F")]
+            fields = make_fields(node, case, stage.rank, kinds, [True, False])
+            with plan(stage.world, case, arrays(fields), node=node) as halo:
+                for step in range(3):
+                    for field in fields:
+                        field.array[...] = weights(case, field.kind, stage.rank, seed + step)
+                    halo.accumulate()
+                    for field in fields:
+                        right = accumulated(case, field.kind, stage.rank, seed + step)
+                        wrong += [] if np.array_equal(field.array, right) else [seed]
+    report({"wrong": wrong})
+
+
+def random_graphs(stage: Stage) -> None:
+    import numpy as np
+
+    import mpishare
+    from tests.helpers.halos import Kind, graph_field, put_graph, random_graph
+
+    wrong = []
+    with stage.node() as node:
+        for seed in range(20):
+            graph = random_graph(np.random.default_rng([seed, 2]), stage.size)
+            mine = graph_field(np, graph, stage.rank, Kind("V3", others=(2,), axes=(0,)))
+            sends, recvs = graph.sends[stage.rank], graph.recvs[stage.rank]
+            ex = mpishare.NeighborExchange(stage.world, sends, recvs, mine.array, node=node)
+            for step in range(1, 4):
+                put_graph(mine, graph, stage.rank, step)
+                ex.exchange()
+                flaws = mine.flaws(step)
+                wrong += [f"seed {seed}: {flaws}"] if flaws else []
+            ex.close()
+    report({"wrong": wrong})
+
+
+def global_ids_and_no_cart(stage: Stage) -> None:
+    """A ring by global ids, and one by dims=, over all nodes; Layouts stand for the fields."""
+    import numpy as np
+
+    import mpishare
+
+    wrong, routes = [], set()
+    n, rank = stage.size, stage.rank
+    layout = mpishare.Layout(4)
+    right = np.array([2 * rank - 1, 2 * rank, 2 * rank + 1, 2 * rank + 2]) % (2 * n)
+    with stage.node() as node:
+        ids = right[[1, 2, 0, 3]]
+        make_of_ids = mpishare.NeighborExchange.from_global_ids
+        ex = make_of_ids(stage.world, ids, 2, layout, node=node)
+        halo = mpishare.HaloExchange(stage.world, layout, 1, dims=(0,), periods=True, node=node)
+        for plan, found in ((ex, ids), (halo, right)):
+            field = np.where(found // 2 == rank, found, -1).astype(float)
+            plan.exchange(field)
+            wrong += [] if np.array_equal(field, found) else [[str(plan), field.tolist()]]
+            routes |= set(plan.routes.values())
+    report({"wrong": wrong, "routes": sorted(routes)})
+
+
+@pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
+def test_global_ids_and_no_cart(nodes):
+    played = play_on(nodes, 4, global_ids_and_no_cart, shared=True)
+    played.ended_well()
+    for rank in range(4):
+        assert played.rank(rank)["wrong"] == []
+        assert "mpi" in played.rank(rank)["routes"]
+
+
+@pytest.mark.parametrize("scene", [random_accumulations, random_graphs])
+@pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
+def test_the_reverse_and_graphs(nodes, scene):
+    played = play_on(nodes, 4, scene, shared=True)
+    played.ended_well()
+    for rank in range(4):
+        assert played.rank(rank)["wrong"] == []
+
+
+def many_steps(stage: Stage, steps: int) -> None:
+    import numpy as np
+
+    from tests.helpers.halos import Kind, arrays, check, even_case, make_fields, pause, plan, put
+
+    case = even_case((stage.size,), True, 3, ((1, 0),))
+    rng = np.random.default_rng(stage.rank)
+    with stage.node() as node:
+        fields = make_fields(node, case, stage.rank, [Kind("i8")], [True])
+        with plan(stage.world, case, arrays(fields), node=node) as halo:
+            for step in range(1, steps):
+                put(fields, step)
+                halo.start()
+                pause(rng, 0.002, 0.03)
+                halo.wait()
+                check(fields, step)
+                fields[0].spoil()
+    report({"done": True})
+
+
+@pytest.mark.parametrize("nodes", ["2 + 2", "in turn", *MACHINES])
+def test_steps_with_random_delays(nodes):
+    """Data flows one way round, by both routes in turn."""
+    played = play_on(nodes, NAMES[nodes], many_steps, 400, shared=True)
+    played.ended_well()
+    assert all(played.rank(rank)["done"] for rank in range(NAMES[nodes]))
+
+
+def sent_before(stage: Stage) -> None:
+    """Who waits in a barrier of the node has sent what the other rank there waits for."""
+    import numpy as np
+
+    with stage.node(timeout_s=10.0) as node:
+        large = np.zeros(40_000_000, "u1")
+        if stage.rank == 0:
+            request = stage.world.Isend(large, 2)
+            node.barrier()
+            request.Wait()
+        elif stage.rank == 1:
+            stage.world.recv(source=2)
+            node.barrier()
+        else:
+            stage.world.Recv(large, 0)
+            stage.world.send("it has come", 1)
+    report({"done": True})
+
+
+@pytest.mark.parametrize("nodes", ["2 + 1", "2 + 1 machines"])
+def test_messages_go_on_while_a_rank_waits(nodes):
+    played = play_on(nodes, 3, sent_before, shared=True)
+    played.ended_well()
+    assert all(played.rank(rank)["done"] for rank in range(3))
+
+
+def refused(stage: Stage) -> None:
+    import numpy as np
+
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    with stage.node() as node:
+        make = mpishare.HaloExchange
+        stage.attempt("host only", make, cart, np.zeros(6), 1, node=node, require="host")
+        stage.attempt(
+            "too wide", make, cart, np.zeros(4 if stage.rank == 3 else 6), (2, 0), node=node
+        )
+        stage.attempt("bad", make, cart, np.zeros(6), 1 - 2 * (stage.rank == 3), node=node)
+        dtype = "f4" if stage.rank == 3 else "f8"
+        stage.attempt("dtype", make, cart, np.zeros(6, dtype), 1, node=node)
+        halo = stage.attempt("good", make, cart, np.zeros(6), 1, node=node, require=("host", "mpi"))
+        halo.exchange()
+        report({"routes": sorted(halo.routes.items())})
+        halo.close()
+    cart.Free()
+
+
+def test_errors_cross_nodes():
+    played = play_on("2 + 2", 4, refused, shared=True)
+    for rank in range(4):
+        assert "mpi" in played.raised(rank, "host only", "UnsupportedError").text
+        bad = played.raised(rank, "bad", "ValueError" if rank == 3 else "PeerError")
+        assert rank == 3 or list(bad.failures) == [3]
+        assert "float32" in played.raised(rank, "dtype", "MismatchError").text
+        played.worked([rank], "good")
+    assert dict(played.rank(0)["routes"]) == {1: "host", 3: "mpi"}
+    assert dict(played.rank(2)["routes"]) == {1: "mpi", 3: "host"}
+
+
+def too_wide(stage: Stage) -> None:
+    import numpy as np
+
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    with stage.node() as node:
+        width = (3, 0) if stage.rank == 0 else (0, 0)
+        length = 2 if stage.rank == 3 else 6
+        fields = np.zeros(length + sum(width))
+        stage.attempt("made", mpishare.HaloExchange, cart, fields, width, node=node)
+    cart.Free()
+
+
+def test_a_halo_wider_than_a_block_of_another_node():
+    played = play_on("2 + 2", 4, too_wide, shared=True)
+    told = {played.raised(rank, "made", "ValueError").text for rank in range(4)}
+    assert len(told) == 1, told
+    assert "rank 0" in told.copy().pop()
+    assert "rank 3" in told.pop()
+
+
+def late(stage: Stage, way: str) -> None:
+    import numpy as np
+
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    node = stage.node(timeout_s=1.0)
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=node)
+    halo.exchange()
+    if stage.rank == 1:
+        time.sleep(2.5)
+    else:
+        stage.attempt("exchange", halo.exchange)
+        stage.attempt("then", halo.exchange)
+        stage.attempt("close", node.close)
+    time.sleep(0.5)
+
+
+def test_a_rank_of_another_node_that_does_not_come():
+    """Named within the deadline; the plan and the node are broken then."""
+    played = play_on("1 + 1", 2, late, "exchange")
+    told = played.raised(0, "exchange", "PeerTimeout")
+    assert "[1]" in told.text
+    assert 1 <= told.seconds < 2.5
+    assert played.raised(0, "then", "PeerTimeout").seconds < 1
+    played.worked([0], "close")
+
+
+def raises(stage: Stage) -> None:
+    import numpy as np
+
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    halo = mpishare.HaloExchange(cart, np.zeros(6), 1, node=stage.node(timeout_s=40.0))
+    halo.exchange()
+    if stage.rank == stage.size - 1:
+        raise ValueError("no such thing")
+    halo.exchange()
+
+
+@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1", "1 + 1 + 2"])
+def test_an_exception_ends_the_ranks_of_other_nodes(nodes):
+    """Which cannot see it, and would wait for their deadline."""
+    n = sum(map(int, nodes.split(" + ")))
+    played = play_on(nodes, n, raises)
+    assert played.result.returncode != 0, played.describe()
+    assert played.result.seconds < 15, played.describe()
+    assert "ValueError: no such thing" in played.result.stderr, played.describe()
+    text = f"rank {n - 1} aborts the job: an exception ended this rank"
+    assert text in played.result.stderr, played.describe()
+
+
+def left_open(stage: Stage, is_given: bool) -> None:
+    import numpy as np
+
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    node = stage.node() if is_given else None
+    array = np.arange(6.0) + 10 * stage.rank
+    halo = mpishare.HaloExchange(cart, array, 1, node=node)
+    halo.exchange()
+    report({"found": array.tolist()})
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["node given", "node kept"])
+def test_a_program_that_closes_nothing(is_given):
+    """It ends with status 0, and says nothing."""
+    played = play_on("2 + 2", 4, left_open, is_given)
+    played.ended_well()
+    for rank in range(4):
+        found = played.rank(rank)["found"]
+        assert found[0] == 10 * ((rank - 1) % 4) + 4
+        assert found[5] == 10 * ((rank + 1) % 4) + 1
+
+
+def many_ranks(stage: Stage) -> None:
+    from tests.helpers.halos import random_plan
+
+    with stage.node() as node:
+        for seed in range(8):
+            random_plan(node, stage.world, seed)
+    report({"done": True})
+
+
+def test_six_ranks_on_two_nodes():
+    played = play_on("3 + 3", 6, many_ranks)
+    played.ended_well()
+    assert len(played.result.reports) == 6

@@ -1,0 +1,278 @@
+"""Reads from a peer process that refuses them, dies, or leaves meanwhile."""
+
+import functools
+import logging
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers import scenes
+from tests.helpers.compiled import needs_compiled
+from tests.helpers.reporting import report
+from tests.helpers.stage import Stage
+
+pytestmark = needs_compiled
+
+NBYTES = 1048576  # of a face: more than is packed
+play = functools.partial(scenes.play, env={"MPISHARE_HOST_CODE": "compiled"})
+
+
+def begun(stage: Stage, how: str) -> None:
+    """The others read the faces of rank 1, which does something else instead of waiting."""
+    import ctypes
+    import mmap
+
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=10.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    # Whole pages, which can be taken away.
+    memory = mmap.mmap(-1, 4 * 1048576)
+    field = np.frombuffer(memory, "f8").reshape(4, -1)
+    field[...] = stage.rank
+    # To the right alone: then the right neighbor waits for nothing else of rank 1's.
+    halo = mpishare.HaloExchange(cart, field, ((1, 0),), axes=(0,), node=node)
+    halo.exchange()
+    assert len(halo._forward._host._peer_reads.keys) == stage.size
+    halo.start()
+    stage.world.Barrier()  # else a slow rank hears of the end before it starts
+    libc = ctypes.CDLL(None, use_errno=True)
+    if stage.rank == 1:
+
+        def leave() -> None:
+            with node:
+                raise KeyError("my own reason")
+
+        if how == "dies":
+            stage.die()
+        elif how == "leaves":
+            stage.attempt("call", leave)
+            field[...] = -1
+            stage.world.Send(b"", dest=2)
+        elif how == "leaves and frees":
+            stage.attempt("call", leave)
+            at = ctypes.c_void_p(field[1:].ctypes.data)
+            assert libc.mprotect(at, field[1:].nbytes, 0) == 0
+            stage.world.Send(b"", dest=2)
+        else:
+            at, both = ctypes.c_void_p(field[1:].ctypes.data), mmap.PROT_READ | mmap.PROT_WRITE
+            assert libc.mprotect(at, field[1:].nbytes, 0) == 0
+            stage.attempt("call", halo.wait)
+            assert libc.mprotect(at, field[1:].nbytes, both) == 0
+    else:
+        if not how.startswith("leaves"):
+            time.sleep(0.5)
+        elif stage.rank == 2:
+            stage.world.Recv(bytearray(0), source=1)  # and at once, before it is known otherwise
+        stage.attempt("call", halo.wait)
+        report({"ghost": field[0, 0]})
+        stage.attempt("then", halo.exchange)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)
+
+
+def test_the_sender_dies():
+    played = play(3, begun, "dies", survivable=True)
+    for rank in (0, 2):
+        assert played.raised(rank, "call", "PeerTimeout").ranks == [1]
+        assert played.raised(rank, "then", "PeerTimeout").ranks == [1]
+
+
+@pytest.mark.parametrize("how", [*["leaves"] * 3, *["leaves and frees"] * 3])
+def test_the_sender_leaves_by_an_exception(how):
+    """What it does to its cells afterwards reaches no ghost, and is not given as the reason."""
+    played = play(3, begun, how, shared=True)
+    played.raised(1, "call", "KeyError")
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert list(told.failures) == [1]
+        assert "my own reason" in told.failures[1]
+
+
+def test_the_memory_of_the_sender_is_gone():
+    played = play(3, begun, "takes it away")
+    why = "cells in a field of rank 1 cannot be read: Bad address"
+    assert why in played.raised(2, "call", "MpiShareError").text
+    for rank, call in ((1, "call"), (0, "then")):
+        told = played.raised(rank, call, "PeerError")
+        assert list(told.failures) == [2]
+        assert why in told.text
+
+
+def refused(stage: Stage) -> None:
+    """Nobody may read the memory of rank 1."""
+    import ctypes
+
+    import numpy as np
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    # What root may do in spite of all (capset(2), version 3 of it).
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    for which in (0, 1):  # effective, permitted
+        sets[which] &= ~(1 << 19)  # CAP_SYS_PTRACE
+    assert libc.capset(header, sets) == 0
+    if stage.rank == 1:
+        assert libc.prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+    said = []
+    log = logging.getLogger("mpishare.halo")
+    log.setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(handler)
+    with stage.node() as node:
+        report({"unreadable": node.report().surroundings.unreadable})
+        cart = stage.world.Create_cart((stage.size,), (True,))
+        fields = [np.zeros((4, 1048576 // 8)) for _ in range(2)]
+        with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
+            peer_reads = halo._forward._host._peer_reads
+            right = []
+            for step in range(20):
+                field = fields[step % 2]
+                field[1:3] = 100 * step + stage.rank
+                halo.exchange(field)
+                left, other = (stage.rank - 1) % stage.size, (stage.rank + 1) % stage.size
+                right.append(bool((field[0] == 100 * step + left).all()))
+                right.append(bool((field[-1] == 100 * step + other).all()))
+            senders = sorted({key[0] for key in peer_reads.keys if key[1] == stage.rank})
+            report({"right": right, "senders": senders, "staging": halo.staging_nbytes})
+    report({"said": said})
+
+
+def test_a_process_that_may_not_be_read():
+    played = play(3, refused)
+    for rank in range(3):
+        told = played.rank(rank)
+        assert told["right"] == [True] * 40
+        why = "Operation not permitted"
+        assert told["unreadable"] == [[0, 1, why], [2, 1, why]]
+        assert told["senders"] == [each for each in range(3) if each not in (rank, 1)]
+        refusals = [text for text in told["said"] if "copied twice" in text]
+        assert len(refusals) == (rank != 1), played.describe()
+        assert told["staging"] > 4 * NBYTES  # two copies of both faces of rank 1
+    (text,) = [text for text in played.rank(0)["said"] if "copied twice" in text]
+    assert "large faces of rank 1" in text
+    assert "Operation not permitted" in text
+
+
+def interrupted(stage: Stage, is_in_window: bool) -> None:
+    """Rank 1 gives up its exchange when a timer says so, and writes its cells, which are read."""
+    import numpy as np
+
+    node = stage.node(timeout_s=10.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    field = np.zeros((4, 1048576 // 8))
+    if is_in_window:
+        field = node.allocate_each(field.shape).array
+    field[...] = stage.rank
+    halo = mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node)
+    halo.exchange()
+    field[...] = stage.rank + 10
+
+    def exchange() -> None:
+        halo.exchange()
+
+    if stage.rank == 1:
+
+        def stop(*_: object) -> None:
+            raise KeyError("my own reason")
+
+        signal.signal(signal.SIGALRM, stop)  # noqa: F821  of the scene
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # noqa: F821
+        stage.attempt("call", exchange)
+        field[...] = -1
+        stage.world.Send(b"", dest=2)
+    else:
+        halo.start()
+        if stage.rank == 2:
+            stage.world.Recv(bytearray(0), source=1)
+        stage.attempt("call", halo.wait)
+    report({"ghosts": field[[0, -1], 0].tolist()})
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize("is_in_window", [True, False], ids=["window", "private"])
+def test_an_exchange_that_is_interrupted(is_in_window):
+    """A rank that still reads gets the reason; what was written afterwards reaches no ghost."""
+    played = play(3, interrupted, is_in_window, shared=True)
+    assert "my own reason" in played.raised(1, "call", "KeyError").text
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert list(told.failures) == [1]
+        assert "my own reason" in told.failures[1]
+
+
+def with_guards(stage: Stage) -> None:
+    """The process itself reads all cells of its field, but others cannot read all of its pages."""
+    import ctypes
+    import mmap
+
+    import numpy as np
+    from numpy.lib.stride_tricks import as_strided
+
+    page, rows = mmap.PAGESIZE, 160
+    memory = mmap.mmap(-1, rows * 9 * page)
+    base = np.frombuffer(memory, "f8")
+    shape, strides = (4, rows // 4, page), (rows // 4 * 9 * page, 9 * page, 8)
+    fields = [as_strided(base, shape, strides), np.zeros(shape)]
+    fields[1] = as_strided(np.zeros(base.size), shape, strides)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for row in range(rows):  # after the 8 pages of each
+        at = ctypes.c_void_p(base.ctypes.data + row * 9 * page + 8 * page)
+        assert libc.mprotect(at, page, 0) == 0
+    right = []
+    with stage.node() as node:
+        cart = stage.world.Create_cart((stage.size,), (True,))
+        with mpishare.HaloExchange(cart, fields[0], 1, axes=(0,), node=node) as halo:
+            nparts = len(halo._forward._host._peer_reads.keys)
+            for step in range(20):
+                field = fields[step % 2]
+                field[1:3] = 100 * step + stage.rank
+                halo.exchange(field)
+                field[1:3] = -1
+                for side, other in ((0, -1), (-1, 1)):
+                    owner = (stage.rank + other) % stage.size
+                    right.append(bool((field[side] == 100 * step + owner).all()))
+    report({"right": right, "parts": nparts})
+
+
+def test_memory_that_others_cannot_read():
+    played = play(3, with_guards, shared=True)
+    played.ended_well()
+    for rank in range(3):
+        assert played.rank(rank) == {"right": [True] * 40, "parts": 6}
+
+
+def without_memory(stage: Stage) -> None:
+    """Rank 1 has no memory for the buffer: C order at the sender, Fortran order there."""
+    import resource
+
+    import numpy as np
+
+    import mpishare.halo.host.engine  # needs memory of its own
+
+    node = stage.node(timeout_s=10.0)
+    cart = stage.world.Create_cart((stage.size,), (True,))
+    # These ranks have a communicator then, for which MPI takes memory.
+    first = mpishare.HaloExchange(cart, np.zeros((4, 4)), ((2, 0),), axes=(0,), node=node)
+    field = np.zeros((4, 64 << 20), "u1", order="F" if stage.rank == 1 else "C")
+    kept = resource.getrlimit(resource.RLIMIT_AS)
+    if stage.rank == 1:
+        from pathlib import Path
+
+        now = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 20), kept[1]))
+    stage.attempt("make", mpishare.HaloExchange, cart, field, ((2, 0),), axes=(0,), node=node)
+    resource.setrlimit(resource.RLIMIT_AS, kept)
+    stage.attempt("close", node.close)
+    assert first.is_closed
+
+
+def test_a_rank_without_memory():
+    played = play(3, without_memory)
+    for rank in (0, 2):
+        assert list(played.raised(rank, "make", "PeerError").failures) == [1]
+    assert played.told(1, "make").error in {"UnsupportedError", "MemoryError"}
+    played.worked(range(3), "close")

@@ -1,0 +1,179 @@
+"""Large faces of fields in private memory, which receivers read from the sender's process."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare.halo.host import parts
+from tests.halo import test_fields_ranks as of_fields
+from tests.halo import test_order_ranks as of_order
+from tests.helpers.halos import (
+    Case,
+    Kind,
+    arrays,
+    check,
+    even_case,
+    make_fields,
+    plan,
+    put,
+    random_plan,
+    read_in_place,
+)
+
+TWO = pytest.mark.ranks(min=2)
+PLANES = 24 << 10  # numbers of 8 bytes in a face: 192 KiB
+
+
+@pytest.fixture(autouse=True)
+def read_from_64_kib_on():
+    with mock.patch.object(parts, "_MIN_READ_NBYTES", 64 << 10):
+        yield
+
+
+def peer_reads(halo):
+    return halo._forward._host._peer_reads
+
+
+def steps(node, case, kinds):
+    """Exchange two sets of fields in turn; return the parts read, bytes of buffer, staging."""
+    both = [make_fields(node, case, node.rank, kinds) for _ in range(2)]
+    with plan(node.comm, case, arrays(both[0]), axes=kinds[0].axes, node=node) as halo:
+        for step in range(6):
+            fields = both[step % 2]
+            put(fields, 10 * step)
+            halo.exchange(*arrays(fields))
+            for field in fields:
+                kept = field.array[field.owned].copy()
+                field.spoil()
+                field.array[field.owned] = kept
+            check(fields, 10 * step)
+        return peer_reads(halo).keys, peer_reads(halo).nbytes, halo.staging_nbytes
+
+
+@TWO
+def test_faces_that_come_as_they_belong(compiled_node):
+    node = compiled_node
+    case = even_case((node.size,), True, 5, 2)
+    kind = Kind("f8", others=(PLANES,), axes=(0,))
+    keys, through, nbytes = steps(node, case, [kind])
+    ways = {(rank, (rank + step) % node.size) for rank in range(node.size) for step in (-1, 1)}
+    assert {key[:2] for key in keys} == ways
+    assert len(keys) == 2 * node.size
+    assert through == 0
+    assert nbytes < 100_000  # no copies: a face alone has 384 KiB
+
+
+@TWO
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("form", ["C", "F"])
+def test_faces_with_ghosts_in_between(compiled_node, form, width):
+    """They come through memory of the receiver, some planes at a time."""
+    node = compiled_node
+    dims = (node.size, 1, 1) if form == "C" else (1, 1, node.size)
+    splits = [(4,) * node.size, (300,), (300,)]
+    case = Case(dims, (True,) * 3, tuple(splits[:: 1 if form == "C" else -1]),
+                (((width, width),) * 3,) * node.size, corners=False)  # fmt: skip
+    keys, through, nbytes = steps(node, case, [Kind("f4", form), Kind("i8", form)])
+    assert len(keys) == 4 * node.size
+    assert 0 < through <= (256 << 10)
+    assert through < nbytes
+
+
+@TWO
+def test_small_faces_and_those_that_lie_far_apart_are_packed(compiled_node):
+    node = compiled_node
+    case = even_case((node.size, 1), True, 5, 1)
+    assert not steps(node, case, [Kind("f8")])[0]
+    case = even_case((node.size,), True, 5, 1)
+    assert not steps(node, case, [Kind("f8", "F", others=(PLANES,), axes=(0,))])[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_plans_of_private_fields(compiled_node, seed):
+    with read_in_place():
+        random_plan(compiled_node, compiled_node.comm, 7000 + seed)
+
+
+@pytest.mark.parametrize("way", ["exchange", "start and wait"])
+def test_owned_cells_are_overwritten_right_after_wait(compiled_node, way):
+    with read_in_place():
+        of_order.test_owned_cells_are_overwritten_right_after_wait(compiled_node, False, way)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        of_order.test_ghosts_stay_until_the_next_start,
+        of_order.test_a_rank_that_may_run_ahead,
+        of_order.test_alternating_fields_with_delays,
+        of_order.test_interior_is_written_between_start_and_wait,
+        of_fields.test_one_plan_of_everything_on_the_host,
+    ],
+    ids=lambda order: order.__name__,
+)
+def test_order(compiled_node, order):
+    with read_in_place():
+        order(compiled_node, False)
+
+
+@TWO
+def test_fields_in_windows_and_private_ones_of_one_plan_in_turn(compiled_node):
+    """Read from the process at one call, in the window at the next."""
+    node = compiled_node
+    case = even_case((node.size,), True, 5, 1)
+    kinds = [Kind("f8", others=(PLANES,), axes=(0,))] * 2
+    sets = [
+        make_fields(node, case, node.rank, kinds, in_window)
+        for in_window in ([False, False], [True, True], [False, True], [True, False])
+    ]
+    with plan(node.comm, case, arrays(sets[0]), axes=(0,), node=node) as halo:
+        assert peer_reads(halo).keys
+        for step in range(12):
+            # Each rank another set: only the owner knows where its cells are.
+            fields = sets[(step + node.rank) % 4]
+            put(fields, step)
+            halo.exchange(*arrays(fields))
+            check(fields, step)
+
+
+@TWO
+@pytest.mark.parametrize("way", ["exchange", "start and wait"])
+def test_new_arrays_kept_ones_and_windows_in_turn(compiled_node, way):
+    """Each rank another kind: addresses that are kept for later beside others that come once."""
+    node = compiled_node
+    case = even_case((node.size,), True, 5, 1)
+    kinds = [Kind("f8", others=(PLANES,), axes=(0,)), Kind("i4", others=(7,), axes=(0,))]
+    kept, in_windows = (make_fields(node, case, node.rank, kinds, [way] * 2) for way in (0, 1))
+    with plan(node.comm, case, arrays(kept), axes=(0,), node=node) as halo:
+        assert peer_reads(halo).keys
+        for step in range(15):
+            which = (step // 2 + node.rank) % 3
+            new = make_fields(node, case, node.rank, kinds)
+            fields = (new, kept, in_windows)[which]
+            put(fields, step)
+            if way == "exchange":
+                halo.exchange(*arrays(fields))
+            else:
+                halo.start(*arrays(fields))
+                halo.wait()
+            check(fields, step)
+            put(fields, 90)  # which nobody may see
+
+
+@TWO
+def test_what_is_accumulated_is_not_read_from_the_process(compiled_node):
+    node = compiled_node
+    cart = node.comm.Create_cart([node.size], [True])
+    field = np.zeros((4, PLANES))
+    field[[0, -1]] = node.rank + 1
+    with mpishare.HaloExchange(cart, field, 1, axes=(0,), node=node) as halo:
+        halo.accumulate()
+        assert peer_reads(halo).keys
+        assert not halo._fields.reverse._host._peer_reads.keys
+    low, high = (node.rank - 1) % node.size + 1, (node.rank + 1) % node.size + 1
+    assert (field[1] == low).all()
+    assert (field[2] == high).all()
+    assert not field[[0, -1]].any()
+    cart.Free()

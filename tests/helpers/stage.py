@@ -1,0 +1,148 @@
+"""What a scene of the fault tests stands on: this rank, and what it tells the test."""
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mpishare
+from tests.helpers.reporting import my_rank, report
+
+CALLS = ("fence", "start", "event", "allocate", "barrier")
+
+
+class Stage:
+    """One rank of a scene."""
+
+    def __init__(self) -> None:
+        if "STAGE_STDERR" in os.environ:
+            # What a rank says when its job is aborted may not come through.
+            file = Path(os.environ["STAGE_STDERR"]) / str(my_rank())
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
+        from mpi4py import MPI
+
+        self.MPI = MPI
+        self.world = MPI.COMM_WORLD
+        self.rank, self.size = self.world.rank, self.world.size
+
+    def node(self, comm: object = None, timeout_s: float = 60.0) -> mpishare.Node:
+        return mpishare.Node(comm or self.world, timeout_s=timeout_s)
+
+    def attempt(self, name: str, call: Callable, *arguments: object, **options: object) -> object:
+        """Make a call and tell how it ended, whatever it raised."""
+        value, told = None, {"begin": time.monotonic(), "error": None}
+        try:
+            value = call(*arguments, **options)
+        except BaseException as error:
+            told |= {
+                "error": type(error).__name__,
+                "text": str(error),
+                "ranks": getattr(error, "ranks", None),
+                "failures": list(getattr(error, "failures", {}).items()),
+                "name": getattr(error, "name", None),
+            }
+        report({name: told | {"end": time.monotonic()}})
+        return value
+
+    def calls(self, node: mpishare.Node, missing: int) -> dict[str, Callable]:
+        """Calls that wait for the rank `missing`, with its own side of them where it is called."""
+        window = node.allocate(8, fill=0.0)
+        event = node.event(owner=missing)
+        on_stream = node.backend == "cuda"
+
+        def then_synchronize(call: Callable) -> Callable:
+            return lambda: (call(), node.synchronize() if on_stream else None)
+
+        return {
+            "fence": then_synchronize(window.fence),
+            "start": then_synchronize(lambda: window.start([missing])),
+            "event": event.record if self.rank == missing else event.wait,
+            "allocate": lambda: node.allocate(8),
+            "barrier": node.barrier,
+        }
+
+    def stream_waits(
+        self, node: mpishare.Node, stream: Any, enqueue: Callable, then: Callable, *, dies: bool
+    ) -> None:
+        """Let rank 0's stream wait for rank 1, which dies, or never comes. Ends the scene.
+
+        `then` is another call that would wait for rank 1, given a stream.
+        """
+        node.synchronize(stream)
+        node.barrier()
+        if self.rank == 1:
+            if dies:
+                time.sleep(0.5)
+                self.die()
+            self.world.Barrier()
+            return
+        enqueue()
+        self.attempt("synchronize", node.synchronize, stream)
+        time.sleep(0.3)
+        report({"is done": stream.done})
+        self.attempt("afterwards", then, stream)
+        if not dies:
+            self.world.Barrier()
+
+    def second_node(self, comm: object) -> None:
+        """Another node, made, used and closed: tells "second node"."""
+
+        def use() -> None:
+            with self.node(comm, timeout_s=10.0) as node:
+                window = node.allocate(node.size, dtype="i8", fill=-1)
+                window.array[node.rank] = node.rank
+                window.fence()
+                node.synchronize()
+                assert window.array.tolist() == list(range(node.size))
+                node.barrier()
+
+        self.attempt("second node", use)
+
+    def gather(self, value: object) -> list:
+        return self.world.allgather(value)
+
+    def die(self) -> None:
+        report({"died": time.monotonic()})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shared_bytes() -> int:
+    """How much of mpishare's shared memory this process maps."""
+    maps = Path("/proc/self/maps").read_text()
+    ranges = re.findall(r"^(\w+)-(\w+) .* /dev/shm/(?:#|mpishare-)", maps, re.MULTILINE)
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+
+
+def leftovers() -> list[str]:
+    """What this process holds of mpishare's since the scene began: mappings, files, threads."""
+    gc.collect()  # an object may hold its views until then
+    before, nbytes = _before
+    found = [each for each in _held() if each not in before]
+    grown = shared_bytes() - nbytes
+    return found + [f"{grown} bytes mapped"] * bool(grown)
+
+
+def begin() -> None:
+    """Leave out what an earlier scene of this process still holds: a node that failed may."""
+    global _before
+    gc.collect()
+    _before = _held(), shared_bytes()
+
+
+def has_threads() -> bool:
+    """Whether a thread of mpishare's runs."""
+    return any("mpishare" in thread.name for thread in threading.enumerate())
+
+
+def _held() -> list[str]:
+    files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    found = [file for file in files if re.match("/dev/shm/(#|mpishare-)", file)]
+    return found + [thread.name for thread in threading.enumerate() if "mpishare" in thread.name]
+
+
+_before: tuple[list[str], int] = [], 0

@@ -1,0 +1,452 @@
+"""Allreduce: a rank is killed, leaves, is late or calls another thing; and over several nodes."""
+
+import logging
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers.reporting import report
+from tests.helpers.scenes import LIMIT_S, play
+from tests.helpers.scenes_halo import play_on
+from tests.helpers.stage import Stage
+
+PLACES = ("reduce", "large", "window", "dot", "close", "make")
+
+
+def killed(stage: Stage, place: str) -> None:
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    x, large = np.ones(8), np.ones(200_000)
+    win = node.allocate_each(200_000, fill=1.0)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    many = mpishare.Allreduce(stage.world, large, node=node)
+    for _ in range(3):
+        total.reduce(x)
+        total.dot(x, x)
+        many.reduce(large)
+        many.reduce(win.array)
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.4)
+        stage.die()
+
+    def until_it_fails(call):
+        for _ in range(10):
+            call()
+
+    calls = {
+        "reduce": lambda: until_it_fails(lambda: total.reduce(x)),
+        "large": lambda: until_it_fails(lambda: many.reduce(large)),
+        "window": lambda: until_it_fails(lambda: many.reduce(win.array)),
+        "dot": lambda: until_it_fails(lambda: total.dot(x, x)),
+        "close": total.close,
+        "make": lambda: mpishare.Allreduce(stage.world, x, node=node),
+    }
+    stage.attempt("first", calls[place])
+    stage.attempt("then", total.reduce, x)
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_all_survivors_name_the_killed_rank(place):
+    played = play(3, killed, place, survivable=True)
+    played.survivors_name(1, of=(0, 2))
+    assert played.result.returncode != 0, played.describe()
+
+
+def left(stage: Stage, place: str) -> None:
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node()
+    win = node.allocate_each(200_000, fill=1.0)
+    total = mpishare.Allreduce(stage.world, win, node=node)
+    total.reduce(win.array)
+    one = np.ones(1)
+
+    def leave():
+        with node:
+            time.sleep(0.3)
+            if place == "argument":
+                total.reduce(np.ones(3))
+            raise KeyError("my own reason")
+
+    calls = {
+        "reduce": lambda: [total.reduce(win.array) for _ in range(5)],
+        "argument": lambda: [total.reduce(win.array) for _ in range(5)],
+        "dot": lambda: [total.dot(one, one) for _ in range(5)],
+        "close": total.close,
+    }
+    stage.attempt("call", leave if stage.rank == 1 else calls[place])
+    stage.attempt("close node", node.close)
+
+
+@pytest.mark.parametrize("place", ["reduce", "argument", "dot", "close"])
+def test_a_rank_that_leaves_by_an_exception_tells_the_others(place):
+    """Its own reason, or an argument that was refused."""
+    played = play(3, left, place, shared=True)
+    error, text = ("ValueError", "shape") if place == "argument" else ("KeyError", "my own reason")
+    assert text in played.raised(1, "call", error).text
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerError")
+        assert list(told.failures) == [1]
+        assert text in told.failures[1]
+        assert told.seconds < LIMIT_S
+
+
+def interrupted(stage: Stage) -> None:
+
+    node = stage.node()
+    win = node.allocate_each(200_000, fill=1.0)
+    total = mpishare.Allreduce(stage.world, win, node=node)
+    total.reduce(win.array)
+    if stage.rank == 1:
+
+        def interrupt(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        total._engine._large._share = interrupt
+    stage.attempt("call", total.reduce, win.array)
+    stage.attempt("then", total.reduce, win.array)
+    stage.attempt("close", node.close)
+
+
+def test_a_rank_that_is_interrupted_leaves_the_node():
+    """The others could be storing into its array: they are told, and it cannot go on."""
+    played = play(3, interrupted, shared=True)
+    played.raised(1, "call", "KeyboardInterrupt")
+    played.raised(1, "then", "ClosedError")
+    for rank in (0, 2):
+        assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
+
+
+def interrupted_at_the_end(stage: Stage) -> None:
+    """Rank 1 has done its share when it is interrupted; the others come to that point later."""
+    import numpy as np
+
+    node = stage.node()
+    win = node.allocate_each(200_000, fill=1.0)
+    total = mpishare.Allreduce(stage.world, win, node=node)
+    total.reduce(win.array)
+    slots = total._engine._slots
+    meet, calls = slots.meet, []
+
+    def meet_or_leave(kind: int) -> None:
+        calls.append(kind)
+        if len(calls) == 2 and stage.rank == 1:
+            slots._epoch += 1
+            slots._mine[slots._epoch & 1] = 2 * slots._epoch + kind
+            raise KeyboardInterrupt
+        if len(calls) == 2:
+            time.sleep(0.5)
+        meet(kind)
+
+    slots.meet = meet_or_leave
+    stage.attempt("call", total.reduce, win.array)
+    win.array[...] = np.nan  # as the program may, where the call was cut off
+    stage.attempt("close", node.close)
+
+
+def test_a_rank_that_has_left_when_the_others_read_its_array():
+    """They must not return what they could have read too late."""
+    played = play(3, interrupted_at_the_end, shared=True)
+    played.raised(1, "call", "KeyboardInterrupt")
+    for rank in (0, 2):
+        assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
+
+
+def late(stage: Stage, place: str) -> None:
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=1.0)
+    x = np.ones(8)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    total.reduce(x)
+    calls = {
+        "reduce": lambda: total.reduce(x),
+        "dot": lambda: total.dot(x, x),
+        "make": lambda: mpishare.Allreduce(stage.world, x, node=node),
+        "close": total.close,
+    }
+    if stage.rank == 1:
+        time.sleep(2.5)
+    else:
+        stage.attempt("call", calls[place])
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize("place", ["reduce", "dot", "make", "close"])
+def test_a_rank_that_does_not_come_within_the_deadline(place):
+    played = play(3, late, place, shared=place in ("reduce", "dot"))
+    for rank in (0, 2):
+        told = played.raised(rank, "call", "PeerTimeout")
+        assert told.ranks == [1], played.describe()
+        assert 0.9 <= told.seconds < 2.5
+
+
+def crossed(stage: Stage, way: str) -> None:
+    import numpy as np
+
+    node = stage.node(timeout_s=3.0)
+    x, u = np.ones(3), np.zeros(6)
+    plans = [mpishare.Allreduce(stage.world, x, node=node) for _ in range(2)]
+    halo = mpishare.HaloExchange(stage.world, u, 1, dims=(2,), periods=True, node=node)
+    calls = {
+        "two plans": [lambda: plans[0].reduce(x), lambda: plans[1].reduce(x)],
+        "halo": [lambda: plans[0].reduce(x), lambda: halo.exchange(u)],
+        "barrier": [lambda: plans[0].reduce(x), node.barrier],
+    }[way]
+    calls = calls[::-1] if stage.rank == 1 else calls
+    stage.attempt("call", lambda: [call() for call in calls])
+    stage.attempt("close", node.close)
+
+
+@pytest.mark.parametrize("way", ["two plans", "halo", "barrier"])
+def test_calls_in_another_order_on_one_rank(way):
+    played = play(2, crossed, way, shared=True)
+    errors = [played.told(rank, "call") for rank in range(2)]
+    assert "MismatchError" in [told.error for told in errors], played.describe()
+    assert all(told.error in ("MismatchError", "PeerError") for told in errors)
+    assert all(told.seconds < LIMIT_S for told in errors)
+
+
+def repeated(stage: Stage, repeats: int) -> None:
+    """New values at each call, at random delays; what is left is overwritten at once."""
+    import numpy as np
+
+    node = stage.node()
+    size, mine = stage.size, np.random.default_rng([stage.rank, 3])
+    total = mpishare.Allreduce(stage.world, mpishare.Layout(5), node=node)
+    weights = np.random.default_rng(0).standard_normal((size, 5))
+    wrong = []
+    for step in range(repeats):
+        x = weights[stage.rank] * (step + 1)
+        if mine.random() < 0.002:
+            time.sleep(mine.random() * 0.02)
+        total.reduce(x)
+        wanted = weights[0] * (step + 1)
+        for rank in range(1, size):
+            wanted = wanted + weights[rank] * (step + 1)
+        wrong += [] if x.tobytes() == wanted.tobytes() else [step]
+        x[...] = -1.0
+    report({"wrong": wrong[:5], "steps": repeats})
+    total.close()
+    node.close()
+
+
+@pytest.mark.parametrize(("size", "repeats"), [(2, 10_000), (3, 3_000)])
+def test_many_repeats_with_random_delays(size, repeats):
+    """Fewer of three ranks: beside other tests on two cores they took 41 s for 10,000."""
+    played = play(size, repeated, repeats, shared=True)
+    played.ended_well()
+    for rank in range(size):
+        assert played.rank(rank) | {"wrong": [], "steps": repeats} == played.rank(rank)
+
+
+def unmet(stage: Stage) -> None:
+    """The rank publishes nothing: the check of the repeats must be able to fail."""
+    import numpy as np
+
+    node = stage.node(timeout_s=1.0)
+    node._context.compiled = None  # which has the addresses of the words
+    total = mpishare.Allreduce(stage.world, mpishare.Layout(1), node=node)
+    if stage.rank == 1:
+        total._engine._slots._mine = memoryview(bytearray(128)).cast("Q")
+    stage.attempt("call", total.reduce, np.ones(1))
+    stage.attempt("close", node.close)
+
+
+def test_control_a_rank_that_publishes_nothing():
+    played = play(2, unmet, shared=True)
+    assert played.raised(0, "call", "PeerTimeout").ranks == [1]
+    # Where it comes first, it looks for all that are missing, and so is itself.
+    assert played.told(1, "call").ranks in (None, [1])
+
+
+# --- several nodes
+
+NAMES = {"2 + 2": 4, "1 + 1": 2, "2 + 1": 3, "2 + 1 + 1": 4, "1 + 2 + 1": 4, "in turn": 4}
+NAMES |= {"2 + 1 machines": 3}
+
+
+def over_nodes(stage: Stage) -> None:
+    import numpy as np
+
+    from tests.helpers.reductions import folded, laid_out, on_host, values
+
+    wrong = []
+    with stage.node() as node:
+        xp = node.xp
+        nodes: dict[int, list[int]] = {}
+        for rank, first in stage.gather((stage.rank, node.ranks[0])):
+            nodes.setdefault(first, []).append(rank)
+        groups = [nodes[first] for first in sorted(nodes)]
+
+        def right(op, dtype, shape, seed):
+            parts = [[values(dtype, shape, rank, seed) for rank in group] for group in groups]
+            return folded(op, [folded(op, part) for part in parts])
+
+        cases = [("sum", "f8", (3,)), ("max", "i4", (5, 7)), ("sum", "c16", (30_000,))]
+        cases += [("prod", "f4", (70, 90)), ("min", "?", (1,)), ("sum", "f2", (40_001,))]
+        cases += [("sum", "f8", (0,)), ("sum", "u1", (200_003,)), ("sum", "f8", ())]
+        for seed, (op, dtype, shape) in enumerate(cases):
+            mine, wanted = values(dtype, shape, stage.rank, seed), right(op, dtype, shape, seed)
+            for form in ("C", "strided", "F"):
+                field = laid_out(xp, mine, form)
+                with mpishare.Allreduce(stage.world, field, op, node=node) as total:
+                    for _ in range(3):
+                        field[...] = xp.asarray(mine)
+                        total.reduce(field)
+                        found = on_host(field)
+                        wrong += [] if found.tobytes() == wanted.tobytes() else [(op, dtype, form)]
+                    if op == "sum":
+                        ones = xp.ones((stage.rank + 1, 2), dtype)
+                        dot = float(np.real(on_host(total.dot(ones, ones))))
+                        wrong += [] if dot == stage.size * (stage.size + 1) else [("dot", dot)]
+    report({"wrong": wrong, "nodes": len(groups)})
+
+
+def check_over_nodes(nodes: str, backend: str) -> None:
+    played = play_on(nodes, NAMES[nodes], over_nodes, backend=backend, shared=True)
+    if backend == "cuda":
+        assert played.result.returncode == 0, played.describe()
+        # Where the MPI takes no pointers to GPU memory, one rank says so, and nothing else is said.
+        said = played.result.stderr.strip()
+        expected = "messages between nodes go through host memory"
+        assert not said or (expected in said and "\n" not in said), played.describe()
+    else:
+        played.ended_well()
+    for rank in range(NAMES[nodes]):
+        assert played.rank(rank)["wrong"] == []
+        assert played.rank(rank)["nodes"] == nodes.count("+") + 1 or nodes == "in turn"
+
+
+@pytest.mark.parametrize("nodes", NAMES)
+def test_over_nodes(nodes):
+    """The nodes' results in the order of their leaders, to the bit, on every rank."""
+    check_over_nodes(nodes, "host")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", ["1 + 1", "2 + 1"])
+def test_over_nodes_of_gpus(nodes):
+    check_over_nodes(nodes, "cuda")
+
+
+def captured_over_nodes(stage: Stage) -> None:
+    with stage.node() as node:
+        x = node.xp.ones(3)
+        total = mpishare.Allreduce(stage.world, x, node=node)
+        stream = node.xp.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            stage.attempt("captured", total.reduce, x)
+            stream.end_capture()
+            stage.attempt("then", total.reduce, x)
+            stream.synchronize()
+        report({"found": x.tolist()})
+
+
+@pytest.mark.gpu
+def test_a_capture_over_nodes_is_refused():
+    played = play_on("1 + 1", 2, captured_over_nodes, backend="cuda")
+    played.ended_well()
+    for rank in range(2):
+        assert "several nodes" in played.raised(rank, "captured", "UnsupportedError").text
+        played.worked([rank], "then")
+        assert played.rank(rank)["found"] == [2.0] * 3
+
+
+def late_over_nodes(stage: Stage, is_leader: bool) -> None:
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=1.0)
+    x = np.ones(4)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    total.reduce(x)
+    if stage.rank == (2 if is_leader else 3):
+        time.sleep(2.5)
+    else:
+        stage.attempt("call", total.reduce, x)
+        stage.attempt("then", total.reduce, x)
+        stage.attempt("close", node.close)
+    time.sleep(1)
+
+
+@pytest.mark.parametrize("is_leader", [True, False], ids=["leader", "other"])
+def test_a_rank_of_another_node_that_does_not_come(is_leader):
+    """The leader here names that of the other node; the others here are told."""
+    played = play_on("2 + 2", 4, late_over_nodes, is_leader)
+    first = played.raised(0, "call", "PeerTimeout")
+    assert "[2]" in first.text, first.text
+    assert 0.9 <= first.seconds < 2.5
+    assert played.told(1, "call").error in ("PeerTimeout", "PeerError")
+    for rank in (0, 1):
+        assert played.told(rank, "then").error in ("PeerTimeout", "PeerError")
+        played.worked([rank], "close")
+
+
+def mismatched_over_nodes(stage: Stage) -> None:
+    import numpy as np
+
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=2.0)
+    x = np.ones(4)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    first = (lambda: total.dot(x, x)) if stage.rank == 1 else (lambda: total.reduce(x))
+    stage.attempt("call", first)
+    stage.attempt("then", total.reduce, x)
+    time.sleep(1)
+
+
+def test_a_node_whose_ranks_differ_does_not_go_on_one_call_behind_the_others():
+    """Its next call would meet the one that the other node is still in: sums of two steps."""
+    played = play_on("2 + 2", 4, mismatched_over_nodes)
+    for rank in (0, 1):
+        played.raised(rank, "call", "MismatchError")
+        assert "different calls" in played.raised(rank, "then", "ClosedError").text
+    for rank in (2, 3):
+        assert played.told(rank, "call").error in ("PeerTimeout", "PeerError")
+
+
+def refused_over_nodes(stage: Stage) -> None:
+    with stage.node() as node:
+        make = mpishare.Allreduce
+        odd = stage.rank == 3
+        stage.attempt("op", make, stage.world, mpishare.Layout(3), 7 if odd else "sum", node=node)
+        stage.attempt("shape", make, stage.world, mpishare.Layout(3 + odd), node=node)
+        total = stage.attempt("good", make, stage.world, mpishare.Layout(3), node=node)
+        total.close()
+
+
+def test_errors_cross_nodes():
+    played = play_on("2 + 2", 4, refused_over_nodes, shared=True)
+    played.ended_well()
+    for rank in range(4):
+        played.raised(rank, "op", "TypeError" if rank == 3 else "PeerError")
+        assert "shape" in played.raised(rank, "shape", "MismatchError").text
+        played.worked([rank], "good")
+
+
+def left_open(stage: Stage) -> None:
+    import numpy as np
+
+    x = np.ones(3)
+    total = mpishare.Allreduce(stage.world, x)
+    total.reduce(x)
+    report({"found": x.tolist()})
+
+
+@pytest.mark.parametrize("nodes", ["", "2 + 2"])
+def test_a_program_that_closes_nothing(nodes):
+    played = play_on(nodes, 4, left_open) if nodes else play(3, left_open)
+    played.ended_well()
+    size = 4 if nodes else 3
+    for rank in range(size):
+        assert played.rank(rank)["found"] == [size] * 3

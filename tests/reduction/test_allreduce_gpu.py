@@ -1,0 +1,568 @@
+"""Reductions on GPUs: sizes, dtypes, streams, graphs. For every backend: test_allreduce_ranks.py.
+
+Most of these never let the host look between the steps: kernels write what depends on the step,
+others count what is wrong, and the host reads the count at the end.
+"""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import Allreduce, Layout, UnsupportedError
+from mpishare.reduction.operation import Operation
+from tests.helpers.latch import Latch, check_order
+
+TWO = pytest.mark.ranks(min=2)
+ON_STREAMS = ["", "copy", "pinned"]
+SMALL, LARGE = (
+    300,
+    40_003,
+)  # elements; the one goes to everybody, of the other each rank has a slice
+SOURCE = r"""
+extern "C" {
+__global__ void put(double* x, long long n, int rank, const long long* step) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n;
+       i += (long long)gridDim.x * blockDim.x)
+    x[i] = (rank + 1) * 0.1 + i * 0.3 + *step * 0.7;
+}
+__global__ void count(const double* x, long long n, int ranks, const long long* step,
+                      unsigned long long* errors) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < n;
+       i += (long long)gridDim.x * blockDim.x) {
+    double right = 0.1 + i * 0.3 + *step * 0.7;
+    for (int rank = 1; rank < ranks; ++rank)
+      right = right + ((rank + 1) * 0.1 + i * 0.3 + *step * 0.7);
+    if (x[i] != right) atomicAdd(errors, 1ULL);
+  }
+}
+__global__ void check_sum(const double* x, double right, unsigned long long* errors) {
+  if (*x != right) atomicAdd(errors, 1ULL);
+}
+__global__ void next(long long* step) { ++*step; }
+__global__ void idle(long long cycles) {
+  long long begin = clock64();
+  while (clock64() - begin < cycles) {}
+}
+}
+"""
+
+
+pytestmark = pytest.mark.usefixtures("few_are_small")
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(node):
+    """These tests prove nothing on another backend."""
+    assert node.backend == "cuda"
+
+
+@pytest.fixture
+def few_are_small(monkeypatch):
+    """Fields of SMALL elements alone go to everybody as they are."""
+    from mpishare.reduction.cuda import spinning
+
+    monkeypatch.setattr(spinning, "SMALL_NBYTES", 32 << 10)
+
+
+@pytest.fixture(params=ON_STREAMS, ids=lambda name: name or "own")
+def route(request, monkeypatch):
+    """What the plan chooses, and every other way there is on any machine."""
+    if request.param:
+        monkeypatch.setenv("MPISHARE_ROUTE", request.param)
+    return request.param
+
+
+@pytest.fixture
+def stream():
+    import cupy
+
+    side = cupy.cuda.Stream(non_blocking=True)
+    with side:
+        yield side
+
+
+class Counted:
+    """A field of doubles, with kernels that write it and count what is wrong after `reduce`."""
+
+    def __init__(self, node, count):
+        import cupy
+
+        self.array = cupy.zeros(count)
+        self.step, self.errors = cupy.ones(1, "i8"), cupy.zeros(1, "u8")
+        self._rank, self._size, self._n = np.int32(node.rank), np.int32(node.size), np.int64(count)
+        # As the kernels of mpishare: a contracted product would differ in the last bit.
+        module = cupy.RawModule(code=SOURCE, options=("--fmad=false",))
+        for name in ("put", "count", "next", "idle", "check_sum"):  # loaded before anything waits
+            setattr(self, f"_{name}", module.get_function(name))
+        self.idle(1)
+        self.put()
+        self.count()
+        self.go_on()
+        self.check_sum(self.array, 0.0)
+        cupy.cuda.get_current_stream().synchronize()
+        self.step.fill(1)
+        self.errors.fill(0)
+        cupy.cuda.get_current_stream().synchronize()
+
+    def put(self):
+        self._put((8,), (128,), (self.array, self._n, self._rank, self.step))
+
+    def count(self):
+        self._count((8,), (128,), (self.array, self._n, self._size, self.step, self.errors))
+
+    def check_sum(self, x, right):
+        self._check_sum((1,), (1,), (x, np.float64(right), self.errors))
+
+    def go_on(self):
+        self._next((1,), (1,), (self.step,))
+
+    def idle(self, microseconds):
+        self._idle((1,), (1,), (np.int64(1500 * microseconds),))
+
+    def is_right_after(self, steps):
+        """Whether so many steps were made, and nothing was wrong in any of them."""
+        return (int(self.step[0]), int(self.errors[0])) == (steps + 1, 0)
+
+
+def numbers(rng, dtype, shape):
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
+    real = rng.standard_normal(shape)
+    if dtype.kind == "c":
+        return (real + 1j * rng.standard_normal(shape)).astype(dtype)
+    found = real.astype(dtype)
+    found[rng.random(shape) < 0.01] = np.nan
+    return found
+
+
+def fold(operation, fields):
+    with np.errstate(all="ignore"):
+        return functools.reduce(operation.ufunc, fields)
+
+
+def every_operation(codes):
+    for code in codes:
+        for name in ("sum", "prod", "max", "min"):
+            try:
+                yield Operation(name, np.dtype(code))
+            except TypeError:
+                continue
+
+
+def is_right(operation, found, right):
+    """The same bits, or any NaN where there is one; the last bit of complex products is free."""
+    if operation.dtype.kind == "c" and operation.name == "prod":
+        return np.allclose(found, right, rtol=1e-5 if operation.dtype.char == "F" else 1e-14)
+    return bool(((found == right) | ((found != found) & (right != right))).all())
+
+
+# --- what is reduced
+
+
+# Of every size of an element one, and complex ones: each is a kernel to compile.
+@pytest.mark.parametrize(("count", "codes"), [(129, "?bhilBHILefdFD"), (LARGE, "BefD")])
+def test_every_operation(node, count, codes):
+    import cupy
+
+    for operation in every_operation(codes):
+        rng = np.random.default_rng(count)
+        fields = [numbers(rng, operation.dtype, count) for _ in range(node.size)]
+        x = cupy.asarray(fields[node.rank])
+        with Allreduce(node.comm, x, operation.name, node=node) as total:
+            for _ in range(3):  # launched, as a graph, and by the fast path
+                x[...] = cupy.asarray(fields[node.rank])
+                total.reduce(x)
+                assert is_right(operation, x.get(), fold(operation, fields)), operation
+
+
+@pytest.mark.parametrize("count", [1, 7, 1024, 4096, 4097, 65_537, 300_001])
+def test_sizes_by_every_route(node, route, count):
+    import cupy
+
+    fields = [np.random.default_rng(rank).standard_normal(count) for rank in range(node.size)]
+    right = functools.reduce(np.add, fields)
+    whole = cupy.zeros(count + 1)
+    with Allreduce(node.comm, whole[:count], node=node) as total:
+        for begin in (0, 1):  # of 16 bytes, and between
+            x = whole[begin : begin + count]
+            for _ in range(3):
+                x[...] = cupy.asarray(fields[node.rank])
+                total.reduce(x)
+                assert np.array_equal(x.get(), right)
+
+
+def test_messages_are_not_for_ranks_of_one_node(node, monkeypatch):
+    """Where halos are made to go by MPI, reductions go through memory of the host."""
+    import cupy
+
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    x = cupy.full(1000, node.rank + 1.0)
+    with Allreduce(node.comm, x, node=node) as total:
+        total.reduce(x)
+        assert {*x.tolist()} == {sum(range(1, node.size + 1))}
+
+
+@pytest.mark.parametrize("count", [50_000, 1 << 20])
+def test_larger_fields_to_everybody(node, monkeypatch, count):
+    """As far as `SMALL_NBYTES` goes: a thread has several elements."""
+    import cupy
+
+    from mpishare.reduction.cuda import spinning
+
+    monkeypatch.setattr(spinning, "SMALL_NBYTES", 16 << 20)
+    x = cupy.zeros(count, "i1")
+    with Allreduce(node.comm, x, node=node) as total:
+        for step in range(4):
+            x[...] = (cupy.arange(count) % 5 + node.rank + step).astype("i1")
+            total.reduce(x)
+            ranks = sum(range(node.size)) + node.size * step
+            assert bool((x == node.size * (cupy.arange(count) % 5) + ranks).all())
+
+
+def test_a_field_of_several_segments(node, monkeypatch):
+    import cupy
+
+    from mpishare.reduction.cuda import spinning, streamed
+
+    for module in (spinning, streamed):
+        monkeypatch.setattr(module, "SEGMENT_NBYTES", 100_000)
+    count = 70_001
+    x = cupy.zeros(count)
+    with Allreduce(node.comm, x, node=node) as total:
+        for step in range(4):
+            x[...] = cupy.arange(count) + node.rank + step
+            total.reduce(x)
+            ranks = sum(range(node.size)) + node.size * step
+            assert bool((x == node.size * cupy.arange(count) + ranks).all())
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_strides_may_differ_from_rank_to_rank(node, route, count):
+    import cupy
+
+    shape = 3, count // 3
+    fields = [np.random.default_rng(rank).standard_normal(shape) for rank in range(node.size)]
+    forms = [
+        cupy.zeros(shape),
+        cupy.zeros(shape, order="F"),
+        cupy.full((5, 2 * shape[1]), 77.0)[1:4, ::2],
+    ]
+    x = forms[node.rank % len(forms)]
+    with Allreduce(node.comm, x, node=node) as total:
+        for _ in range(3):
+            x[...] = cupy.asarray(fields[node.rank])
+            total.reduce(x)
+            assert np.array_equal(x.get(), functools.reduce(np.add, fields))
+    if node.rank % len(forms) == 2:
+        assert int((x.base == 77).sum()) == x.base.size - x.size
+
+
+def test_nothing_to_reduce(node):
+    import cupy
+
+    with Allreduce(node.comm, cupy.zeros((0, 3)), node=node) as total:
+        total.reduce(cupy.zeros((0, 3)))
+        assert float(total.dot(cupy.zeros(0), cupy.zeros(0))) == 0
+
+
+# --- dot products
+
+
+@pytest.mark.parametrize("code", "eilfdFD")
+def test_dots_are_those_of_numpy(node, route, code):
+    import cupy
+
+    dtype = np.dtype(code)
+    rng = np.random.default_rng(7)
+    for count in (0, 1, 31, 5000, *([] if code == "e" else [200_003])):
+        pairs = []
+        for _ in range(node.size):
+            pair = rng.integers(-3, 3, (2, count)).astype(dtype)
+            pairs.append(pair * dtype.type(1 + 1j) if dtype.kind == "c" else pair)
+        # Small whole numbers: no sum is rounded, but in halves.
+        right = sum(np.vdot(x.astype(complex), y.astype(complex)) for x, y in pairs)
+        x, y = (cupy.asarray(each) for each in pairs[node.rank])
+        with Allreduce(node.comm, Layout(3, dtype), node=node) as total:
+            for _ in range(3):
+                found = total.dot(x, y)
+                assert (found.shape, found.dtype) == ((), dtype)
+                assert complex(found.get()) == pytest.approx(right, rel=3e-3 if code == "e" else 0)
+
+
+def test_dots_of_views_and_of_other_shapes_on_each_rank(node, route):
+    import cupy
+
+    shape = 4 + node.rank, 5, 70
+    u, v = cupy.zeros([n + 2 for n in shape]), cupy.zeros(shape, order="F")
+    x = u[1:-1, 1:-1, 1:-1]
+    x[...] = cupy.arange(x.size).reshape(shape) % 11
+    v[...] = cupy.arange(x.size).reshape(shape) % 7
+    out = cupy.full((1, 1), 5.0)
+    right = node.comm.allreduce(float((x * v).sum()))
+    with Allreduce(node.comm, u[0, 0], node=node) as total:
+        for a, b in ((x, v), (v, x), (v, v), (x, x), (x, v)):
+            for _ in range(3):
+                assert total.dot(a, b, out=out) is out
+                expected = right if a is not b else node.comm.allreduce(float((a * b).sum()))
+                assert float(out[0, 0]) == expected
+
+
+def test_the_same_bits_in_every_run(node, stream):
+    """And on every rank: all compare with the first result, ten thousand times, with delays."""
+    import cupy
+
+    rng = np.random.default_rng(node.rank)
+    x, y = (cupy.asarray(rng.standard_normal(20_001)) for _ in range(2))
+    counted, out = Counted(node, SMALL), cupy.zeros(())
+    pairs = [pair for pair in node.report().pairs if pair.origin != pair.target]
+    by_turns = any(pair.route != "fused" for pair in pairs)
+    steps = 300 if by_turns else 10_000
+    with Allreduce(node.comm, counted.array, node=node) as total:
+        right = float(total.dot(x, y))
+        assert {*node.comm.allgather(right)} == {right}
+        for _ in range(steps):
+            counted.put()
+            if rng.random() < 0.02:
+                counted.idle(50)
+            total.reduce(counted.array)
+            counted.count()
+            total.dot(x, y, out=out)
+            counted.check_sum(out, right)
+            counted.go_on()
+        node.synchronize()
+        assert counted.is_right_after(steps)
+
+
+# --- steps on streams, with nobody looking
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_steps_without_the_host(node, route, stream, count):
+    field = Counted(node, count)
+    rng = np.random.default_rng(node.rank)
+    with Allreduce(node.comm, field.array, node=node) as total:
+        for _ in range(300):
+            field.put()
+            if rng.random() < 0.1:
+                field.idle(100)
+            total.reduce(field.array)
+            field.count()
+            if rng.random() < 0.1:
+                field.idle(100)
+            field.go_on()
+        node.synchronize()
+        assert field.is_right_after(300)
+
+
+@TWO
+def test_control_of_the_counting(node, stream):
+    """Without the reduction every element is an error."""
+    field = Counted(node, SMALL)
+    field.put()
+    field.count()
+    assert int(field.errors[0]) == SMALL
+
+
+def test_streams_in_turn(node, route):
+    """The calls of a plan come one after the other, whatever stream they are on."""
+    import cupy
+
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    field, fence = Counted(node, SMALL), cupy.cuda.Event()
+    with Allreduce(node.comm, field.array, node=node) as total:
+        for step in range(60):
+            side = streams[step % 3]
+            with side:
+                field.put()
+                total.reduce(field.array, stream=[None, side, side.ptr][step % 3])
+                field.count()
+                field.go_on()
+            for each in streams:
+                fence.record(side)
+                each.wait_event(fence)
+        for each in streams:
+            node.synchronize(each)
+        assert field.is_right_after(60)
+
+
+def test_plans_on_streams_of_their_own(node):
+    """Two reductions and a halo, each on a stream, with nothing between them."""
+    import cupy
+
+    fields = [Counted(node, count) for count in (SMALL, LARGE, 3 * LARGE)]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in fields]
+    plans = [Allreduce(node.comm, field.array, node=node) for field in fields]
+    u, side = cupy.zeros(40_000), cupy.cuda.Stream(non_blocking=True)
+    halo = mpishare.HaloExchange(node.comm, u, 10, dims=(node.size,), periods=True, node=node)
+    for _ in range(200):
+        for field, stream, total in zip(fields, streams, plans, strict=True):
+            with stream:
+                field.put()
+                total.reduce(field.array)
+                field.count()
+                field.go_on()
+        with side:
+            halo.exchange(u)
+    for stream in (*streams, side):
+        node.synchronize(stream)
+    assert all(field.is_right_after(200) for field in fields)
+    for plan in (*plans, halo):
+        plan.close()
+
+
+@TWO
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_a_held_rank_is_waited_for(node, route, count):
+    import cupy
+
+    field = cupy.zeros(count)
+
+    def reduce():
+        if node.rank:
+            field.fill(0)
+        total.reduce(field)
+
+    with Allreduce(node.comm, field, node=node) as total:
+        reduce()
+        node.synchronize()
+        for value in (7, 8, 9):
+            signal = functools.partial(total.reduce, field)
+            check_order(node, field, 0, signal=signal, wait=reduce, value=value)
+
+
+def test_calls_do_not_wait_for_the_gpu(node, route, stream):
+    """With its stream held a rank puts many reductions on it, and goes on."""
+    field = Counted(node, LARGE)
+    with Allreduce(node.comm, field.array, node=node) as total:
+        with Latch() as latch:
+            latch.hold(stream.ptr)
+            for _ in range(50):
+                field.put()
+                total.reduce(field.array)
+                field.count()
+                field.go_on()
+            assert not stream.done
+            node.barrier()
+            latch.release()
+            node.synchronize()
+        assert field.is_right_after(50)
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_a_new_plan_leaves_the_memory_of_pending_work_alone(node, route, stream, count):
+    """What CuPy's pool has back may still be read by work that the stream was given before."""
+    import cupy
+
+    field = cupy.zeros(count)
+    Allreduce(node.comm, field, node=node).close()  # its kernels are loaded
+    # Of the smallest blocks of a pool that has no others: a plan that took any would take these.
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc), Latch() as latch:
+        old = [cupy.arange(64) for _ in range(64)]
+        new = [cupy.zeros_like(each) for each in old]
+        stream.synchronize()
+        latch.hold(stream.ptr)
+        for source, target in zip(old, new, strict=True):
+            target.data.copy_from_device_async(source.data, source.nbytes, stream)
+        del old, source
+        # The plan waits for all streams before it is made.
+        opening = threading.Timer(0.2, latch.release)
+        opening.start()
+        Allreduce(node.comm, field, node=node).close()
+        opening.join()
+        wrong = [each.tolist() for each in new if each.tolist() != [*range(64)]]
+    assert not wrong
+
+
+# --- graphs
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_replays_and_calls_mixed(node, route, stream, count):
+    import cupy
+
+    field, out = Counted(node, count), cupy.zeros(())
+    x = cupy.arange(1000.0)
+    right = node.size * float(cupy.dot(x, x))
+    with Allreduce(node.comm, field.array, node=node) as total:
+        stream.begin_capture()
+        for _ in range(3):
+            field.put()
+            total.reduce(field.array)
+            field.count()
+            total.dot(x, x, out=out)
+            field.check_sum(out, right)
+            field.go_on()
+        graph = stream.end_capture()
+        for _ in range(50):
+            graph.launch(stream)
+            field.put()
+            total.reduce(field.array)
+            field.count()
+            field.go_on()
+        node.synchronize()
+        assert field.is_right_after(200)
+
+
+def test_a_captured_dot_needs_its_result(node, stream):
+    import cupy
+
+    x = cupy.zeros(3)
+    with Allreduce(node.comm, x, node=node) as total:
+        stream.begin_capture()
+        try:
+            with pytest.raises(UnsupportedError, match="out="):
+                total.dot(x, x)
+        finally:
+            stream.end_capture()
+
+
+# --- what does not fit
+
+
+def test_wrong_arrays_are_refused_with_nothing_done(node):
+    import cupy
+
+    x = cupy.ones(6)
+    with Allreduce(node.comm, x, node=node) as total:
+        with pytest.raises(ValueError, match="shape"):
+            total.reduce(cupy.ones(5))
+        with pytest.raises(ValueError, match="dtype float32 instead of float64"):
+            total.dot(x, x.astype("f4"))
+        with pytest.raises(ValueError, match="same"):
+            total.dot(x, cupy.ones(5))
+        with pytest.raises(ValueError, match="one element"):
+            total.dot(x, x, out=cupy.ones(2))
+        with pytest.raises(TypeError, match="GPU memory"):
+            total.dot(x, np.ones(6))
+        with pytest.raises(TypeError, match="stream"):
+            total.reduce(x, stream="0")
+        total.reduce(x)
+        assert x.get().tolist() == [node.size] * 6
+
+
+def test_tensors(node):
+    torch = pytest.importorskip("torch")
+    x = torch.ones(5, device=f"cuda:{node.device.ordinal}", dtype=torch.float64)
+    with Allreduce(node.comm, x, node=node) as total:
+        for step in range(3):
+            total.reduce(x)
+            assert x.tolist() == [node.size ** (step + 1)] * 5
+        assert float(total.dot(x, x)) == node.size * float(x @ x)
+
+
+def test_a_thousand_arrays(node):
+    """New at every call: no graph is kept for each."""
+    import cupy
+
+    with Allreduce(node.comm, cupy.zeros(8), node=node) as total:
+        kept = [cupy.full(8, float(node.rank)) for _ in range(1000)]
+        for x in kept:
+            total.reduce(x)
+        right = sum(range(node.size))
+        assert all(bool((x == right).all()) for x in kept)

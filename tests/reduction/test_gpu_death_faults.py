@@ -1,0 +1,75 @@
+"""A rank is killed, or does not come, while kernels of a reduction wait for it: it is named."""
+
+import logging
+import os
+import time
+
+import pytest
+
+import mpishare
+from tests.helpers.scenes import LIMIT_S, play
+from tests.helpers.stage import Stage
+
+CALLS = ("small", "large", "dot", "replay")
+# What the plan chooses, and kernels that wait where ranks share a GPU by turns, too.
+ROUTES = ("", "fused")
+
+
+def missed(stage: Stage, call: str, route: str, is_killed: bool) -> None:
+    import cupy
+
+    if route:
+        os.environ["MPISHARE_ROUTE"] = route
+    logging.getLogger("mpishare").setLevel(logging.ERROR)
+    node = stage.node(timeout_s=60.0 if is_killed else 3.0)
+    x = cupy.zeros(100 if call != "large" else 1 << 20)
+    out, stream = cupy.zeros(()), cupy.cuda.Stream(non_blocking=True)
+    total = mpishare.Allreduce(stage.world, x, node=node)
+    with stream:
+        for _ in range(3):
+            total.reduce(x)
+            total.dot(x, x, out=out)
+        stream.begin_capture()
+        total.reduce(x)
+        graph = stream.end_capture()
+        calls = {
+            "small": lambda: total.reduce(x),
+            "large": lambda: total.reduce(x),
+            "dot": lambda: total.dot(x, x, out=out),
+            "replay": graph.launch,
+        }
+        node.synchronize()
+        node.barrier()
+        if stage.rank == 1 and is_killed:
+            time.sleep(0.4)
+            stage.die()
+        if stage.rank == 1:
+            time.sleep(20)  # until the others abort the job
+        else:
+            # Twice: what is enqueued behind the first must end, too.
+            stage.attempt("first", lambda: (calls[call](), calls[call](), node.synchronize()))
+            stage.attempt("then", lambda: total.reduce(x))
+            stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.gpu
+@pytest.mark.kills
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("call", CALLS)
+def test_all_survivors_name_the_killed_rank(call, route):
+    played = play(3, missed, call, route, True, survivable=True, backend="cuda")
+    played.survivors_name(1, of=(0, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", CALLS[:3])
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(call):
+    played = play(3, missed, call, "", False, survivable=True, backend="cuda")
+    for rank in (0, 2):
+        first = played.told(rank, "first")
+        # The first to come to its deadline breaks the node for the other.
+        assert first.error in ("PeerTimeout", "PeerError"), first
+        assert "1" in first.text
+        assert 2.5 < first.seconds < 3 + LIMIT_S
+    assert [1] in [played.told(rank, "first").ranks for rank in (0, 2)]

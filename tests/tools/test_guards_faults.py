@@ -1,0 +1,64 @@
+"""The guards of the fault tests, each seen to fail once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.reporting import report
+from tests.helpers.scenes import play
+from tests.helpers.stage import Stage, leftovers, shared_bytes
+
+NAME = Path("/dev/shm/mpishare-left-by-a-test")
+
+
+def leave_a_name(stage: Stage) -> None:
+    if stage.rank == 0:
+        with open("/dev/shm/mpishare-left-by-a-test", "w") as file:  # noqa: PTH123
+            file.write("x")
+
+
+def test_a_name_left_in_shm_is_seen():
+    try:
+        with pytest.raises(AssertionError, match="left in /dev/shm"):
+            play(2, leave_a_name)
+    finally:
+        NAME.unlink(missing_ok=True)
+
+
+def keep_it_open(stage: Stage) -> None:
+    report({"before": leftovers()})
+    node = stage.node()
+    window = node.allocate(1 << 20, dtype="u1")
+    report({"open": leftovers(), "bytes": shared_bytes()})
+    window.close()
+    report({"window closed": shared_bytes()})
+    node.close()
+    report({"after": leftovers()})
+
+
+def test_what_a_rank_still_holds_is_seen():
+    played = play(2, keep_it_open)
+    for rank in (0, 1):
+        facts = played.rank(rank)
+        assert facts["before"] == facts["after"] == []
+        assert "mpishare-watcher" in facts["open"]
+        assert any(line.startswith("/dev/shm/") for line in facts["open"])
+        assert facts["bytes"] - facts["window closed"] == 1 << 20
+    played.ended_well()
+
+
+def raise_it(stage: Stage) -> None:
+    stage.attempt("raises", [].pop)
+    stage.attempt("works", len, [])
+
+
+def test_what_a_call_did_is_told():
+    played = play(2, raise_it)
+    assert played.raised(1, "raises", "IndexError").text == "pop from empty list"
+    played.worked([0, 1], "works")
+    with pytest.raises(AssertionError, match="rank 0, works"):
+        played.raised(0, "works", "IndexError")
+    with pytest.raises(AssertionError, match="rank 1, raises"):
+        played.worked([1], "raises")
+    with pytest.raises(AssertionError, match="rank 2 told nothing"):
+        played.told(2, "works")

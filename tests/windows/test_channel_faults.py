@@ -1,0 +1,208 @@
+"""Channels whose other end dies, lags or leaves: the rank is named, and nobody waits for ever."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.helpers.reporting import report
+from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, LIMIT_S, play
+from tests.helpers.stage import Stage
+
+TIMEOUT_S = 2.0
+
+
+def killed(stage: Stage, victim: int, stops: bool) -> None:
+    """Rank 0 produces; `victim` takes or sends one frame, stops to do so, and maybe dies."""
+    node = stage.node(timeout_s=2.0 if stops else 60.0)
+    channel = node.channel(1000, slots=2)
+
+    def put_many() -> None:
+        for value in range(200):
+            with channel.put() as slot:
+                slot[...] = value
+        node.synchronize()
+
+    def get_many() -> None:
+        for slot in channel:
+            slot.sum()
+        node.synchronize()
+
+    if stage.rank == 0:
+        with channel.put() as slot:
+            slot[...] = 1
+    else:
+        with channel.get() as slot:
+            slot.sum()
+    node.synchronize()
+    node.barrier()
+    if stage.rank == victim and stops:
+        stage.world.Barrier()
+        stage.attempt("close", node.close)
+        return
+    if stage.rank == victim:
+        time.sleep(0.4)
+        stage.die()
+    stage.attempt("first", put_many if stage.rank == 0 else get_many)
+    stage.attempt("then", channel.put if stage.rank == 0 else channel.get)
+    stage.attempt("close channel", channel.close)
+    stage.attempt("close", node.close)
+    if stops:
+        stage.world.Barrier()
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+@pytest.mark.parametrize("victim", [0, 1], ids=["producer", "consumer"])
+def test_the_killed_end_is_named_on_every_survivor(victim, backend):
+    played = play(3, killed, victim, False, backend=backend, survivable=True)
+    died = played.rank(victim)["died"]
+    for rank in {0, 1, 2} - {victim}:
+        first = played.raised(rank, "first", "PeerTimeout")
+        assert first.ranks == [victim]
+        assert first.end - died < LIMIT_S
+        for name in ("then", "close channel"):
+            assert played.raised(rank, name, "PeerTimeout").ranks == [victim]
+        played.worked([rank], "close")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("victim", [0, 1], ids=["producer", "consumer"])
+def test_the_end_that_lags_is_named_at_the_deadline(victim, backend):
+    """The other consumer takes all it can get, and is not to blame."""
+    played = play(3, killed, victim, True, backend=backend, shared=True)
+    for rank in {0, 1, 2} - {victim}:
+        first = played.raised(rank, "first", "PeerTimeout")
+        if rank == 0 and first.ranks == [2]:
+            # Ranks in turns on one GPU: the other consumer's deadline may pass first.
+            assert "rank 2 has left: PeerTimeout: channel 1: get failed" in first.text
+            continue
+        assert first.ranks == [victim], played.describe()
+        assert first.seconds < TIMEOUT_S + 2
+        if rank == 0 or victim == 0:
+            assert f"channel 1: {'put' if rank == 0 else 'get'}" in first.text
+
+
+def stream_waits(stage: Stage, dies: bool) -> None:
+    """The producer's host goes on at once; its stream waits for room."""
+    import cupy
+
+    node = stage.node(timeout_s=60.0 if dies else 2.0)
+    channel = node.channel(1000, slots=2)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    if stage.rank == 0:
+        with stream, channel.put() as slot:  # a kernel is loaded at its first use
+            slot[...] = 0
+
+    def enqueue() -> None:
+        begin = time.monotonic()
+        for value in range(1, 10):
+            with stream, channel.put() as slot:
+                slot[...] = value
+        report({"seconds": time.monotonic() - begin, "pending": channel._pending()})
+
+    stage.stream_waits(node, stream, enqueue, channel.put, dies=dies)
+
+
+@pytest.mark.gpu
+@pytest.mark.kills
+def test_a_stream_that_waits_for_a_killed_consumer_is_released():
+    play(2, stream_waits, True, backend="cuda", survivable=True).released(None)
+
+
+@pytest.mark.gpu
+def test_a_stream_that_waits_for_a_consumer_that_lags_ends_at_the_deadline():
+    played = play(2, stream_waits, False, backend="cuda")
+    assert played.rank(0)["pending"] == [1]
+    assert played.rank(0)["seconds"] < 1
+    assert "channel 1 waits for [1]" in played.released(TIMEOUT_S).text
+
+
+def leaves(stage: Stage, leaver: int) -> None:
+    def work() -> None:
+        with stage.node() as node, node.channel(1000, slots=2) as channel:
+            if stage.rank == 0:
+                for value in range(200):
+                    with channel.put() as slot:
+                        slot[...] = value
+                        if stage.rank == leaver and value == 20:
+                            report({"left": time.monotonic()})
+                            raise ZeroDivisionError("the words of the leaver")
+                node.synchronize()
+            else:
+                for number, slot in enumerate(channel):
+                    slot.sum()
+                    if stage.rank == leaver and number == 20:
+                        report({"left": time.monotonic()})
+                        raise ZeroDivisionError("the words of the leaver")
+                node.synchronize()
+
+    stage.attempt("with", work)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("leaver", [0, 1], ids=["producer", "consumer"])
+def test_an_end_that_leaves_by_an_exception_is_told_to_the_others(leaver, backend):
+    played = play(3, leaves, leaver, backend=backend, shared=True)
+    assert played.raised(leaver, "with", "ZeroDivisionError").text == "the words of the leaver"
+    for rank in {0, 1, 2} - {leaver}:
+        told = played.raised(rank, "with", "PeerError")
+        assert told.end - played.rank(leaver)["left"] < LIMIT_S
+        assert "the words of the leaver" in " ".join(told.failures.values())
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def closes_full(stage: Stage, frames: int) -> None:
+    with stage.node() as node:
+        channel, window = node.channel(1000, slots=2), node.allocate(10)
+        if stage.rank == 0:
+            for value in range(frames):
+                with channel.put() as slot:
+                    slot[...] = value
+    assert channel.is_closed
+    assert window.is_closed
+    stage.attempt("put", channel.put)
+    stage.second_node(stage.world)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("frames", [2, 20], ids=["full", "waited for"])
+def test_a_node_closes_with_full_slots(frames, backend):
+    """Also where the producer still waits for room: the consumers close, and take nothing more."""
+    played = play(3, closes_full, frames, backend=backend, shared=True)
+    for rank in range(3):
+        played.raised(rank, "put", "ClosedError")
+    played.worked(range(3), "second node")
+    played.ended_well()
+
+
+def waits_in_a_loop(stage: Stage) -> None:
+    node = stage.node()
+    channel = node.channel(10)
+    victim = stage.gather(os.getpid())[1]
+
+    def loop() -> None:
+        with node:
+            for slot in channel:
+                slot.sum()
+
+    if stage.rank == 0:
+        with channel.put() as slot:
+            slot[...] = 1
+        time.sleep(0.4)
+        report({"sent": time.monotonic()})
+        os.kill(victim, signal.SIGINT)
+        stage.attempt("barrier", node.barrier)
+        stage.attempt("close", node.close)
+    else:
+        stage.attempt("loop", loop)
+
+
+def test_a_keyboard_interrupt_ends_a_loop_over_frames():
+    played = play(2, waits_in_a_loop, shared=True)
+    told = played.raised(1, "loop", "KeyboardInterrupt")
+    assert told.end - played.rank(0)["sent"] < LIMIT_S
+    assert played.raised(0, "barrier", "PeerError").failures[1] == "KeyboardInterrupt"

@@ -1,0 +1,53 @@
+"""A rank is killed whose array the others have mapped in place: they are told, and can end."""
+
+import time
+
+import pytest
+
+from tests.helpers.reporting import report
+from tests.helpers.scenes import play
+from tests.helpers.stage import Stage
+
+ON_GPU = [pytest.mark.gpu, pytest.mark.kills]
+KINDS = [
+    ("host", "window"),
+    *(
+        pytest.param("cuda", kind, marks=ON_GPU)
+        for kind in ("window", "by_cupy", "by_pool", "by_torch", "by_torch_expandable")
+    ),
+]
+
+
+def killed(stage: Stage, kind: str) -> None:
+    node = stage.node()
+    if kind == "window":
+        source = node.allocate_each(64, "f4").array[8:]
+        array = source
+    else:
+        from tests.windows import test_in_place_gpu as makers
+
+        source = getattr(makers, kind)()
+        array = makers.as_cupy(source)
+    array[...] = stage.rank
+    window = node.share_each(source, copy=False)
+    window.fence()
+    node.synchronize()
+    node.barrier()
+    if stage.rank == 1:
+        time.sleep(0.2)
+        stage.die()
+    stage.attempt("fence", lambda: (window.fence(), node.synchronize()))
+    report({"read": float(window.segment(1)[3])})
+    stage.attempt("share", lambda: node.share_each(source, copy=False))
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)  # each aborts the job at its exit
+
+
+@pytest.mark.parametrize(("backend", "kind"), KINDS)
+def test_survivors_are_told_and_keep_what_they_mapped(backend, kind):
+    played = play(3, killed, kind, backend=backend, survivable=True)
+    for rank in (0, 2):
+        for call in ("fence", "share"):
+            assert played.raised(rank, call, "PeerTimeout").ranks == [1]
+        assert played.rank(rank)["read"] == 1
+        assert played.told(rank, "close").error is None, played.describe()

@@ -1,0 +1,398 @@
+"""Arrays that exist already: copied into a window, or shared where they are."""
+
+import gc
+import logging
+import tempfile
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import ClosedError, HandleError, MismatchError, PeerError, UnsupportedError
+from mpishare.halo.host.staging import READY, table_offset
+from mpishare.windows.allocate import open_memory
+from tests.helpers.held import held
+from tests.windows.test_window_ranks import nothing_leaked, on_every_rank, put, some, values_of
+
+TWO = pytest.mark.ranks(min=2)
+
+
+def address_of(array):
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+# --- copies
+
+
+def test_share_each_copies_each_ranks_own_array(node):
+    shape = (2 + node.rank, 3)
+    source = node.xp.asarray(some(shape, "i4", node.rank))
+    win = node.share_each(source)
+    source[...] = -1
+    assert win.owner is None
+    assert (win.shape, win.dtype) == (shape, np.dtype("i4"))
+    for rank in range(node.size):
+        theirs = some((2 + rank, 3), "i4", rank)
+        assert np.array_equal(values_of(win.segment(rank)), theirs)
+    win.fence()
+    win.segment((node.rank + 1) % node.size)[0, 0] = 100 + node.rank
+    win.fence()
+    assert int(win.array[0, 0]) == 100 + (node.rank - 1) % node.size
+    win.fence()
+
+
+def test_memory_order_travels_with_a_copy(node):
+    source = node.xp.asarray(some((3, 4, 2), "f8"))
+    for order in "CF":
+        mine = node.xp.asarray(source, order=order)
+        for win in (node.share(mine), node.share_each(mine)):
+            array = win.segment(0)
+            assert array.strides == mine.strides
+            assert np.array_equal(values_of(array), values_of(source))
+
+
+def test_segments_of_one_window_may_have_either_order(node):
+    source = node.xp.asarray(some((3, 4), "f8"), order="CF"[node.rank % 2])
+    win = node.share_each(source)
+    for rank in range(node.size):
+        assert win.segment(rank).flags.f_contiguous == bool(rank % 2)
+        assert np.array_equal(values_of(win.segment(rank)), some((3, 4), "f8"))
+
+
+# --- parts of windows, in place
+
+
+def test_a_part_of_a_window_is_a_window_without_new_memory(node):
+    base = node.allocate_each((6, 8), "f8", fill=node.rank)
+    with nothing_leaked(node):
+        win = node.share_each(base.array[1:5, 2:7], copy=False)
+        assert address_of(win.array) == address_of(base.array[1:5, 2:7])
+        assert win.array.strides == base.array.strides == (64, 8)
+        for rank in range(node.size):
+            assert win.segment(rank).strides == (64, 8)
+            assert address_of(win.segment(rank)) == address_of(base.segment(rank)[1:, 2:])
+        win.fence()
+        win.segment((node.rank + 1) % node.size)[0, 0] = 50 + node.rank
+        win.fence()
+        assert float(base.array[1, 2]) == 50 + (node.rank - 1) % node.size
+        win.fence()
+        win.close()
+    assert float(base.array[0, 0]) == node.rank
+
+
+def test_share_of_a_part_by_one_rank(node):
+    base = node.allocate_each(10, "i8", fill=node.rank)
+    owner = node.size - 1
+    win = node.share(base.array[2:6] if node.rank == owner else None, owner=owner, copy=False)
+    assert win.owner == owner
+    assert win.shape == (4,)
+    assert address_of(win.array) == address_of(base.segment(owner)[2:])
+    assert values_of(win.array).tolist() == [owner] * 4
+
+
+def test_a_part_of_another_ranks_segment(node):
+    base = node.allocate_each(4, "i8", fill=node.rank)
+    right = (node.rank + 1) % node.size
+    win = node.share_each(base.segment(right)[1:], copy=False)
+    for rank in range(node.size):
+        assert values_of(win.segment(rank)).tolist() == [(rank + 1) % node.size] * 3
+    win.fence()
+
+
+def test_strides_and_order_travel(node):
+    base = node.allocate_each((4, 6, 5), "f4", fill=0)
+    for part in (base.array.T, base.array[::2, 1:4, ::3], base.array.transpose(1, 0, 2)):
+        win = node.share_each(part, copy=False)
+        assert address_of(win.array) == address_of(part)
+        for rank in range(node.size):
+            assert win.segment(rank).strides == part.strides
+        put(node, win.array, some(part.shape, "f4", node.rank))
+        win.fence()
+        for rank in range(node.size):
+            assert np.array_equal(values_of(win.segment(rank)), some(part.shape, "f4", rank))
+        win.fence()
+        assert np.array_equal(values_of(part), some(part.shape, "f4", node.rank))
+        win.close()
+
+
+def test_negative_strides_are_refused(node):
+    base = node.allocate_each(5)
+    error, names = on_every_rank(node, lambda: node.share_each(base.array[::-1], copy=False))
+    assert names == ["UnsupportedError"] * node.size
+    assert "strides" in str(error)
+    del error  # holds the array
+    assert node.share_each(base.array[::-1]).shape == (5,)
+
+
+def test_a_part_of_a_part(node):
+    base = node.allocate_each(12, "i4", fill=0)
+    outer = node.share_each(base.array[2:10], copy=False)
+    inner = node.share_each(outer.array[3:6], copy=False)
+    inner.fence()
+    inner.segment((node.rank + 1) % node.size)[...] = 1 + node.rank
+    inner.fence()
+    left = (node.rank - 1) % node.size
+    expected = [0] * 5 + [1 + left] * 3 + [0] * 4
+    assert values_of(base.array).tolist() == expected
+    inner.fence()
+
+
+def test_a_window_of_no_elements(node):
+    base = node.allocate_each(4)
+    source = base.array[: node.rank]  # rank 0 has none
+    win = node.share_each(source, copy=False)
+    assert [win.segment(rank).shape for rank in range(node.size)] == [
+        (min(rank, 4),) for rank in range(node.size)
+    ]
+    empty = node.share(node.xp.zeros((3, 0), "f4"), copy=False)
+    assert (empty.array.shape, empty.array.dtype) == ((3, 0), np.dtype("f4"))
+
+
+def test_the_part_outlives_its_window(node):
+    base = node.allocate_each(8, "i8", fill=node.rank)
+    win = node.share_each(base.array[3:], copy=False)
+    with pytest.warns(ResourceWarning, match=base.name):
+        base.close()
+    node.allocate_each(8, "i8", fill=-1)  # takes none of its place
+    win.fence()
+    win.segment((node.rank + 1) % node.size)[0] = 70 + node.rank
+    win.fence()
+    assert values_of(win.array).tolist() == [70 + (node.rank - 1) % node.size] + [node.rank] * 4
+    win.fence()
+
+
+def test_the_same_part_twice_and_closed_once(node):
+    base = node.allocate_each(8, "i8", fill=node.rank)
+    first, second = (node.share_each(base.array[2:], copy=False) for _ in range(2))
+    first.close()
+    second.fence()
+    second.segment((node.rank + 1) % node.size)[0] = 9
+    second.fence()
+    assert int(base.array[2]) == 9
+    with pytest.raises(ClosedError):
+        _ = first.array
+    second.close()
+    assert values_of(base.array)[3:].tolist() == [node.rank] * 5
+
+
+def test_an_array_of_a_part_outlives_both(node):
+    base = node.allocate_each(4, "i8", fill=node.rank)
+    win = node.share_each(base.array, copy=False)
+    views = [win.segment(rank)[1:] for rank in range(node.size)]
+    win.close()
+    with pytest.warns(ResourceWarning, match=base.name):
+        base.close()
+    node.allocate_each(4, "i8", fill=-1)
+    assert [values_of(view).tolist() for view in views] == [[r] * 3 for r in range(node.size)]
+
+
+# --- what cannot be shared in place
+
+
+def mapped_file():
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        return np.memmap(file, "i8", shape=4)
+
+
+def refusals():
+    return {
+        "NumPy": lambda: np.arange(4),
+        "memory that other processes could map": mapped_file,
+        "list": lambda: [1, 2],
+        "callable": lambda: lambda: np.arange(4),
+    }
+
+
+@pytest.mark.parametrize("kind", refusals())
+def test_memory_that_is_not_shared_in_place(node, kind):
+    source = refusals()[kind]()
+    for call in (node.share, node.share_each):
+        with nothing_leaked(node):
+            error, names = on_every_rank(node, lambda call=call: call(source, copy=False))
+            others = "PeerError" if call == node.share else "UnsupportedError"
+            assert names == ["UnsupportedError"] + [others] * (node.size - 1)
+            hint = "node.allocate_each" if node.backend == "host" else "cupy.asarray"
+            assert hint in str(error)
+            assert "copy=True" in str(error)
+            why = "outside of this node's windows" if node.backend == "host" else "host memory"
+            assert why in str(error)
+            del error
+
+
+@TWO
+def test_what_one_rank_cannot_share_is_an_error_on_all(node):
+    base = node.allocate_each(4)
+    odd = node.size - 1
+    source = np.zeros(4) if node.rank == odd else base.array
+    with nothing_leaked(node):
+        error, names = on_every_rank(node, lambda: node.share_each(source, copy=False))
+        assert names == ["PeerError"] * odd + ["UnsupportedError"]
+        del error
+    assert node.share_each(base.array, copy=False).shape == (4,)
+
+
+def test_none_decides_for_each_rank_and_says_so(node, caplog):
+    base = node.allocate_each(4, "i8", fill=node.rank)
+    is_odd = node.rank == node.size - 1
+    source = np.full(4, node.rank) if is_odd else base.array
+    with caplog.at_level(logging.INFO, "mpishare"):
+        win = node.share_each(source, copy=None)
+    told = [r.getMessage() for r in caplog.records if "was copied" in r.getMessage()]
+    assert len(told) == is_odd
+    assert all(win.name in text and "memory" in text for text in told)
+    for rank in range(node.size):
+        assert values_of(win.segment(rank)).tolist() == [rank] * 4
+    win.fence()
+    win.array[...] = -1
+    win.fence()
+    assert values_of(base.array).tolist() == ([node.rank] * 4 if is_odd else [-1] * 4)
+    win.fence()
+
+
+def test_none_of_one_rank_for_all(node, caplog):
+    base = node.allocate(4, "i8", fill=1)
+    for source, is_copied in ((base.array, False), (np.ones(4, "i8"), True)):
+        caplog.clear()
+        win = node.share(source, copy=None)
+        told = any("was copied" in record.getMessage() for record in caplog.records)
+        assert told == (is_copied and node.is_leader)
+        is_same = address_of(win.array) == address_of(base.array)
+        assert node.comm.allgather(is_same) == [not is_copied] * node.size
+
+
+def test_an_array_of_a_host_pool_is_not_called_private(host_node):
+    node = host_node
+    pool = node.pool(max_nbytes=1 << 16)
+    source = pool.allocate(4) if node.rank == pool.owner else None
+    with pytest.raises((UnsupportedError, PeerError), match=r"it is in a pool, .*|rank 0"):
+        node.share(source, copy=False)
+    del source
+    pool.close()
+    node.share(np.zeros(4)).close()
+
+
+@pytest.mark.parametrize("copy", [True, False, None])
+def test_an_int_is_no_array(node, copy):
+    for call, others in ((node.share, "PeerError"), (node.share_each, "TypeError")):
+        error, names = on_every_rank(node, lambda call=call: call(0xDEADBEEF, copy=copy))
+        assert names == ["TypeError"] + [others] * (node.size - 1)
+        assert f"{0xDEADBEEF} is an int, not an array. Wrap a number in" in str(error)
+
+
+@pytest.mark.parametrize("copy", [True, False, None])
+def test_no_array_on_the_owner(node, copy):
+    last = node.size - 1
+    for call in (lambda: node.share(None, copy=copy), lambda: node.share(lambda: None, copy=copy)):
+        error, names = on_every_rank(node, call)
+        assert names == ["TypeError"] + ["PeerError"] * last
+        assert "owner=" in str(error)
+    error, names = on_every_rank(node, lambda: node.share_each(None, copy=copy))
+    assert names == ["TypeError"] * node.size
+
+
+@pytest.mark.parametrize("copy", [0, 1, "yes", np.True_], ids=repr)
+def test_copy_is_true_false_or_none(node, copy):
+    for call in (node.share, node.share_each):
+        with pytest.raises(TypeError, match="copy must be"):
+            call([1.0], copy=copy)
+
+
+@TWO
+def test_copy_that_differs(node):
+    base = node.allocate_each(4)
+    copy = None if node.is_leader else False
+    for call in (node.share, node.share_each):
+        with pytest.raises(MismatchError, match="copy=None"):
+            call(base.array, copy=copy)
+    assert node.share_each(base.array, copy=False).shape == (4,)
+
+
+@TWO
+def test_dtypes_that_differ(node):
+    with pytest.raises(MismatchError, match="int64"):
+        node.share_each(np.zeros(2, "f4" if node.is_leader else "i8"))
+
+
+def test_a_callable_that_raises_on_one_rank(node):
+    odd = node.size - 1
+    base = node.allocate_each(4)
+
+    def source():
+        if node.rank == odd:
+            raise KeyError("density")
+        return base.array
+
+    with nothing_leaked(node):
+        error, names = on_every_rank(node, lambda: node.share_each(source, copy=False))
+        assert names == ["PeerError"] * odd + ["KeyError"]
+        if node.rank != odd:
+            assert isinstance(error, PeerError)
+        del error
+
+
+def test_a_handle_of_an_unknown_kind(node):
+    context = node._context
+    packed = context.handle("token", 0, 8, 8, "carrier pigeon")
+    with pytest.raises(HandleError, match="'carrier pigeon'"):
+        open_memory(context, context.open_handle(packed, node.rank, 8), node.rank)
+
+
+# --- halo fields
+
+
+def ring(node):
+    return node.comm.Create_cart([node.size], [True])
+
+
+def test_a_halo_field_in_place_is_one_of_a_window(node):
+    """The ghosts are right, and on the host neighbors read the field where it is."""
+    base = node.allocate_each((8, 40_000), "f8", fill=-1)
+    win = node.share_each(base.array[2:6], copy=False)
+    field, cart = win.array, ring(node)
+    with mpishare.HaloExchange(cart, field, 1, axes=0, node=node) as halo:
+        for step in range(4):
+            field[1:3] = 10 * step + node.rank
+            halo.exchange(field)
+            expected = [10 * step + rank % node.size for rank in (node.rank - 1, node.rank + 1)]
+            assert values_of(field[[0, 3], 7]).tolist() == expected
+        routes = halo.routes
+        if node.backend == "host" and node.size > 1 and node.report().host_code == "compiled":
+            assert published(halo) in ((w._number, node.rank) for w in (base, win))
+    with mpishare.HaloExchange(cart, base.array[2:6], 1, axes=0, node=node) as other:
+        assert other.routes == routes
+    cart.Free()
+
+
+def published(halo):
+    """In which window, and in whose segment, the neighbors read the field of the last exchange."""
+    staging, rank = halo._forward._host._staging, halo._setup.comm.rank
+    control = staging.control[rank]
+    entry = table_offset(control[READY] & 1, 1) + 1
+    return tuple(control[entry : entry + 2])
+
+
+# --- many
+
+
+def test_many_shares_one_after_another(node):
+    base = node.allocate_each(64, "i8", fill=0)
+    node.share_each(base.array[1:9], copy=False).close()
+    count = 1000 if node.backend == "host" and node.size == 1 else 100
+    with nothing_leaked(node):
+        for step in range(count):
+            with node.share_each(base.array[step % 8 : 32], copy=False) as win:
+                win.array[0] = step
+        with pytest.raises(ClosedError):
+            _ = win.array
+    assert int(base.array[(count - 1) % 8]) == count - 1
+
+
+def test_nothing_stays_when_the_windows_are_dropped(node):
+    gc.collect()
+    with mpishare.Node(backend=node.backend) as own:
+        own.allocate(1).close()
+        base = own.allocate_each(16)
+        before = held()
+        for _ in range(3):
+            own.share_each(base.array[4:], copy=False)
+        assert (held().fds, held().mapped) == (before.fds, before.mapped)

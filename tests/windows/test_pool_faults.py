@@ -1,0 +1,105 @@
+"""Ranks die, or end, while they hold arrays of a pool."""
+
+import time
+
+import pytest
+
+from tests.helpers.reporting import report
+from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, play
+from tests.helpers.stage import Stage
+
+NBYTES = 48 << 20
+
+
+def importer_dies(stage: Stage, nbytes: int) -> None:
+    node = stage.node()
+    pool = node.pool(owner=0, max_nbytes=nbytes * 4 // 3)
+    array = pool.allocate(nbytes, "u1") if stage.rank == 0 else None
+    handle = node.comm.bcast(pool.handle(array) if stage.rank == 0 else None)
+    opened = pool.open(handle) if stage.rank == 1 else None
+    node.barrier()
+    array = None
+    if stage.rank == 0:
+        stage.attempt("while it lives", pool.allocate, nbytes, "u1")
+    node.barrier()
+    if stage.rank == 1:
+        stage.die()
+    stage.attempt("barrier", node.barrier)
+    if stage.rank == 0:
+        from mpishare.coordination.poll import poll
+
+        def reuse() -> None:
+            # Its death is told before its memory is gone, and until then it may write.
+            block = node._context.agreement.block
+            assert poll(lambda: not block.is_running(1), 5.0)
+            array = pool.allocate(nbytes, "u1")
+            array[...] = 5
+            assert int(array[-1]) == 5
+
+        stage.attempt("reuse", reuse)
+    else:
+        stage.attempt("open", pool.open, handle)
+    stage.attempt("close the pool", pool.close)
+    stage.attempt("close", node.close)
+    stage.attempt("then", pool.allocate, 1)
+    time.sleep(0.3 if stage.rank == 0 else 0.8)
+    del opened
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_the_owner_reuses_what_a_rank_held_that_died(backend):
+    played = play(3, importer_dies, NBYTES, backend=backend, survivable=True)
+    assert played.told(0, "while it lives").error in ("UnsupportedError", "CudaError")
+    for rank in (0, 2):
+        for name in ("barrier", "close the pool"):
+            assert played.raised(rank, name, "PeerTimeout").ranks == [1]
+        played.worked([rank], "close")
+        played.raised(rank, "then", "ClosedError")
+    played.worked([0], "reuse")
+    assert played.raised(2, "open", "PeerTimeout").ranks == [1]
+
+
+def owner_dies(stage: Stage) -> None:
+    node = stage.node()
+    pool = node.pool(owner=0)
+    if stage.rank == 0:
+        array = pool.allocate(1000, "u1")
+        array[...] = 7
+        node.synchronize()
+    handle = node.comm.bcast(pool.handle(array) if stage.rank == 0 else None)
+    opened = pool.open(handle) if stage.rank else None
+    node.barrier()
+    if stage.rank == 0:
+        stage.die()
+    stage.attempt("barrier", node.barrier)
+    stage.attempt("open", pool.open, handle)
+    report({"values": [int(opened[0]), int(opened[-1])]})
+    del opened
+    stage.attempt("close", node.close)
+    time.sleep(0.3 if stage.rank == 1 else 0.8)
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_what_is_open_outlives_the_owner(backend):
+    played = play(3, owner_dies, backend=backend, survivable=True)
+    for rank in (1, 2):
+        for name in ("barrier", "open"):
+            assert played.raised(rank, name, "PeerTimeout").ranks == [0]
+        assert played.rank(rank)["values"] == [7, 7]
+        played.worked([rank], "close")
+
+
+def nothing_closed(stage: Stage) -> None:
+    global kept  # until the interpreter is gone
+    node = stage.node()
+    pool = node.pool()
+    array = pool.allocate(1000) if stage.rank == 0 else None
+    handle = node.comm.bcast(pool.handle(array) if stage.rank == 0 else None)
+    kept = [array, pool.open(handle) if stage.rank else pool.allocate(5)]
+    node.barrier()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_job_that_closes_nothing_ends_silently(backend):
+    played = play(2, nothing_closed, backend=backend)
+    played.ended_well()

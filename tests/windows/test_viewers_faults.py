@@ -1,0 +1,535 @@
+"""Viewers outside the job that are killed, stopped, many or foreign: the job goes on."""
+
+import os
+import sys
+import time
+import warnings
+
+import pytest
+
+from tests.helpers.launch import run_ranks
+from tests.helpers.reporting import report
+from tests.helpers.scenes import BACKENDS, KILLING_BACKENDS, play
+from tests.helpers.stage import Stage, leftovers
+from tests.helpers.viewer import Viewer
+
+NOBODY = 65534
+# Runs in a viewer: looks until the job has made its window.
+COME = """
+def come(name, seconds=30):
+    end = time.time() + seconds
+    while True:
+        try:
+            return mpishare.attach(name)
+        except mpishare.HandleError:
+            if time.time() > end: raise
+            time.sleep(0.01)
+"""
+# Runs in a viewer: its children attach and are killed, with a lease, and most in a copy.
+VICTIMS = """
+import random, signal
+def victims(name, count):
+    for _ in range(count):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            there = attach(name)
+            there.latest()
+            os.write(writer, b"x")
+            while True:
+                there.latest()
+        assert os.read(reader, 1) == b"x"
+        os.close(reader); os.close(writer)
+        time.sleep(random.random() * 0.004)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return count
+"""
+
+
+def killed(stage: Stage, source: str, kills: int) -> None:
+    import gc
+    import select
+    import threading
+
+    from tests.helpers.held import held
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    door_threads = threading.active_count()
+    node.allocate_each(1 << 16, name="warm").close()
+    gc.collect()
+    before = held()
+    window = node.allocate_each(1 << 16, name="killed", fill=0.0)
+    viewer = Viewer() if stage.rank == 0 else None
+    if viewer:
+        viewer(source)
+        viewer.send(f"victims('killed', {kills})")
+    is_over, step, slowest = False, 0, 0.0
+    while not is_over:
+        step += 1
+        begin = time.monotonic()
+        window.array[...] = step
+        window.snapshot()
+        slowest = max(slowest, time.monotonic() - begin)
+        window.fence()
+        if step % 20 == 0:
+            node.synchronize()
+            ready = viewer and select.select([viewer.process.stdout], [], [], 0)[0]
+            is_over = stage.world.bcast(bool(ready), 0)
+    if viewer:
+        report({"kills": viewer.answer(), "steps": step, "slowest": slowest})
+        assert viewer.close() == 0
+        door, end = node._context.descriptors.door, time.monotonic() + 5
+        while door.leases(window._publication._address) and time.monotonic() < end:
+            time.sleep(0.01)
+        report({"leases": door.leases(window._publication._address)})
+    stage.attempt("close", window.close)
+    gc.collect()
+    report(
+        {
+            "before": str(before),
+            "after": str(held()),
+            "threads": threading.active_count() - door_threads,
+        }
+    )
+    node.close()
+    report({"leftovers": leftovers()})
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_a_hundred_viewers_that_are_killed(backend):
+    kills = 100 if backend == "host" else 10  # each makes a context on the GPU
+    played = play(2, killed, VICTIMS, kills, backend=backend, timeout_s=100, shared=True)
+    played.ended_well()
+    assert played.rank(0)["kills"] == kills
+    assert played.rank(0)["leases"] == []
+    for rank in range(2):
+        assert played.rank(rank)["after"] == played.rank(rank)["before"]
+        assert played.rank(rank)["leftovers"] == []
+    played.worked([0, 1], "close")
+
+
+def stopped(stage: Stage, killed_after_s: float) -> None:
+    import signal
+    import threading
+
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    window = node.allocate_each(1 << 16, name="stopped", fill=1.0)
+    window.snapshot()
+    node.synchronize()
+    node.barrier()
+    viewer = Viewer() if stage.rank == 0 else None
+    if viewer:
+        report({"viewer": viewer.pid, "saw": viewer("host(attach('stopped').latest().array)[0]")})
+        viewer("there = attach('stopped')")
+        os.kill(viewer.pid, signal.SIGSTOP)
+        if killed_after_s:
+            threading.Timer(killed_after_s, viewer.process.kill).start()
+    node.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stage.attempt("close", window.close)
+    report({"warned": [str(w.message) for w in caught if w.category is ResourceWarning]})
+    stage.attempt("next", lambda: node.allocate(4, name="stopped").close())
+    if viewer:
+        viewer.kill()
+    stage.attempt("node", node.close)
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_a_viewer_that_is_stopped_delays_nothing_but_a_close_on_a_gpu(backend):
+    played = play(2, stopped, 0.0, backend=backend, shared=True)
+    played.worked([0, 1], "close", "next", "node")
+    assert played.rank(0)["saw"] == 1.0
+    seconds, warned = played.told(0, "close").seconds, played.rank(0)["warned"]
+    if backend == "host":
+        assert seconds < 1
+        assert warned == []
+    else:
+        assert 3 <= seconds < 4
+        assert f"[{played.rank(0)['viewer']}" in warned[0]
+    assert played.rank(1)["warned"] == []
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_a_viewer_that_is_killed_during_the_close(backend):
+    played = play(2, stopped, 0.5, backend=backend, shared=True)
+    played.worked([0, 1], "close", "next", "node")
+    assert played.rank(0)["warned"] == []
+    if backend == "cuda":
+        assert 0.3 < played.told(0, "close").seconds < 2
+
+
+def dying(stage: Stage, name: str) -> None:
+    node = stage.node()
+    window = node.allocate_each(1 << 10, name=name, fill=3.0)
+    window.snapshot()
+    node.synchronize()
+    node.barrier()
+    if stage.rank == 0:
+        door = node._context.descriptors.door
+        while len(door.leases(window._publication._address, "attaches")) < 2:
+            time.sleep(0.01)
+    stage.world.Barrier()
+    stage.die()
+
+
+@pytest.mark.parametrize("backend", KILLING_BACKENDS)
+def test_a_job_that_is_killed_while_it_is_viewed(backend):
+    name = f"dying-{os.getpid()}"
+    with Viewer() as viewer:
+        viewer(COME)
+        viewer.send(
+            f"there = come({name!r}); live = there.array; frame = there.latest()\n"
+            f"last = mpishare.windows.names.find({name!r}, there.job, 30)[1]\n"
+            "try: last.ask({'attaches': True})\n"  # the job waits for it, and dies
+            "except mpishare.HandleError: pass\n"
+            "numbers = [f.number for f in there]"
+        )
+        play(2, dying, name, backend=backend)
+        assert viewer.answer() is None
+        assert viewer("numbers") in ([1], [])  # the iteration ended
+        assert viewer("host(frame.array)[:2]") == [3.0, 3.0]
+        told = viewer("there.latest()")
+        assert told["error"] == "ClosedError"
+        assert "has ended" in told["text"]
+        if backend == "host":
+            assert viewer("host(live)[:2]") == [3.0, 3.0]
+        assert viewer(f"mpishare.attach({name!r})")["error"] == "HandleError"
+        assert viewer("del live; there.close(); last.close()") is None
+
+
+CROWD = """
+def crowd(name, count, seconds):
+    pipes = []
+    for _ in range(count):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            seen = torn = 0
+            with attach(name, timeout_s=20) as there:
+                end = time.time() + seconds
+                while time.time() < end:
+                    f = there.latest()
+                    seen += 1
+                    torn += any((f.segment(r) != f.number).any() for r in there.ranks)
+            os.write(writer, json.dumps([seen, int(torn)]).encode())
+            os._exit(0)
+        os.close(writer)
+        pipes.append(reader)
+    told = [json.loads(os.read(reader, 100)) for reader in pipes]
+    for _ in pipes: os.wait()
+    return told
+"""
+
+
+def crowded(stage: Stage, source: str, count: int, seconds: float) -> None:
+    import select
+
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    window = node.allocate_each(512, name="crowd", fill=0.0)
+    viewer = Viewer() if stage.rank == 0 else None
+    if viewer:
+        viewer(source)
+        viewer.send(f"crowd('crowd', {count}, {seconds})")
+    is_over, step = False, 0
+    while not is_over:
+        for _ in range(500):
+            step += 1
+            window.array[...] = step
+            window.snapshot()
+        window.fence()
+        ready = viewer and select.select([viewer.process.stdout], [], [], 0)[0]
+        is_over = stage.world.bcast(bool(ready), 0)
+    if viewer:
+        report({"seen": viewer.answer(), "steps": step})
+        viewer.close()
+    window.close()
+    node.close()
+    report({"leftovers": leftovers()})
+
+
+@pytest.mark.limit(120)
+def test_fifty_viewers_at_full_speed():
+    played = play(2, crowded, CROWD, 50, 3.0, timeout_s=100, shared=True)
+    played.ended_well()
+    seen = played.rank(0)["seen"]
+    assert len(seen) == 50, seen
+    assert all(frames > 0 for frames, _ in seen), seen
+    assert not any(torn for _, torn in seen), seen
+    assert played.rank(0)["leftovers"] == []
+
+
+@pytest.mark.limit(120)
+def test_no_frame_is_torn_at_full_speed():
+    """A short one; `python -m tests.windows.test_viewers_faults` makes 10^5 reads."""
+    played = play(2, crowded, CROWD, 1, 4.0, timeout_s=100, shared=True)
+    played.ended_well()
+    [[frames, torn]] = played.rank(0)["seen"]
+    assert frames > 500, (frames, played.rank(0)["steps"])
+    assert torn == 0
+
+
+def twice(stage: Stage) -> None:
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node(stage.MPI.COMM_SELF)
+    window = stage.attempt(
+        "allocate", lambda: node.allocate(2, fill=float(stage.rank), name="twice")
+    )
+    jobs = stage.gather("" if window is None else window._publication.job)
+    if stage.rank == 0:
+        with Viewer() as viewer:
+            report({"jobs": jobs, "any": viewer("host(mpishare.attach('twice').array)")})
+            seen = [
+                viewer(f"host(mpishare.attach('twice', job={job!r}).array)") for job in jobs if job
+            ]
+            report(
+                {
+                    "seen": seen,
+                    "as int": viewer(f"host(mpishare.attach('twice', job={jobs[0]}).array)"),
+                }
+            )
+            report({"wrong": viewer("mpishare.attach('twice', job='none-such')")})
+    stage.world.Barrier()
+    node.close()
+
+
+def test_a_name_of_two_jobs():
+    played = play(2, twice, shared=True)
+    played.worked([0, 1], "allocate")
+    told = played.rank(0)
+    assert told["any"]["error"] == "HandleError"
+    assert all(repr(job) in told["any"]["text"] for job in told["jobs"])
+    assert "Pass job= with one of them" in told["any"]["text"]
+    assert told["seen"] == [[0.0, 0.0], [1.0, 1.0]]
+    assert told["as int"] == [0.0, 0.0]
+    assert told["wrong"]["error"] == "HandleError"
+    assert f"'twice' of job {told['jobs'][0]}" in told["wrong"]["text"]
+
+
+def test_a_name_is_taken_by_another_node_of_a_scheduled_job():
+    played = play(2, twice, env={"SLURM_JOB_ID": f"7{os.getpid()}"})
+    outcomes = sorted(str(played.told(rank, "allocate").error) for rank in range(2))
+    assert outcomes == ["None", "ValueError"]
+
+
+# Runs as another user, who reads the addresses of all sockets, and binds what it likes.
+SQUATTER = """
+import os, re, socket, sys, time
+os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+taken = {}
+def take(address, backlog=8):
+    squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        squatter.bind(chr(0) + address)
+        squatter.listen(backlog)
+        taken[address] = squatter
+    except OSError:
+        squatter.close()
+    return squatter
+
+prefix = sys.argv[1]
+take(f"{prefix}/foreign")
+take(f"{prefix}/foreign/guessed")
+take(f"{prefix}/false/AAAAAA")
+take("mpishare/0/window/another-job/foreign/AAAAAA")
+take(f"{prefix}/" + chr(27) + "[2Jcleared/AAAAAA")
+take(f"{prefix}/\\n00000000 00010000 0 1 1 @mpishare/0/window/1/" + chr(27) + "[2J/A")
+full = take(f"{prefix}/foreign/FULLFU", 0)
+for _ in range(2):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.setblocking(False)
+    taken[one] = one.connect_ex(full.getsockname())
+print("squatting", flush=True)
+while True:
+    for address in re.findall("@(mpishare/0/.*)", open("/proc/net/unix", errors="replace").read()):
+        if address not in taken:
+            take(address)
+    time.sleep(0.0005)
+"""
+FOREIGN = """
+def foreign(nobody, name):
+    import socket
+    from mpishare.windows.names import listed
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setgid(nobody); os.setuid(nobody)
+        try:
+            attach(name)
+            told = ["attached"]
+        except mpishare.HandleError as error:
+            told = [str(error)]
+        for window in listed():
+            if window.name == name:
+                door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                door.setblocking(False)
+                try:
+                    door.connect(chr(0) + window.address)
+                    door.setblocking(True)
+                    door.settimeout(0.5)
+                    told.append(repr(door.recv(1000)))
+                except OSError as error:
+                    told.append(type(error).__name__)
+        os.write(writer, json.dumps(told).encode())
+        os._exit(0)
+    os.wait()
+    return json.loads(os.read(reader, 10000))
+"""
+
+
+def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -> None:
+    import subprocess
+
+    from mpishare.windows.names import job_id
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    hostile = None
+    if stage.rank == 0:
+        prefix = f"mpishare/{os.getuid()}/window/{job_id(os.getpid())}"
+        command = [sys.executable, "-c", squatter, prefix, str(nobody)]
+        hostile = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert hostile.stdout.readline() == b"squatting\n"
+    stage.world.Barrier()
+    for number in range(4):
+        node.pool(max_nbytes=1 << 16).close()
+        stage.attempt(f"window {number}", lambda: node.allocate(4, name="foreign").close())
+    window = stage.attempt("window", lambda: node.allocate(4, name="foreign", fill=3.0))
+    if hostile:
+        with Viewer() as viewer:
+            viewer(source)
+            begin = time.monotonic()
+            report({"saw": viewer("host(mpishare.attach('foreign').array)")})
+            report({"seconds": time.monotonic() - begin})
+            report({"told": viewer(f"foreign({nobody}, 'foreign')")})
+            report({"false": viewer("attach('false')")})
+            listed = [sys.executable, "-m", "mpishare.info", "--attachable"]
+            report({"listed": subprocess.run(listed, capture_output=True, text=True).stdout})
+        hostile.kill()
+        hostile.wait()
+    stage.world.Barrier()
+    if window:
+        window.close()
+    node.close()
+
+
+@pytest.mark.limit(120)
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_another_user_takes_every_address_and_neither_job_nor_viewer_is_misled():
+    played = play(2, beside_another_user, SQUATTER, FOREIGN, NOBODY, timeout_s=100, shared=True)
+    played.ended_well()
+    played.worked([0, 1], "window", *(f"window {number}" for number in range(4)))
+    told = played.rank(0)
+    assert told["saw"] == [3.0] * 4
+    assert told["seconds"] < 8  # not the deadline, though one socket takes no connection
+    attached, *knocked = told["told"]
+    assert "User 0 has a window of that name" in attached
+    assert {*knocked} & {"b''", "ConnectionResetError"}
+    assert "no process of this user has a window of that name" in told["false"]["text"]
+    assert "foreign  job" in told["listed"]
+    assert "\x1b" not in told["listed"] + told["false"]["text"]
+
+
+ELSEWHERE = """
+def elsewhere(name):
+    import ctypes
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        assert ctypes.CDLL(None).unshare(0x40000000) == 0  # CLONE_NEWNET
+        try:
+            told = repr(attach(name))
+        except mpishare.HandleError as error:
+            told = str(error)
+        os.write(writer, told.encode())
+        os._exit(0)
+    os.wait()
+    return os.read(reader, 10000).decode()
+"""
+
+
+def viewed_from_elsewhere(stage: Stage, source: str) -> None:
+    from tests.helpers.viewer import Viewer
+
+    node = stage.node()
+    window = node.allocate(4, name="far")
+    if stage.rank == 0:
+        with Viewer() as viewer:
+            viewer(source)
+            report({"told": viewer("elsewhere('far')")})
+    stage.world.Barrier()
+    window.close()
+    node.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make a network namespace")
+def test_a_viewer_in_another_network_namespace():
+    """It cannot tell that from a window that is not there, so the error names both."""
+    played = play(2, viewed_from_elsewhere, ELSEWHERE, shared=True)
+    played.ended_well()
+    told = played.rank(0)["told"]
+    assert "no process of this user has a window of that name on this machine" in told
+    assert "in another network namespace" in told
+
+
+SPAWN = """
+import multiprocessing, pickle, sys
+import numpy as np
+
+def child(queue, path, back):
+    there = queue.get()
+    first = float(there.array[0])
+    there.segment(0)[1] = 7.0
+    with open(path, "rb") as file:
+        again = pickle.load(file)
+    on_gpu = type(again.array).__module__ != "numpy"
+    if on_gpu:
+        import cupy
+        cupy.cuda.Device().synchronize()
+    back.put([first, float(again.segment(0)[1]), "mpi4py.MPI" in sys.modules])
+    del there, again
+
+if __name__ == "__main__":
+    import os
+    import mpishare
+    from tests.helpers.reporting import report
+    with mpishare.Node() as node:
+        window = node.allocate_each(4, fill=5.0, name="spawned")
+        window.fence()
+        node.synchronize()
+        if node.rank == 0:
+            path = os.path.join(os.environ["REPORT_DIR"], "window.pickle")
+            with open(path, "wb") as file:
+                pickle.dump(window, file)
+            context = multiprocessing.get_context("spawn")
+            queue, back = context.Queue(), context.Queue()
+            process = context.Process(target=child, args=(queue, path, back))
+            process.start()
+            queue.put(window)
+            told = back.get(timeout=40)
+            process.join()
+            report({"told": told, "exit": process.exitcode, "mine": float(window.array[1])})
+        node.barrier()
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_named_window_through_a_queue_and_a_file(backend):
+    result = run_ranks(2, SPAWN, env={"MPISHARE_BACKEND": backend}, timeout_s=50)
+    assert result.returncode == 0, result.describe()
+    assert result.reports[0] == {"told": [5.0, 7.0, False], "exit": 0, "mine": 7.0}
+
+
+if __name__ == "__main__":
+    total = 0
+    while total < 100_000:
+        told = play(2, crowded, CROWD, 1, 20.0, timeout_s=100).rank(0)
+        [[seen, torn]] = told["seen"]
+        total += seen
+        print(f"{told['steps']} snapshots, {seen} reads, {torn} torn; {total} reads so far")
+        assert torn == 0
