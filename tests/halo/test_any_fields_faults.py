@@ -54,7 +54,7 @@ def split(stage: Stage, way: str) -> None:
 )
 def test_what_one_rank_has_seen_is_new_to_another(way, backend):
     """The rank that waits sees at once that the others go on without it."""
-    played = play(3, split, way, backend=backend, shared=True)
+    played = play(3, split, way, backend=backend)
     told = played.raised(1, "call", "MismatchError")
     assert "is new to the plan on this rank" in told.text
     assert set(told.failures) <= {0, 2}
@@ -77,7 +77,7 @@ def test_what_one_rank_has_seen_is_new_to_another(way, backend):
 )
 def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
     """The rank that gave it gets its own error, and the others read that."""
-    played = play(3, split, way, backend=backend, shared=True)
+    played = play(3, split, way, backend=backend)
     own = played.raised(1, "call", error)
     assert words in own.text
     assert "new to the plan" not in own.text
@@ -112,7 +112,7 @@ def other(stage: Stage) -> None:
 
 def test_ranks_that_give_other_fields_each_seen_before():
     """They wait for each other: the error names what each of them has given."""
-    played = play(3, other, shared=True)
+    played = play(3, other)
     told = [played.told(rank, "call") for rank in range(3)]
     assert any(each.error == "MismatchError" for each in told), played.describe()
     for each in told:

@@ -7,7 +7,6 @@ allowed.
 import functools
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -52,14 +51,13 @@ def play_on(
     """Run the function on `n` ranks of pretended nodes, with a `Stage` as its first argument."""
     if launcher()[1] != "mpich":
         pytest.skip("only the launcher of MPICH pretends to be on several nodes")
-    before: list[str | Path] = []
     if nodes in MACHINES:
         if why := _why_no_machines():
             pytest.skip(why)
         count, hosts = MACHINES[nodes]
         before, options = [PRETEND, str(count)], ("-hosts", hosts)
     else:
-        options = ("-launcher", "fork", *NODES[nodes])
+        before, options = [], ("-launcher", "fork", *NODES[nodes])
     run = play_shared if shared and backend == "host" else run_ranks
     result = run(
         n,

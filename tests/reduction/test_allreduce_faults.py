@@ -88,7 +88,7 @@ def left(stage: Stage, place: str) -> None:
 @pytest.mark.parametrize("place", ["reduce", "argument", "dot", "close"])
 def test_a_rank_that_leaves_by_an_exception_tells_the_others(place):
     """Its own reason, or an argument that was refused."""
-    played = play(3, left, place, shared=True)
+    played = play(3, left, place, shared=place != "close")
     error, text = ("ValueError", "shape") if place == "argument" else ("KeyError", "my own reason")
     assert text in played.raised(1, "call", error).text
     for rank in (0, 2):

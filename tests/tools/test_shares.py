@@ -31,6 +31,13 @@ def test_tests_of_unknown_length_are_dealt_out_in_turn():
     assert shares.deal(["a", "b", "c", "d"], {}, 2) == [{"a", "c"}, {"b", "d"}]
 
 
+def test_samples_have_some_parameters_of_every_test_and_together_all():
+    tests = ["a[1]", "a[2]", "b", "a[3]", "c[x]", "c[y]", "a[4]"]
+    first, second = (shares.sample(tests, number, 2) for number in (0, 1))
+    assert first == {"a[1]", "a[3]", "b", "c[x]"}
+    assert second == {"a[2]", "a[4]", "b", "c[y]"}
+
+
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "/2", "a/b"])
 def test_what_is_no_share_is_refused(text):
     with pytest.raises(pytest.UsageError, match="NUMBER/COUNT"):
