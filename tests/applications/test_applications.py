@@ -44,7 +44,7 @@ import common, heat3d, jacobi2d, mpishare, shallow_water, staged
 from tests.helpers.reporting import report
 
 def run(name, *words):
-    words = ["--n", "12", "--steps", "13", "--check", "--json", *words]
+    words = ["--n", "12", "--steps", "25", "--check", "--json", *words]
     return globals()[name].main(words)
 
 def run_all(*words):
