@@ -20,7 +20,6 @@ _COPIES = 6
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case at every size. Collective, host-blocking."""
     for nbytes in session.sizes(case, _COPIES):
         memory = _Memory(session, nbytes)
         # No rank may wait for another one that had no memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpishare.bench.cases import AXES, BROUGHT, CASES, LIBRARIES, NOTES, TRIAL, Case, Way, halo
+from mpishare.bench.cases import AXES, BASELINES, CASES, TRIALS, Baseline, Case, Way, halo
 
 BOTH = ("host", "cuda")
 #: Libraries between GPUs; "ceilings" is what the machine can do at best, see `upper_bounds`.
@@ -160,6 +160,41 @@ def _graphs(arm: str, kind: str) -> dict[str, Way]:
     }
 
 
+_BASELINES = {
+    "packed": Baseline(
+        "MPI that is given GPU memory into which faces were packed",
+        BASELINES["mpi"].module,
+        {"mpi packed": Way("CudaMpi", is_packed=True)},
+    ),
+    "nccl4py": Baseline(
+        module="benchmarks.nccl_windows",
+        ways={
+            "nccl windows": Way("NcclSend"),
+            **_graphs("nccl put", "NcclPut"),
+            **_graphs("nccl device", "NcclDevice"),
+        },
+    ),
+    "nvshmem": Baseline(module="benchmarks.nvshmem", ways=_graphs("nvshmem", "Nvshmem")),
+    "torch": Baseline(module="benchmarks.symmetric", ways=_graphs("torch", "TorchSymmetric")),
+    "alone": Baseline("the same program without the exchange"),
+    "called": Baseline("the exchange, called without JAX"),
+    "counters": Baseline("the order alone, by stream memory operations", "benchmarks.ring"),
+    "first axis": Baseline("faces that are one piece of memory each"),
+    "fresh": Baseline(
+        "fields that are others at each call, of mpishare and of Sendrecv", "benchmarks.fresh"
+    ),
+    "handles": Baseline(
+        "an allgather of memory handles, and opening those of the neighbors", "benchmarks.handles"
+    ),
+    "memcpy": Baseline("a bare copy between the same places"),
+    "naive": Baseline("MPI through the host, each face copied by itself", "benchmarks.halos"),
+    "window": Baseline("windows in turn, in the order of start, complete, post and wait"),
+    UPPER_BOUNDS: Baseline(
+        "what the machine can do with no order in it, or with no data", "benchmarks.upper_bounds"
+    ),
+}
+
+
 def extend() -> None:
     """Add all of it to the catalog, once or again."""
     CASES.update({case.name: case for case in _CASES})
@@ -173,38 +208,5 @@ def extend() -> None:
             baselines={"host": (*case.baselines["host"], *fresh), "cuda": tuple(on_cuda)},
             on_request=case.on_request | asked,
         )
-    windows = {"nccl windows": Way("NcclSend")}
-    windows |= _graphs("nccl put", "NcclPut") | _graphs("nccl device", "NcclDevice")
-    LIBRARIES.update(
-        {
-            "packed": (LIBRARIES["mpi"][0], {"mpi packed": Way("CudaMpi", is_packed=True)}),
-            "nccl4py": ("benchmarks.nccl_windows", windows),
-            "nvshmem": ("benchmarks.nvshmem", _graphs("nvshmem", "Nvshmem")),
-            "torch": ("benchmarks.symmetric", _graphs("torch", "TorchSymmetric")),
-        }
-    )
-    BROUGHT.update(
-        {
-            "counters": "benchmarks.ring",
-            "fresh": "benchmarks.fresh",
-            "handles": "benchmarks.handles",
-            "naive": "benchmarks.halos",
-            TRIAL: "benchmarks.sharing",
-            UPPER_BOUNDS: "benchmarks.upper_bounds",
-        }
-    )
-    NOTES.update(
-        {
-            "alone": "the same program without the exchange",
-            "called": "the exchange, called without JAX",
-            UPPER_BOUNDS: "what the machine can do with no order in it, or with no data",
-            "counters": "the order alone, by stream memory operations",
-            "fresh": "fields that are others at each call, of mpishare and of Sendrecv",
-            "first axis": "faces that are one piece of memory each",
-            "handles": "an allgather of memory handles, and opening those of the neighbors",
-            "memcpy": "a bare copy between the same places",
-            "naive": "MPI through the host, each face copied by itself",
-            "packed": "MPI that is given GPU memory into which faces were packed",
-            "window": "windows in turn, in the order of start, complete, post and wait",
-        }
-    )
+    BASELINES.update(_BASELINES)
+    TRIALS[:] = ["benchmarks.sharing"]

@@ -103,7 +103,6 @@ _PASSES_PER_LOOK = 4
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     for nbytes in session.options.sizes(session.node.backend, case.name):
         shape = (max(round((nbytes / 8) ** 0.5), 2),) * 3
         if session.fits(case, nbytes, 2 * Poisson.needed_nbytes(shape)):
@@ -137,27 +136,24 @@ def _add_baselines(comparison: Comparison, session: Session, problem: Poisson) -
     """Enter the same solve with links of others."""
     refusal = "one rank: there is nothing to exchange" if session.comm.size == 1 else None
 
-    def add(name: str, make: Callable[[], Solve], unfit: str | None = refusal) -> None:
+    def add(name: str, links: Callable[..., Links], unfit: str | None = refusal) -> None:
+        def make() -> Solve:
+            solve = Solve(session, problem, links(session, problem))
+            return InGraphs(solve) if "graph" in name else solve
+
         comparison.add(name, make, kind=BASELINE, unfit=unfit)
 
-    def solve(links: Callable[..., Links], *arguments: Any) -> Callable[[], Solve]:
-        return lambda: Solve(session, problem, links(session, problem, *arguments))
-
-    def in_graphs(make: Callable[[], Solve]) -> Callable[[], Solve]:
-        return lambda: InGraphs(make())
-
-    if comparison.includes("isend"):
-        add("isend", solve(MpiLinks))
-    if comparison.includes("staged"):
-        add("staged", solve(StagedLinks))
+    for name, links in (("isend", MpiLinks), ("staged", StagedLinks)):
+        if comparison.includes(name):
+            add(name, links)
     if comparison.includes("nccl"):
         from mpishare.bench.nccl import Nccl
 
         library, reason = (None, refusal) if refusal else open_library(session, Nccl)
         for suffix, beside in (("", False), (" beside", True)):
-            make = solve(NcclLinks, library, beside)
-            add(f"nccl{suffix}", make, reason)
-            add(f"nccl graph{suffix}", in_graphs(make), reason)
+            by_nccl = partial(NcclLinks, library=library, beside=beside)
+            add(f"nccl{suffix}", by_nccl, reason)
+            add(f"nccl graph{suffix}", by_nccl, reason)
 
 
 class MpishareLinks(Links):

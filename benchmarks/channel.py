@@ -22,7 +22,6 @@ _FRAMES = 2 * _SLOTS + 5
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case at every size. Collective, host-blocking."""
     for nbytes in session.sizes(case, _FRAMES):
         unfit = session.too_few_ranks("a channel")
         comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes, unfit=unfit)

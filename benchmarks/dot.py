@@ -27,7 +27,6 @@ _COUNT = 1 << 20
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     nbytes = 8 * _COUNT
     if session.fits(case, nbytes, 2 * nbytes):
         comparison, make = Comparison(session, case, nbytes=nbytes), partial(_Dot, session)

@@ -26,7 +26,6 @@ _SLOTS = 8
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     pattern = Pattern(session.node.xp, 1)
     comparison = Comparison(session, case, unfit=session.too_few_ranks("an event"))
     hop, pingpong = partial(_Hop, session, pattern), partial(_PingPong, session, pattern)

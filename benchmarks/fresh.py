@@ -30,7 +30,6 @@ _IN_TURN, _APART_NBYTES = 80, 512
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     run_on_blocks(session, case, _enter)
 
 

@@ -26,16 +26,14 @@ from mpishare import Node, Window
 from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant, Wrapper
 from mpishare.bench.grid import Block, Exchange, Grid
-from mpishare.bench.halo import PrivateFields, WindowFields, add_baselines, run_on_blocks
+from mpishare.bench.halo import Forms, PrivateFields, WindowFields, add_baselines, run_on_blocks
 from mpishare.bench.library import Captured
 from mpishare.bench.measure import BlockSize, time_batches
 from mpishare.bench.mpi import Persistent, Waitany
 from mpishare.bench.report import BASELINE, UPPER_BOUND, Clock
 from mpishare.bench.session import Session, do_nothing
 
-_MESSAGES_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
-    "persistent": {"persistent": Persistent, "persistent waitany": Waitany}
-}
+_MESSAGES_MPI: Forms = {"persistent": Persistent, "persistent waitany": Waitany}
 _CALLED_BLOCKS = {
     "2 neighbors, 1 field": Block(4, (64,), naxes=1),
     "26 neighbors, 16 fields": Block(8, (), naxes=3, count=16, corners=True),
@@ -45,7 +43,6 @@ _CALLS, _BATCHES = 100, 10
 
 
 def run(session: Session, case: Case) -> None:
-    """Run a case. Collective, host-blocking."""
     if case.name == "calls":
         _run_calls(session, case)
     elif case.name == "faces":
@@ -71,7 +68,6 @@ def _enter_messages(comparison: Comparison, grid: Grid) -> None:
 
 
 def enter_naive(comparison: Comparison, grid: Grid) -> None:
-    """Enter the naive baseline of the halo cases."""
     comparison.add("naive", partial(Naive, grid), kind=BASELINE)
 
 

@@ -19,7 +19,6 @@ _HANDLE_NBYTES, _CELLS = 2 << 20, 64
 
 
 def enter_handles(comparison: Comparison, session: Session) -> None:
-    """Enter the baseline of the plans in the case setup."""
     make = partial(_Handles, session)
     comparison.add("handles", make, kind=BASELINE, nbytes=FACE_NBYTES)
 

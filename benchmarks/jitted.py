@@ -55,7 +55,6 @@ _FORMS = {
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     jax, unfit = session.attempt(partial(_import_jax, session))
     for nbytes in session.sizes(case, _ROWS + 2):
         problem = _Problem(session, jax, nbytes)
@@ -123,7 +122,6 @@ class _Problem:
         self._mine = slice(first, first + _ROWS)
 
     def exchange(self, u: Any) -> Any:
-        """Return a block with its ghosts brought up to date."""
         from mpishare.jax import exchange
 
         return exchange(self.halo, u)

@@ -19,10 +19,10 @@ from mpi4py import MPI
 
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Pattern
-from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.comparison import Comparison
 from mpishare.bench.fence import OrderAll
 from mpishare.bench.grid import Exchange, Problem, Side
-from mpishare.bench.halo import add_baselines
+from mpishare.bench.halo import Forms, add_baselines
 from mpishare.bench.mpi import Isend, Persistent, Sendrecv
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session
@@ -132,7 +132,6 @@ class PairwiseRing(WindowRing):
         self.calls = self.bind(ring.peers)
 
     def bind(self, peers: list[int]) -> tuple[Callable[[], None], ...]:
-        """Return post, start, complete and wait."""
         post, start = (partial(each, peers) for each in (self.window.post, self.window.start))
         return post, start, self.window.complete, self.window.wait
 
@@ -210,17 +209,16 @@ _READY, _DONE = 0, 1
 _SLOT_NBYTES = 128
 _PURPOSES = 2
 
-#: The variants of each baseline; several where none of them is the fastest at every size.
-_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
-    "isend": {"isend": Isend},
-    "persistent": {"persistent": Persistent},
-    "sendrecv": {"sendrecv": Sendrecv},
-    "staged": {"staged": Staged, "staged persistent": StagedPersistent},
+_MPI: Forms = {
+    "isend": Isend,
+    "persistent": Persistent,
+    "sendrecv": Sendrecv,
+    "staged": Staged,
+    "staged persistent": StagedPersistent,
 }
 
 
 def run(session: Session, case: Case) -> None:
-    """Run a case. Collective, host-blocking."""
     if case.name == "pairwise":
         comparison, ring = Comparison(session, case), Ring(session, nbytes=8)
         comparison.add("pairwise", partial(PairwiseRing, ring, moves=False))
@@ -241,7 +239,6 @@ def run(session: Session, case: Case) -> None:
 
 
 def enter_counters(comparison: Comparison, session: Session) -> None:
-    """Enter the baseline of the case fence."""
     make = partial(_CountersOfAll, session, Pattern(session.node.xp, 1))
     comparison.add("counters", make, kind=BASELINE)
 

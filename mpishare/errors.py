@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 class MpiShareError(Exception):
@@ -109,6 +109,59 @@ def departure_error(call: str, departures: dict[int, str]) -> PeerError:
     verb = "has" if len(departures) == 1 else "have"
     whole = f"{call} failed: {name_ranks(departures)} {verb} left: {_joined(departures)}"
     return PeerError(whole, failures=departures)
+
+
+# All texts of `PeerTimeout`. The remedy for a dead rank whose death no other rank of its node could
+# report:
+_UNSEEN_DEATH = (
+    "Nobody sees the death of a rank that was the only one of its node: let the launcher end the "
+    "job then, by `srun --kill-on-bad-exit=1` (mpirun does it by itself), and after an exception "
+    "by `python -m mpi4py`."
+)
+_UNUSABLE = "The node cannot be used any more"
+
+
+def late(what: str, timeout_s: float, more: str, ranks: Iterable[int] = ()) -> PeerTimeout:
+    """Return the error where something did not happen by the deadline; `ranks` are missing."""
+    return PeerTimeout(f"{what} within {timeout_s:g} s{more}", ranks=ranks, timeout_s=timeout_s)
+
+
+def late_ranks(call: str, ranks: Collection[int], timeout_s: float, here: str) -> PeerTimeout:
+    """Return the error of a call in which ranks of the node are missing; `here` is this rank."""
+    what = f"{call} failed: {name_ranks(ranks)} did not arrive"
+    return late(what, timeout_s, f" ({here}). {_UNUSABLE}.", ranks)
+
+
+def late_elsewhere(
+    call: str, places: Collection[int], ranks: Collection[int], timeout_s: float, here: str
+) -> PeerTimeout:
+    """Return the error where some of a plan's `places` are not `ranks` of this node."""
+    what = f"{call} failed: ranks {places} of the plan's communicator did not arrive"
+    return late(what, timeout_s, f" ({here}). {_UNUSABLE}. {_UNSEEN_DEATH}", ranks)
+
+
+def late_unknown(call: str, timeout_s: float) -> PeerTimeout:
+    """Return the error where the missing ranks cannot be known."""
+    what = f"{call} failed: not every rank of the communicator arrived"
+    return late(what, timeout_s, f". All of its ranks must call it. {_UNSEEN_DEATH}")
+
+
+def left_for(call: str, departures: dict[int, str], missing: set[int], s: float) -> PeerTimeout:
+    """Return the error where ranks have left, since others are missing."""
+    return PeerTimeout(str(departure_error(call, departures)), ranks=missing, timeout_s=s)
+
+
+def describe_death(dead: Iterable[int], rank: int, size: int) -> str:
+    """Return the line that one survivor prints."""
+    who = "rank " + ", ".join(map(str, dead))
+    return f"{who} of {size} died (seen by rank {rank})"
+
+
+def died(dead: Sequence[int], rank: int, size: int, timeout_s: float) -> PeerTimeout:
+    """Return the error of every call after a death."""
+    death = describe_death(dead, rank, size)
+    text = f"{death}. {_UNUSABLE}; close() is local, and the job is aborted at exit."
+    return PeerTimeout(text, ranks=dead, timeout_s=timeout_s)
 
 
 def _joined(texts: dict[int, str]) -> str:

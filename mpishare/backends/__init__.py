@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpishare.memory.descriptors import Descriptors
     from mpishare.memory.handle import Handle
     from mpishare.memory.kinds import Kind, Refusal
+    from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
 
 
@@ -37,35 +38,6 @@ class Device:
     mps: bool  # shared by processes through the Multi-Process Service
     compute_capability: str  # ``9.0``
     driver: str  # ``580.159 (CUDA 13.0)``; ``CUDA 13.0`` where the kernel has no version of it
-
-
-class Memory(Protocol):
-    """An allocation as one rank holds it: its own, or a mapping of another rank's."""
-
-    nbytes: int
-    address: int
-    """In this process."""
-    is_given: bool
-    """The user's own, shared in place."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether arrays on it are alive."""
-        ...
-
-    def array(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any,
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
-    ) -> Any:
-        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
-        ...
-
-    def close(self) -> bool:
-        """Unmap or free; return False, with nothing done, if live arrays forbid that."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from mpishare.backends import Device, Memory, Signals, StreamInfo
+    from mpishare.backends import Device, StreamInfo
+    from mpishare.backends.driver import CudaSignals
     from mpishare.memory.descriptors import Descriptors
+    from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
 
 GRANULARITY = 2 << 20
@@ -226,7 +228,7 @@ class CudaBackend(Backend):
     def local_event(self) -> Any:
         return int(self.call("cuEventCreate", _LOCAL_EVENT_FLAGS))
 
-    def signals(self, operations: Sequence[tuple[str, int]]) -> Signals:
+    def signals(self, operations: Sequence[tuple[str, int]]) -> CudaSignals:
         return driver.CudaSignals(operations, self._wait_flags, self._where)
 
     def events(self, count: int) -> tuple[list[Any], list[str]]:

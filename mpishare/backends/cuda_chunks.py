@@ -6,14 +6,10 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cuda.bindings import driver as cuda
-
 from mpishare.backends import driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-_POSIX_FD = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 class Chunk(NamedTuple):
@@ -33,7 +29,7 @@ def export_chunks(address: int, nbytes: int, where: str) -> tuple[int, list[Chun
             at, size = driver.mapping(at)
             handle = call("cuMemRetainAllocationHandle", at)
             try:
-                fd = int(call("cuMemExportToShareableHandle", handle, _POSIX_FD, 0))
+                fd = int(call("cuMemExportToShareableHandle", handle, driver.POSIX_FD, 0))
             finally:
                 call("cuMemRelease", handle)
             chunks.append(Chunk(fd, size))
@@ -67,22 +63,14 @@ def import_chunks(
 
     try:
         for chunk in chunks:
-            handle = call("cuMemImportFromShareableHandle", chunk.fd, _POSIX_FD)
+            handle = call("cuMemImportFromShareableHandle", chunk.fd, driver.POSIX_FD)
             try:
                 call("cuMemMap", end, chunk.nbytes, 0, handle, 0)
             finally:
                 call("cuMemRelease", handle)  # the mapping holds it
             end += chunk.nbytes
-        call("cuMemSetAccess", address, total, [_read_write(ordinal)], 1)
+        call("cuMemSetAccess", address, total, [driver.read_write_access(ordinal)], 1)
     except BaseException:
         unmap()
         raise
     return address, unmap
-
-
-def _read_write(ordinal: int) -> Any:
-    access = cuda.CUmemAccessDesc()
-    access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = ordinal
-    access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return access

@@ -7,9 +7,8 @@ see `mpishare.memory.kinds`. Each is opened once, for any number of windows.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from mpishare.backends import Exported, InPlace, cuda_chunks, cuda_pools, driver
 from mpishare.backends.cuda_chunks import Chunk
@@ -19,41 +18,50 @@ from mpishare.backends.cuda_memory import (
     legacy_handle,
     open_legacy_handle,
 )
-from mpishare.errors import HandleError
 from mpishare.memory.kinds import FREED, HOST_ON_CUDA, MAPPED, Kind, Refusal, classify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Memory
     from mpishare.backends.cuda_memory import Mappings
-    from mpishare.backends.cuda_pools import ImportedPool
     from mpishare.memory.descriptors import Descriptors
     from mpishare.memory.handle import Handle
     from mpishare.memory.kinds import PointerAttributes
+    from mpishare.memory.memory import Memory
+
+T = TypeVar("T")
 
 
-@dataclass
-class _Counted:
-    """A mapping opened once for several windows; the last to leave closes it."""
+class _Shared(Generic[T]):
+    """Things that several windows use, by key: opened for the first, closed by the last."""
 
-    close: Callable[[], Any]
-    users: int = 0
+    def __init__(self) -> None:
+        self._open: dict[Any, tuple[T, Callable[[], Any]]] = {}
+        self._users: dict[Any, int] = {}
+
+    def use(self, key: Any, open_it: Callable[[], tuple[T, Callable[[], Any]]]) -> T:
+        """Return a thing, for one more user; `open_it` returns it and its close."""
+        if key not in self._open:
+            self._open[key] = open_it()
+            self._users[key] = 0
+        self._users[key] += 1
+        return self._open[key][0]
+
+    def leave(self, key: Any) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._open.pop(key)[1]()
 
 
-@dataclass
-class _OpenBlock(_Counted):
-    address: int = 0
+class _Offer(NamedTuple):
+    """An allocation for other ranks: its token, its begin and bytes, and how to undo the offer."""
 
-
-@dataclass
-class _GivenPool(_Counted):
-    token: str = ""
-
-
-@dataclass
-class _OpenPool(_Counted):
-    pool: ImportedPool = field(kw_only=True)
+    token: str
+    start: int
+    capacity: int
+    free: Callable[[], Any] = lambda: None  # once the window is closed
+    retract: Callable[[], None] = lambda: None  # once every rank has tried to open it
 
 
 class CudaInPlace(InPlace):
@@ -72,9 +80,9 @@ class CudaInPlace(InPlace):
         self._mappings = mappings
         self._descriptors = descriptors
         self._timeout_s = timeout_s
-        self._given_pools: dict[int, _GivenPool] = {}
-        self._open_blocks: dict[str, _OpenBlock] = {}
-        self._open_pools: dict[str, _OpenPool] = {}
+        self._given_pools = _Shared[str]()  # tokens
+        self._open_blocks = _Shared[int]()  # addresses
+        self._open_pools = _Shared[cuda_pools.ImportedPool]()
 
     def is_alive(self, address: int) -> bool:
         """Whether the driver has memory at an address."""
@@ -93,55 +101,39 @@ class CudaInPlace(InPlace):
         kind = classify(found, self._ordinal)
         if isinstance(kind, Refusal):
             return kind
-        give = {Kind.BLOCK: self._give_block, Kind.POOL: self._give_pool}
-        return give.get(kind, self._give_chunks)(found, source, address, nbytes)
+        offer = _WAYS[kind].offer(self, found, address, nbytes)
+        memory = GivenMemory(self._ordinal, address, nbytes, offer.free, source)
+        offset = address - offer.start
+        return Exported(memory, kind, offer.token, offset, offer.capacity, offer.retract)
 
-    def _give_block(
-        self, found: PointerAttributes, source: Any, address: int, nbytes: int
-    ) -> Exported:
-        handle = legacy_handle(found.start, self._where)
-        memory = GivenMemory(self._ordinal, address, nbytes, lambda: None, source)
+    def _offer_block(self, found: PointerAttributes, _address: int, _nbytes: int) -> _Offer:
         # With the number of the block: another one may come to lie at the same address.
-        token = f"{found.buffer_id}:{handle}"
-        return Exported(memory, Kind.BLOCK, token, address - found.start, found.nbytes)
+        token = f"{found.buffer_id}:{legacy_handle(found.start, self._where)}"
+        return _Offer(token, found.start, found.nbytes)
 
-    def _give_pool(
-        self, found: PointerAttributes, source: Any, address: int, nbytes: int
-    ) -> Exported:
-        pool = self._given_pools.get(found.pool)
-        if pool is None:  # the driver exports no pointer of a pool that was not exported
-            pool = self._given_pools[found.pool] = self._lend_pool(found.pool)
-        pool.users += 1
-        free = partial(_leave, self._given_pools, found.pool)
+    def _offer_pool(self, found: PointerAttributes, _address: int, _nbytes: int) -> _Offer:
+        # First the pool: the driver exports no pointer of one that was not exported.
+        token = self._given_pools.use(found.pool, partial(self._lend_pool, found.pool))
+        free = partial(self._given_pools.leave, found.pool)
         try:
             data = cuda_pools.export_pointer(found.start, self._where)
         except BaseException:
             free()
             raise
-        memory = GivenMemory(self._ordinal, address, nbytes, free, source)
-        token = f"{pool.token}:{data.hex()}"
-        return Exported(memory, Kind.POOL, token, address - found.start, found.nbytes)
+        return _Offer(f"{token}:{data.hex()}", found.start, found.nbytes, free)
 
-    def _lend_pool(self, pool: int) -> _GivenPool:
+    def _lend_pool(self, pool: int) -> tuple[str, Callable[[], None]]:
         fd = cuda_pools.export_pool(pool, self._where)
         token = self._descriptors.lend(fd)
-        return _GivenPool(partial(self._take_back, [(token, fd)]), token=token)
+        return token, partial(self._take_back, [(token, fd)])
 
-    def _give_chunks(
-        self, _found: PointerAttributes, source: Any, address: int, nbytes: int
-    ) -> Exported:
+    def _offer_chunks(self, _found: PointerAttributes, address: int, nbytes: int) -> _Offer:
         start, chunks = cuda_chunks.export_chunks(address, nbytes, self._where)
         lent = [(self._descriptors.lend(chunk.fd), chunk.fd) for chunk in chunks]
         pairs = zip(lent, chunks, strict=True)
         token = ",".join(f"{token}:{chunk.nbytes}" for (token, _), chunk in pairs)
-        return Exported(
-            GivenMemory(self._ordinal, address, nbytes, lambda: None, source),
-            Kind.CHUNKS,
-            token,
-            address - start,
-            sum(chunk.nbytes for chunk in chunks),
-            partial(self._take_back, lent),
-        )
+        capacity = sum(chunk.nbytes for chunk in chunks)
+        return _Offer(token, start, capacity, retract=partial(self._take_back, lent))
 
     def _take_back(self, lent: list[tuple[str, int]]) -> None:
         while lent:
@@ -152,52 +144,47 @@ class CudaInPlace(InPlace):
     # --- import
 
     def open(self, handle: Handle, rank: int) -> Memory:
-        if handle.kind == Kind.BLOCK:
-            address, close = self._open_block(handle)
-        elif handle.kind == Kind.POOL:
-            address, close = self._open_pointer(handle, rank)
-        elif handle.kind == Kind.CHUNKS:
-            address, close = self._map_chunks(handle, rank)
-        else:
-            raise HandleError(f"a handle of kind {handle.kind!r} was received, which is unknown")
+        way = _WAYS.get(handle.kind)
+        if way is None:
+            return super().open(handle, rank)
+        address, close = way.map(self, handle, rank)
         unmap = self._mappings.add(address, handle.capacity, close)
         return CudaMemory(self._ordinal, address + handle.offset, handle.nbytes, unmap)
 
-    def _open_block(self, handle: Handle) -> tuple[int, Callable[[], None]]:
-        key = f"{handle.nonce}:{handle.token}"
-        block = self._open_blocks.get(key)
-        if block is None:
+    def _map_block(self, handle: Handle, _rank: int) -> tuple[int, Callable[[], None]]:
+        def open_it() -> tuple[int, Callable[[], Any]]:
             token = handle.token.partition(":")[2]
             address = open_legacy_handle(token, handle.uuid, self._where)
-            close = partial(driver.call, "cuIpcCloseMemHandle", address, where=self._where)
-            block = self._open_blocks[key] = _OpenBlock(close, address=address)
-        block.users += 1
-        return block.address, partial(_leave, self._open_blocks, key)
+            return address, partial(driver.call, "cuIpcCloseMemHandle", address, where=self._where)
 
-    def _open_pointer(self, handle: Handle, rank: int) -> tuple[int, Callable[[], None]]:
+        key = f"{handle.nonce}:{handle.token}"
+        return self._open_blocks.use(key, open_it), partial(self._open_blocks.leave, key)
+
+    def _map_pointer(self, handle: Handle, rank: int) -> tuple[int, Callable[[], None]]:
         token, _, data = handle.token.partition(":")
         key = f"{handle.nonce}:{token}"
-        known = self._open_pools.get(key)
-        if known is None:
-            fd = self._descriptors.borrow(rank, token, self._timeout_s)
-            try:
-                pool = cuda_pools.import_pool(fd, self._ordinal, self._where)
-            finally:
-                os.close(fd)
-            known = self._open_pools[key] = _OpenPool(pool.destroy, pool=pool)
-        known.users += 1
-        pool = known.pool
+        pool = self._open_pools.use(key, partial(self._import_pool, rank, token))
         try:
             address = pool.open(bytes.fromhex(data))
         except BaseException:
-            _leave(self._open_pools, key)
+            self._open_pools.leave(key)
             raise
 
         def close() -> None:
             pool.close(address)
-            _leave(self._open_pools, key)
+            self._open_pools.leave(key)
 
         return address, close
+
+    def _import_pool(
+        self, rank: int, token: str
+    ) -> tuple[cuda_pools.ImportedPool, Callable[[], None]]:
+        fd = self._descriptors.borrow(rank, token, self._timeout_s)
+        try:
+            pool = cuda_pools.import_pool(fd, self._ordinal, self._where)
+        finally:
+            os.close(fd)
+        return pool, pool.destroy
 
     def _map_chunks(self, handle: Handle, rank: int) -> tuple[int, Callable[[], None]]:
         chunks: list[Chunk] = []
@@ -212,10 +199,15 @@ class CudaInPlace(InPlace):
                 os.close(chunk.fd)
 
 
-def _leave(opened: dict[Any, Any], key: Any) -> None:
-    """Count one user less; the last one closes it."""
-    counted = opened[key]
-    counted.users -= 1
-    if not counted.users:
-        del opened[key]
-        counted.close()
+class _Way(NamedTuple):
+    """How memory of a kind is offered, and how its receiver maps it."""
+
+    offer: Callable[[CudaInPlace, PointerAttributes, int, int], _Offer]
+    map: Callable[[CudaInPlace, Handle, int], tuple[int, Callable[[], None]]]
+
+
+_WAYS: dict[str, _Way] = {
+    Kind.BLOCK: _Way(CudaInPlace._offer_block, CudaInPlace._map_block),
+    Kind.POOL: _Way(CudaInPlace._offer_pool, CudaInPlace._map_pointer),
+    Kind.CHUNKS: _Way(CudaInPlace._offer_chunks, CudaInPlace._map_chunks),
+}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import cupy
 
 from mpishare.backends import driver, nvml
 from mpishare.errors import CudaError
+from mpishare.memory.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mpishare.memory.memory import Shape
 
 _IPC_LAZY_PEER_ACCESS = 1
 _INVALID_CONTEXT = 201  # the error of a process that opens a handle of its own
@@ -50,58 +52,51 @@ def _remedy(uuid: str, code: int) -> str:
 
 
 class Anchor:
-    """Lives as long as an array on one memory; holds the objects that the array needs."""
+    """Lives as long as an array on one memory, or on one opening of a pool's block."""
 
-    __slots__ = ("__weakref__", "source")
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
+    __slots__ = ("__weakref__",)
 
 
-class CudaMemory:
+def cuda_array(
+    anchor: Any,
+    address: int,
+    nbytes: int,
+    ordinal: int,
+    shape: Shape,
+    dtype: Any,
+    strides: Shape | None = None,
+    offset: int = 0,
+) -> Any:
+    """Return an array that holds the anchor.
+
+    On this rank's GPU, even for memory of another one: kernels use it from here.
+    """
+    memory = cupy.cuda.UnownedMemory(address, nbytes, anchor, ordinal)
+    pointer = cupy.cuda.MemoryPointer(memory, offset)
+    return cupy.ndarray(shape, dtype=dtype, memptr=pointer, strides=strides)
+
+
+class CudaMemory(Memory):
     """Device memory that this rank allocated or mapped, used from its GPU wherever it is."""
 
-    is_given = False
     token = ""
 
     def __init__(self, ordinal: int, address: int, nbytes: int, free: Callable[[], Any]) -> None:
-        self.nbytes = nbytes
-        self.address = address
+        super().__init__(address, nbytes)
         self._ordinal = ordinal
         self._free = free
-        self._source: Any = None
-        self._anchor: Callable[[], Anchor | None] = lambda: None
 
-    @property
-    def is_held(self) -> bool:
-        return self._anchor() is not None
+    def _new_anchor(self) -> Any:
+        return Anchor()
 
-    def array(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any,
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
+    def _array(
+        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
     ) -> Any:
-        anchor = self._anchor()
-        if anchor is None:
-            anchor = Anchor(self._source)
-            self._anchor = weakref.ref(anchor)
-        # This rank's device, even for memory of another GPU: kernels use it from here.
-        memory = cupy.cuda.UnownedMemory(self.address, self.nbytes, anchor, self._ordinal)
-        pointer = cupy.cuda.MemoryPointer(memory, offset)
-        return cupy.ndarray(shape, dtype=dtype, memptr=pointer, strides=strides)
+        owned = anchor, self.address, self.nbytes, self._ordinal
+        return cuda_array(*owned, shape, dtype, strides, offset)
 
-    def when_dropped(self, then: Callable[[], object]) -> None:
-        """Call `then` when the last array on it is gone; not at exit of the interpreter."""
-        if (anchor := self._anchor()) is not None:
-            weakref.finalize(anchor, then).atexit = False
-
-    def close(self) -> bool:
-        if self.is_held:
-            return False
+    def _release(self) -> None:
         self._free()
-        return True
 
 
 _given: set[GivenMemory] = set()
@@ -120,18 +115,14 @@ class GivenMemory(CudaMemory):
         self._source = source
         _given.add(self)
 
-    @property
-    def is_held(self) -> bool:
-        """False: its arrays hold the source themselves."""
-        return False
+    def _hold(self) -> Any:
+        return self._source  # held by its arrays: it can be closed before them
 
-    def close(self) -> bool:
-        """Drop the source. May be repeated."""
-        if self in _given:
+    def _release(self) -> None:
+        if self in _given:  # may be repeated
             _given.remove(self)
             self._free()
             self._source = None
-        return True
 
 
 class Mappings:

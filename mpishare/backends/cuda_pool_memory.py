@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.backends import driver
+from mpishare.backends.cuda_memory import Anchor, cuda_array
 from mpishare.backends.cuda_pools import create_pool, export_pointer, export_pool, import_pool
-from mpishare.backends.suballocator import ALIGN, FreeList
+from mpishare.backends.suballocator import ALIGN, FreeList, rounded
 from mpishare.coordination.poll import poll
 from mpishare.errors import CudaError, HandleError, format_nbytes
 
@@ -51,23 +52,23 @@ class _Chunks:
 
     def allocate(self, nbytes: int) -> int | None:
         """Return a block; None if there is no room, nor soon will be."""
-        rounded = _rounded(nbytes)
+        size = rounded(nbytes)
         self._collect()
-        begin = self._spans.allocate(rounded)
+        begin = self._spans.allocate(size)
         if begin is None and self._add():
-            begin = self._spans.allocate(rounded)
+            begin = self._spans.allocate(size)
         while begin is None and self._pending:
             if not poll(partial(driver.is_event_done, self._pending[0][0], self._where), _WAIT_S):
                 return None
             self._collect()
-            begin = self._spans.allocate(rounded)
+            begin = self._spans.allocate(size)
         return begin
 
     def free(self, blocks: Sequence[tuple[int, int]], stream: int) -> None:
         """Free blocks, once the work enqueued on a stream so far is done."""
         event = self._events.pop() if self._events else self._call("cuEventCreate", _NO_TIMING)
         self._call("cuEventRecord", event, stream)
-        self._pending.append((event, [(begin, _rounded(nbytes)) for begin, nbytes in blocks]))
+        self._pending.append((event, [(begin, rounded(nbytes)) for begin, nbytes in blocks]))
 
     def find(self, address: int) -> int | None:
         """Return the begin of a block's chunk; None if it is in none."""
@@ -115,18 +116,10 @@ class _CudaPool:
         self._call = partial(driver.call, where=where)
 
     def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
-        block = _Block()
-        # This rank's device, even for memory of another GPU: kernels use it from here.
-        memory = cupy.cuda.UnownedMemory(address, max(nbytes, 1), block, self._device.ordinal)
-        pointer = cupy.cuda.MemoryPointer(memory, layout.offset)
-        array = cupy.ndarray(layout.shape, layout.dtype, memptr=pointer, strides=layout.strides)
-        return array, block
-
-
-class _Block:
-    """Lives as long as an array on one opening of a block."""
-
-    __slots__ = ("__weakref__",)
+        anchor = Anchor()
+        owned = anchor, address, max(nbytes, 1), self._device.ordinal
+        offset, shape, strides, dtype = layout
+        return cuda_array(*owned, shape, dtype, strides, offset), anchor
 
 
 class OwnCudaPool(_CudaPool):
@@ -229,7 +222,3 @@ class PeerCudaPool(_CudaPool):
         while self._chunks:
             self._pool.close(self._chunks.popitem()[1])
         self._pool.destroy()
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // ALIGN) * ALIGN

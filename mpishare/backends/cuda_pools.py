@@ -16,10 +16,7 @@ from cuda.bindings import driver as cuda
 from mpishare.backends import driver
 from mpishare.errors import CudaError
 
-_POSIX_FD = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _PINNED = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-_ON_DEVICE = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-_READ_WRITE = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
 _imported: dict[int, ImportedPool] = {}
@@ -30,8 +27,8 @@ def create_pool(ordinal: int, where: str, *, max_nbytes: int = 0) -> Any:
     """Create an exportable pool on a GPU, of `max_nbytes` at most; 0: all that the GPU has."""
     props = cuda.CUmemPoolProps()
     props.allocType = _PINNED
-    props.handleTypes = _POSIX_FD
-    props.location = _location(ordinal)
+    props.handleTypes = driver.POSIX_FD
+    props.location = driver.location(ordinal)
     props.maxSize = max_nbytes
     return driver.call("cuMemPoolCreate", props, where=where)
 
@@ -41,7 +38,9 @@ def export_pool(pool: Any, where: str) -> int:
 
     The caller closes it; imported pools stay.
     """
-    return int(driver.call("cuMemPoolExportToShareableHandle", pool, _POSIX_FD, 0, where=where))
+    return int(
+        driver.call("cuMemPoolExportToShareableHandle", pool, driver.POSIX_FD, 0, where=where)
+    )
 
 
 def can_export(ordinal: int) -> bool:
@@ -69,17 +68,15 @@ def import_pool(fd: int, ordinal: int, where: str) -> ImportedPool:
 
     This rank's GPU `ordinal` gets access to the memory, also on another GPU.
     """
-    pool = driver.call("cuMemPoolImportFromShareableHandle", fd, _POSIX_FD, 0, where=where)
+    pool = driver.call("cuMemPoolImportFromShareableHandle", fd, driver.POSIX_FD, 0, where=where)
     known = _imported.get(int(pool))
     if known is not None:
         known.users += 1
         return known
     try:
-        location = _location(ordinal)
-        if driver.call("cuMemPoolGetAccess", pool, location, where=where) != _READ_WRITE:
-            access = cuda.CUmemAccessDesc()
-            access.location = location
-            access.flags = _READ_WRITE
+        location = driver.location(ordinal)
+        if driver.call("cuMemPoolGetAccess", pool, location, where=where) != driver.READ_WRITE:
+            access = driver.read_write_access(ordinal)
             driver.call("cuMemPoolSetAccess", pool, [access], 1, where=where)
     except BaseException:
         driver.call("cuMemPoolDestroy", pool, where=where)
@@ -134,10 +131,3 @@ class ImportedPool:
         if not self.users:
             del _imported[int(self._pool)]
             driver.call("cuMemPoolDestroy", self._pool, where=self._where)
-
-
-def _location(ordinal: int) -> Any:
-    location = cuda.CUmemLocation()
-    location.type = _ON_DEVICE
-    location.id = ordinal
-    return location

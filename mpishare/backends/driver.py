@@ -1,6 +1,6 @@
 """The CUDA driver: its calls, its errors, its handles, its devices.
 
-It, `cuda_pools`, `cuda_chunks`, `cuda_graphs` and `nvml` alone use cuda.bindings. Imported only
+It, `cuda_pools`, `cuda_graphs` and `nvml` alone use cuda.bindings. Imported only
 where a GPU was found, but for `nvml`.
 """
 
@@ -31,6 +31,8 @@ _DriverError = cupy.cuda.driver.CUDADriverError
 _WAIT_64, _WRITE_64 = 4, 5
 _FLUSH = 1 << 30
 _CAPTURE_THIS_THREAD = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+POSIX_FD = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+READ_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 # By number, and by ctypes: not every cuda.bindings has all of them.
 _ATTRIBUTES = {
     "memory_type": 2,
@@ -131,6 +133,22 @@ def _pointer_attribute(number: int, address: int) -> int | None:
         ctypes.byref(value), ctypes.c_int(number), ctypes.c_uint64(address)
     )
     return None if failed else value.value
+
+
+def location(ordinal: int) -> Any:
+    """Return the driver's record of a GPU's memory."""
+    found = driver.CUmemLocation()
+    found.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    found.id = ordinal
+    return found
+
+
+def read_write_access(ordinal: int) -> Any:
+    """Return the driver's record of a GPU that may read and write."""
+    access = driver.CUmemAccessDesc()
+    access.location = location(ordinal)
+    access.flags = READ_WRITE
+    return access
 
 
 def wait_flags(ordinal: int) -> int:

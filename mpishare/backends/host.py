@@ -12,53 +12,26 @@ from mpishare.backends import Backend, InPlace
 from mpishare.backends.host_pool import HostPool
 from mpishare.memory import shared
 from mpishare.memory.kinds import POOLED
+from mpishare.memory.memory import Memory, host_anchor, host_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpishare.backends import Exported, Memory
+    from mpishare.backends import Exported
     from mpishare.memory.descriptors import Descriptors
     from mpishare.memory.kinds import Refusal
+    from mpishare.memory.memory import Shape
     from mpishare.memory.shared import SharedMemory
 
 
-class HostMemory:
+class HostMemory(Memory):
     """Shared host memory as one rank maps it."""
 
-    is_given = False
-
     def __init__(self, memory: SharedMemory) -> None:
+        super().__init__(memory.address, memory.nbytes)
         self._memory: SharedMemory | None = memory
-        self._whole: Callable[[], np.ndarray[Any, Any] | None] = lambda: None
-        self.nbytes = memory.nbytes
-        self.address = memory.address
-
-    @property
-    def is_held(self) -> bool:
-        return self._whole() is not None
-
-    def array(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any,
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
-    ) -> np.ndarray[Any, Any]:
-        # An array made on the mapping itself does not keep it from being unmapped; one made by
-        # frombuffer does, and it is the base of all others.
-        whole = self._whole()
-        if whole is None:
-            if self._memory is None:
-                raise ValueError("the memory is closed")
-            whole = np.frombuffer(self._memory.buffer, dtype=np.uint8)
-            self._whole = weakref.ref(whole)
-        return np.ndarray(shape, dtype, buffer=whole, offset=offset, strides=strides)
 
     def publish(self) -> str:
         """Give the memory a name."""
-        if self._memory is None:
-            raise ValueError("the memory is closed")
-        return shared.publish(self._memory)
+        return shared.publish(self._open())
 
     def retract(self, name: str) -> None:
         """Remove the name, and close the file: the mapping does not need it."""
@@ -68,12 +41,26 @@ class HostMemory:
 
     def close(self) -> bool:
         """Unmap; memory with live arrays is unmapped with the last of them."""
-        if self._memory is not None:
-            self._memory.close_file()
-            if not self.is_held:
-                self._memory.close()
-        self._memory = None
+        self._release()
         return True
+
+    def _open(self) -> SharedMemory:
+        if self._memory is None:
+            raise ValueError("the memory is closed")
+        return self._memory
+
+    def _new_anchor(self) -> Any:
+        return host_anchor(self._open().buffer)
+
+    def _array(
+        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
+    ) -> Any:
+        return host_array(anchor, shape, dtype, strides, offset)
+
+    def _release(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = None
 
 
 class HostBackend(Backend):

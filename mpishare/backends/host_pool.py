@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.backends.suballocator import ALIGN, FreeList
+from mpishare.backends.suballocator import ALIGN, FreeList, rounded
 from mpishare.errors import HandleError, UnsupportedError, format_nbytes
 from mpishare.memory import shared
+from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import SharedMemory
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class HostPool:
         return os.dup(self._memory.fd)
 
     def allocate(self, nbytes: int, stream: int) -> int:  # noqa: ARG002  calls block
-        rounded = _rounded(nbytes)
-        begin = self._spans.allocate(rounded)
+        size = rounded(nbytes)
+        begin = self._spans.allocate(size)
         if begin is None:
             raise UnsupportedError(
                 f"{format_nbytes(nbytes)} were asked for, and the largest room in the pool is "
@@ -62,15 +63,15 @@ class HostPool:
                 "make it with a larger max_nbytes."
             )
         try:
-            self._reserve(begin + rounded)
+            self._reserve(begin + size)
         except BaseException:
-            self._spans.free(begin, rounded)
+            self._spans.free(begin, size)
             raise
         return self._base + begin
 
     def free(self, blocks: Sequence[tuple[int, int, int]]) -> None:
         for address, nbytes, _ in blocks:
-            self._spans.free(address - self._base, _rounded(nbytes))
+            self._spans.free(address - self._base, rounded(nbytes))
 
     def publish(self, address: int) -> bytes:
         """Return the block's offset in the file."""
@@ -79,7 +80,7 @@ class HostPool:
     def open(self, token: bytes, nbytes: int) -> int:
         """Return another rank's block; the whole file is mapped already."""
         begin = int.from_bytes(token, "little")
-        if begin % ALIGN or _rounded(nbytes) > self._memory.nbytes - begin:
+        if begin % ALIGN or rounded(nbytes) > self._memory.nbytes - begin:
             raise HandleError("the handle is of a block that is not in the pool")
         return self._base + begin
 
@@ -87,12 +88,8 @@ class HostPool:
         """The file stays mapped."""
 
     def array(self, address: int, nbytes: int, layout: BlockLayout) -> tuple[Any, Any]:
-        # One made by frombuffer keeps the mapping, and is the base of all arrays made on it.
-        offset = address - self._base
-        block = np.frombuffer(self._memory.buffer, np.uint8, _rounded(nbytes), offset)
-        array = np.ndarray(
-            layout.shape, layout.dtype, buffer=block, offset=layout.offset, strides=layout.strides
-        )
+        block = host_anchor(self._memory.buffer, rounded(nbytes), address - self._base)
+        array = host_array(block, layout.shape, layout.dtype, layout.strides, layout.offset)
         return array, block
 
     def has(self, address: int) -> bool:
@@ -119,10 +116,6 @@ class HostPool:
             end = min(-(-end // _STEP_NBYTES) * _STEP_NBYTES, self._memory.nbytes)
             shared.reserve(self._memory, self._n_reserved, end - self._n_reserved)
             self._n_reserved = end
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // ALIGN) * ALIGN
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, Memory
+    from mpishare.backends import Backend
     from mpishare.memory.handle import Handle
+    from mpishare.memory.memory import Memory
 
+    # Returns the packed handle of (token, offset, nbytes, bytes of the whole allocation).
     PackHandle = Callable[[str, int, int, int], str]
-    """Returns the packed handle of (token, offset, nbytes, bytes of the whole allocation)."""
 
 CHUNK_NBYTES = 2 << 20
 SMALL_NBYTES = CHUNK_NBYTES // 4
 ALIGN = 256
+
+
+def rounded(nbytes: int) -> int:
+    """Return the bytes of a block for that many."""
+    return -(-max(nbytes, 1) // ALIGN) * ALIGN
 
 
 @dataclass(frozen=True)
@@ -146,12 +152,12 @@ class Suballocator:
             memory = self._backend.allocate(nbytes)
             block = Suballocation(memory, 0, nbytes, memory.close)
             return block, self._backend.publish(memory)
-        rounded = -(-nbytes // ALIGN) * ALIGN
+        size = rounded(nbytes)
         while True:
             for chunk in self._chunks:
-                begin = chunk.spans.allocate(rounded)
+                begin = chunk.spans.allocate(size)
                 if begin is not None:
-                    free = partial(chunk.spans.free, begin, rounded)
+                    free = partial(chunk.spans.free, begin, size)
                     return Suballocation(chunk.memory, begin, nbytes, free), chunk.token
             memory = self._backend.allocate(CHUNK_NBYTES)
             self.adopt(memory, self._backend.publish(memory))

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 import mpishare
-from mpishare.bench.cases import LIBRARIES, Case
+from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.library import Library, captured, open_library
+from mpishare.bench.library import Library, captured, included, open_library
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session, do_nothing
 from mpishare.bench.staged import copy_call
@@ -34,54 +33,41 @@ _ARRAYS = 4  # of the size of a message: the array, the sum, and what the check 
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     for nbytes in session.sizes(case, _ARRAYS):
-        comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
-        make = partial(Sum, session, nbytes)
-        _add(comparison, session, "reduce", partial(make, own_sum), in_graphs=session.on_cuda)
-        if not session.on_cuda:
-            comparison.add("window", partial(make, own_sum, in_window=True))
-        if nbytes >= 16:
-            comparison.add("complex128", partial(make, own_sum, dtype="c16"))
-        comparison.add_baselines("allreduce", {"allreduce": partial(make, _mpi_sum)})
-        comparison.add_baselines("staged", {"staged": partial(make, _staged_sum)})
-        if nbytes == 8:
-            comparison.add_baselines("float", {"float": partial(make, _float_sum)})
-        for name in LIBRARIES:
-            if comparison.includes(name):
-                _add_library(comparison, session, name, make)
-        comparison.run()
+        _run(session, case, nbytes)
 
 
-def _add(
-    comparison: Comparison,
-    session: Session,
-    name: str,
-    make: Callable[..., Variant],
-    *,
-    in_graphs: bool,
-    **arguments: Any,
-) -> None:
-    """Enter a sum as it is called, and captured into graphs of one and of several."""
-    comparison.add(name, make, **arguments)
-    if in_graphs:
-        for label, steps in ((f"{name} graph", 1), (f"{name} graph of {_IN_GRAPH}", _IN_GRAPH)):
-            comparison.add(label, captured(session, partial(make, steps=steps)), **arguments)
+def _run(session: Session, case: Case, nbytes: int) -> None:
+    comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
+    make = partial(Sum, session, nbytes)
+
+    def add(name: str, make: Callable[..., Variant], *, in_graphs: bool, **arguments: Any) -> None:
+        """Enter a sum as it is called, and captured into graphs of one and of several."""
+        comparison.add(name, make, **arguments)
+        if in_graphs:
+            for label, steps in ((f"{name} graph", 1), (f"{name} graph of {_IN_GRAPH}", _IN_GRAPH)):
+                comparison.add(label, captured(session, partial(make, steps=steps)), **arguments)
+
+    add("reduce", partial(make, own_sum), in_graphs=session.on_cuda)
+    if not session.on_cuda:
+        comparison.add("window", partial(make, own_sum, in_window=True))
+    if nbytes >= 16:
+        comparison.add("complex128", partial(make, own_sum, dtype="c16"))
+    comparison.add_baselines("allreduce", {"allreduce": partial(make, _mpi_sum)})
+    comparison.add_baselines("staged", {"staged": partial(make, _staged_sum)})
+    if nbytes == 8:
+        comparison.add_baselines("float", {"float": partial(make, _float_sum)})
+    for name, module, ways in included(comparison):
+        library, refusal = open_library(session, getattr(module, next(iter(ways.values())).kind))
+        in_graphs = any(way.is_captured for way in ways.values())
+        make_sum = partial(_sum_by, library, make)
+        add(name, make_sum, in_graphs=in_graphs, kind=BASELINE, unfit=refusal)
+    comparison.run()
 
 
-def _add_library(
-    comparison: Comparison, session: Session, name: str, make: Callable[..., Variant]
-) -> None:
-    module, ways = LIBRARIES[name]
-    kind = getattr(import_module(module), next(iter(ways.values())).kind)
-    library, refusal = open_library(session, kind)
-
-    def make_sum(steps: int = 1) -> Variant:
-        allocate = None if library.is_direct else library.empty
-        return make(partial(_library_sum, library), steps=steps, allocate=allocate)
-
-    in_graphs = any(way.is_captured for way in ways.values())
-    _add(comparison, session, name, make_sum, in_graphs=in_graphs, kind=BASELINE, unfit=refusal)
+def _sum_by(library: Library, make: Callable[..., Variant], steps: int = 1) -> Variant:
+    allocate = None if library.is_direct else library.empty
+    return make(partial(_library_sum, library), steps=steps, allocate=allocate)
 
 
 class Sum(Variant):
@@ -140,7 +126,6 @@ class Sum(Variant):
 
 
 def own_sum(session: Session, array: Any) -> Bound:
-    """Return `Allreduce.reduce` of an array. Collective."""
     total = mpishare.Allreduce(session.comm, array, node=session.node)
     return partial(total.reduce, array), total.close
 

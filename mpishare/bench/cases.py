@@ -15,7 +15,7 @@ class Case:
     name: str
     summary: str  # what it times, in one line
     baselines: dict[str, tuple[str, ...]]  # for each backend
-    module: str  # whose run(session, case) times it
+    module: str  # whose run(session, case) times it, called by all ranks
     # The baselines that run only if the command line names them, or all: they take long to set up.
     on_request: frozenset[str] = frozenset()
     is_sized: bool = False  # whether it runs once for each size
@@ -35,6 +35,15 @@ class Way:
     is_captured: bool = False  # into a graph
     in_place: bool = False  # the fields are memory of the library, and nothing is packed
     is_packed: bool = False  # packed, also where the library could send the faces as they lie
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline that stands in no case: in a module of its own, or with a name to explain."""
+
+    note: str = ""  # what it does, where the name does not tell it
+    module: str = ""  # that has the class of a library, or else enter_NAME, which adds it to a case
+    ways: dict[str, Way] = field(default_factory=dict)  # the variants of a library, by their names
 
 
 def halo(
@@ -105,25 +114,20 @@ CASES = {
         ),
     )
 }
-#: Libraries that move data from GPU to GPU: for each name of ``--against`` its module, and its
-#: variants in the report.
-LIBRARIES = {
-    "mpi": ("mpishare.bench.cuda_mpi", {"mpi": Way("CudaMpi")}),
-    "nccl": (
-        "mpishare.bench.nccl",
-        {"nccl": Way("Nccl"), "nccl graph": Way("Nccl", is_captured=True)},
+#: By the name of ``--against``; other packages add to them.
+BASELINES = {
+    "float": Baseline("MPI of a number that is read from the GPU, and written back"),
+    "mpi": Baseline(
+        "MPI that is given GPU memory", "mpishare.bench.cuda_mpi", {"mpi": Way("CudaMpi")}
     ),
+    "nccl": Baseline(
+        module="mpishare.bench.nccl",
+        ways={"nccl": Way("Nccl"), "nccl graph": Way("Nccl", is_captured=True)},
+    ),
+    "staged": Baseline("MPI through the host, all faces in one copy to pinned memory and one back"),
 }
-#: The modules that bring other baselines to the cases here, each by a function enter_NAME.
-BROUGHT: dict[str, str] = {}
-#: The module there that tries a library on ranks that share a GPU, by `try_sharing`.
-TRIAL = "shared GPU"
-#: What baselines do whose names do not tell it.
-NOTES = {
-    "float": "MPI of a number that is read from the GPU, and written back",
-    "mpi": "MPI that is given GPU memory",
-    "staged": "MPI through the host, all faces in one copy to pinned memory and one back",
-}
+#: The modules that try a library on ranks that share a GPU, by `try_sharing`: one, or none here.
+TRIALS: list[str] = []
 
 
 def default_cases() -> tuple[str, ...]:

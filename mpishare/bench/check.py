@@ -41,7 +41,6 @@ class Tally:
         self.add(self._xp.count_nonzero(differs))
 
     def wrong(self) -> int:
-        """Return how many words were wrong since the last call."""
         wrong = int(self._wrong)
         self._wrong.fill(0)
         return wrong

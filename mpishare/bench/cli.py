@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpishare.bench.cases import CASES, NOTES, Case
+from mpishare.bench.cases import BASELINES, CASES, Case
 from mpishare.bench.options import PLOT_SUFFIXES, PROG, Options, parse
 from mpishare.bench.report import WIDTH, as_json, heading, of_case, summary, table
 from mpishare.coordination.abort import say
@@ -27,14 +27,12 @@ from mpishare.runtime.cli import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
     from mpishare.bench.report import Row
     from mpishare.bench.session import Session
-
-_INDENT = " " * 11  # under the names of cases
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
@@ -60,21 +58,22 @@ def case_list() -> str:
     """Return what ``list`` prints: each case, its baselines by backend, and what these do."""
     lines = [line for case in CASES.values() for line in _described(case)]
     lines += ["", "baselines whose names do not tell what they do:"]
-    lines += [f"{name:<10} {NOTES[name]}" for name in sorted(NOTES)]
+    notes = sorted((name, each.note) for name, each in BASELINES.items() if each.note)
+    lines += [f"{name:<10} {note}" for name, note in notes]
     return "\n".join(lines) + "\n"
 
 
 def _described(case: Case) -> list[str]:
-    lines = textwrap.wrap(case.note, 90, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    lines = textwrap.wrap(case.note, 79)
     for backend, names in case.baselines.items():
         unasked = ", ".join(name for name in names if name not in case.on_request)
         named = ", ".join(name for name in names if name in case.on_request)
         texts = filter(None, [unasked, named and f"when named {named}"])
-        lines += [f"{_INDENT}{backend}: against {'; '.join(texts)}"] if names else []
+        lines += [f"{backend}: against {'; '.join(texts)}"] * bool(names)
     options = ["takes --width, --fields, --corners"] * bool(case.naxes)
     options += ["runs by its name or by 'all'"] * (not case.is_default)
-    lines += [f"{_INDENT}{'; '.join(options)}"] if options else []
-    return [f"{case.name:<10} {case.summary}", *lines]
+    lines += ["; ".join(options)] * bool(options)
+    return [f"{case.name:<10} {case.summary}", *(f"{'':<10} {line}" for line in lines)]
 
 
 def _run(comm: MPI.Intracomm, options: Options) -> int:
@@ -106,9 +105,6 @@ def _measure(session: Session) -> int:
             with session.progress.paused():
                 sys.stdout.write(text)
 
-    def finish(case: str) -> None:
-        show(of_case(case, found, session.rows, width))
-
     def write(interrupted: str | None = None) -> int:
         found["interrupted"] = interrupted
         found["versions"] = environment.versions()  # of what the cases loaded too
@@ -119,7 +115,10 @@ def _measure(session: Session) -> int:
         return int(any(row.wrong for row in session.rows))
 
     show(heading(found, width))
-    interrupted = measure_all(session, finish, write)
+    interrupted = None
+    for name, is_interrupted in _ended(session, write):
+        show(of_case(name, found, session.rows, width))
+        interrupted = name if is_interrupted else None
     show(summary(session.rows, width))
     status = 0
     if comm.rank == 0:
@@ -128,6 +127,26 @@ def _measure(session: Session) -> int:
     sys.stdout.flush()
     # A launcher ends the job at the first nonzero status: rank 0 writes its report before that.
     return session.signals.exit_status if interrupted else int(comm.bcast(status))
+
+
+def _ended(session: Session, write: Callable[[str], object]) -> Iterator[tuple[str, bool]]:
+    """Run the cases; yield the name of each as it ends, and whether a signal interrupted it.
+
+    Collective, host-blocking; closes the node. At a signal rank 0 calls `write` with the name of
+    the case at once: Open MPI kills the ranks soon.
+    """
+    with session.node, closing(session.progress):
+        session.expect([CASES[name] for name in session.options.cases])
+        for name in session.options.cases:
+            if session.comm.rank == 0:
+                session.signals.first = partial(write, name)
+            try:
+                import_module(CASES[name].module).run(session, CASES[name])
+            except StoppedError:
+                yield name, True
+                break
+            yield name, False
+        session.close()
 
 
 def _end(
@@ -142,35 +161,6 @@ def _end(
         sys.stdout.flush()
         kept = f"{options.output} has" if options.output else "above is"
         say(f"{options.prog}: interrupted in {interrupted}; {kept} what was finished\n")
-
-
-def measure_all(
-    session: Session, finish: Callable[[str], None], write: Callable[[str], object]
-) -> str | None:
-    """Run the cases that the options name, and call `finish` with the name of each as it ends.
-
-    Collective, host-blocking; closes the node. Where a signal interrupts a case, rank 0 calls
-    `write` with its name at once: Open MPI kills the ranks soon. Returns that name, if any.
-    """
-    options, backend, interrupted = session.options, session.node.backend, None
-    sizes = {name: len(options.sizes(backend, name)) for name in options.cases}
-    turns = [sizes[name] if CASES[name].is_sized else 1 for name in options.cases]
-    with session.node, closing(session.progress) as progress:
-        progress.expect(options.repeat * sum(turns))
-        session.budget.expect(sum(turns))
-        for name in options.cases:
-            module = import_module(CASES[name].module)
-            if session.comm.rank == 0:
-                session.signals.first = partial(write, name)
-            try:
-                module.run(session, CASES[name])
-            except StoppedError:
-                interrupted = name
-            finish(name)
-            if interrupted:
-                break
-        session.close()
-    return interrupted
 
 
 def _problem(options: Options) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpishare.bench.cases import BROUGHT, Case
+from mpishare.bench.cases import BASELINES, Case
 from mpishare.bench.measure import BlockSize, block_size, max_over_ranks, time_batches, time_each
 from mpishare.bench.report import BASELINE, CLOCKS, OWN, Clock, Kind, Row, compare
 from mpishare.bench.session import Session
@@ -88,9 +88,6 @@ class Variant:
         else:
             samples_s = time_batches(self.step, session.synchronize, size.batches, size.batch)
         return [each / self.steps for each in samples_s]
-
-    def leave(self) -> None:
-        """Put back what the next variant finds, after steps of this one."""
 
     def close(self) -> None:
         """Free what the variant made."""
@@ -179,9 +176,9 @@ class Comparison:
 
     def add_brought(self, problem: object) -> None:
         """Enter the baselines that other packages bring, of what the case measures."""
-        for name, module in BROUGHT.items():
-            if self.includes(name):
-                getattr(import_module(module), f"enter_{name}")(self, problem)
+        for name, each in BASELINES.items():
+            if each.module and not each.ways and self.includes(name):
+                getattr(import_module(each.module), f"enter_{name}")(self, problem)
 
     def run(self, least_turns: int = 1) -> None:
         """Time all variants; the session gets a row for each of them and each clock.
@@ -189,16 +186,13 @@ class Comparison:
         Collective, host-blocking. A variant that cannot be made is a row that says why; one that
         gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
         """
-        timed = self._timed
         try:
             self._time(max(self._session.options.repeat, least_turns), least_turns)
         except StoppedError:
             self._close()
             raise
-        rows = [row for each in timed for row in each.rows()]
-        baselines = tuple(each.row.arm for each in timed if each.row.kind == BASELINE)
-        own = [each for each in timed if each.row.kind == OWN]
-        compare(rows, {e.row.arm: baselines if e.against is None else e.against for e in own})
+        rows = [row for each in self._timed for row in each.rows()]
+        compare(rows, {each.row.arm: each.against for each in self._timed})
         self._close()
         self._session.rows += rows
 
@@ -244,8 +238,8 @@ class _Timed:
     clocks: tuple[Clock, ...]
     sent_nbytes: int
     against: tuple[str, ...] | None
-    reason: str | None
-    variant: Variant | None = None
+    reason: str | None  # why it is not timed
+    variant: Variant = field(default_factory=Variant)  # an empty one where it was not made
     is_wrong: bool = False
     token: int = 0
     size: BlockSize = field(default_factory=lambda: block_size(None, 1.0))
@@ -254,25 +248,20 @@ class _Timed:
         """Make the variant, or find out why that fails."""
         self.samples_s: dict[Clock, list[float]] = {clock: [] for clock in self.clocks}
         if self.reason is None:
-            self.variant, self.reason = self.session.attempt(self.make)
-
-    @property
-    def running(self) -> Variant | None:
-        """The variant as long as there is no reason against timing it."""
-        return self.variant if self.reason is None else None
+            made, self.reason = self.session.attempt(self.make)
+            self.variant = made or Variant()
 
     def check(self, steps: int, when: str) -> None:
         """Do `steps` checked steps one after the other and agree on what they found."""
-        if self.running is None or not self.session.options.check:
+        if self.reason is not None or not self.session.options.check:
             return
         for _ in range(steps):
             self.token += 1
-            self.running.checked_step(self.token)
-        self.running.leave()
-        self._agree(self.running, when)
+            self.variant.checked_step(self.token)
+        self._agree(when)
 
-    def _agree(self, variant: Variant, when: str) -> None:
-        wrong = enumerate(self.session.comm.allgather(variant.wrong()))
+    def _agree(self, when: str) -> None:
+        wrong = enumerate(self.session.comm.allgather(self.variant.wrong()))
         found = ", ".join(f"{count} on rank {rank}" for rank, count in wrong if count)
         if found:
             self.is_wrong = True
@@ -280,28 +269,27 @@ class _Timed:
 
     def calibrate(self) -> None:
         """Agree on how often a timed block iterates."""
-        if self.running is None or not self.running.is_calibrated:
+        if self.reason is not None or not self.variant.is_calibrated:
             return
-        step_s = self._trial(self.running, _FIRST_TRIAL).min()
+        step_s = self._trial(_FIRST_TRIAL).min()
         if step_s < _SHORT_S:
-            step_s = np.median(self._trial(self.running, _SECOND_TRIAL))
+            step_s = np.median(self._trial(_SECOND_TRIAL))
         self.size = block_size(self.session.options.iters, float(step_s))
 
-    def _trial(self, variant: Variant, count: int) -> NDArray[np.float64]:
+    def _trial(self, count: int) -> NDArray[np.float64]:
         session = self.session
         session.line_up()
-        samples_s = time_each(variant.step, session.synchronize, count)
-        variant.leave()
+        samples_s = time_each(self.variant.step, session.synchronize, count)
         return max_over_ranks(session.comm, samples_s)
 
     def time(self) -> None:
         """Run one timed block on each clock and check what it moved."""
         for clock in self.clocks:
-            if self.running is not None:
-                self._time_on(self.running, clock)
+            if self.reason is None:
+                self._time_on(clock)
 
-    def _time_on(self, variant: Variant, clock: Clock) -> None:
-        session = self.session
+    def _time_on(self, clock: Clock) -> None:
+        session, variant = self.session, self.variant
         checked = session.options.check and variant.moves
         if checked:
             self.token += 1
@@ -315,11 +303,10 @@ class _Timed:
             return
         # After this, what a neighbor wrote without waiting for this rank has arrived.
         session.line_up()
-        variant.leave()
         if checked:
             variant.verify(self.token)
             variant.poison()
-            self._agree(variant, f"in a timed block ({clock})")
+            self._agree(f"in a timed block ({clock})")
 
     def rows(self) -> list[Row]:
         """Return a row for each clock. Collective: takes the maximum over the ranks."""
@@ -333,5 +320,4 @@ class _Timed:
         return rows
 
     def close(self) -> None:
-        if self.variant is not None:
-            self.variant.close()
+        self.variant.close()

@@ -49,7 +49,16 @@ def gather(session: Session) -> dict[str, Any]:
 
     node, comm = session.node, session.comm
     ranks = comm.allgather(_describe_rank(session))
-    hosts, gpus = _hosts(ranks), _gpus(ranks)
+    gpus = _gpus(ranks)
+    hosts = [
+        {
+            "hostname": seen["hostname"],
+            "cores": len(_cores_of(ranks, seen["hostname"])),
+            "ranks": seen["node_ranks"],
+        }
+        for seen in ranks
+        if seen["node_rank"] == 0
+    ]
     # The driver and packages of rank 0 stand for those of all.
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -93,6 +102,12 @@ def _describe_rank(session: Session) -> dict[str, Any]:
     node, device = session.node, session.node.device
     pairs = node.report().pairs if node.rank == 0 and device is not None else ()
     names = ("name", "uuid", "pci_id", "mps")
+    links = [
+        {"origin": node.ranks[pair.origin], "target": node.ranks[pair.target]}
+        | {name: getattr(pair, name) for name in ("link", "route", "reason")}
+        for pair in pairs
+        if pair.origin != pair.target
+    ]
     return {
         "rank": session.comm.rank,
         "hostname": platform.node(),
@@ -100,26 +115,8 @@ def _describe_rank(session: Session) -> dict[str, Any]:
         "node_rank": node.rank,
         "node_ranks": list(node.ranks),
         "gpu": None if device is None else {name: getattr(device, name) for name in names},
-        "links": [
-            {
-                "origin": node.ranks[pair.origin],
-                "target": node.ranks[pair.target],
-                "link": pair.link,
-                "route": pair.route,
-                "reason": pair.reason,
-            }
-            for pair in pairs
-            if pair.origin != pair.target
-        ],
+        "links": links,
     }
-
-
-def _hosts(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    leaders = [(seen["hostname"], seen["node_ranks"]) for seen in ranks if seen["node_rank"] == 0]
-    return [
-        {"hostname": name, "cores": len(_cores_of(ranks, name)), "ranks": of_node}
-        for name, of_node in leaders
-    ]
 
 
 def _gpus(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -154,29 +151,26 @@ def crowded(ranks: Sequence[dict[str, Any]]) -> list[str]:
 def notes(gpus: Sequence[dict[str, Any]]) -> list[str]:
     """Return what a reader must know about the GPUs, as in the report, to trust the numbers."""
     shared = [gpu for gpu in gpus if len(gpu["ranks"]) > 1 and not gpu["mps"]]
-    if not shared:
-        return []
-    most = max(len(gpu["ranks"]) for gpu in shared)
     return [
-        f"{most} ranks share {shared[0]['uuid']} without MPS: they take turns on it, and every "
-        "step that touches its compute engine (a kernel, a copy on the device) costs a turn of "
-        "about a millisecond. Start the Multi-Process Service before the ranks: "
+        f"{len(gpu['ranks'])} ranks share {gpu['uuid']} without MPS: they take turns on it, and "
+        "every step that touches its compute engine (a kernel, a copy on the device) costs a turn "
+        "of about a millisecond. Start the Multi-Process Service before the ranks: "
         "nvidia-cuda-mps-control -d"
+        for gpu in shared[:1]
     ]
 
 
 def command(prog: str, ranks: int, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
     """Return the command of this run, with the settings that change what is measured."""
     settings = [f"{name}={shlex.quote(variables[name])}" for name in _SETTINGS if name in variables]
-    kept, rest = [], iter(arguments)
-    for argument in rest:
-        if argument in _REPORT_OPTIONS:
-            next(rest, None)  # its value
-        elif argument.partition("=")[0] not in _REPORT_OPTIONS:
-            kept.append(argument)
+    before = ("", *arguments)  # the value of an option stands behind it
+    kept = [
+        shlex.quote(argument)
+        for argument, last in zip(arguments, before, strict=False)
+        if not {argument.partition("=")[0], last} & {*_REPORT_OPTIONS}
+    ]
     # The ranks do not know which launcher started them.
-    started = f"mpirun -n {ranks} {prog}"
-    return " ".join([*settings, started, *map(shlex.quote, kept)])
+    return " ".join([*settings, f"mpirun -n {ranks} {prog}", *kept])
 
 
 def _found_in(file: str, pattern: str) -> str | None:

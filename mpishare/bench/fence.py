@@ -15,7 +15,6 @@ from mpishare.bench.session import Session
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     comparison, pattern = Comparison(session, case), Pattern(session.node.xp, 1)
     comparison.add("fence", partial(OrderAll, session, pattern))
     if not session.on_cuda:  # where it orders no work on streams

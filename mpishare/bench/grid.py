@@ -59,11 +59,9 @@ class Problem:
         raise NotImplementedError
 
     def leaving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        """Return the cells of each field that leave through a side."""
         return [field[side.out] for field in fields]
 
     def arriving(self, side: Side, fields: Sequence[Any]) -> list[Any]:
-        """Return the ghosts of each field that arrive as a side."""
         return [field[side.into] for field in fields]
 
     def faces(self, fields: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -197,7 +195,6 @@ class Grid(Problem):
         self.cart.Free()
 
     def size(self, side: Side) -> int:
-        """Return how many cells of one field a side has."""
         spans = zip(side.out, self.shape, strict=True)
         return prod(len(range(*span.indices(extent))) for span, extent in spans)
 

@@ -10,40 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import mpishare
 from mpishare import Node, Window
 from mpishare.bench import mpi
-from mpishare.bench.cases import LIBRARIES, Case
+from mpishare.bench.cases import Case
 from mpishare.bench.comparison import Comparison, Variant
 from mpishare.bench.grid import Block, Exchange, Grid, Problem
-from mpishare.bench.library import add_library
+from mpishare.bench.library import add_libraries
 from mpishare.bench.options import Options
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session
 from mpishare.bench.staged import Staged
 
 Enter = Callable[[Comparison, Grid], None]
+Forms = dict[str, Callable[..., Variant]]
 
-
-#: The variants of each baseline; several where none of them is the fastest at every size.
-_MPI: dict[str, dict[str, Callable[..., Variant]]] = {
-    "sendrecv": {"sendrecv": mpi.Sendrecv},
-    "isend": {"isend": mpi.Isend},
-    "persistent": {"persistent": mpi.Persistent, "persistent waitany": mpi.Waitany},
-    "neighborhood": {
-        "neighborhood packed": mpi.NeighborPacked,
-        "neighborhood types": mpi.NeighborTypes,
-    },
-    "datatypes": {"datatypes": mpi.Datatypes},
-    "staged": {"staged": Staged},
+#: The first word is the name of the baseline; it has several variants where none of them is the
+#: fastest at every size.
+_MPI: Forms = {
+    "sendrecv": mpi.Sendrecv,
+    "isend": mpi.Isend,
+    "persistent": mpi.Persistent,
+    "persistent waitany": mpi.Waitany,
+    "neighborhood packed": mpi.NeighborPacked,
+    "neighborhood types": mpi.NeighborTypes,
+    "datatypes": mpi.Datatypes,
+    "staged": Staged,
 }
 
 
 def run(session: Session, case: Case) -> None:
-    """Run a case. Collective, host-blocking."""
-
     def enter(comparison: Comparison, grid: Grid) -> None:
         comparison.add("window fields", partial(WindowFields, grid))
         comparison.add("private fields", partial(PrivateFields, grid))
@@ -85,17 +84,13 @@ def run_on_blocks(
             grid.close()
 
 
-def add_baselines(
-    comparison: Comparison, problem: Problem, kinds: dict[str, dict[str, Callable[..., Variant]]]
-) -> None:
+def add_baselines(comparison: Comparison, problem: Problem, forms: Forms) -> None:
     """Enter these forms of MPI, the libraries, and the baselines of other packages."""
-    for option, of_option in kinds.items():
-        if comparison.includes(option):
-            for name, kind in of_option.items():
-                unfit = problem.oversubscribed if kind is mpi.Waitany else None
-                comparison.add(name, partial(kind, problem), kind=BASELINE, unfit=unfit)
-    for option in LIBRARIES:
-        add_library(comparison, option, problem)
+    for baseline, names in groupby(forms, key=lambda name: name.partition(" ")[0]):
+        for name in names if comparison.includes(baseline) else ():
+            unfit = problem.oversubscribed if forms[name] is mpi.Waitany else None
+            comparison.add(name, partial(forms[name], problem), kind=BASELINE, unfit=unfit)
+    add_libraries(comparison, problem)
     comparison.add_brought(problem)
 
 
@@ -136,7 +131,6 @@ class WindowFields(PrivateFields):
         return node.allocate_each(shape, float, fill=0)
 
     def field_in(self, window: Window) -> Any:
-        """Return the field that a window holds."""
         return window.array
 
     def close(self) -> None:

@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 from typing import Any, ClassVar
 
-from mpishare.bench.cases import BROUGHT, LIBRARIES, TRIAL, Way
+from mpishare.bench.cases import BASELINES, TRIALS, Way
 from mpishare.bench.comparison import Comparison, Variant, Wrapper
 from mpishare.bench.grid import Exchange, Problem, Side, split
 from mpishare.bench.report import BASELINE
@@ -76,7 +77,6 @@ class Transfer:
 
     @property
     def words(self) -> int:
-        """How many words move each way."""
         return int(self.out.size)
 
 
@@ -159,31 +159,30 @@ def _refusal_to_share(session: Session, kind: type[Library]) -> str | None:
     """Return why ranks that share a GPU cannot use the library, or None. Collective."""
     if kind.shared_trial is None:
         return None
-    if TRIAL in BROUGHT:
-        failure = import_module(BROUGHT[TRIAL]).try_sharing(session, kind)
+    for module in TRIALS:
+        failure = import_module(module).try_sharing(session, kind)
         return failure and f"{kind.label}: ranks that share a GPU: {failure}"
     return f"{kind.label}: ranks share a GPU"
 
 
-def add_library(comparison: Comparison, name: str, problem: Problem) -> None:
-    """Enter the variants of a library, opened by the first call, if the run includes it."""
-    if not comparison.includes(name):
-        return
-    session = problem.session
-    module_name, variants = LIBRARIES[name]
-    module = import_module(module_name)
-    for variant, way in variants.items():
-        if way.in_place and problem.has_buffers:
-            continue  # these are put into memory of the library anyway
-        library, refusal = open_library(session, getattr(module, way.kind))
-        make = partial(_make, problem, library, way)
-        comparison.add(variant, make, kind=BASELINE, unfit=refusal)
+def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str, Way]]]:
+    """Yield the name and module of each library that the run includes, and its variants."""
+    for name, each in BASELINES.items():
+        if each.ways and comparison.includes(name):
+            yield name, import_module(each.module), each.ways
 
 
-def _make(problem: Problem, library: Library, way: Way) -> Variant:
-    """Return a variant of a library. Collective."""
-    exchange = LibraryExchange(problem, library, way)
-    return Captured(problem.session, exchange) if way.is_captured else exchange
+def add_libraries(comparison: Comparison, problem: Problem) -> None:
+    """Enter the variants of the libraries that the run includes; they are opened once."""
+    for _, module, ways in included(comparison):
+        for variant, way in ways.items():
+            if way.in_place and problem.has_buffers:
+                continue  # these are put into memory of the library anyway
+            library, refusal = open_library(problem.session, getattr(module, way.kind))
+            make: Callable[[], Variant] = partial(LibraryExchange, problem, library, way)
+            if way.is_captured:
+                make = captured(problem.session, make)
+            comparison.add(variant, make, kind=BASELINE, unfit=refusal)
 
 
 class LibraryExchange(Exchange[Problem]):
@@ -206,9 +205,9 @@ class LibraryExchange(Exchange[Problem]):
             why = "its faces are not contiguous" if way.in_place else "it packs these faces anyway"
             raise UnsupportedError(f"{library.label}: {why}")
         super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
-        is_sent_alone = library.is_direct and is_contiguous and not way.is_packed
-        if way.in_place or (is_sent_alone and not problem.has_buffers):
-            self._moves = [self._moves_of_faces()]
+        packs = way.is_packed or problem.has_buffers or not (library.is_direct and is_contiguous)
+        if way.in_place or not packs:
+            self._moves = [self._move_of_faces()]
         else:
             # A graph has its buffers baked in: it cannot use two of them in turn.
             self._moves = self._moves_of_buffers(1 if way.is_captured else library.halves)
@@ -218,8 +217,7 @@ class LibraryExchange(Exchange[Problem]):
         pairs = zip(self._owned, fields, strict=True)
         return [memory.view(field.dtype).reshape(field.shape) for memory, field in pairs]
 
-    def _moves_of_faces(self) -> Callable[[], None]:
-        """Return what moves every face of every field from and to where it lies."""
+    def _move_of_faces(self) -> Callable[[], None]:
         faces = self.problem.faces(self.fields)
         out, into = ([view.view("u8").ravel() for view in views] for views in faces)
         per_field = [side for side in self.problem.sides for _ in self.fields]
@@ -260,8 +258,5 @@ class LibraryExchange(Exchange[Problem]):
 
 
 def transfers(sides: Sequence[Side], out: list[Any], into: list[Any]) -> list[Transfer]:
-    """Return what leaves through each side, and what arrives."""
-    return [
-        Transfer(side.to, side.source, leaving, arriving)
-        for side, leaving, arriving in zip(sides, out, into, strict=True)
-    ]
+    moved = zip(sides, out, into, strict=True)
+    return [Transfer(side.to, side.source, *views) for side, *views in moved]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -25,13 +24,11 @@ _LARGE_NBYTES = 4 << 10
 
 
 def copy(copies: Copies) -> None:
-    """Pack or unpack."""
     for target, source in copies:
         np.copyto(target, source)
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One message through a side and its counterpart from the other side."""
 
     send: tuple[Any, int, int]  # the arguments of Isend and Irecv: buffer, rank, tag
@@ -59,7 +56,6 @@ def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> 
 
 
 def free(made: Sequence[MPI.Request | MPI.Datatype]) -> None:
-    """Free what MPI made."""
     for each in made:
         each.Free()
 
@@ -156,21 +152,16 @@ class _Neighborhood:
         sources, to = [side.source for side in grid.sides], [side.to for side in grid.sides]
         # Not from the cart: Open MPI takes a graph made from one for a cart still.
         self._graph = grid.session.comm.Create_dist_graph_adjacent(sources, to, reorder=False)
-        self._request: MPI.Prequest | None = None
-        self.run: Callable[[], None] = partial(getattr(self._graph, name), sent, received)
+        self._made: list[MPI.Request] = []
+        self.run: Callable[[], object] = partial(getattr(self._graph, name), sent, received)
         # New in MPI 4, and not in every library.
         with suppress(NotImplementedError):
-            self._request = getattr(self._graph, f"{name}_init")(sent, received)
-            self.run = self._run_again
-
-    def _run_again(self) -> None:
-        if self._request is not None:
-            self._request.Start()
-            self._request.Wait()
+            request = getattr(self._graph, f"{name}_init")(sent, received)
+            self._made.append(request)
+            self.run = lambda: (request.Start(), request.Wait())
 
     def close(self) -> None:
-        if self._request is not None:
-            self._request.Free()
+        free(self._made)
         self._graph.Free()
 
 
@@ -234,14 +225,10 @@ class Datatypes(_Typed):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        comm, buffer = grid.comm, self.buffer
+        receive, send, buffer = grid.comm.Recv_init, grid.comm.Send_init, self.buffer
         self._requests: list[MPI.Prequest] = [
-            comm.Recv_init([buffer, 1, datatype], side.source, side.number)
-            for datatype, side in zip(self.into, grid.sides, strict=True)
-        ]
-        self._requests += [
-            comm.Send_init([buffer, 1, datatype], side.to, side.number)
-            for datatype, side in zip(self.out, grid.sides, strict=True)
+            *(receive([buffer, 1, self.into[i]], s.source, i) for i, s in enumerate(grid.sides)),
+            *(send([buffer, 1, self.out[i]], s.to, i) for i, s in enumerate(grid.sides)),
         ]
 
     def step(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from typing import Any
 
-from mpishare.bench.cases import CASES, Case, baselines, default_cases, halo_cases
+from mpishare.bench.cases import CASES, baselines, default_cases, halo_cases
 from mpishare.runtime.cli import Parser, UsageError, seconds
 
 PROG = "python -m mpishare.bench"
@@ -21,8 +21,6 @@ DEFAULT_SIZES = {
     "cuda": (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20),
 }
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-#: What a case has that says nothing of its sizes.
-_ANY = Case("", "", {}, "")
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 #: The words of the check have four bits for the number of the field.
 _MAX_FIELDS = 16
@@ -98,13 +96,7 @@ class Options:
     min_nbytes: int | None = _option("--min", None, "smallest face", **_SIZE)
     max_nbytes: int | None = _option("--max", None, "largest face", **_SIZE)
     iters: int | None = _option("--iters", None, "iterations of a timed block", **_NUMBER)
-    warmup: int = _option(
-        "--warmup",
-        3,
-        "untimed iterations before each block (%(default)s)",
-        type=_integer(0),
-        metavar="N",
-    )
+    warmup: int = _option("--warmup", 3, _WARMUP, type=_integer(0), metavar="N")
     repeat: int = _option("--repeat", 5, "timed blocks of each variant (%(default)s)", **_NUMBER)
     limit_s: float | None = _option("--seconds", None, _ENDS, **_SECONDS)
     against: tuple[str, ...] | None = _option("--against", None, _AGAINST, metavar="BASELINE,...")
@@ -128,9 +120,9 @@ class Options:
         "--timeout-s", 120.0, "deadline of the host's waits (%(default)g s)", **_SECONDS
     )
 
-    def sizes(self, backend: str, case: str | None = None) -> tuple[int, ...]:
+    def sizes(self, backend: str, case: str) -> tuple[int, ...]:
         """Return the ascending sizes of a face or message in bytes, on a backend and of a case."""
-        own = _ANY if case is None else CASES[case]
+        own = CASES[case]
         low, most = self.min_nbytes or 0, own.max_nbytes or inf
         named = {*filter(None, (self.min_nbytes, self.max_nbytes))}
         ladder = own.sizes.get(backend, DEFAULT_SIZES[backend])
@@ -197,10 +189,8 @@ def _chosen_cases(names: list[str]) -> tuple[tuple[str, ...], bool]:
 
 def _chosen_baselines(text: str | None) -> tuple[str, ...] | None:
     """Return the baselines to run, None for those that run by default."""
-    if text is None:
-        return None
-    if text == "none":
-        return ()
+    if text is None or text == "none":
+        return None if text is None else ()
     names = [name.strip() for name in text.split(",")]
     if "none" in names:
         raise UsageError("--against: 'none' stands alone")

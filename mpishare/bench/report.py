@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from mpishare.errors import counted, format_nbytes, name_ranks
 
 Clock = Literal["latency", "throughput"]
 CLOCKS: tuple[Clock, ...] = ("latency", "throughput")
+Quartiles = tuple[float, float]
 #: As in the files: a variant of mpishare, a baseline, or an upper bound, which is what the machine
 #: can do with no order in it or no data.
 Kind = Literal["own", "rival", "ceiling"]
@@ -46,7 +47,7 @@ class Row:
     median_us: float | None = None
     p95_us: float | None = None
     min_us: float | None = None
-    quartiles_us: tuple[float, float] | None = None
+    quartiles_us: Quartiles | None = None
     count: int = 0  # of samples: iterations, or batches of them
     gb_per_s: float | None = None  # what one rank sends in an iteration, over the median
     ok: bool = False  # whether it ran and no check found it wrong
@@ -66,7 +67,6 @@ class Row:
     corners: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row as in JSON."""
         values = {name: getattr(self, name) for name in COLUMNS}
         floats = {name: value for name, value in values.items() if isinstance(value, float)}
         # Six digits are more than any clock resolves.
@@ -84,7 +84,6 @@ class Row:
         self.ok = True
 
     def fail(self, reason: str, *, wrong: bool) -> None:
-        """Set why there is no number."""
         self.reason, self.wrong = reason, wrong
 
 
@@ -92,30 +91,30 @@ class Row:
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
-def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> None:
-    """Compare each variant of one case and size with the fastest `against` it."""
+def compare(rows: Sequence[Row], against: Mapping[str, Sequence[str] | None]) -> None:
+    """Compare each variant of one case and size with the fastest `against` it, None: of all."""
     timed = [row for row in rows if row.median_us]
-    baselines = [row for row in timed if row.kind == BASELINE]
-    for row in timed:
-        others = [each for each in baselines if each.clock == row.clock]
-        others = [each for each in others if each.arm in against.get(row.arm, ())]
-        if row.kind == OWN and others:
+    for row in (row for row in timed if row.kind == OWN):
+        others = _baselines(timed, row.clock, against.get(row.arm, ()))
+        if others:
             fastest = min(others, key=_median)
             row.fastest, row.ratio = fastest.arm, _median(row) / _median(fastest)
-            row.speed = _speed(row, fastest)
+            row.speed = _speed(row.ratio, row.quartiles_us, fastest.quartiles_us)
+
+
+def _baselines(timed: Sequence[Row], clock: Clock, names: Sequence[str] | None) -> list[Row]:
+    found = [row for row in timed if row.kind == BASELINE and row.clock == clock]
+    return [row for row in found if names is None or row.arm in names]
 
 
 def _median(row: Row) -> float:
     return row.median_us or 0.0
 
 
-def _speed(row: Row, other: Row) -> str:
-    """Return how fast a row is, beside another: no factor unless the quartiles are apart."""
-    low, high = row.quartiles_us or (0, 0)
-    other_low, other_high = other.quartiles_us or (0, 0)
-    ratio = row.ratio or 1
+def _speed(ratio: float, mine: Quartiles | None, theirs: Quartiles | None) -> str:
+    """Return how fast a variant is: no factor unless its quartiles and the baseline's are apart."""
     factor = max(ratio, 1 / ratio)
-    if low <= other_high and other_low <= high:
+    if mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]:
         return "as fast" if factor < 1.1 else "unclear"
     shown = f"{factor:,.0f}" if factor >= 10 else f"{factor:.1f}"
     return "as fast" if shown == "1.0" else f"{shown} x {'faster' if ratio < 1 else 'slower'}"
@@ -129,7 +128,6 @@ def as_json(environment: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def table(environment: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Return the whole report as text."""
     names = dict.fromkeys([*(row.case for row in rows), *environment["left_out"]])
     cases = "".join(of_case(name, environment, rows) for name in names)
     return heading(environment) + cases + summary(rows)
@@ -216,71 +214,61 @@ def _filled(lines: Sequence[str], width: int, indent: str = "  ") -> str:
 def of_case(case: str, environment: dict[str, Any], rows: Sequence[Row], width: int = WIDTH) -> str:
     """Return the tables of a case, and what was left out of it."""
     found = [row for row in rows if row.case == case]
-    bounds = [row for row in found if row.kind == UPPER_BOUND]
     others = [row for row in found if row.kind != UPPER_BOUND]
-    texts = [""]
-    if others:
-        note = CASES[case].note if case in CASES else ""
-        title = f"{case}{_halo_text(others[0])}\n{_filled([note] if note else [], width)}"
-        texts.append(_table(title.rstrip(), others, width))
-    if bounds:
-        title = f"{case}: upper bounds, which leave out order or data"
-        texts.append(_table(title, bounds, width))
+    note = CASES[case].note if case in CASES else ""
+    title = f"{case}{_halo_text(others)}\n{_filled([note] * bool(note), width)}".rstrip()
+    texts = ["", *_table(title, others, width)]
+    bounds = [row for row in found if row.kind == UPPER_BOUND]
+    texts += _table(f"{case}: upper bounds, which leave out order or data", bounds, width)
     left_out = environment["left_out"].get(case, ())
     return "\n".join(texts) + _filled([f"{case} {text}" for text in left_out], width)
 
 
-def _halo_text(row: Row) -> str:
+def _halo_text(rows: Sequence[Row]) -> str:
     """Return what all rows of a halo case have in common, nothing for other cases."""
-    if row.width is None:
+    if not rows or rows[0].width is None:
         return ""
-    kind = "with corners" if row.corners else "faces alone"
-    fields = counted(row.fields or 0, "field")
-    return f": width {row.width}, {fields}, {kind}; cells: of a rank, along an axis"
+    kind = "with corners" if rows[0].corners else "faces alone"
+    fields = counted(rows[0].fields or 0, "field")
+    return f": width {rows[0].width}, {fields}, {kind}; cells: of a rank, along an axis"
 
 
-def _table(title: str, rows: Sequence[Row], width: int) -> str:
-    """Return one table: a line per variant and size, with both clocks side by side."""
+def _table(title: str, rows: Sequence[Row], width: int) -> list[str]:
+    """Return one table, if any: a line per variant and size, with both clocks side by side."""
+    if not rows:
+        return []
     reasons = list(dict.fromkeys(row.reason for row in rows if row.reason is not None))
-    lines, failures = [_HEADS], [""]
-    for _, of_size in groupby(rows, key=lambda row: row.nbytes):
-        for cells, row in _lines(list(of_size), is_first=len(lines) == 1):
-            lines.append(cells)
-            failures.append(_failure(row, reasons))
+    lines, failures = zip(*_lines(rows, reasons), strict=True)
     widths = [max(map(len, column)) + len(_GAP) for column in zip(*lines, strict=True)]
     columns, left_out = _kept(lines, widths, width)
+    places = [0, *accumulate(n * (index in columns) for index, n in enumerate(widths))]
     groups = ""
     for index in filter(columns.__contains__, _GROUPS):
-        groups = groups.ljust(_place(index, columns, widths)) + _GROUPS[index]
-    lead = _place(min(_GROUPS), columns, widths)
+        groups = groups.ljust(places[index]) + _GROUPS[index]
     printed = aligned([[cells[i] for i in columns] for cells in lines], (columns.index(2),))
-    pairs = zip(printed, failures, strict=True)
-    printed = [f"{line:{lead}}{failure}" if failure else line for line, failure in pairs]
+    for number, failure in enumerate(failures):
+        if failure:
+            printed[number] = printed[number].ljust(places[min(_GROUPS)]) + failure
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] if left_out else []
-    return "\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)
+    notes += [f"Left out at {width} columns: {', '.join(left_out)}."] * bool(left_out)
+    return ["\n".join([title, "", groups, *printed, ""]) + _filled(notes, width)]
 
 
-def _lines(rows: Sequence[Row], *, is_first: bool) -> Iterator[tuple[list[str], Row | None]]:
-    """Yield the cells of each variant at one size, and its row; before them an empty line."""
-    if not is_first:
-        yield [""] * len(_HEADS), None
-    head = [size_text(rows[0].nbytes) if rows[0].nbytes else "", str(rows[0].n or "")]
-    for arm, of_variant in groupby(rows, key=lambda row: row.arm):
-        clocks = {row.clock: row for row in of_variant}
-        row = next(iter(clocks.values()))
-        yield [*head, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], row
-        head = ["", ""]
-
-
-def _failure(row: Row | None, reasons: Sequence[str]) -> str:
-    if row is None or row.reason is None:
-        return ""
-    return f"{'wrong' if row.wrong else 'not run'} [{reasons.index(row.reason) + 1}]"
-
-
-def _place(index: int, columns: Sequence[int], widths: Sequence[int]) -> int:
-    return sum(widths[each] for each in columns if each < index)
+def _lines(rows: Sequence[Row], reasons: Sequence[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield the cells of each line, and what stands there of a variant that failed."""
+    yield _HEADS, ""
+    for number, (nbytes, of_size) in enumerate(groupby(rows, key=lambda row: row.nbytes)):
+        if number:
+            yield [""] * len(_HEADS), ""
+        size = size_text(nbytes) if nbytes else ""
+        for arm, of_variant in groupby(of_size, key=lambda row: row.arm):
+            clocks = {row.clock: row for row in of_variant}
+            row = next(iter(clocks.values()))
+            failure = "wrong" if row.wrong else "not run"
+            failure = f"{failure} [{reasons.index(row.reason) + 1}]" if row.reason else ""
+            n = str(row.n or "") if size else ""
+            yield [size, n, f"{' *'[row.kind == OWN]} {arm}", *_cells(clocks)], failure
+            size = ""
 
 
 def _kept(
@@ -300,13 +288,12 @@ def _cells(clocks: Mapping[Clock, Row]) -> list[str]:
     """Return the cells of both clocks, with the rate for throughput."""
     found = []
     for clock in CLOCKS:
-        row, cells = clocks.get(clock), [""] * (4 if clock == "throughput" else 3)
-        if row is not None and row.median_us is not None and row.p95_us is not None:
-            cells[:2] = [format_us(row.median_us), format_us(row.p95_us)]
-            cells[-1] = row.speed or ""
-            if clock == "throughput" and row.gb_per_s is not None:
-                cells[2] = f"{row.gb_per_s:.2f}"
-        found += cells
+        row = clocks.get(clock)
+        times = [row.median_us, row.p95_us] if row else [None, None]
+        cells = ["" if time is None else format_us(time) for time in times]
+        if clock == "throughput":
+            cells.append(f"{row.gb_per_s:.2f}" if row and row.gb_per_s is not None else "")
+        found += [*cells, (row and row.speed) or ""]
     return found
 
 

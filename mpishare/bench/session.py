@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -41,11 +41,10 @@ class Budget:
         """Count a part that is left out. Local."""
         self._parts = max(self._parts - 1, 1)
 
-    def left_out(self) -> str | None:
-        """Return why there is no time for another part, None where there is. Collective."""
-        if self._seconds is None or self._comm.bcast(monotonic() < self._end):
-            return None
-        return f"the {self._seconds:g} s of --seconds were over"
+    def require(self) -> None:
+        """Raise `UnsupportedError` if there is no time for another part. Collective."""
+        if self._seconds is not None and not self._comm.bcast(monotonic() < self._end):
+            raise UnsupportedError(f"the {self._seconds:g} s of --seconds were over")
 
     def allows(self, more_s: float) -> bool:
         """Return whether the part has that much time left. Collective."""
@@ -108,14 +107,12 @@ class Session:
 
     def synchronized(self, call: Callable[[], None]) -> Callable[[], None]:
         """Return `call` after a wait for the stream: what MPI needs, which has no streams."""
-        if not self.on_cuda:
-            return call
 
         def synchronize_and_call() -> None:
             self.synchronize()
             call()
 
-        return synchronize_and_call
+        return synchronize_and_call if self.on_cuda else call
 
     def require_memory(self, nbytes: int) -> None:
         """Raise `MemoryError` if the GPU, or a node without, lacks memory for `nbytes` per rank."""
@@ -131,6 +128,15 @@ class Session:
                 f"{format_nbytes(available)} available"
             )
 
+    def expect(self, cases: Sequence[Case]) -> None:
+        """Divide the progress and the time among the sizes of these cases."""
+        sizes = [
+            self.options.sizes(self.node.backend, case.name) for case in cases if case.is_sized
+        ]
+        parts = sum(map(len, sizes)) + sum(not case.is_sized for case in cases)
+        self.progress.expect(self.options.repeat * parts)
+        self.budget.expect(parts)
+
     def sizes(self, case: Case, copies: float) -> Iterator[int]:
         """Yield the sizes of a case that have memory for so many copies, and time. Collective."""
         for nbytes in self.options.sizes(self.node.backend, case.name):
@@ -143,9 +149,12 @@ class Session:
             # What ranks keep of the sizes before is not free for others.
             self.node.xp.get_default_memory_pool().free_all_blocks()
             self.line_up()
-        reason = self.budget.left_out()
-        if reason is None:
-            _, reason = self.attempt(lambda: self.require_memory(needed_nbytes))
+
+        def require() -> None:
+            self.budget.require()
+            self.require_memory(needed_nbytes)
+
+        _, reason = self.attempt(require)
         if reason is not None:
             self.left_out[case.name].append(f"{size_text(nbytes)} left out: {reason}")
             self.skip()
@@ -169,11 +178,9 @@ class Session:
             raise
         except (UnsupportedError, CudaError, MemoryError, PeerError) as exc:
             message, is_peer = str(exc) or type(exc).__name__, isinstance(exc, PeerError)
-        found = self.comm.allgather((is_peer, message))
-        failures = sorted((peer, rank, text) for rank, (peer, text) in enumerate(found) if text)
-        if failures:
-            return None, failures[0][2]
-        return made, None
+        found = self.comm.allgather((is_peer, self.comm.rank, message))
+        failures = sorted(each for each in found if each[2])
+        return (None, failures[0][2]) if failures else (made, None)
 
     def close(self) -> None:
         """Close the libraries, the last first. Collective."""

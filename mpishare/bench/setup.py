@@ -22,6 +22,7 @@ from mpishare.bench.report import Clock
 from mpishare.bench.session import Session, do_nothing
 
 _NBYTES = 1 << 20
+_SHAPE = (_NBYTES // 8,)
 _FILL = 0x5A5A_5A5A_5A5A_5A5A
 #: A node takes long enough that the median of a few is enough.
 _LEAST_TURNS = 3
@@ -31,33 +32,42 @@ FACE_NBYTES = 8 * _CELLS
 
 
 def run(session: Session, case: Case) -> None:
-    """Run the case. Collective, host-blocking."""
     comparison = Comparison(session, case, clocks=("latency",))
-    node, timeout_s = session.node, session.options.timeout_s
-    shape = (_NBYTES // 8,)
+    comm, node, timeout_s = session.comm, session.node, session.options.timeout_s
 
     def add(name: str, *functions: Callable[..., Any], nbytes: int = 0, against: str = "") -> None:
         make = partial(Make, session, *functions)
         comparison.add(name, make, nbytes=nbytes, against=(against,))
 
+    def wrong_node(made: Node) -> int:
+        return int(made.ranks != node.ranks) + int(made.rank != node.rank)
+
+    def wrong_event(made: Event) -> int:
+        if node.is_leader:
+            made.record()
+        else:
+            made.wait()
+        session.synchronize()
+        return 0
+
     def wrong_of_all(window: Window) -> int:
         return sum(_wrong_words(window.segment(rank)) for rank in range(node.size))
 
-    allocate = partial(node.allocate, shape, "u8", fill=_FILL)
-    allocate_each = partial(node.allocate_each, shape, "u8", fill=_FILL)
-    add("Node", partial(Node, session.comm, timeout_s=timeout_s), partial(_wrong_node, node))
-    add("event", node.event, partial(_wrong_event, session))
-    add("allocate", allocate, _wrong_of_one, nbytes=_NBYTES, against="allocate_shared")
-    add("allocate_each", allocate_each, wrong_of_all, nbytes=_NBYTES)
+    allocate = partial(node.allocate, _SHAPE, "u8", fill=_FILL)
+    allocate_each = partial(node.allocate_each, _SHAPE, "u8", fill=_FILL)
     # On the host, memory that exists already and can be shared is that of a window.
     base = allocate_each()
-    on_gpu = node.xp.full(shape, _FILL, "u8") if session.on_cuda else None
+    on_gpu = node.xp.full(_SHAPE, _FILL, "u8") if session.on_cuda else None
 
     def share_each() -> Window:
         return node.share_each(base.array if on_gpu is None else on_gpu, copy=False)
 
+    add("Node", partial(Node, comm, timeout_s=timeout_s), wrong_node)
+    add("event", node.event, wrong_event)
+    add("allocate", allocate, _wrong_of_one, nbytes=_NBYTES, against="allocate_shared")
+    add("allocate_each", allocate_each, wrong_of_all, nbytes=_NBYTES)
     add("share_each", share_each, wrong_of_all, nbytes=_NBYTES)
-    cart = session.comm.Create_cart([session.comm.size], [True], reorder=False)
+    cart = comm.Create_cart([comm.size], [True], reorder=False)
     for name, count, is_second in (
         ("plan", 1, False),
         ("plan, 16 fields", 16, False),
@@ -74,7 +84,7 @@ def run(session: Session, case: Case) -> None:
 
 
 class _SharedWindow:
-    """A window of MPI alone, made and filled by one rank. Collective."""
+    """Memory of MPI for the ranks of a node, filled by the leader."""
 
     def __init__(self, node: Node) -> None:
         comm = cast("MPI.Intracomm", node.comm)
@@ -86,19 +96,6 @@ class _SharedWindow:
 
     def close(self) -> None:
         self._window.Free()
-
-
-def _wrong_node(node: Node, made: Node) -> int:
-    return int(made.ranks != node.ranks) + int(made.rank != node.rank)
-
-
-def _wrong_event(session: Session, made: Event) -> int:
-    if session.node.is_leader:
-        made.record()
-    else:
-        made.wait()
-    session.synchronize()
-    return 0
 
 
 def _wrong_of_one(window: Any) -> int:
@@ -135,16 +132,11 @@ class Make(Variant):
 
     def once(self) -> list[float]:
         """Make it once, check it and close it, and return the time of making in seconds."""
-        made: Any = None
-        reason: str | None = None
-
-        def step() -> None:
-            nonlocal made, reason
-            made, reason = self.session.attempt(self._make)
-
+        found: list[tuple[Any, str | None]] = []
         self.prepare()
         self.session.line_up()
-        samples_s = time_each(step, do_nothing, 1)
+        samples_s = time_each(lambda: found.append(self.session.attempt(self._make)), do_nothing, 1)
+        made, reason = found.pop()
         if made is not None:
             if self.session.options.check:
                 self.check.add(self._wrong_in(made))

@@ -239,10 +239,7 @@ def require_same(call: str, values: Sequence[Any], mine: int) -> None:
     """
     if all(value == values[0] for value in values):
         return
-    if all(isinstance(value, dict) and value.keys() == values[0].keys() for value in values):
-        # Values that are equal everywhere would only hide the others.
-        names = [name for name in values[0] if any(v[name] != values[0][name] for v in values)]
-        values = [{name: value[name] for name in names} for value in values]
+    values = _differing(values)
     raise MismatchError(
         f"{call} failed: ranks gave different arguments: "
         + "; ".join(f"rank {rank}: {_arguments(value)}" for rank, value in enumerate(values))
@@ -253,6 +250,14 @@ def require_same(call: str, values: Sequence[Any], mine: int) -> None:
             if value != values[mine]
         },
     )
+
+
+def _differing(values: Sequence[Any]) -> Sequence[Any]:
+    """Return the values without arguments that are equal on all ranks, which would hide others."""
+    if not all(isinstance(value, dict) and value.keys() == values[0].keys() for value in values):
+        return values
+    names = [name for name in values[0] if any(v[name] != values[0][name] for v in values)]
+    return [{name: value[name] for name in names} for value in values]
 
 
 def _arguments(value: Any) -> str:

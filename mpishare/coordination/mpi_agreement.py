@@ -10,10 +10,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
-from mpishare.coordination.agreement import note_agreed, require_same_call
+from mpishare.coordination.agreement import is_agreed, note_agreed, require_same_call
 from mpishare.coordination.missing_ranks import Bystanders
 from mpishare.coordination.poll import poll
-from mpishare.errors import PeerError, PeerTimeout, describe, peer_error
+from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown, peer_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,22 +76,6 @@ def never_free(*held: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
-# The remedy for a dead rank whose death no other rank of its node could report.
-UNSEEN_DEATH = (
-    "Nobody sees the death of a rank that was the only one of its node: let the launcher end the "
-    "job then, by `srun --kill-on-bad-exit=1` (mpirun does it by itself), and after an exception "
-    "by `python -m mpi4py`."
-)
-
-
-def describe_late(call: str, timeout_s: float) -> str:
-    """Return the text of a timeout whose missing ranks are unknown."""
-    return (
-        f"{call} failed: not every rank of the communicator arrived within {timeout_s:g} s. "
-        f"All of its ranks must call it. {UNSEEN_DEATH}"
-    )
-
-
 def wait_request(
     request: MPI.Request,
     comm: MPI.Comm,
@@ -120,15 +104,16 @@ def wait_request(
                 is_over = poll(request.Test, timeout_s, bystanders.look, warn=warn)
         else:
             is_over = poll(request.Test, timeout_s, monitor.look, warn=monitor.warn)
-    except BaseException:
+    except BaseException as failure:
         never_free(request, memory)
+        failure.is_unanswered = not is_agreed(failure)  # type: ignore[attr-defined]
         raise
     if not is_over:
         never_free(request, memory)
-        text = describe_late(call, timeout_s)
+        error = late_unknown(call, timeout_s)
         if monitor is None:
-            abort_at_exit(text, request.Test)
-        raise PeerTimeout(text, ranks=(), timeout_s=timeout_s)
+            abort_at_exit(str(error), request.Test)
+        raise error
 
 
 def agree(
@@ -166,6 +151,8 @@ def agree_by(
     except PeerTimeout:
         raise  # no other rank will answer
     except Exception as caught:
+        if getattr(caught, "is_unanswered", False):
+            raise  # a signal handler's, in a step within this one: the others are still in that
         error = caught
     # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)

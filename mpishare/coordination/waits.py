@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -25,7 +26,8 @@ from mpishare.errors import (
     departure_error,
     describe,
     describe_stragglers,
-    name_ranks,
+    late_ranks,
+    left_for,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +151,12 @@ class Waits:
         self.tell(failure)
         return failure
 
-    # --- the other ranks
+    # --- the ranks
+
+    @property
+    def here(self) -> str:
+        """This rank, for errors."""
+        return f"rank {self.rank} of {self.size}"
 
     def state(self, rank: int) -> State:
         return self.block.state(rank)
@@ -159,6 +166,11 @@ class Waits:
 
     def status(self, rank: int) -> Status | None:
         return self.block.status(rank)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of that which made the node; `_after_fork` marks it."""
+        return self.failure is not None and not self.block.is_mine
 
     @property
     def is_own_process(self) -> bool:
@@ -242,10 +254,10 @@ class Waits:
             causes = dict.fromkeys(exited, _EXITED)
         reasons = causes or followers
         if missing:
-            text, timeout_s = str(departure_error(call, reasons)), self.timeout_s
-            self.fail(lambda: PeerTimeout(text, ranks=missing, timeout_s=timeout_s), fatal=True)
+            failure = partial(left_for, call, reasons, missing, self.timeout_s)
+            self.fail(failure, fatal=True)
         else:
-            self.fail(lambda: departure_error(call, reasons), fatal=False)
+            self.fail(partial(departure_error, call, reasons), fatal=False)
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
         """Break the node since ranks are missing, publish it, and return the error."""
@@ -254,13 +266,8 @@ class Waits:
             self.fail_departed(call, gone)
         if self.failure is not None:
             return self._raised(self.failure())
-        text = (
-            f"{call} failed: {name_ranks(ranks)} did not arrive within {timeout_s:g} s "
-            f"(rank {self.rank} of {self.size}). The node cannot be used any more."
-        )
-        return self.fail_and_tell(
-            lambda: PeerTimeout(text, ranks=ranks, timeout_s=timeout_s), fatal=True, missing=ranks
-        )
+        failure = partial(late_ranks, call, ranks, timeout_s, self.here)
+        return self.fail_and_tell(failure, fatal=True, missing=ranks)
 
     def deadlock(self, call: str, cycle: dict[int, Status]) -> MismatchError:
         """Break the node since ranks wait for each other, publish it, and return the error."""

@@ -12,38 +12,34 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mpishare.coordination import robust_futex
 from mpishare.coordination.abort import say_at_once
 from mpishare.coordination.control_block import State
 from mpishare.coordination.poll import STRAGGLER_S
-from mpishare.errors import MpiShareError, PeerTimeout, describe, describe_stragglers, peer_error
+from mpishare.errors import (
+    MpiShareError,
+    describe,
+    describe_death,
+    describe_stragglers,
+    died,
+    peer_error,
+)
 from mpishare.memory.shared import remove_abandoned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mpishare.coordination.agreement import Agreement
+    from mpishare.coordination.objects import NodeObject
 
 log = logging.getLogger("mpishare")
 
 PERIOD_S = 0.1
 # After a death, the time that the main thread may spend outside mpishare before the process ends.
 GRACE_S = 30.0
-
-
-class Waiting(Protocol):
-    """An object that may have put waits on a stream."""
-
-    @property
-    def name(self) -> str:
-        """Its name, for warnings."""
-        ...
-
-    def _pending(self) -> list[int]:
-        """Ranks whose signals the work enqueued by this rank waits for."""
-        ...
 
 
 class Watchdog:
@@ -59,7 +55,7 @@ class Watchdog:
         self._block = agreement.block
         self._releases = releases
         # Returns the objects that may have put waits on streams; called in the thread too.
-        self.objects: Callable[[], list[Waiting]] = list
+        self.objects: Callable[[], list[NodeObject]] = list
         self._lock = threading.RLock()
         self._pending_since: dict[tuple[int, int], float] = {}
         self._warned: set[tuple[int, int]] = set()
@@ -82,7 +78,7 @@ class Watchdog:
             self._thread.join(1e-3)
 
     @contextmanager
-    def removing(self, waiting: Waiting) -> Iterator[None]:
+    def removing(self, waiting: NodeObject) -> Iterator[None]:
         """Keep the thread from checking objects while one is removed from `objects`."""
         if not self._block.is_mine:
             yield  # a forked child has no such thread, and the lock may be held for good
@@ -186,12 +182,12 @@ class Watchdog:
             elif state != State.PRESENT and any(rank in ranks for ranks in self.pending().values()):
                 left.append(rank)
         if dead:
-            death = _describe(dead, agreement)
-            agreement.fail(_death(death, dead, agreement), fatal=True)
+            where = agreement.rank, agreement.size
+            agreement.fail(partial(died, dead, *where, agreement.timeout_s), fatal=True)
             if block.say_death():
                 # Before any system call, in which the main thread gets Python's lock: a launcher
                 # that ends the job may leave this process a few milliseconds.
-                say_at_once(f"mpishare: {death}\n")
+                say_at_once(f"mpishare: {describe_death(dead, *where)}\n")
         elif left:
             agreement.fail_departed("the node", left)
 
@@ -223,13 +219,3 @@ class Watchdog:
         sys.stderr.flush()
         remove_abandoned()  # shared memory that the dead rank was about to publish
         os._exit(1)
-
-
-def _describe(dead: list[int], agreement: Agreement) -> str:
-    who = "rank " + ", ".join(str(rank) for rank in dead)
-    return f"{who} of {agreement.size} died (seen by rank {agreement.rank})"
-
-
-def _death(text: str, dead: list[int], agreement: Agreement) -> Callable[[], PeerTimeout]:
-    text += ". The node cannot be used any more; close() is local, and the job is aborted at exit."
-    return lambda: PeerTimeout(text, ranks=dead, timeout_s=agreement.timeout_s)

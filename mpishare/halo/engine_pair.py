@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from mpishare.memory.numbers import can_add
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -28,7 +30,7 @@ class EnginePair:
     def make_reverse(self) -> Engine:
         """Return the reverse engine, made at the first call: collective, host-blocking then."""
         name = self.setup.name
-        unfit = [str(each.dtype) for each in self.setup.mine if each.dtype.kind not in "iufc"]
+        unfit = [str(each.dtype) for each in self.setup.mine if not can_add(each.dtype)]
         if unfit:
             raise TypeError(f"{name}: accumulate failed: {', '.join(unfit)} cannot be added")
         if self.reverse is None:

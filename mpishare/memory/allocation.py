@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpishare.errors import UnsupportedError
 from mpishare.memory import shared
@@ -15,56 +16,20 @@ if TYPE_CHECKING:
     # Does some work and returns the results of all ranks, or raises on every rank.
     Steps = Callable[[Callable[[], Any]], list[Any]]
 
+T = TypeVar("T")
 
-class SharedAllocation:
-    """Host memory that several ranks map, made in three steps that all ranks take.
 
-    `is_maker` is True on the one rank that allocates it. `memory` exists after `attach`, with its
-    file open.
-    """
+def keeping(step: Steps, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+    """Do a step as `Agreement.step_keeping`: `work` returns what this rank keeps, and its reply."""
+    kept: Any = None
 
-    memory: SharedMemory
+    def do() -> Any:
+        nonlocal kept
+        kept, reply = work()
+        return reply
 
-    def __init__(self, nbytes: int, *, is_maker: bool, is_sparse: bool = False) -> None:
-        self._nbytes = nbytes
-        self._is_sparse = is_sparse
-        self._is_maker = is_maker
-        self._made: list[SharedMemory] = []
-        self._published: list[str] = []
-
-    def create(self) -> None:
-        """Allocate it, without a name yet."""
-        if self._is_maker:
-            self._made.append(shared.create(self._nbytes, is_sparse=self._is_sparse))
-
-    def publish(self) -> str:
-        """Return the name by which the other ranks find it; empty on these."""
-        self._published.extend(shared.publish(memory) for memory in self._made)
-        return self._published[0] if self._published else ""
-
-    def attach(self, names: Iterable[str]) -> None:
-        """Map it, given the names of `publish`; `UnsupportedError` if it cannot be opened."""
-        if not self._made:
-            try:
-                self._made.append(shared.attach(next(filter(None, names)), self._nbytes))
-            except PermissionError as error:
-                raise UnsupportedError(
-                    f"cannot open the shared memory of another rank in {shared.FOLDER}: "
-                    f"{error.strerror}. All ranks of a machine must run as one user; start "
-                    "containers with the same --user and --userns, and with --ipc=host."
-                ) from error
-        self.memory = self._made[0]
-
-    def forget(self) -> None:
-        """Remove the name: all have attached it, or never will."""
-        for own in self._published:
-            shared.forget(own)
-
-    def close(self) -> None:
-        """Unmap. May be repeated."""
-        for memory in self._made:
-            memory.close()
-        self._made = []
+    replies = step(do)
+    return kept, replies
 
 
 def map_on_all_ranks(
@@ -72,16 +37,39 @@ def map_on_all_ranks(
 ) -> SharedMemory:
     """Map the same zeroed memory on every rank. Collective, host-blocking.
 
-    Returns it with its file open. After an error on any rank no memory is left mapped.
+    Returns it with its file open. After an error on any rank no memory is left mapped. `is_maker`
+    is True on the one rank that allocates it.
     """
-    allocation = SharedAllocation(nbytes, is_maker=is_maker, is_sparse=is_sparse)
+    with ExitStack() as undo, ExitStack() as names:
+
+        def create() -> tuple[SharedMemory | None, None]:
+            if not is_maker:
+                return None, None
+            return undo.enter_context(closing(shared.create(nbytes, is_sparse=is_sparse))), None
+
+        def publish() -> str:
+            if made is None:
+                return ""
+            name = shared.publish(made)
+            names.callback(shared.forget, name)  # once all have attached it, or never will
+            return name
+
+        def attach() -> tuple[SharedMemory, None]:
+            return made or undo.enter_context(closing(_attach(published, nbytes))), None
+
+        made, _ = keeping(step, create)
+        published = step(publish)
+        memory, _ = keeping(step, attach)
+        undo.pop_all()
+    return memory
+
+
+def _attach(names: Iterable[str], nbytes: int) -> SharedMemory:
     try:
-        step(allocation.create)
-        names = step(allocation.publish)
-        step(lambda: allocation.attach(names))
-    except BaseException:
-        allocation.close()
-        raise
-    finally:
-        allocation.forget()
-    return allocation.memory
+        return shared.attach(next(filter(None, names)), nbytes)
+    except PermissionError as error:
+        raise UnsupportedError(
+            f"cannot open the shared memory of another rank in {shared.FOLDER}: "
+            f"{error.strerror}. All ranks of a machine must run as one user; start "
+            "containers with the same --user and --userns, and with --ipc=host."
+        ) from error

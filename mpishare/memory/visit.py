@@ -12,7 +12,7 @@ import struct
 import time
 from typing import Any, Self
 
-from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
+from mpishare.errors import HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.memory.door import NBYTES, UNASKED, peer_of
 
 _TIMEVAL = struct.Struct("@ll")  # seconds, microseconds
@@ -139,11 +139,7 @@ class Visit:
         self.close()
 
     def _late(self) -> PeerTimeout:
-        return PeerTimeout(
-            f"no answer from {self._name} within {self._timeout_s:g} s: its process is stopped",
-            ranks=[],
-            timeout_s=self._timeout_s,
-        )
+        return late(f"no answer from {self._name}", self._timeout_s, ": its process is stopped")
 
     def _gone(self, why: str) -> HandleError:
         return HandleError(f"the process that answered for {self._name} is gone ({why})")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.memory.numbers import from_dlpack, number_of
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class FieldLayout:
     @cached_property
     def is_plain(self) -> bool:
         """Whether its elements are numbers, which NumPy copies fastest as they are."""
-        return self.dtype.kind in "biufc"
+        return self.dtype.kind in "biufc" or number_of(self.dtype) is not None
 
     @cached_property
     def carrier(self) -> np.dtype[Any]:
@@ -225,7 +226,7 @@ def as_numpy(field: Any, name: str) -> np.ndarray[Any, Any]:
     if isinstance(field, list | tuple | int | float | str | bytes) or field is None:
         raise TypeError(f"{name} is not an array but of type {type(field).__name__}")
     try:
-        array = np.from_dlpack(field)
+        array = from_dlpack(field)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
         raise TypeError(f"{name} is not an array that NumPy can read: {error}") from error
     if not array.flags.writeable and hasattr(field, "__array__"):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpishare.coordination.mpi_agreement import UNSEEN_DEATH, never_free
+from mpishare.coordination.mpi_agreement import never_free
 from mpishare.coordination.poll import poll
 from mpishare.coordination.waits import WaitMonitor
-from mpishare.errors import MpiShareError, PeerTimeout
+from mpishare.errors import MpiShareError, late_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,13 +142,8 @@ class MpiMessages:
         here = self._ranks_here(pending)
         if len(here) == len(pending):
             return agreement.timed_out(self._call, here, timeout_s)
-        error = PeerTimeout(
-            f"{self._call} failed: ranks {pending} of the plan's communicator did not arrive "
-            f"within {timeout_s:g} s (rank {self._comm.rank} of {self._comm.size}). The node "
-            f"cannot be used any more. {UNSEEN_DEATH}",
-            ranks=here,
-            timeout_s=timeout_s,
-        )
+        where = f"rank {self._comm.rank} of {self._comm.size}"
+        error = late_elsewhere(self._call, pending, here, timeout_s, where)
         return agreement.fail_and_tell(lambda: error, fatal=True, missing=error.ranks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
-from mpishare.coordination.dropped import Dropped
+from mpishare.coordination.objects import Dropped
 from mpishare.memory.shared import place
 
 if TYPE_CHECKING:

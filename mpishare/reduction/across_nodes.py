@@ -8,7 +8,8 @@ of the node gets the result through shared memory. All of it blocks the host, wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,49 +36,11 @@ MIN_SHARED_NBYTES = 64 << 10
 _HEADER_NBYTES = 8 * SLOT_WORDS
 
 
-class Transfer(Protocol):
-    """Copies a field into packed memory and back, and folds packed memory. Host-blocking."""
+class Transfer(ABC):
+    """Copies a field into packed memory and back, and folds packed memory. Host-blocking.
 
-    nbytes: int
-
-    def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:
-        """Return the packed result that the leader writes and the ranks of its node read.
-
-        Collective. None where it lies in the node's host memory.
-        """
-        ...
-
-    def empty(self, count: int) -> Any:
-        """Return packed memory of this rank for so many elements."""
-        ...
-
-    def buffer(self, array: Any) -> Any:
-        """Return packed memory in a form for MPI."""
-        ...
-
-    def fetch(self, field: Any, stream: Any, packed: Any) -> None:
-        """Copy the elements of the field, once the stream has written them."""
-        ...
-
-    def store(self, packed: Any, field: Any, stream: Any) -> None:
-        """Copy the elements back; `packed` may be overwritten afterwards."""
-        ...
-
-    def fold(self, operands: Sequence[Any], out: Any) -> None:
-        """Combine packed elements in the order of the operands."""
-        ...
-
-    def release(self) -> None:
-        """Unmap the leader's memory."""
-        ...
-
-    def close(self, *, is_over: bool) -> None:
-        """Free the memory, unless a message is under way, once all ranks have released."""
-        ...
-
-
-class ThroughHost:
-    """The base of transfers through host memory."""
+    The packed memory is the host's, unless a subclass has another.
+    """
 
     nbytes = 0
 
@@ -86,34 +49,42 @@ class ThroughHost:
         self._quietly = quiet_runner()
 
     def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:  # noqa: ARG002
+        """Return the packed result that the leader writes and the ranks of its node read.
+
+        Collective. None where it lies in the node's host memory.
+        """
         return None
 
-    def empty(self, count: int) -> Array:
+    def empty(self, count: int) -> Any:
+        """Return packed memory of this rank for so many elements."""
         return np.empty(count, self._operation.dtype)
 
-    def buffer(self, array: Array) -> Array:
+    def buffer(self, array: Any) -> Any:
+        """Return packed memory in a form for MPI."""
         return array.view(np.uint8)
 
-    def fold(self, operands: Sequence[Array], out: Array) -> None:
-        """Combine the operands without floating-point warnings."""
-        self._quietly(fold_into, self._operation.ufunc, operands, out)
+    @abstractmethod
+    def fetch(self, field: Any, stream: Any, packed: Any) -> None:
+        """Copy the elements of the field, once the stream has written them."""
+
+    @abstractmethod
+    def store(self, packed: Any, field: Any, stream: Any) -> None:
+        """Copy the elements back; `packed` may be overwritten afterwards."""
+
+    def fold(self, operands: Sequence[Any], out: Any) -> None:
+        """Combine packed elements in the order of the operands, without warnings."""
+        self._quietly(self._operation.fold, operands, out)
 
     def release(self) -> None:
-        """Nothing is mapped."""
+        """Unmap the leader's memory."""
+        return
 
-    def close(self, *, is_over: bool) -> None:
-        """The memory goes with its arrays."""
-
-
-def fold_into(ufunc: Any, operands: Sequence[Any], out: Any) -> None:
-    """Combine two arrays or more in their order. `out` may be the first of them."""
-    first, second, *rest = operands
-    ufunc(first, second, out=out)
-    for operand in rest:
-        ufunc(out, operand, out=out)
+    def close(self, *, is_over: bool) -> None:  # noqa: ARG002
+        """Free the memory, unless a message is under way, once all ranks have released."""
+        return
 
 
-class HostTransfer(ThroughHost):
+class HostTransfer(Transfer):
     """For fields in host memory."""
 
     def __init__(self, operation: Operation, order: Order) -> None:
@@ -226,34 +197,31 @@ class _Leaders:
         self, comm: PlanComm, name: str, result: Any, transfer: Transfer, call: str
     ) -> None:
         self._transfer = transfer
-        first_of_node = {node: rank for rank, node in reversed([*enumerate(comm.nodes)])}
-        leaders = sorted(first_of_node.values())
+        leaders = sorted(comm.nodes.index(node) for node in {*comm.nodes})
         place, count = leaders.index(comm.rank), len(leaders)
         others = [at for at in range(count) if at != place]
-        tag = 2 * (call == "dot")
-        self.mine = transfer.empty(result.size)
         is_shared = result.nbytes >= max(MIN_SHARED_NBYTES, count * result.itemsize)
-        whole = [slice(0, result.size)] * count
-        parts = [_share(result.size, at, count) for at in range(count)] if is_shared else whole
-        arrived = [
-            self.mine[parts[place]] if at == place else transfer.empty(result[parts[place]].size)
-            for at in range(count)
-        ]
-        self._operands: Sequence[Any] = arrived
+        all_of_it = slice(0, result.size)
+        parts = [_share(result.size, at, count) if is_shared else all_of_it for at in range(count)]
+        self.mine = transfer.empty(result.size)
         self._folded = result[parts[place]]
+        arrived = {at: transfer.empty(self._folded.size) for at in others}
+        self._operands: Sequence[Any] = [
+            arrived.get(at, self.mine[parts[place]]) for at in range(count)
+        ]
+        scattered = [self.mine[parts[at]] for at in others]
 
         def messages(outgoing: Sequence[Any], incoming: Sequence[Any], tag: int) -> MpiMessages:
             ends = [Message(leaders[at], tag, ()) for at in others]
             given, got = ([*map(transfer.buffer, arrays)] for arrays in (outgoing, incoming))
             return MpiMessages(comm, name, ends, ends, given, got, call)
 
-        self._steps = [
-            messages([self.mine[parts[at]] for at in others], [arrived[at] for at in others], tag)
-        ]
+        tag = 2 * (call == "dot")
+        self._steps = [messages(scattered, [*arrived.values()], tag)]
         if is_shared:
             gathered = [result[parts[at]] for at in others]
             self._steps.append(messages([self._folded] * len(others), gathered, tag + 1))
-        self.nbytes = self.mine.nbytes + sum(arrived[at].nbytes for at in others)
+        self.nbytes = self.mine.nbytes + sum(each.nbytes for each in arrived.values())
 
     def reduce(self) -> None:
         """Combine `mine` of all leaders in the shared result. Host-blocking."""

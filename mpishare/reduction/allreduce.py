@@ -48,11 +48,14 @@ class Allreduce(BasePlan):
     like : array or Layout
         What is reduced: a NumPy array, or a CuPy array or a PyTorch tensor on this rank's GPU, or
         a `Layout` that stands for one. Shape and dtype are the same on all ranks; strides may
-        differ. float16 to float64, complex64 and complex128, integers, and bool. It is not kept.
+        differ. float16 to float64, complex64 and complex128, integers, and bool; bfloat16 where
+        ml_dtypes is installed. It is not kept.
     op : str
-        ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``. NaN is larger and smaller than everything, as
-        in `numpy.maximum`; integers wrap. Complex numbers have no max and min. bool has only those:
-        whether any element is true, or all are.
+        ``"sum"``, ``"max"``, ``"min"``, ``"prod"``, ``"maxloc"`` or ``"minloc"``. NaN is larger and
+        smaller than everything, as in `numpy.maximum`; integers wrap. Complex numbers have no max
+        and min. bool has only those: whether any element is true, or all are. maxloc and minloc
+        take complex numbers, ``value + 1j * index``: of equal values, and of several NaNs, the one
+        with the lowest index.
     node : Node, optional
         A node with all ranks of `comm` that are on this machine. Default: one that is kept on
         `comm` while there are plans on it.

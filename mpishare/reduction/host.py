@@ -6,7 +6,6 @@ field. Large fields go by `LargeReduce`.
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from mpishare.backends.streams import handle_of
 from mpishare.errors import MismatchError, MpiShareError
 from mpishare.plans.engine import HostPlanEngine
 from mpishare.plans.layout import FieldLayout, as_numpy
-from mpishare.reduction.across_nodes import fold_into
 from mpishare.reduction.large import LargeReduce, capacities
 from mpishare.reduction.local_dot import LocalDot
 from mpishare.reduction.order import is_packed, packing_order
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from mpishare.reduction.operation import Operation
 
     Array = np.ndarray[Any, Any]
-
-_SUMS_OF_PAIRS = {"sum complex64": "sum float32", "sum complex128": "sum float64"}
 
 
 class HostReduce(HostPlanEngine):
@@ -55,15 +51,14 @@ class HostReduce(HostPlanEngine):
         small, large = capacities(nranks, count, layout.dtype.itemsize)
         self._slots = slots = Slots(setup.comm, setup.name, layout.dtype, small, large)
         self.staging_nbytes = slots.nbytes
-        self._fold = partial(fold_into, operation.ufunc)
+        self._fold = operation.fold
         self._large = LargeReduce(setup.context, self._name, slots, self._fold)
         self._order = order = packing_order(setup)
         self._has_others = nranks > 1
         self._is_needed = nranks > 1 and count > 0
-        name = f"{operation.name} {layout.dtype}"
-        name = _SUMS_OF_PAIRS.get(name, name)
+        key = operation.key
         # For each of `CALLS`.
-        self._compiled = [None if large else slots.compiled(name, count), slots.compiled(name, 1)]
+        self._compiled = [None if large else slots.compiled(key, count), slots.compiled(key, 1)]
         self._reduce_packed = self._reduce_large if large else self._reduce_small
         if self._compiled[REDUCE] is not None:
             self._reduce_packed = self._reduce_compiled

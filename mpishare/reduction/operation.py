@@ -1,14 +1,56 @@
-"""The reduction operations and their dtypes."""
+"""The reduction operations, and the elements that each of them takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-_UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-_DTYPES = frozenset(np.dtype(code) for code in "?bhilqBHILQefdFD")
+from mpishare.memory.numbers import NUMBERS, Number, number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Combine = Callable[..., Any]
+
+
+class _Row(NamedTuple):
+    combine: Combine  # as a ufunc of two arrays: `out` may be the first
+    kinds: str  # of the numbers that it takes
+
+
+def _locate(is_beyond: np.ufunc) -> Combine:
+    """Combine complex numbers ``value + 1j * index`` by their values.
+
+    Of equal values the lowest index wins, and so it does of several NaNs.
+    """
+
+    def combine(first: Any, second: Any, out: Any) -> None:
+        old, new = first.real, second.real
+        was_nan, is_nan = np.isnan(old), np.isnan(new)
+        is_tie = (old == new) | (was_nan & is_nan)
+        wins = is_beyond(new, old) | (is_nan & ~was_nan) | (is_tie & (second.imag < first.imag))
+        out[...] = np.where(wins, second, first)
+
+    return combine
+
+
+_OPERATIONS = {
+    "sum": _Row(np.add, "iufc"),
+    "max": _Row(np.maximum, "biuf"),
+    "min": _Row(np.minimum, "biuf"),
+    "prod": _Row(np.multiply, "iufc"),
+    "maxloc": _Row(_locate(np.greater), "c"),
+    "minloc": _Row(_locate(np.less), "c"),
+}
+_NO_INDEX = "{} takes complex numbers: the values, and 1j times their indices, x + 1j * comm.rank"
+_REFUSED = {
+    "c": "complex numbers have no {}: reduce their absolute values, or the real and the imaginary "
+    "parts as floats, x.view(float)",
+    "b": "bool elements have no {}: take 'max' for whether any is true, 'min' for whether all are, "
+    "or count them as integers, x.astype(int)",
+}
 
 
 @dataclass(frozen=True)
@@ -17,35 +59,51 @@ class Operation:
 
     The result of ranks 0, 1, 2 is ``(x0 op x1) op x2``, for all sizes and backends. `max` and `min`
     propagate NaN as `numpy.maximum` does; integers wrap.
+
+    C knows it as `key`, kernels as `kernel_options`: ``NUMBER`` is a type of numbers.cuh, and
+    ``OPERATION`` one of `combine` in elements.cuh.
     """
 
     name: str
     dtype: np.dtype[Any]
 
     def __post_init__(self) -> None:
-        names = ", ".join(map(repr, _UFUNCS))
+        names = ", ".join(map(repr, _OPERATIONS))
         if not isinstance(self.name, str):
             raise TypeError(f"op must be one of {names}, not {self.name!r}")
-        if self.name not in _UFUNCS:
+        if self.name not in _OPERATIONS:
             raise ValueError(f"op must be one of {names}, not {self.name!r}")
-        dtype = self.dtype
-        if dtype not in _DTYPES or not dtype.isnative:
+        number = number_of(self.dtype)
+        if number is None:
             raise TypeError(
-                f"elements of dtype {dtype} cannot be reduced: float16 to float64, complex64 and "
-                "complex128, integers and bool can, in the byte order of the machine"
+                f"elements of dtype {self.dtype} cannot be reduced: float16 to float64, complex64 "
+                "and complex128, integers and bool can, in the byte order of the machine, and "
+                "bfloat16 where ml_dtypes is installed"
             )
-        if dtype.kind == "c" and self.name in ("max", "min"):
-            raise TypeError(
-                f"complex numbers have no {self.name}: reduce their absolute values, or the real "
-                "and the imaginary parts as floats, x.view(float)"
-            )
-        if dtype.kind == "b" and self.name in ("sum", "prod"):
-            raise TypeError(
-                f"bool elements have no {self.name}: take 'max' for whether any is true, 'min' for "
-                "whether all are, or count them as integers, x.astype(int)"
-            )
+        kinds = _OPERATIONS[self.name].kinds
+        if number.kind not in kinds:
+            reason = _NO_INDEX if kinds == "c" else _REFUSED[number.kind]
+            raise TypeError(reason.format(self.name))
 
     @property
-    def ufunc(self) -> np.ufunc:
-        """The operation on NumPy arrays: ``ufunc(first, second, out=result)``."""
-        return _UFUNCS[self.name]
+    def number(self) -> Number:
+        return NUMBERS[self.dtype.name]
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.number.name}"
+
+    @property
+    def kernel_options(self) -> tuple[str, str]:
+        number = self.number
+        if number.kind == "i" and self.name in ("sum", "prod"):  # wrap as those of unsigned ones
+            number = NUMBERS[number.added_as]
+        return f"-DNUMBER={number.kernel}", f"-DOPERATION={self.name.upper()}"
+
+    def fold(self, operands: Sequence[Any], out: Any) -> None:
+        """Combine two NumPy arrays or more in their order. `out` may be the first of them."""
+        combine = _OPERATIONS[self.name].combine
+        first, second, *rest = operands
+        combine(first, second, out=out)
+        for operand in rest:
+            combine(out, operand, out=out)

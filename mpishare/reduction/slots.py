@@ -84,14 +84,14 @@ class Slots:
                 self.wait(value)
         self._memory_barrier()
 
-    def compiled(self, operation: str, count: int) -> Any:
-        """Return the compiled `reduce` of the small slots for ``"sum float64"``, or None."""
+    def compiled(self, key: str, count: int) -> Any:
+        """Return the compiled `reduce` of the small slots by an operation's key, or None."""
         context = self._comm.context
         module = context.compiled
-        if module is None or not module.can_reduce(operation):
+        if module is None or not module.can_reduce(key):
             return None
         return module.Reduce(
-            operation,
+            key,
             np.ndarray,
             self._dtype,
             count,

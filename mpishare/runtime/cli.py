@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
+from mpishare.coordination.poll import MAX_DURATION_S, is_duration
 from mpishare.errors import format_nbytes
 from mpishare.runtime.mpi_start import limited_start
-from mpishare.runtime.preflight import MAX_DURATION_S, is_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

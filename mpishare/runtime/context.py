@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import operator
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.suballocator import Suballocator
-from mpishare.coordination.children import Children, NodeObject, NotPicklable
 from mpishare.coordination.counters import SLOT_WORDS, Counters
-from mpishare.coordination.dropped import Dropped
+from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
 from mpishare.coordination.rounds import Fence
-from mpishare.memory.allocation import map_on_all_ranks
+from mpishare.memory.allocation import keeping, map_on_all_ranks
 from mpishare.memory.descriptors import Descriptors
 from mpishare.memory.handle import Handle, boot_id
 from mpishare.memory.kinds import Kind
@@ -21,12 +21,13 @@ from mpishare.memory.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.backends import Backend, Memory
+    from mpishare.backends import Backend
     from mpishare.coordination.agreement import Agreement
     from mpishare.coordination.counters import CounterPool
     from mpishare.coordination.watchdog import Watchdog
     from mpishare.errors import MpiShareError
     from mpishare.memory.allocation import Steps
+    from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
 
 __all__ = ["Location", "NodeContext", "NodeObject", "NotPicklable"]
@@ -271,15 +272,17 @@ class NodeContext:
         """
         memory = map_on_all_ranks(step, nbytes, is_maker=is_maker)
         memory.close_file()
-        addresses: list[int] = []
-        try:
-            step(lambda: addresses.append(self.backend.register(memory)))
-        except BaseException:
-            if addresses:
-                self.backend.unregister(memory)
-            memory.close()
-            raise
-        return memory, addresses[0]
+        with ExitStack() as undo:
+            undo.callback(memory.close)
+
+            def register() -> tuple[int, None]:
+                address = self.backend.register(memory)
+                undo.callback(self.backend.unregister, memory)
+                return address, None
+
+            address, _ = keeping(step, register)
+            undo.pop_all()
+        return memory, address
 
     def unmap_registered(self, memory: SharedMemory) -> None:
         self.backend.unregister(memory)

@@ -15,7 +15,8 @@ from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
 from mpishare.coordination.control_block import ControlBlock, State
-from mpishare.coordination.mpi_agreement import agree, allgather, describe_late
+from mpishare.coordination.mpi_agreement import agree, allgather
+from mpishare.coordination.poll import is_duration
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
@@ -24,14 +25,14 @@ from mpishare.coordination.rank_group import (
 from mpishare.coordination.shutdown import Shutdown
 from mpishare.coordination.uncaught import install
 from mpishare.coordination.watchdog import Watchdog
-from mpishare.errors import PeerTimeout, describe
+from mpishare.errors import PeerTimeout, describe, late_unknown
 from mpishare.memory.allocation import map_on_all_ranks
 from mpishare.memory.shared import remove_abandoned
 from mpishare.runtime import places
 from mpishare.runtime.context import NodeContext
 from mpishare.runtime.launch import check_singleton, one_gpu_note
 from mpishare.runtime.places import Place
-from mpishare.runtime.preflight import check_fork, choose_backend, is_duration, is_wsl2
+from mpishare.runtime.preflight import check_fork, choose_backend, is_wsl2
 from mpishare.runtime.probe import probe_cuda, probe_host
 from mpishare.runtime.report import Member, Report
 from mpishare.runtime.surroundings import Surroundings, Survey, warn_of_equal_pids
@@ -100,7 +101,9 @@ def _create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: An
         replies = agree(all_comm, CALL, build, deadline_s)
     except PeerTimeout:
         raise
-    except Exception:
+    except Exception as error:
+        if not is_agreed(error):  # the others still wait for this rank
+            raise
         for parts in made:  # this node was made, another was not
             destroy_node(parts.context, parts.shutdown)
         node_comm.Free()
@@ -148,7 +151,8 @@ def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:
 @contextlib.contextmanager
 def _making_communicator(deadline_s: float) -> Iterator[None]:
     """Watch a collective of MPI that blocks, and that a rank may die in."""
-    with making_communicators(CALL), abort_when_late(describe_late(CALL, deadline_s), deadline_s):
+    late = str(late_unknown(CALL, deadline_s))
+    with making_communicators(CALL), abort_when_late(late, deadline_s):
         yield
 
 

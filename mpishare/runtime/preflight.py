@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.agreement import require_same
 from mpishare.coordination.mpi_agreement import allgather, raise_together
+from mpishare.coordination.poll import require_duration
 from mpishare.errors import UnsupportedError, describe
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpishare")
 
 BACKENDS = ("auto", "cuda", "host")
-# 31 years. Sockets and threads can wait for ten times that, and raise where it is more.
-MAX_DURATION_S = 1e9
 VARIABLES = ("MPISHARE_BACKEND", "MPISHARE_HOST_CODE", "MPISHARE_ROUTE")
 
 
@@ -75,16 +74,8 @@ def _check_arguments(backend: Any, timeout_s: Any) -> dict[str, Any]:
     if wanted not in BACKENDS:
         name = "the environment variable MPISHARE_BACKEND" if forced else "backend"
         raise ValueError(f"{name} must be one of {BACKENDS}, not {wanted!r}")
-    if not is_duration(timeout_s):
-        wanted = f"timeout_s must be a positive number of seconds, at most {MAX_DURATION_S:g}"
-        raise ValueError(f"{wanted}, not {timeout_s!r}")
+    require_duration("", timeout_s)
     return {"backend": wanted, "timeout_s": timeout_s}
-
-
-def is_duration(value: Any) -> bool:
-    """Whether a value is a positive number of seconds that clocks can count."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value <= MAX_DURATION_S
 
 
 def _why_no_gpu(wanted: str) -> str | None:

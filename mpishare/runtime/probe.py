@@ -17,7 +17,7 @@ from mpishare.errors import CudaError, HandleError
 from mpishare.runtime.report import Pair, route_of
 
 if TYPE_CHECKING:
-    from mpishare.backends import Memory
+    from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
 
 _CALL = "Node: probe"

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import math
 import operator
-import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.coordination.agreement import require_same
-from mpishare.errors import ClosedError, MpiShareError, UnsupportedError, format_nbytes
-from mpishare.memory.kinds import Kind
+from mpishare.errors import UnsupportedError, format_nbytes
+from mpishare.memory.numbers import number_of
 from mpishare.runtime import ranges
 from mpishare.windows.epochs import epoch_counters
 from mpishare.windows.names import check_name
 from mpishare.windows.publication import Publication
-from mpishare.windows.segment import EmptyMemory, Segment, WindowPart
+from mpishare.windows.segment import Segment, open_memory
+from mpishare.windows.undo import undoing
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpishare.backends import Exported, Memory
+    from mpishare.backends import Exported
     from mpishare.memory.handle import Handle
+    from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
+    from mpishare.windows.undo import Undo
 
     Shape = tuple[int, ...]
-
-# Type characters of the dtypes that CuPy has.
-_CUDA_DTYPES = "?bhilqBHILQefdFD"
 
 
 def allocate(
@@ -91,112 +93,90 @@ def make_window(
     others map it. `exported` is memory of another library that becomes this rank's segment. A
     window that `is_part` of another object is closed by that.
     """
-    memories: list[Memory | None] = [None] * context.size
-    opened: list[Handle | None] = [None] * context.size
-    published: list[str] = []
-    publication: Publication | None = None
-    agreement, backend, rank = context.agreement, context.backend, context.rank
-    mine = segments[rank]
+    step = partial(context.agreement.step_keeping, call)
+    sizes = [None if each is None else nbytes_of(each.shape, dtype) for each in segments]
+    with ranges.span(call), undoing(context, call) as undo, ExitStack() as published:
+        new = _New(context, call, segments[context.rank], sizes, dtype, exported, undo, published)
+        memory, _ = step(partial(new.create, write))
+        _, handles = step(partial(new.publish, memory))
+        # Viewers map this rank's own memory by its handle, too.
+        (opened, memories), _ = step(partial(new.open, handles, opens_mine=name is not None))
+        memories[context.rank] = memory
+        publication: Publication | None = None
+        if name is not None:
+            publication = Publication(context, call, name, segments, opened, dtype)
+            undo.local.callback(publication.discard)
+        counters = context.take_counters(call, epoch_counters(context.size))
+    number = context.next_number("window")
+    return Window(
+        context,
+        number,
+        counters,
+        memories,
+        segments,
+        dtype,
+        owner,
+        publication=publication,
+        is_part=is_part,
+    )
 
-    def create() -> None:
-        if exported is not None:
-            memories[rank] = exported.memory
-            context.drain(call)  # the work on any stream is in the array now
-        elif mine is not None:
-            nbytes = nbytes_of(mine.shape, dtype)
-            memories[rank] = memory = backend.allocate(nbytes)
-            if write is not None and nbytes:
-                write(memory.array(mine.shape, dtype, mine.strides))
-                context.synchronize(None, call)
 
-    def publish() -> str:
-        memory = memories[rank]
-        if mine is None or memory is None:
-            return ""
-        if exported is not None:
+@dataclass(frozen=True)
+class _New:
+    """The steps of this rank that make a window; `sizes` are those of all segments, in bytes."""
+
+    context: NodeContext
+    call: str
+    segment: Segment | None  # of this rank
+    sizes: Sequence[int | None]
+    dtype: np.dtype[Any]
+    exported: Exported | None
+    undo: Undo
+    published: ExitStack
+
+    def create(self, write: Callable[[Any], None] | None) -> tuple[Memory | None, None]:
+        """Return the memory of this rank's segment, with its values."""
+        context, segment, nbytes = self.context, self.segment, self.sizes[self.context.rank]
+        if self.exported is not None:
+            self.undo.made.callback(self.exported.memory.close)
+            context.drain(self.call)  # the work on any stream is in the array now
+            return self.exported.memory, None
+        if segment is None or nbytes is None:
+            return None, None
+        memory = context.backend.allocate(nbytes)
+        self.undo.made.callback(memory.close)
+        if write is not None and nbytes:
+            write(memory.array(segment.shape, self.dtype, segment.strides))
+            context.synchronize(None, self.call)
+        return memory, None
+
+    def publish(self, memory: Memory | None) -> tuple[None, str]:
+        """Return the handle of this rank's segment; empty without one."""
+        context, nbytes = self.context, self.sizes[self.context.rank]
+        if memory is None or nbytes is None:
+            return None, ""
+        if (exported := self.exported) is not None:
             place = exported.offset, memory.nbytes, exported.capacity
-            return context.handle(exported.token, *place, exported.kind)
-        published.append(backend.publish(memory))
-        return context.handle(published[0], 0, nbytes_of(mine.shape, dtype), memory.nbytes)
+            return None, context.handle(exported.token, *place, exported.kind)
+        token = context.backend.publish(memory)
+        self.published.callback(context.backend.retract, token)
+        return None, context.handle(token, 0, nbytes, memory.nbytes)
 
-    def open_others() -> None:
-        for other, segment in enumerate(segments):
-            if segment is not None and (other != rank or name is not None):
-                nbytes = nbytes_of(segment.shape, dtype)
-                opened[other] = handle = context.open_handle(handles[other], other, nbytes)
-                if other != rank:
-                    memories[other] = open_memory(context, handle, other)
-
-    with ranges.span(call):
-        try:
-            agreement.step(call, create)
-            handles = agreement.step(call, publish)
-            agreement.step(call, open_others)
-            if name is not None:
-                publication = Publication(context, call, name, segments, opened, dtype)
-            counters = context.take_counters(call, epoch_counters(context.size))
-        except BaseException as error:
-            _clear_frames(error)
-            if publication is not None:
-                publication.discard()
-            _undo(context, call, memories)
-            raise
-        finally:
-            for token in published:
-                backend.retract(token)
-        number = context.next_number("window")
-        return Window(
-            context,
-            number,
-            counters,
-            memories,
-            segments,
-            dtype,
-            owner,
-            publication=publication,
-            is_part=is_part,
-        )
-
-
-def open_memory(context: NodeContext, handle: Handle, rank: int) -> Memory:
-    """Map memory of another rank, as its kind demands."""
-    if handle.kind == Kind.ALLOCATION:
-        return context.backend.open(handle.token, handle.capacity, handle.uuid)
-    if handle.kind == Kind.EMPTY:
-        return EmptyMemory(context.backend.xp)
-    if handle.kind == Kind.WINDOW:
-        window, segment = map(int, handle.token.split(":"))
-        whole = context.segment_memory(window, segment)
-        if whole is None:
-            raise ClosedError(f"window {window}, which holds the array of rank {rank}, is closed")
-        return WindowPart(whole, handle.offset, handle.nbytes)
-    return context.in_place.open(handle, rank)
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Release the arrays in the frames of an error: their memory is about to be freed."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
-def _undo(context: NodeContext, call: str, memories: list[Memory | None]) -> None:
-    """Free the memory of a failed call: importers first, as in `close`."""
-
-    def release() -> None:
-        for rank, memory in enumerate(memories):
-            if rank != context.rank and memory is not None:
-                memory.close()
-
-    try:
-        context.agreement.step(call, release)
-    except MpiShareError:
-        # The node itself is broken: others may still map this memory, so it stays until the end of
-        # the process. The first error explains more than this one.
-        return
-    mine = memories[context.rank]
-    if mine is not None:
-        mine.close()
+    def open(
+        self, handles: Sequence[str], *, opens_mine: bool
+    ) -> tuple[tuple[list[Handle | None], list[Memory | None]], None]:
+        """Return the handles by rank, and the other ranks' memory, mapped."""
+        context = self.context
+        opened: list[Handle | None] = [None] * context.size
+        memories: list[Memory | None] = [None] * context.size
+        for rank, nbytes in enumerate(self.sizes):
+            is_mine = rank == context.rank
+            if nbytes is not None and (opens_mine or not is_mine):
+                opened[rank] = handle = context.open_handle(handles[rank], rank, nbytes)
+                if not is_mine:
+                    memories[rank] = memory = open_memory(context, handle, rank)
+                    self.undo.opened.callback(memory.close)
+        return (opened, memories), None
 
 
 def check_layout(
@@ -218,8 +198,8 @@ def check_layout(
         raise TypeError(
             f"{call} failed: dtype {found} holds Python objects, which cannot be shared"
         )
-    is_native = found.char in _CUDA_DTYPES and found.isnative
-    if context.backend.name == "cuda" and not is_native:
+    is_cupys = found.isbuiltin == 1 and number_of(found) is not None
+    if context.backend.name == "cuda" and not is_cupys:
         raise UnsupportedError(
             f"{call} failed: CuPy has no dtype {found}. Share its bytes: dtype='u1'."
         )

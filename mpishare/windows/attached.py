@@ -8,8 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.poll import poll
-from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError
+from mpishare.coordination.poll import poll, require_duration
+from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.windows.description import MAX_FDS, VERSION, Description
 from mpishare.windows.live import map_files, map_on_gpu, open_gpu
 from mpishare.windows.names import check_name, find, job_text
@@ -100,11 +100,9 @@ class Attached:
         self._thread: threading.Thread | None = None
         self._reader: CudaReader | HostReader | None = None
         is_on_gpu = window.backend == "cuda"
-        backend = self._open_memory(fds[0], window.size) if is_on_gpu else None
+        backend = self._open_memory(fds[0], window) if is_on_gpu else None
         if self._reader is None:
-            self._reader = HostReader(
-                fds[0], self._segments, window.size, self.dtype, is_on_gpu=is_on_gpu
-            )
+            self._reader = HostReader(fds[0], window)
         if self._why_not_here:
             visit.ask({"wants_host_copies": True})
         if backend is not None:
@@ -232,7 +230,7 @@ class Attached:
 
     # --- making
 
-    def _open_memory(self, fd: int, size: int) -> CudaBackend | None:
+    def _open_memory(self, fd: int, window: Description) -> CudaBackend | None:
         """Map the segments on this process's GPU, all that can be; None where none can."""
         try:
             backend, hidden = open_gpu([segment.uuid for segment in self._segments])
@@ -241,7 +239,7 @@ class Attached:
             self._refusals = dict.fromkeys(self.ranks, self._why_not_here) | self._refusals
             return None
         self._visit.ask({"maps": True})
-        reader = CudaReader(fd, self._segments, size, self.dtype, backend)
+        reader = CudaReader(fd, window, backend)
         if self._refusals:  # shared in place: their snapshots alone can be mapped
             self._why_not_here = reader.map_hidden(hidden)
         else:
@@ -307,12 +305,8 @@ class Attached:
             if without
             else "they come faster than they can be copied, or ranks are more than two apart"
         )
-        return PeerTimeout(
-            f"no snapshot of {self.name!r} that is whole on all ranks within {wait_s:g} s. "
-            f"Newest ones: {taken}; {why}.",
-            ranks=without,
-            timeout_s=wait_s,
-        )
+        what = f"no snapshot of {self.name!r} that is whole on all ranks"
+        return late(what, wait_s, f". Newest ones: {taken}; {why}.", without)
 
     # --- release
 
@@ -372,8 +366,12 @@ def attach(
         If the job does not answer.
     UnsupportedError
         If it has too many visitors.
+    ValueError
+        If `name` or `timeout_s` cannot be one: a name has 1 to 40 letters, digits, '.', '_' or '-',
+        a timeout is positive and at most 1e9.
     """
     check_name("attach", name)
+    require_duration("attach failed: ", timeout_s)
     window, visit = find(name, None if job is None else job_text(job), timeout_s)
     with contextlib.ExitStack() as undo:
         undo.callback(visit.close)

@@ -16,6 +16,7 @@ from mpishare.coordination.poll import spin_until
 from mpishare.errors import ClosedError
 from mpishare.runtime.context import NodeObject
 from mpishare.windows.stream_chain import StreamChain
+from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -230,7 +231,6 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
     """Make an event. Collective; see `Node.event`."""
     call = "Node.event"
     agreement, backend = context.agreement, context.backend
-    size = context.size
 
     def check() -> list[Any]:
         own = context.rank_of(call, owner)
@@ -238,28 +238,27 @@ def make_event(context: NodeContext, owner: Any, waiters: Sequence[int] | None) 
 
     replies = context.begin(call, check)
     require_same(call, [{"owner": own, "waiters": ranks} for own, ranks in replies], agreement.rank)
-    events: list[Any] = []
     ranks: list[int]
     owner, ranks = replies[0]
-    is_owner = agreement.rank == owner
-    try:
+    with undoing(context, call) as undo:
 
-        def create() -> list[str]:
-            made, tokens = backend.events(_EVENTS) if is_owner else ([], [])
-            events.extend(made)
-            return tokens
+        def create() -> tuple[list[Any], list[str]]:
+            if agreement.rank != owner:
+                return [], []
+            events, tokens = backend.events(_EVENTS)
+            undo.made.callback(backend.close_events, events)
+            return events, tokens
 
-        tokens = agreement.step(call, create)[owner]
+        def open_them() -> tuple[list[Any], None]:
+            if agreement.rank not in ranks:
+                return made, None
+            events = backend.open_events(tokens[owner])
+            undo.opened.callback(backend.close_events, events)
+            return events, None
 
-        def open_them() -> None:
-            if agreement.rank in ranks:
-                events.extend(backend.open_events(tokens))
-
-        agreement.step(call, open_them)
-        counters = context.take_counters(call, SLOT_WORDS * size)
-    except BaseException:
-        backend.close_events(events)
-        raise
+        made, tokens = agreement.step_keeping(call, create)
+        events, _ = agreement.step_keeping(call, open_them)
+        counters = context.take_counters(call, SLOT_WORDS * context.size)
     event = Event(
         context, f"event {context.next_number('event')}", owner, tuple(ranks), counters, events
     )

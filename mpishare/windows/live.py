@@ -7,13 +7,14 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mpishare.errors import CudaError, UnsupportedError
+from mpishare.memory.memory import host_anchor, host_array
 from mpishare.windows.readers import map_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from mpishare.backends.cuda import CudaBackend
     from mpishare.backends.cuda_memory import CudaMemory
@@ -36,8 +37,9 @@ def map_files(
         finally:
             if again != fd:
                 os.close(again)
-        whole = np.frombuffer(mapping, dtype=np.uint8)
-        arrays[segment.rank] = np.ndarray(segment.shape, dtype, whole, strides=segment.strides)
+        arrays[segment.rank] = host_array(
+            host_anchor(mapping), segment.shape, dtype, segment.strides
+        )
     return arrays
 
 

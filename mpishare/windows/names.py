@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpishare.errors import HandleError, PeerTimeout
+from mpishare.errors import HandleError, PeerTimeout, late
 from mpishare.memory.visit import Visit
 
 if TYPE_CHECKING:
@@ -132,12 +132,13 @@ def find(name: str, job: str | None, timeout_s: float) -> tuple[Listed, Visit]:
             f"{call} failed: jobs {jobs} have a window of that name. Pass job= with one of them."
         )
     if full:
-        raise PeerTimeout(
-            f"{call} failed: {full[0]} took no connection within {timeout_s:g} s: its process is "
-            "stopped, or the window is another user's",
-            ranks=[],
-            timeout_s=timeout_s,
-        )
+        why = ": its process is stopped, or the window is another user's"
+        raise late(f"{call} failed: {full[0]} took no connection", timeout_s, why)
+    raise HandleError(_why_none(call, name, there, timeout_s))
+
+
+def _why_none(call: str, name: str, there: list[Listed], timeout_s: float) -> str:
+    """Return the text of an error where this user has no window of that name."""
     others = visit_mine(there, timeout_s, 0.0)[0]
     for visit in others.values():
         visit.close()
@@ -148,7 +149,7 @@ def find(name: str, job: str | None, timeout_s: float) -> tuple[Listed, Visit]:
         if owners
         else ""
     )
-    raise HandleError(
+    return (
         f"{call} failed: no process of this user has a window of that name on this machine, or it "
         "is in another network namespace (a container with a network of its own), where it cannot "
         f"be seen.{other} Windows that are there: {windows}."

@@ -284,8 +284,7 @@ class Pool(NodeObject):
 
     def _check(self, call: str) -> None:
         agreement = self._context.agreement
-        is_forked = agreement.failure is not None and not agreement.is_own_process
-        if is_forked or threading.get_ident() != agreement.thread:
+        if agreement.is_forked or threading.get_ident() != agreement.thread:
             agreement.check()
         if self._is_closed:
             raise ClosedError(f"{call} failed: the pool is closed")

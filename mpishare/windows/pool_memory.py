@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mpishare.errors import CudaError, MpiShareError, UnsupportedError
+from mpishare.errors import CudaError, UnsupportedError
+from mpishare.windows.undo import undoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,63 +16,59 @@ if TYPE_CHECKING:
     from mpishare.backends import OwnMemory, PeerMemory
     from mpishare.runtime.context import NodeContext
 
+T = TypeVar("T")
+
 
 def share_pool_memory(
     context: NodeContext, call: str, owner: int, nbytes: int
 ) -> tuple[OwnMemory | None, PeerMemory | None]:
     """Return the memory on its owner, and that of another rank. Collective."""
     backend, descriptors, is_owner = context.backend, context.descriptors, context.rank == owner
-    own: list[OwnMemory] = []
-    imported: list[PeerMemory] = []
-    fds: list[int] = []
-    lent: list[str] = []
-    tried: list[int] = []
     stream = backend.enter(None)[0]
+    with undoing(context, call) as undo, ExitStack() as lent:
 
-    def create() -> str:
-        if not is_owner:
-            return ""
-        own.append(backend.create_pool(nbytes))
-        fds.append(own[0].export())
-        lent.append(descriptors.lend(fds[0]))
-        return lent[0]
+        def create() -> tuple[OwnMemory | None, str]:
+            if not is_owner:
+                return None, ""
+            memory = backend.create_pool(nbytes)
+            undo.made.callback(memory.close)
+            fd = memory.export()
+            lent.callback(os.close, fd)
+            token = descriptors.lend(fd)
+            lent.callback(descriptors.take_back, token)
+            return memory, token
 
-    def import_it() -> str:
-        if is_owner:
-            tried.append(own[0].allocate(1, stream))
-            return own[0].publish(tried[0]).hex()
-        fds.append(descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s))
-        imported.append(backend.import_pool(fds[0]))
-        return ""
+        def import_it() -> tuple[tuple[PeerMemory | None, int], str]:
+            if own is not None:
+                address = own.allocate(1, stream)
+                return (None, address), own.publish(address).hex()
+            fd = descriptors.borrow(owner, tokens[owner], context.agreement.timeout_s)
+            lent.callback(os.close, fd)
+            memory = backend.import_pool(fd)
+            undo.opened.callback(memory.close)
+            return (memory, 0), ""
 
-    def try_it() -> None:
-        for memory in imported:
-            memory.let_go(memory.open(bytes.fromhex(trials[owner]), 1))
+        def try_it() -> tuple[None, None]:
+            if imported is not None:
+                imported.let_go(imported.open(bytes.fromhex(trials[owner]), 1))
+            return None, None
 
-    def free() -> None:
-        for memory in own:
-            memory.free([(address, 1, stream) for address in tried])
+        def free() -> tuple[None, None]:
+            if own is not None:
+                own.free([(tried, 1, stream)])
+            return None, None
 
-    def step(work: Callable[[], Any]) -> list[Any]:
-        return context.agreement.step(call, lambda: _supported(call, work))
+        def step(work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+            return context.agreement.step_keeping(call, partial(_supported, call, work))
 
-    try:
-        tokens = step(create)
-        trials = step(import_it)
+        own, tokens = step(create)
+        (imported, tried), trials = step(import_it)
         step(try_it)
         step(free)
-    except BaseException:
-        _undo(context, call, own, imported)
-        raise
-    finally:
-        for token in lent:
-            descriptors.take_back(token)
-        for fd in fds:
-            os.close(fd)
-    return (own[0], None) if is_owner else (None, imported[0])
+    return own, imported
 
 
-def _supported(call: str, work: Callable[[], Any]) -> Any:
+def _supported(call: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except CudaError as error:
@@ -80,20 +79,3 @@ def _supported(call: str, work: Callable[[], Any]) -> Any:
             f"{call} failed: memory pools cannot be shared here: {error} Use node.allocate_each, "
             "which shares memory in another way."
         ) from error
-
-
-def _undo(
-    context: NodeContext, call: str, own: list[OwnMemory], imported: list[PeerMemory]
-) -> None:
-    """Close the memory of a failed call: importers first, as in `close`."""
-
-    def release() -> None:
-        for memory in imported:
-            memory.close()
-
-    try:
-        context.agreement.step(call, release)
-    except MpiShareError:
-        return  # the node is broken: others may still map it, and the first error explains more
-    for memory in own:
-        memory.close()

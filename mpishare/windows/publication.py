@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -86,17 +87,17 @@ class Publication:
         self._number = 0  # of snapshots
         self._fds: list[int] = []
         self._memory: SharedMemory | None = None
-        self._page: Page | None = None
+        self._held = ExitStack()  # that memory, and what is made on it
         self._snapshots: HostSnapshots | CudaSnapshots | None = None
         self._address = ""
         self._is_ended = False
-        self._is_registered = False
         step = context.agreement.step
         self._memory = map_on_all_ranks(
             lambda work: step(call, work),
             layout.page_nbytes(context.size),
             is_maker=self._is_leader,
         )
+        self._held.callback(self._memory.close)
         try:
             replies = step(call, self._open)
             self.job = str(replies[0][0])
@@ -181,10 +182,10 @@ class Publication:
         if self._is_leader:
             os.ftruncate(memory.fd, nbytes)
         address = context.backend.register(memory)
-        self._is_registered = True
+        self._held.callback(context.backend.unregister, memory)
         mine = sizes[context.rank]
         if mine is not None:
-            self._page = Page(
+            page = Page(
                 memory,
                 address,
                 context.rank,
@@ -193,10 +194,11 @@ class Publication:
                 sum(filter(None, sizes)),
                 is_first=context.rank == self._window.segments[0].rank,
             )
+            self._held.callback(page.words.release)
             self._snapshots = (
-                CudaSnapshots(self._page, context.backend)
+                CudaSnapshots(page, context.backend)
                 if context.backend.has_streams
-                else HostSnapshots(self._page, context.memory_barrier)
+                else HostSnapshots(page, context.memory_barrier)
             )
         if not self._is_leader:
             return ["", False]
@@ -289,11 +291,5 @@ class Publication:
             self._snapshots = None
         while self._fds:
             os.close(self._fds.pop())
-        if self._page is not None:
-            self._page.words.release()
-            self._page = None
-        if self._memory is not None:
-            if self._is_registered:
-                self._context.backend.unregister(self._memory)
-            self._memory.close()
-            self._memory = None
+        self._memory = None
+        self._held.close()

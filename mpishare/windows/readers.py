@@ -7,18 +7,17 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mpishare.errors import CudaError, HandleError, format_nbytes
+from mpishare.memory.memory import host_anchor, host_array
 from mpishare.windows import page as layout
 from mpishare.windows.page import BEGIN, BUFFERS, DEVICE, END, HOST, MARK
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from mpishare.backends import Memory
     from mpishare.backends.cuda import CudaBackend
-    from mpishare.windows.description import Segment
+    from mpishare.memory.memory import Memory
+    from mpishare.windows.description import Description, Segment
 
 
 def map_part(fd: int, nbytes: int, offset: int, *, is_writable: bool) -> mmap.mmap:
@@ -40,21 +39,13 @@ class Reader(ABC):
     to read, `checked` the words with the number of a complete snapshot.
     """
 
-    def __init__(
-        self,
-        fd: int,
-        segments: Sequence[Segment],
-        size: int,
-        dtype: np.dtype[Any],
-        track: int,
-        checked: Sequence[int],
-    ) -> None:
-        page = map_part(fd, layout.page_nbytes(size), 0, is_writable=False)
+    def __init__(self, fd: int, window: Description, track: int, checked: Sequence[int]) -> None:
+        page = map_part(fd, layout.page_nbytes(window.size), 0, is_writable=False)
         self._page = memoryview(page).cast("Q")
-        self._segments = segments
-        self._dtype = dtype
+        self._segments = window.segments
+        self._dtype = window.dtype
         self._checked = checked
-        self._starts = [layout.slot(segment.rank) + track for segment in segments]
+        self._starts = [layout.slot(segment.rank) + track for segment in window.segments]
 
     def read(self, than: int) -> tuple[int, dict[int, Any]] | None:
         """Return the newest complete snapshot, its number and its arrays by rank.
@@ -90,30 +81,20 @@ class Reader(ABC):
 
 
 class HostReader(Reader):
-    """Reads the buffers in host memory; with `is_on_gpu`, copies of buffers on GPUs."""
+    """Reads the buffers in host memory; of a window on GPUs, copies of the buffers there."""
 
-    def __init__(
-        self,
-        fd: int,
-        segments: Sequence[Segment],
-        size: int,
-        dtype: np.dtype[Any],
-        *,
-        is_on_gpu: bool,
-    ) -> None:
-        super().__init__(
-            fd, segments, size, dtype, HOST, (BEGIN, END, MARK) if is_on_gpu else (BEGIN, END)
-        )
-        by_rank = {segment.rank: segment.nbytes for segment in segments}
-        offsets, _ = layout.block_offsets([by_rank.get(rank) for rank in range(size)])
+    def __init__(self, fd: int, window: Description) -> None:
+        marks = (MARK,) if window.backend == "cuda" else ()
+        super().__init__(fd, window, HOST, (BEGIN, END, *marks))
+        by_rank = {segment.rank: segment.nbytes for segment in window.segments}
+        offsets, _ = layout.block_offsets([by_rank.get(rank) for rank in range(window.size)])
         self._buffers: list[list[tuple[int, Any]]] = [[] for _ in range(BUFFERS)]
-        for segment in segments:
+        for segment in window.segments:
             step = layout.buffer_nbytes(segment.nbytes)
             mapping = map_part(fd, BUFFERS * step, offsets[segment.rank], is_writable=False)
-            whole = np.frombuffer(mapping, dtype=np.uint8)
+            whole = host_anchor(mapping)
             for place in range(BUFFERS):
-                buffer = whole[place * step :]
-                part = np.ndarray(segment.shape, dtype, buffer, strides=segment.strides)
+                part = host_array(whole, segment.shape, window.dtype, segment.strides, place * step)
                 self._buffers[place].append((segment.rank, part))
 
     def _copy(self, place: int) -> dict[int, Any]:
@@ -127,15 +108,8 @@ class HostReader(Reader):
 class CudaReader(Reader):
     """Reads the buffers on the GPUs of the ranks."""
 
-    def __init__(
-        self,
-        fd: int,
-        segments: Sequence[Segment],
-        size: int,
-        dtype: np.dtype[Any],
-        backend: CudaBackend,
-    ) -> None:
-        super().__init__(fd, segments, size, dtype, DEVICE, (BEGIN, END))
+    def __init__(self, fd: int, window: Description, backend: CudaBackend) -> None:
+        super().__init__(fd, window, DEVICE, (BEGIN, END))
         self._backend = backend
         self._memories: dict[int, Memory] = {}
         self._stream = backend.xp.cuda.Stream(non_blocking=True)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mpishare.errors import ClosedError
+from mpishare.memory.kinds import Kind
+from mpishare.memory.memory import Memory
+
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from mpishare.backends import Memory
+    from mpishare.memory.handle import Handle
+    from mpishare.runtime.context import NodeContext
 
 Shape = tuple[int, ...]
 
@@ -19,52 +24,63 @@ class Segment(NamedTuple):
     strides: Shape | None = None
 
 
-class WindowPart:
+class _Part(Memory):
+    """Memory that another object keeps, as do its arrays: closing it unmaps nothing."""
+
+    def __init__(self, address: int, nbytes: int, keeper: Any) -> None:
+        super().__init__(address, nbytes)
+        self._keeper = keeper
+
+    def _hold(self) -> Any:
+        return self._new_anchor()
+
+    def _new_anchor(self) -> Any:
+        if self._keeper is None:
+            raise ValueError("the memory is closed")
+        return self._keeper
+
+    def _release(self) -> None:
+        self._keeper = None
+
+
+class WindowPart(_Part):
     """A part of a segment that this rank has mapped already, and that it keeps mapped."""
 
-    is_given = False
-    is_held = False  # its arrays keep the segment mapped
-
     def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.address = whole.address + offset
+        super().__init__(whole.address + offset, nbytes, whole.array((whole.nbytes,), "u1"))
         self._offset = offset
-        self._whole: Memory | None = whole
-        self._hold = whole.array((whole.nbytes,), "u1")
+        self._whole = whole
 
-    def array(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any,
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
+    def _array(
+        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
     ) -> Any:
-        if self._whole is None:
-            raise ValueError("the memory is closed")
+        del anchor  # holds the segment's, on which this array is made
         return self._whole.array(shape, dtype, strides, self._offset + offset)
 
-    def close(self) -> bool:
-        self._whole = self._hold = None
-        return True
 
-
-class EmptyMemory:
-    is_given = False
-    is_held = False
-    nbytes = 0
-    address = 0
+class EmptyMemory(_Part):
+    """The memory of an array without elements, for which nothing is mapped."""
 
     def __init__(self, xp: ModuleType) -> None:
-        self._xp = xp
+        super().__init__(0, 0, xp)
 
-    def array(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any,
-        strides: tuple[int, ...] | None = None,  # noqa: ARG002  of no elements
-        offset: int = 0,  # noqa: ARG002  of no bytes
+    def _array(
+        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
     ) -> Any:
-        return self._xp.empty(shape, dtype)
+        del strides, offset
+        return anchor.empty(shape, dtype)
 
-    def close(self) -> bool:
-        return True
+
+def open_memory(context: NodeContext, handle: Handle, rank: int) -> Memory:
+    """Map memory of another rank, as its kind demands."""
+    if handle.kind == Kind.ALLOCATION:
+        return context.backend.open(handle.token, handle.capacity, handle.uuid)
+    if handle.kind == Kind.EMPTY:
+        return EmptyMemory(context.backend.xp)
+    if handle.kind == Kind.WINDOW:
+        window, segment = map(int, handle.token.split(":"))
+        whole = context.segment_memory(window, segment)
+        if whole is None:
+            raise ClosedError(f"window {window}, which holds the array of rank {rank}, is closed")
+        return WindowPart(whole, handle.offset, handle.nbytes)
+    return context.in_place.open(handle, rank)

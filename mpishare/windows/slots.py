@@ -66,11 +66,6 @@ class Block:
         if context.backend.has_streams:
             self._signals = _StreamSignals(context, name, call, counters, self._places, mine)
 
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this is a fork's copy of a block: the slot is still its parent's."""
-        return self._agreement.failure is not None and not self._agreement.is_own_process
-
     def __getattr__(self, name: str) -> Any:
         """Refuse attributes of the slot: the block was mistaken for it."""
         if name.startswith("_"):
@@ -161,8 +156,8 @@ class Put(Block):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         was_open, self.is_open = self.is_open, False
-        if self._is_forked:
-            return
+        if self._agreement.is_forked:
+            return  # the slot is still its parent's
         number, signals = self._count + 1, self._signals
         if kind is not None:
             if signals is not None:
@@ -223,7 +218,7 @@ class Get(Block):
         if not self.is_open:
             return  # the channel was closed in its block
         self.is_open = False
-        if self._is_forked:
+        if self._agreement.is_forked:
             return
         number = self._count + 1
         if self._signals is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.errors import describe
+from mpishare.memory.memory import host_anchor, host_array
 from mpishare.memory.shared import reserve_part
 from mpishare.windows import page as layout
 from mpishare.windows.page import BEGIN, BUFFERS, DEVICE, END, HOST
@@ -17,7 +19,8 @@ from mpishare.windows.page import BEGIN, BUFFERS, DEVICE, END, HOST
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpishare.backends import Backend, Memory, Signals
+    from mpishare.backends import Backend, Signals
+    from mpishare.memory.memory import Memory
     from mpishare.memory.shared import SharedMemory
 
 # Bytes per second that a viewer can copy, and leave a core to others.
@@ -96,10 +99,10 @@ class HostSnapshots:
 
     def _make_buffers(self, array: Any) -> None:
         self._memory = self._page.reserve()
-        whole = np.frombuffer(self._memory.buffer, dtype=np.uint8)
+        whole = host_anchor(self._memory.buffer)
         step = self._page.step
         self._buffers = [
-            np.ndarray(array.shape, array.dtype, whole[place * step :], strides=array.strides)
+            host_array(whole, array.shape, array.dtype, array.strides, place * step)
             for place in range(BUFFERS)
         ]
 
@@ -177,9 +180,9 @@ class HostCopies:
         self._page = page
         self._backend = backend
         self._source = source
-        self._memory: SharedMemory | None = None
+        self._held = ExitStack()  # what `_prepare` has made, as far as it came
         self._target = 0
-        self._buffer: Memory | None = None
+        self._buffer = 0
         self._begin: list[Signals] = []
         self._end: list[Signals] = []
         self._stream: Any = None
@@ -197,13 +200,13 @@ class HostCopies:
         them than a viewer can read.
         """
         stride = self._page.words[layout.STRIDE] or 1
-        if not self._is_ready or self._buffer is None or number % stride:
+        if not self._is_ready or number % stride:
             return
         if self._page.is_first:
             self._pace(stride)
         page, backend, own = self._page, self._backend, self._stream
         place = number % BUFFERS
-        buffer, marks = self._buffer.address, self._source + BUFFERS * page.step
+        buffer, marks = self._buffer, self._source + BUFFERS * page.step
         backend.record(self._event, stream)
         backend.wait_event(self._event, own)
         if page.nbytes:
@@ -220,20 +223,7 @@ class HostCopies:
         """Unpin and unmap, once the stream is done. Waits for the thread."""
         self._thread.join()
         self._is_ready = False
-        if self._stream is not None:
-            self._backend.close_stream(self._stream)
-            self._stream = None
-        if self._event is not None:
-            self._backend.close_events([self._event])
-            self._event = None
-        if self._buffer is not None:
-            self._buffer.close()
-            self._buffer = None
-        if self._memory is not None:
-            if self._target:
-                self._backend.unregister(self._memory)
-            self._memory.close()
-            self._memory = None
+        self._held.close()
 
     def _pace(self, stride: int) -> None:
         """Adapt the interval of the copies to the rate at which viewers can read them."""
@@ -245,14 +235,18 @@ class HostCopies:
             self._page.words[layout.STRIDE] = stride // 2
 
     def _prepare(self) -> None:
-        page, backend = self._page, self._backend
+        page, backend, held = self._page, self._backend, self._held
         try:
             backend.make_current()
-            self._buffer = backend.allocate(page.step + 8)
-            self._memory = page.reserve()
-            self._target = backend.register(self._memory)
-            self._stream = int(backend.new_stream())
+            memory = page.reserve()
+            held.callback(memory.close)
+            self._target = backend.register(memory)
+            held.callback(backend.unregister, memory)
+            self._buffer = held.enter_context(closing(backend.allocate(page.step + 8))).address
             self._event = backend.local_event()
+            held.callback(backend.close_events, [self._event])
+            self._stream = int(backend.new_stream())
+            held.callback(backend.close_stream, self._stream)
             for place in range(BUFFERS):
                 begin, end = (page.address(HOST + place + part) for part in (BEGIN, END))
                 self._begin.append(backend.signals([("write", begin)]))

@@ -18,8 +18,8 @@ from mpishare.windows.epochs import Epochs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpishare.backends import Memory
     from mpishare.coordination.counters import Counters
+    from mpishare.memory.memory import Memory
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.publication import Publication
     from mpishare.windows.segment import Segment

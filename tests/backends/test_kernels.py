@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpishare.halo.cuda.records import RECORD_OPTIONS
+from mpishare.plans.gpu.sources import source
 from tests.helpers.launch import ROOT
 
 FOLDERS = ROOT / "mpishare", ROOT / "benchmarks"
@@ -30,11 +31,12 @@ def nvrtc() -> ctypes.CDLL:
     pytest.fail("no libnvrtc.so.13: install the dependency group nvrtc")
 
 
-def compile_cuda(source: str, architecture: str, *more: str) -> tuple[bytes, str]:
+def compile_cuda(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
     """The machine code, empty where it does not compile, and what the compiler said."""
     library, program = nvrtc(), ctypes.c_void_p()
-    text = source.encode()
-    made = library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None)
+    made = library.nvrtcCreateProgram(
+        ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None
+    )
     assert made == 0
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *more]
     options = [option.encode() for option in options]
@@ -54,24 +56,13 @@ def compile_cuda(source: str, architecture: str, *more: str) -> tuple[bytes, str
     return code, log.value.decode()
 
 
-def whole(path: Path) -> str:
-    """The source with what it includes from its own folder in place."""
-    text, included = path.read_text(), ""
-    headers = {f'#include "{each.name}"': each.read_text() for each in path.parent.glob("*.cuh")}
-    while text != included:  # headers include others
-        included = text
-        for line, header in headers.items():
-            text = text.replace(line, header)
-    return text
-
-
 def test_there_are_kernels():
     assert SOURCES
 
 
 # What includes work_items.cuh is compiled in both forms in which it is used.
 FORMS = [
-    (path, depth) for path in SOURCES for depth in ((1, 4) if "DEPTH" in whole(path) else (1,))
+    (path, depth) for path in SOURCES for depth in ((1, 4) if "DEPTH" in source(path) else (1,))
 ]
 
 
@@ -80,7 +71,7 @@ FORMS = [
     ("path", "depth"), FORMS, ids=[f"{path.name}-{depth}" for path, depth in FORMS]
 )
 def test_compiles(path, depth, architecture):
-    code, log = compile_cuda(whole(path), architecture, f"-DDEPTH={depth}", *RECORD_OPTIONS)
+    code, log = compile_cuda(source(path), architecture, f"-DDEPTH={depth}", *RECORD_OPTIONS)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""  # no warning either
 
@@ -92,7 +83,7 @@ def test_a_broken_source_does_not(architecture):
     assert "missing" in log
 
 
-WITH_RECORDS = [path for path in SOURCES if "Item_nbytes" in whole(path)]
+WITH_RECORDS = [path for path in SOURCES if "Item_nbytes" in source(path)]
 
 
 @pytest.mark.parametrize("path", WITH_RECORDS, ids=lambda path: path.name)
@@ -102,7 +93,7 @@ def test_a_record_of_another_layout_does_not_compile(path, option):
     name, _, value = RECORD_OPTIONS[option].partition("=")
     options = list(RECORD_OPTIONS)
     options[option] = f"{name}={int(value) + 8}"
-    code, log = compile_cuda(whole(path), "sm_90", *options)
+    code, log = compile_cuda(source(path), "sm_90", *options)
     record, field = name.removeprefix("-D").split("_", 1)
     assert code == b""
     assert (f"size of {record}" if field == "nbytes" else f"{record}.{field}") in log

@@ -69,7 +69,7 @@ def test_variants_of_a_library_move_every_word(ranks: int) -> None:
 
 
 IN_PLACE = """
-ways = cases.LIBRARIES["mpi"][1]
+ways = cases.BASELINES["mpi"].ways
 ways["mpi in place"] = cases.Way("CudaMpi", in_place=True)
 """
 

@@ -23,25 +23,24 @@ QUICK = ("--iters", "5", "--repeat", "2", "--warmup", "1")
 HOST = {"MPISHARE_BACKEND": "host"}
 SPINNING = "persistent waitany"  # runs only where every rank has a core
 
-# A fence that orders nothing, on ranks that are never at the same place.
-WITHOUT_FENCE = """
-import sys, time
-import mpishare
-from mpishare.bench.cli import main
 
+def altered(change: str, main: str = "mpishare.bench.cli") -> str:
+    """A program that runs the benchmark after a change."""
+    head = f"import sys, time\nimport mpishare\nfrom {main} import main\n"
+    return f"{head}{change}\nsys.exit(main(sys.argv[1:]))\n"
+
+
+# A fence that orders nothing, on ranks that are never at the same place.
+NO_FENCE = """
 def fence(self, stream=None):
-    time.sleep(0.002 * self._rank)
+    time.sleep(0.005 * self._rank)
 
 mpishare.Window.fence = fence
-sys.exit(main(sys.argv[1:]))
 """
+WITHOUT_FENCE = altered(NO_FENCE)
 
 # One rank keeps its own numbers.
-WITHOUT_A_SUM = """
-import sys
-import mpishare
-from mpishare.bench.cli import main
-
+WITHOUT_A_SUM = altered("""
 reduce = mpishare.Allreduce.reduce
 
 def reduce_but_on_one(self, x, stream=None):
@@ -50,26 +49,18 @@ def reduce_but_on_one(self, x, stream=None):
     x[...] = mine if self._setup.comm.rank else x
 
 mpishare.Allreduce.reduce = reduce_but_on_one
-sys.exit(main(sys.argv[1:]))
-"""
+""")
 
 # One rank has memory for 4 KiB, and none for 64 KiB.
-LITTLE_MEMORY = """
-import os, sys
+LITTLE_MEMORY = altered("""
 from mpi4py import MPI
 from mpishare.bench import session
-from mpishare.bench.cli import main
 
 available = session.available_nbytes
 session.available_nbytes = lambda: 1 << 20 if MPI.COMM_WORLD.rank == 1 else available()
-sys.exit(main(sys.argv[1:]))
-"""
+""")
 
-WITH_AN_ERROR = """
-import sys
-import mpishare
-from mpishare.bench.cli import main
-
+WITH_AN_ERROR = altered("""
 fence, calls = mpishare.Window.fence, []
 
 def failing(self, stream=None):
@@ -79,8 +70,7 @@ def failing(self, stream=None):
     fence(self, stream)
 
 mpishare.Window.fence = failing
-sys.exit(main(sys.argv[1:]))
-"""
+""")
 
 
 def bench(n: int, *words: str, timeout_s: float = 60.0) -> Result:

@@ -6,23 +6,11 @@ import sys
 import pytest
 
 from mpishare.bench.cases import default_cases
+from tests.bench.test_cli import WITHOUT_FENCE
 from tests.helpers.launch import run_ranks
 
 CUDA = {"MPISHARE_BACKEND": "cuda"}
 QUICK = ("--format", "json", "--iters", "10", "--repeat", "2", "--warmup", "1")
-
-# A fence that orders nothing, on ranks that are never at the same place.
-WITHOUT_FENCE = """
-import sys, time
-import mpishare
-from mpishare.bench.cli import main
-
-def fence(self, stream=None):
-    time.sleep(0.005 * self._rank)
-
-mpishare.Window.fence = fence
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.mark.gpu

@@ -124,16 +124,15 @@ def test_words_are_understood() -> None:
 
 
 def test_sizes_of_a_run() -> None:
-    assert Options().sizes("host")[-1] == 1 << 20
-    assert Options().sizes("cuda")[-1] == 64 << 20
-    assert Options(full=True).sizes("host") == Options(full=True).sizes("cuda")
-    assert Options(min_nbytes=24, max_nbytes=5000).sizes("host") == (24, 512, 4096, 5000)
-    assert Options(min_nbytes=1 << 30).sizes("host") == (1 << 30,)
-    assert Options(max_nbytes=8).sizes("cuda") == (8,)
+    assert Options().sizes("host", "halo1d")[-1] == 1 << 20
+    assert Options().sizes("cuda", "halo1d")[-1] == 64 << 20
+    assert Options(full=True).sizes("host", "halo1d") == Options(full=True).sizes("cuda", "halo1d")
+    assert Options(min_nbytes=24, max_nbytes=5000).sizes("host", "halo1d") == (24, 512, 4096, 5000)
+    assert Options(min_nbytes=1 << 30).sizes("host", "halo1d") == (1 << 30,)
+    assert Options(max_nbytes=8).sizes("cuda", "halo1d") == (8,)
 
 
 def test_sizes_of_a_case() -> None:
-    assert Options().sizes("host", "halo1d") == Options().sizes("host")
     assert Options().sizes("host", "halo3d") == (4 << 10, 64 << 10)
     # A block has the cube of a face: gigabytes run only where they are named.
     assert Options(full=True).sizes("cuda", "halo3d")[-1] == 1 << 20

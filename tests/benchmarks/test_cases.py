@@ -6,45 +6,33 @@ import sys
 import pytest
 
 from benchmarks import catalog
-from mpishare.bench.cases import CASES, NOTES, baselines
+from mpishare.bench.cases import BASELINES, CASES, baselines
 from mpishare.bench.cli import case_list
-from tests.bench.test_cli import HOST, QUICK, SPINNING, check_rows, is_all_ok
+from tests.bench.test_cli import HOST, NO_FENCE, QUICK, SPINNING, altered, check_rows, is_all_ok
 from tests.helpers.launch import Result, run_ranks
 
 BENCHMARKS = (sys.executable, "-m", "benchmarks")
 catalog.extend()
 
-# A fence that orders nothing, on ranks that are never at the same place.
-WITHOUT_FENCE = """
-import sys, time
-import mpishare
-from benchmarks.__main__ import main
-
-def fence(self, stream=None):
-    time.sleep(0.002 * self._rank)
-
-mpishare.Window.fence = fence
-sys.exit(main(sys.argv[1:]))
-"""
+WITHOUT_FENCE = altered(NO_FENCE, main="benchmarks.__main__")
 
 # One neighbor never gets its face.
-WITHOUT_A_FACE = """
-import sys
-from benchmarks.__main__ import main
+WITHOUT_A_FACE = altered(
+    """
 from benchmarks.ring import PairwiseRing
 
 def store(self):
     self.problem.node.xp.copyto(self.to_left[0], self.problem.fields[0][0])
 
 PairwiseRing.store = store
-sys.exit(main(sys.argv[1:]))
-"""
+""",
+    main="benchmarks.__main__",
+)
 
 
 # Consumers that do not wait for a frame, of a producer that is late.
-WITHOUT_A_WAIT = """
-import sys, time
-from benchmarks.__main__ import main
+WITHOUT_A_WAIT = altered(
+    """
 from mpishare.windows.slots import Get, Put
 
 enter = Put.__enter__
@@ -55,16 +43,14 @@ def enter_late(self):
 
 Get._find_sent = lambda self, number: None
 Put.__enter__ = enter_late
-sys.exit(main(sys.argv[1:]))
-"""
+""",
+    main="benchmarks.__main__",
+)
 
 
 # The ghosts of a solve never come.
-WITHOUT_GHOSTS = """
-import sys
-import mpishare
-from benchmarks.__main__ import main
-
+WITHOUT_GHOSTS = altered(
+    """
 class Deaf(mpishare.HaloExchange):
     def start(self, *fields, stream=None):
         pass
@@ -73,15 +59,13 @@ class Deaf(mpishare.HaloExchange):
         pass
 
 mpishare.HaloExchange = Deaf
-sys.exit(main(sys.argv[1:]))
-"""
+""",
+    main="benchmarks.__main__",
+)
 
 # One rank keeps its own product.
-WITHOUT_A_SUM = """
-import sys
-import mpishare
-from benchmarks.__main__ import main
-
+WITHOUT_A_SUM = altered(
+    """
 dot = mpishare.Allreduce.dot
 
 def dot_but_on_one(self, x, y, out, stream=None):
@@ -89,8 +73,9 @@ def dot_but_on_one(self, x, y, out, stream=None):
     out[...] = (x * y).sum() if self._setup.comm.rank else out
 
 mpishare.Allreduce.dot = dot_but_on_one
-sys.exit(main(sys.argv[1:]))
-"""
+""",
+    main="benchmarks.__main__",
+)
 
 
 def run(n: int, *words: str) -> Result:
@@ -226,4 +211,4 @@ def test_a_case_whose_names_do_not_tell_explains_them() -> None:
     assert " ".join(case.note.split()) in " ".join(case_list().split())
     names = ("new arrays", "kept, copied", "arrays in turn", "kept array")
     assert all(f"'{name}'" in case.note for name in names)
-    assert set(NOTES) <= set(baselines())
+    assert set(BASELINES) <= set(baselines())

@@ -173,7 +173,7 @@ def test_a_handler_of_a_signal_leaves_within_a_call(code):
     played.ended_well()
 
 
-def closed(stage: Stage) -> None:
+def closed(stage: Stage, calls: list[str]) -> None:
     """Rank 0 closes the plan, or the node, in the midst of a call that waits for rank 1."""
 
     def close_both() -> None:
@@ -183,7 +183,7 @@ def closed(stage: Stage) -> None:
 
     sched_yield = os.sched_yield
     signal.signal(signal.SIGUSR2, lambda *_: close_both())
-    for call in ("exchange", "accumulate"):
+    for call in calls:
         for what in ("plan", "node"):
             node = stage.node()
             u = np.zeros(66)
@@ -193,24 +193,65 @@ def closed(stage: Stage) -> None:
             node.barrier()
             things = {"plan": halo, "node": node}
             if stage.rank == 0:
+                if call == "wait":
+                    halo.start(u)
                 os.sched_yield = lambda: signal.raise_signal(signal.SIGUSR2)
-                stage.attempt(f"{call}, {what}", getattr(halo, call), u)
+                stage.attempt(f"{call}, {what}", getattr(halo, call), *[u] * (call != "wait"))
             else:
                 stage.world.recv(source=0)
+                if call == "wait":
+                    halo.start(u)
                 things[what].close()
+            if what == "plan":
+                stage.attempt(f"after {call}", node.barrier)
             stage.attempt("close", node.close)
     stage.second_node(stage.world)
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_handler_of_a_signal_closes_what_is_in_a_call(code):
-    played = play(2, closed, env={"MPISHARE_HOST_CODE": code}, shared=True)
-    for call in ("exchange", "accumulate"):
+    # C cannot be entered again, as a close would in a wait: there it still leaves the node.
+    calls = ["exchange", "accumulate", *(["wait"] if code == "python" else [])]
+    played = play(2, closed, calls, env={"MPISHARE_HOST_CODE": code})
+    for call in calls:
+        played.worked([0, 1], f"after {call}")  # all ranks have closed the plan: the node goes on
         for what in ("plan", "node"):
             told = played.raised(0, f"{call}, {what}", "ClosedError").text
             assert "a signal handler closed the" in told, played.describe()
     played.worked([0, 1], "second node")
     played.ended_well()
+
+
+def interrupted_start(stage: Stage, after: str) -> None:
+    """A handler raises on rank 1 while that waits for a message of rank 0, which is late."""
+    from mpishare.runtime import create
+
+    def interrupt(*_: object) -> None:
+        raise LookupError("the words of the handler")
+
+    def late(*arguments: object, **options: object) -> object:
+        value = work(*arguments, **options)
+        if stage.rank == 0:
+            time.sleep(3)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 1.0)
+        return value
+
+    signal.signal(signal.SIGALRM, interrupt)
+    owner = create if after == "_build" else create.ControlBlock
+    work = getattr(owner, after)
+    setattr(owner, after, late)
+    stage.attempt("call", stage.node)
+
+
+@pytest.mark.parametrize("after", ["nbytes_for", "_build"], ids=["node", "all nodes"])
+def test_a_handler_of_a_signal_raises_while_a_node_is_made(after):
+    """In a step of the ranks of the node, within a step of all ranks; and in the latter."""
+    played = play(2, interrupted_start, after)
+    assert played.raised(1, "call", "LookupError").text == "the words of the handler"
+    assert "aborts the job: Node was left by an exception: LookupError" in played.result.stderr
+    assert played.result.returncode != 0
+    assert played.result.seconds < 20
 
 
 def exits(stage: Stage, way: str) -> None:

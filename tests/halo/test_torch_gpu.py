@@ -82,3 +82,17 @@ def test_a_backward_pass_in_a_thread_of_its_own_is_refused(node, place):
             loss.backward()
         node.synchronize(torch.cuda.current_stream(place))
         assert given.grad.sum() == 6
+
+
+def test_sums_of_bfloat16(node, place):
+    pytest.importorskip("ml_dtypes")
+    field = torch.full((6,), 1.5, dtype=torch.bfloat16, device=place)
+    with mpishare.HaloExchange(
+        node.comm, field, 1, dims=(node.size,), periods=True, node=node
+    ) as halo:
+        halo.accumulate()
+    assert field.tolist() == [0, 3, 1.5, 1.5, 3, 0]
+    with mpishare.Allreduce(node.comm, field, node=node) as total:
+        total.reduce(field)
+        assert field.tolist() == [each * node.size for each in (0, 3, 1.5, 1.5, 3, 0)]
+        assert float(total.dot(field, field)) == pytest.approx(22.5 * node.size**3, rel=2e-2)

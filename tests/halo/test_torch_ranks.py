@@ -5,7 +5,7 @@ import pytest
 
 import mpishare
 from tests.helpers.autograd import functions
-from tests.helpers.halos import even_case, make_cart, plan, random_case
+from tests.helpers.halos import even_case, plan, random_case
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pad = torch.nn.functional.pad
@@ -251,7 +251,14 @@ def test_tensors_of_the_host_on_any_machine(host_node):
     """Where there are GPUs too, tensors in host memory go by a node of the host."""
     node = host_node
     case = even_case((node.size,), True, cells=3)
-    for dtype in (torch.float32, torch.float64, torch.complex64, torch.int16, torch.bool):
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.int16,
+        torch.bool,
+        torch.bfloat16,
+    ):
         field = torch.full((5,), node.rank % 2, dtype=dtype)
         with plan(node.comm, case, field, node=node) as halo:
             assert set(halo.routes.values()) <= {"host"}
@@ -259,8 +266,18 @@ def test_tensors_of_the_host_on_any_machine(host_node):
             left, right = (node.rank - 1) % node.size, (node.rank + 1) % node.size
             ends = torch.tensor([left % 2, right % 2], dtype=dtype)
             assert torch.equal(field[[0, -1]], ends)
-    half = torch.zeros(5, dtype=torch.bfloat16)
-    cart = make_cart(node.comm, case)
-    with pytest.raises(TypeError, match="NumPy"):
-        mpishare.HaloExchange(cart, half, 1, node=node)
-    cart.Free()
+
+
+def test_sums_of_bfloat16(host_node):
+    """Tensors in host memory: NumPy knows the numbers by ml_dtypes alone."""
+    pytest.importorskip("ml_dtypes")
+    node = host_node
+    field = torch.full((5,), 1.5, dtype=torch.bfloat16)
+    with plan(node.comm, even_case((node.size,), True, cells=3), field, node=node) as halo:
+        halo.accumulate()
+    assert field.tolist() == [0, 3, 1.5, 3, 0]
+    with mpishare.Allreduce(node.comm, field, node=node) as total:
+        total.reduce(field)
+        assert field.tolist() == [0, 3 * node.size, 1.5 * node.size, 3 * node.size, 0]
+        one = torch.ones(5, dtype=torch.bfloat16)
+        assert float(total.dot(one, one)) == 5 * node.size

@@ -18,6 +18,7 @@ def pairs() -> list[tuple[str, str]]:
     """Every operation with every dtype that it takes."""
     found = [(op, dtype) for op in UFUNCS for dtype in (*INTS, *FLOATS)]
     found += [(op, dtype) for op in ("sum", "prod") for dtype in COMPLEX]
+    found += [(op, dtype) for op in ("maxloc", "minloc") for dtype in COMPLEX]
     return [*found, ("max", "?"), ("min", "?")]
 
 
@@ -36,8 +37,17 @@ def values(dtype: str, shape: tuple[int, ...], rank: int, seed: int = 0) -> np.n
 
 def folded(op: str, arrays: list[np.ndarray]) -> np.ndarray:
     """Their combination, the first with the second, that with the third."""
+    if op in ("maxloc", "minloc"):
+        return located(op, np.stack(arrays))
     with np.errstate(all="ignore"):
         return functools.reduce(UFUNCS[op], arrays)
+
+
+def located(op: str, each: np.ndarray) -> np.ndarray:
+    """The first of all, sorted: NaNs, then the most extreme values, then the lowest indices."""
+    is_nan, sign = np.isnan(each.real), -1 if op == "maxloc" else 1
+    order = np.lexsort((each.imag, np.where(is_nan, 0, sign * each.real), ~is_nan), axis=0)
+    return np.take_along_axis(each, order[:1], axis=0)[0]
 
 
 def expected(op: str, dtype: str, shape: tuple[int, ...], size: int, seed: int = 0) -> np.ndarray:

@@ -1,10 +1,16 @@
 """Dtypes as text: nothing is lost of what they are, and nothing made up becomes one."""
 
+import re
+
 import numpy as np
 import pytest
 
+from mpishare.backends import native
 from mpishare.errors import HandleError, UnsupportedError
 from mpishare.memory import dtypes
+from mpishare.memory.numbers import ADDED, NUMBERS
+from tests.helpers.compiled import WHY_NONE
+from tests.helpers.launch import ROOT
 
 SPARSE = {"names": ["b", "a"], "formats": ["f8", "i2"], "offsets": [8, 0], "itemsize": 40}
 OVERLAID = {"names": ["a", "b"], "formats": ["f8", "i2"], "offsets": [0, 2], "itemsize": 40}
@@ -74,3 +80,25 @@ def test_objects_are_refused(dtype):
 def test_what_is_no_dtype_is_refused(text):
     with pytest.raises(HandleError):
         dtypes.load(text)
+
+
+# --- the numbers of NumPy, C and kernels
+
+
+def test_c_adds_all_numbers_but_one():
+    if WHY_NONE:
+        pytest.skip(WHY_NONE)
+    module = native.load()[0]
+    unknown = {name for name in NUMBERS if not module.can_add(name)}
+    assert unknown == {"bool", "float16"}
+    for operation in ("sum", "prod", "max", "min"):
+        pairs = set() if operation == "sum" else {"complex64", "complex128"}
+        missing = {name for name in NUMBERS if not module.can_reduce(f"{operation} {name}")}
+        assert missing == unknown | pairs
+
+
+def test_kernels_add_the_same_numbers_in_the_same_order():
+    text = (ROOT / "mpishare" / "plans" / "gpu" / "numbers.cuh").read_text()
+    wanted = [(str(at), NUMBERS[name].kernel) for at, name in enumerate(ADDED)]
+    assert re.findall(r"    CASE\((\d), ([\w ]+)\)", text) == wanted
+    assert [NUMBERS[name].added_as for name in ADDED] == [*ADDED]

@@ -294,6 +294,7 @@ def over_nodes(stage: Stage) -> None:
         cases = [("sum", "f8", (3,)), ("max", "i4", (5, 7)), ("sum", "c16", (30_000,))]
         cases += [("prod", "f4", (70, 90)), ("min", "?", (1,)), ("sum", "f2", (40_001,))]
         cases += [("sum", "f8", (0,)), ("sum", "u1", (200_003,)), ("sum", "f8", ())]
+        cases += [("maxloc", "c16", (50_000,)), ("minloc", "c8", (5, 7))]
         for seed, (op, dtype, shape) in enumerate(cases):
             mine, wanted = values(dtype, shape, stage.rank, seed), right(op, dtype, shape, seed)
             for form in ("C", "strided", "F"):

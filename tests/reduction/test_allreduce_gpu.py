@@ -14,6 +14,7 @@ import mpishare
 from mpishare import Allreduce, Layout, UnsupportedError
 from mpishare.reduction.operation import Operation
 from tests.helpers.latch import Latch, check_order
+from tests.helpers.reductions import folded
 
 TWO = pytest.mark.ranks(min=2)
 ON_STREAMS = ["", "copy", "pinned"]
@@ -142,13 +143,12 @@ def numbers(rng, dtype, shape):
 
 
 def fold(operation, fields):
-    with np.errstate(all="ignore"):
-        return functools.reduce(operation.ufunc, fields)
+    return folded(operation.name, fields)
 
 
 def every_operation(codes):
     for code in codes:
-        for name in ("sum", "prod", "max", "min"):
+        for name in ("sum", "prod", "max", "min", "maxloc", "minloc"):
             try:
                 yield Operation(name, np.dtype(code))
             except TypeError:

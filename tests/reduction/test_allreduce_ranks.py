@@ -192,6 +192,36 @@ def test_nan_and_infinity(node, op, dtype):
     assert all(node.comm.allgather(np.array_equal(found, wanted, equal_nan=True)))
 
 
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("count", [600, LARGE[-1]])
+def test_bfloat16(host_node, op, count):
+    """Every pattern of bits, rounded at each rank as ml_dtypes does."""
+    node, dtype = host_node, np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    rng = np.random.default_rng(6)
+    each = rng.integers(0, 1 << 16, (node.size, count), "u2").view(dtype)
+    x = each[node.rank].copy()
+    with Allreduce(node.comm, x, op, node=node) as total:
+        total.reduce(x)
+    found, wanted = (array.astype("f4") for array in (x, folded(op, [*each])))
+    assert all(node.comm.allgather(np.array_equal(found, wanted, equal_nan=True)))
+
+
+@pytest.mark.parametrize("op", ["maxloc", "minloc"])
+@pytest.mark.parametrize("count", [600, LARGE[-1]])
+def test_where_the_largest_and_the_smallest_are(node, op, count):
+    """Of equal values the lowest index, and of NaNs, whichever rank has it; -0.0 is 0.0."""
+    rng = np.random.default_rng(4)
+    each = np.empty((node.size, count), complex)
+    each.real = rng.choice([-np.inf, -1.0, -0.0, 0.0, 2.0, np.inf, np.nan], each.shape)
+    each.imag = rng.permuted(np.indices(each.shape)[0], axis=0)
+    mine = node.xp.asarray(each[node.rank])
+    with Allreduce(node.comm, mine, op, node=node) as total:
+        found = reduced(node, total, node.xp.array(mine))
+    wanted = folded(op, [*each])
+    right = np.array_equal(found.real, wanted.real, equal_nan=True)
+    assert all(node.comm.allgather(right and np.array_equal(found.imag, wanted.imag)))
+
+
 def test_an_overflow_raises_nowhere(host_node):
     """Whatever the user's errstate: else it would raise on the ranks that fold these elements."""
     with np.errstate(all="raise"), Allreduce(host_node.comm, Layout(3), node=host_node) as total:
@@ -395,7 +425,7 @@ def raises_on_all(node, kind, text, call):
         ("c16", "max", TypeError, "complex numbers have no max"),
         ("c8", "min", TypeError, "complex numbers have no min"),
         ("?", "sum", TypeError, "bool elements have no sum"),
-        ("f8", "mean", ValueError, "op must be one of 'sum', 'max', 'min', 'prod', not 'mean'"),
+        ("f8", "mean", ValueError, "op must be one of 'sum', .*, 'minloc', not 'mean'"),
         ("f8", np.add, TypeError, "op must be one of 'sum', .*, not <ufunc"),
         ("f8", MPI.SUM, TypeError, "op must be one of 'sum', .*, not <mpi4py"),
         ("g", "sum", TypeError, "float128 cannot be reduced"),

@@ -9,11 +9,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpishare.errors import UnsupportedError
-from mpishare.reduction.cuda import sources
-from mpishare.reduction.cuda.records import MAX_AXES, Shape, order_by_strides, shapes_of, staging_of
+from mpishare.plans.gpu.sources import source
+from mpishare.reduction.cuda.records import (
+    MAX_AXES,
+    Shape,
+    options,
+    order_by_strides,
+    shapes_of,
+    staging_of,
+)
 from mpishare.reduction.cuda.schedule import RECV, REDUCE, SEND, schedule, unpacked
 from mpishare.reduction.operation import Operation
 from tests.backends.test_kernels import compile_cuda
+from tests.helpers.launch import ROOT
+
+KERNELS = ROOT / "mpishare" / "reduction" / "cuda"
 
 
 def offsets(shape, count, form):
@@ -169,16 +179,25 @@ def test_a_wait_before_its_send_is_found():
 
 def every_operation():
     for code in "?bhilqBHILQefdFD":
-        for name in ("sum", "prod", "max", "min"):
+        for name in ("sum", "prod", "max", "min", "maxloc", "minloc"):
             try:
                 yield Operation(name, np.dtype(code))
             except TypeError:
                 continue
 
 
+def bfloat16():
+    """Nothing where ml_dtypes is not installed."""
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        return []
+    return [Operation(name, np.dtype(ml_dtypes.bfloat16)) for name in ("sum", "prod", "max", "min")]
+
+
 OPERATIONS = sorted(
-    {sources.options(each, 2, "ROW"): each for each in every_operation()}.values(),
-    key=lambda each: (each.dtype.char, each.name),
+    {options(each, 2, "ROW"): each for each in (*every_operation(), *bfloat16())}.values(),
+    key=lambda each: (each.dtype.name, each.name),
 )
 
 
@@ -202,22 +221,22 @@ def test_any_number_of_ranks_compiles(name, nranks):
 
 
 def compiles(name, operation, nranks, *, form):
-    given = sources.options(operation, nranks, form)
-    code, log = compile_cuda(sources.source(f"{name}.cu"), "sm_90", *given)
+    given = options(operation, nranks, form)
+    code, log = compile_cuda(source(KERNELS / f"{name}.cu"), "sm_90", *given)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""
 
 
 def test_a_record_of_another_size_does_not_compile():
-    given = sources.options(Operation("sum", np.dtype("d")), 2, "ROW")
+    given = options(Operation("sum", np.dtype("d")), 2, "ROW")
     size = ctypes.sizeof(Shape)
     wrong = [each.replace(f"Shape_nbytes={size}", f"Shape_nbytes={size + 8}") for each in given]
-    code, log = compile_cuda(sources.source("small.cu"), "sm_90", *wrong)
+    code, log = compile_cuda(source(KERNELS / "small.cu"), "sm_90", *wrong)
     assert not code
     assert "size of Shape" in log
 
 
 def test_kinds_are_those_of_the_kernel():
-    text = sources.source("large.cu")
+    text = source(KERNELS / "large.cu")
     for name, kind in (("SEND", SEND), ("REDUCE", REDUCE), ("RECV", RECV)):
         assert f"#define {name} {kind}u" in text

@@ -24,7 +24,9 @@ TAKEN = set(pairs())
 @pytest.mark.parametrize("dtype", ["?", "i1", "u8", "f2", "f8", "c8", "c16"])
 def test_which_operations_there_are(op, dtype):
     if (op, dtype) in TAKEN:
-        assert Operation(op, np.dtype(dtype)).ufunc is UFUNCS[op]
+        x, y = np.array([0, 1], dtype), np.array([1, 1], dtype)
+        Operation(op, np.dtype(dtype)).fold([x, y, y], x)
+        assert (x == UFUNCS[op](np.array([0, 1], dtype), y) + (op == "sum") * y).all()
     else:
         with pytest.raises(TypeError, match=f"have no {op}"):
             Operation(op, np.dtype(dtype))
@@ -34,6 +36,13 @@ def test_which_operations_there_are(op, dtype):
 def test_elements_that_cannot_be_reduced(dtype):
     with pytest.raises(TypeError, match="cannot be reduced"):
         Operation("max", np.dtype(dtype))
+
+
+@pytest.mark.parametrize("op", ["maxloc", "minloc"])
+@pytest.mark.parametrize("dtype", ["?", "i4", "u8", "f4", "f8"])
+def test_indices_are_beside_the_values(op, dtype):
+    with pytest.raises(TypeError, match=rf"{op} takes complex numbers: .* x \+ 1j \* comm.rank"):
+        Operation(op, np.dtype(dtype))
 
 
 def test_every_name_of_a_dtype_is_one_dtype():

@@ -15,6 +15,7 @@ sys.path.insert(0, str(TABLES))  # where it imports from, started as a program
 spec = importlib.util.spec_from_file_location("results", TABLES / "results.py")
 results = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(results)
+tables = sys.modules["tables"]
 
 HEADER = {
     "date": "2026-01-02T03:04:05+00:00",
@@ -28,8 +29,21 @@ HEADER = {
     "command": "mpirun -n 4 python -m mpishare.bench ring",
     "options": {"check": True},
 }
-FIGURES = ("docs/performance.md", "docs/results/README.md")  # the pages that have all runs
-README = f"# title\n\n{results.BEGIN}\nold\n{results.END}\n\n## end\n"
+PERFORMANCE, RESULTS, JAX = "docs/performance.md", "docs/results/README.md", "docs/jax.md"
+FIGURES = (PERFORMANCE, RESULTS)  # the pages that have all runs
+APPLICATIONS = "applications.jsonl"
+
+
+def page_of(name: str) -> str:
+    marks = "\n\n".join(
+        f"<!-- results: {mark} -->\nold\n{results.END}" for mark in results.PAGES[name]
+    )
+    return f"# title\n\n{marks}\n\n## end\n"
+
+
+def made(folder, page: str) -> list[str]:
+    """The lines between all marks of a page."""
+    return [line for lines in results.PAGES[page].values() for line in lines(folder)]
 
 
 def row(arm: str, kind: str, clock: str, median_us: float | None, nbytes: int = 8, **more) -> dict:
@@ -57,7 +71,7 @@ def folder(tmp_path):
     made = tmp_path / "docs" / "results"
     made.mkdir(parents=True)
     for page in results.PAGES:
-        (tmp_path / page).write_text(README)
+        (tmp_path / page).write_text(page_of(page))
     return made
 
 
@@ -69,7 +83,7 @@ def test_a_table_is_made_and_stays(folder, capsys):
     (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
     root = folder.parents[1]
     assert results.main(["--check"], root) == 1
-    assert "+## Figures" in capsys.readouterr().out
+    assert "+**No GPU, MPICH**: 4 ranks on 2 CPU cores" in capsys.readouterr().out
     assert results.main([], root) == 0
     assert results.main(["--check"], root) == 0
     for page in FIGURES:
@@ -108,7 +122,7 @@ def test_the_newest_libraries_stand_in_their_fastest_form(folder):
         run["rows"] += [row(arm, kinds[arm], clock, us * factor) for arm, us in times.items()]
         run["rows"].append(row("nccl put", "rival", clock, None, reason="NCCL put: too old"))
     (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    lines = results.in_brief(folder)
+    lines = made(folder, PERFORMANCE)
     (heads,) = (line for line in lines if line.startswith("| 1-D halo"))
     assert "| mpishare | NCCL send and receive | PyTorch symmetric memory |" in heads
     assert "| 8 B | 4 / 2 | 8 / 4 | 2 / 1 | 2.00 / 2.00 |" in lines
@@ -122,7 +136,7 @@ def test_what_was_not_timed_is_a_line_per_library_and_reason(folder):
     run["rows"] = [
         row(arm, "rival", clock, None, nbytes=nbytes, **found)
         for nbytes in (1 << 16, 1 << 20)
-        for clock in results.CLOCKS
+        for clock in tables.CLOCKS
         for arm, found in (
             ("nvshmem", {"wrong": True, "reason": f"words not right: {nbytes} on rank 0"}),
             ("nvshmem graph", {"wrong": True, "reason": f"words not right: {nbytes} on rank 1"}),
@@ -132,7 +146,7 @@ def test_what_was_not_timed_is_a_line_per_library_and_reason(folder):
         for found in [{**more, **found}]
     ]
     (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    assert [line for line in results.in_brief(folder) if line.startswith("- ")] == [
+    assert [line for line in made(folder, PERFORMANCE) if line.startswith("- ")] == [
         "- NVSHMEM gave wrong sums of 64 KiB, 1 MiB, and was not timed there",
         "- PyTorch symmetric memory was not timed in sums: not for float64",
     ]
@@ -148,7 +162,7 @@ def test_sums_stand_by_the_way_they_are_called(folder):
     run["rows"] += [row(arm, "own", "throughput", us, **more) for arm, us in times.items()]
     run["rows"].append(row("float", "rival", "throughput", None, **more, reason="no"))
     (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    lines = results.in_brief(folder)
+    lines = made(folder, PERFORMANCE)
     begin = "| 8 B | 4 / 3 / 2 | 12 / 9 / 5 | 16 / 4 | 10 |"
     assert f"{begin} 0.40 / 0.33 / 0.50 | 4.5 |" in lines
 
@@ -172,7 +186,7 @@ def test_what_is_made_and_a_dot_product_have_their_times(folder):
     times = {"dot": 7.0, "dot of one rank": 6.5, "local dot": 40.0, "vdot and allreduce": 50.0}
     run["rows"] += [row(arm, "own", "throughput", us, case="dot") for arm, us in times.items()]
     (folder / "newest-gpus2.json").write_text(json.dumps(run))
-    lines = results.in_brief(folder)
+    lines = made(folder, PERFORMANCE)
     assert "| second plan | 0.456 |" in lines
     assert any("back to back: 7 µs, of one rank 6.5;" in line for line in lines)
     assert any("own 40, and with `MPI_Allreduce` behind it 50." in line for line in lines)
@@ -184,7 +198,7 @@ def test_a_size_that_was_left_out_is_one_line(folder):
     run["header"]["left_out"] = {"halo1d": [text]}
     run["rows"].append(row("naive", "rival", "latency", None, reason="not here"))
     (folder / "gpus2.json").write_text(json.dumps(run))
-    lines = results.in_full(folder)
+    lines = made(folder, RESULTS)
     assert f"- 1-D halo: {text}" in lines
     assert lines.count("- naive did not run: not here") == 1
 
@@ -192,13 +206,13 @@ def test_a_size_that_was_left_out_is_one_line(folder):
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "results").glob("*.json")))
 def test_a_quoted_run_has_a_line_per_row(file):
     rows = [line for line in file.read_text().splitlines() if line.startswith('  {"case": ')]
-    assert [json.loads(line.rstrip(",")) for line in rows] == results.read(file, is_whole=False)[
+    assert [json.loads(line.rstrip(",")) for line in rows] == tables.read(file, is_whole=False)[
         "rows"
     ]
 
 
 def test_without_runs_there_is_no_section(folder):
-    assert results.in_brief(folder) == results.in_full(folder) == []
+    assert made(folder, PERFORMANCE) == made(folder, RESULTS) == []
 
 
 @pytest.mark.parametrize(
@@ -220,14 +234,21 @@ def test_what_cannot_be_quoted_is_refused(folder, capsys, name, change, words):
     (folder / f"{name}.json").write_text(json.dumps(run))
     assert results.main([], folder.parents[1]) == 1
     assert words in capsys.readouterr().err
-    assert (folder.parents[1] / "docs/performance.md").read_text() == README
+    assert (folder.parents[1] / "docs/performance.md").read_text() == page_of(PERFORMANCE)
 
 
 @pytest.mark.parametrize("page", results.PAGES)
 def test_a_page_without_marks_is_refused(folder, capsys, page):
     (folder.parents[1] / page).write_text("# title\n")
     assert results.main([], folder.parents[1]) == 1
-    assert f"{page} wants one <!-- results: begin" in capsys.readouterr().err
+    assert f"{page} wants {len(results.PAGES[page])} <!-- results: end" in capsys.readouterr().err
+
+
+def test_a_mark_of_another_name_is_refused(folder, capsys):
+    page = folder.parents[1] / JAX
+    page.write_text(page.read_text().replace("results: jax", "results: jaxes"))
+    assert results.main([], folder.parents[1]) == 1
+    assert f"{JAX} wants one <!-- results: jax -->" in capsys.readouterr().err
 
 
 APPLICATION = {
@@ -249,8 +270,8 @@ def test_what_examples_print_is_a_line_each(folder):
     (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
     orders = {"plain_us": 40.0, "last_us": 30.0, "plain_efficiency": 0.5, "last_efficiency": 0.75}
     lines = [APPLICATION, APPLICATION | orders | {"pinned_exchange_to_mpishare": 15.71}]
-    (folder / results.APPLICATIONS).write_text("".join(json.dumps(each) + "\n" for each in lines))
-    text = results.in_full(folder)
+    (folder / APPLICATIONS).write_text("".join(json.dumps(each) + "\n" for each in lines))
+    text = made(folder, RESULTS)
     begin = "| heat3d --graph | 128 x 128 x 64 | 4 on NVIDIA H200, 2026-01-02 |"
     assert f"{begin} 50 |  |  | 10 |  |  |  |" in text
     assert f"{begin} 30 (last) |  | 0.75 | 10 |  | 15.7 |  |" in text
@@ -264,9 +285,9 @@ def test_a_step_on_cpus_stands_beside_the_fastest_of_mpi(folder):
         "mpi": "MPICH",
         "step_to_fastest_mpi": 0.954,
     }
-    (folder / results.APPLICATIONS).write_text(json.dumps(found) + "\n")
+    (folder / APPLICATIONS).write_text(json.dumps(found) + "\n")
     begin = "| heat3d | 128 x 128 x 64 | 4 on CPU cores (MPICH), 2026-01-02 |"
-    assert f"{begin} 50 |  |  | 10 | 0.95 |  |  |" in results.in_full(folder)
+    assert f"{begin} 50 |  |  | 10 | 0.95 |  |  |" in made(folder, RESULTS)
 
 
 def cores_run(mpi: str, ranks: int, factor: float) -> dict:
@@ -335,7 +356,7 @@ def test_a_size_that_one_of_several_runs_lacks_is_a_dash(folder):
 
 def test_an_example_that_was_wrong_is_refused(folder, capsys):
     (folder / "cpu-mpich.json").write_text(json.dumps(a_run()))
-    (folder / results.APPLICATIONS).write_text(json.dumps(APPLICATION | {"checked": False}))
+    (folder / APPLICATIONS).write_text(json.dumps(APPLICATION | {"checked": False}))
     assert results.main([], folder.parents[1]) == 1
     assert "a wrong result" in capsys.readouterr().err
 
@@ -368,14 +389,14 @@ def test_steps_of_jax_stand_beside_the_same_without_the_exchange(folder):
     times |= {"unrolled alone": 3.0, "padded alone": 2.0, "exchange called": 4.0}
     run["rows"] = [row(arm, "own", "throughput", us, case="jax") for arm, us in times.items()]
     (folder / "jax-gpus2.json").write_text(json.dumps(run))
-    lines = results.of_jax(folder)
+    lines = made(folder, JAX)
     assert "| 8 B | unrolled | 12 | 3 | 9 | 4 |" in lines
     run["rows"] += [
         row(arm, "rival", "throughput", 24.0, case="jax")
-        for arm in (f"mpi4jax, {form}" for form in results.by_arm.FORMS)
+        for arm in (f"mpi4jax, {form}" for form in results.others.FORMS)
     ]
     (folder / "jax-gpus2.json").write_text(json.dumps(run))
-    assert "| 8 B | padded | 6 | 2 | 4 | 24 | 0.25 | 4 |" in results.of_jax(folder)
+    assert "| 8 B | padded | 6 | 2 | 4 | 24 | 0.25 | 4 |" in made(folder, JAX)
 
 
 def test_new_arrays_stand_beside_kept_ones_and_messages(folder):
@@ -389,7 +410,7 @@ def test_new_arrays_stand_beside_kept_ones_and_messages(folder):
     ]
     (folder / "fresh-gpus2.json").write_text(json.dumps(run))
     expected = "| 8 B | 20 / 10 | 1.25 / 1.25 | 0.25 / 0.25 | 12 / 6 | 1.20 / 1.20 |"
-    assert expected in results.in_full(folder)
+    assert expected in made(folder, RESULTS)
 
 
 def test_messages_stand_beside_those_by_hand_and_through_the_host(folder):
@@ -397,7 +418,7 @@ def test_messages_stand_beside_those_by_hand_and_through_the_host(folder):
     times = {"messages": 20.0, "mpi": 16.0, "mpi packed": 40.0, "through the host": 200.0}
     run["rows"] = [
         row(arm, "own", clock, us * factor, case=case)
-        for case in results.MESSAGES_CASES
+        for case in results.halos.MESSAGES
         for arm, us in times.items()
         if (case, arm) != ("messages3d", "mpi packed")
         for clock, factor in (("latency", 1.0), ("throughput", 0.5))
@@ -408,10 +429,9 @@ def test_messages_stand_beside_those_by_hand_and_through_the_host(folder):
     mixed |= {"interior beside mixed": 16}
     sums = {"sum_nbytes": 1024, "on GPUs": 100, "through the host": 50, "staged by hand": 30}
     (folder / "mixed-gpus2.jsonl").write_text(f"{json.dumps(mixed)}\n{json.dumps(sums)}\n")
-    lines = results.of_messages(folder)
+    lines = made(folder, PERFORMANCE)
     times = "| 8 B | 20 / 10 | 16 / 8 | 40 / 20 | 200 / 100 "
     assert f"{times}| 1.25 / 1.25 | 0.50 / 0.50 | 0.10 / 0.10 |" in lines
     assert "| 8 B | 20 / 10 | 16 / 8 | 200 / 100 | 1.25 / 1.25 | 0.10 / 0.10 |" in lines
     assert "| 8 B | 4 / 2 | 9 / 8 | 10 / 9 | 5 | 3 | 15 | 16 |" in lines
     assert "| 1 KiB | 100 | 50 | 30 |" in lines
-    assert results.in_brief(folder)[-len(lines) :] == lines

@@ -265,7 +265,7 @@ def test_a_viewer_that_cannot_map_the_memory_of_one_rank(node, view):
 def test_copies_to_the_host_end_with_their_viewers(node, view_without_gpu):
     window = node.allocate_each(100, fill=0, name="wanted")
     view_without_gpu("there = attach('wanted')")
-    words = window._publication._page.words
+    words = window._publication._snapshots._page.words
     assert words[layout.WANTED] == 1
     snapshot_until(node, window, view_without_gpu, "there.latest(0.05).number")
     view_without_gpu("there.close()")

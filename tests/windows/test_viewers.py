@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import tempfile
 import threading
@@ -296,3 +297,9 @@ def test_files_that_are_too_small_are_refused(fake):
             fake(GOOD, name=f"small-{number}", files=[file.fileno() for file in files])
             with pytest.raises(HandleError, match=r"a file of 0 B, which is too small: .* needed"):
                 mpishare.attach(f"small-{number}")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, math.inf, 2e9, True, "10", None])
+def test_a_timeout_of_attach_is_positive(timeout_s):
+    with pytest.raises(ValueError, match=r"attach failed: timeout_s must be a positive number"):
+        mpishare.attach("nobody_has_it", timeout_s=timeout_s)

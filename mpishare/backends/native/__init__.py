@@ -32,40 +32,31 @@ _FILE = _FOLDER / "_host.abi3.so"
 def find(step_keeping: Callable[..., tuple[Any, list[str]]], *, is_first: bool) -> tuple[Any, str]:
     """Return the module, and why ranks have none: empty where all have. Collective, host-blocking.
 
-    Parameters
-    ----------
-    step_keeping : callable
-        `Agreement.step_keeping` of a call.
-    is_first : bool
-        Whether this rank logs that some have none.
-
-    Raises
-    ------
-    UnsupportedError
-        On all ranks, if ``MPISHARE_HOST_CODE=compiled`` asks for it and it is not there.
+    `step_keeping` is that of an agreement; the first rank logs that some have none.
     """
-
-    def take() -> tuple[Any, str]:
-        choice = os.environ.get("MPISHARE_HOST_CODE", "")
-        if choice not in _CHOICES:
-            raise ValueError(f"MPISHARE_HOST_CODE={choice!r} is neither 'python' nor 'compiled'")
-        if choice == "python":
-            return None, _ASKED
-        module, why = load()
-        if module is None and choice == "compiled":
-            raise UnsupportedError(
-                "MPISHARE_HOST_CODE=compiled asks for the compiled part of the host backend, which "
-                f"cannot be had: {why}"
-            )
-        return module, why
-
-    module, reasons = step_keeping(take)
+    module, reasons = step_keeping(_choose)
     without = [rank for rank, why in enumerate(reasons) if why]
     why = reasons[without[0]] if without else ""
     if 0 < len(without) < len(reasons):  # ranks may differ in what they ask for, and in their files
         why = f"{name_ranks(without)}: {why}"
     if is_first and why:
         (log.info if why.endswith(_ASKED) else _warn_once)(_IN_PYTHON, why)
+    return module, why
+
+
+def _choose() -> tuple[Any, str]:
+    """Return what `load` does, or raise where ``MPISHARE_HOST_CODE`` cannot be followed."""
+    choice = os.environ.get("MPISHARE_HOST_CODE", "")
+    if choice not in _CHOICES:
+        raise ValueError(f"MPISHARE_HOST_CODE={choice!r} is neither 'python' nor 'compiled'")
+    if choice == "python":
+        return None, _ASKED
+    module, why = load()
+    if module is None and choice == "compiled":
+        raise UnsupportedError(
+            "MPISHARE_HOST_CODE=compiled asks for the compiled part of the host backend, which "
+            f"cannot be had: {why}"
+        )
     return module, why
 
 

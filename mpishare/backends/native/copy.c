@@ -1,4 +1,5 @@
 #include "copy.h"
+#include "numbers.h"
 
 #include <string.h>
 
@@ -73,50 +74,42 @@ void zero_line(const Axis *axis, size_t run, char *to, const char *from)
         memset(to + (axis->to_at ? axis->to_at[at] : at * axis->to), 0, run);
 }
 
-#define ADD(name, type)                                                                            \
-    static inline void add_run_##name(char *to, const char *from, size_t run)                      \
+#define ADD(number, type, wide)                                                                     \
+    static inline void add_run_##number(char *to, const char *from, size_t run)                      \
     {                                                                                              \
         for (size_t at = 0; at < run; at += sizeof(type)) {                                        \
             type sum, other; /* copied, since fields may lie at odd addresses */                   \
             memcpy(&sum, to + at, sizeof sum);                                                     \
             memcpy(&other, from + at, sizeof other);                                               \
-            sum = (type)(sum + other);                                                             \
+            sum = sum_##number(sum, other);                                                             \
             memcpy(to + at, &sum, sizeof sum);                                                     \
         }                                                                                          \
     }                                                                                              \
-    static void add_line_##name(const Axis *axis, size_t run, char *to, const char *from)          \
+    static void add_line_##number(const Axis *axis, size_t run, char *to, const char *from)          \
     {                                                                                              \
         const int64_t count = axis->count, to_step = axis->to, from_step = axis->from;             \
         if (axis->to_at || axis->from_at)                                                          \
             for (int64_t at = 0; at < count; at++)                                                 \
-                add_run_##name(to + (axis->to_at ? axis->to_at[at] : at * to_step),                \
+                add_run_##number(to + (axis->to_at ? axis->to_at[at] : at * to_step),                \
                                from + (axis->from_at ? axis->from_at[at] : at * from_step), run);  \
         else if (run == sizeof(type))                                                              \
             for (int64_t at = 0; at < count; at++, to += to_step, from += from_step)               \
-                add_run_##name(to, from, sizeof(type));                                            \
+                add_run_##number(to, from, sizeof(type));                                            \
         else                                                                                       \
             for (int64_t at = 0; at < count; at++, to += to_step, from += from_step)               \
-                add_run_##name(to, from, run);                                                     \
+                add_run_##number(to, from, run);                                                     \
     }
 
-/* Sums of unsigned integers wrap around, and have the bits of those of signed ones. */
-ADD(u1, uint8_t)
-ADD(u2, uint16_t)
-ADD(u4, uint32_t)
-ADD(u8, uint64_t)
-ADD(f4, float)
-ADD(f8, double)
+EACH_NUMBER(ADD)
 
-Line find_adding_line(const char *name)
+const Adding *find_adding(const char *name)
 {
-    static const struct {
-        const char *name;
-        Line line;
-    } lines[] = {{"u1", add_line_u1}, {"u2", add_line_u2}, {"u4", add_line_u4},
-                 {"u8", add_line_u8}, {"f4", add_line_f4}, {"f8", add_line_f8}};
-    for (size_t at = 0; at < sizeof lines / sizeof *lines; at++)
-        if (!strcmp(lines[at].name, name))
-            return lines[at].line;
+#define ROW(number, type, wide) {#number, add_line_##number, sizeof(type)},
+#define PAIR(pair, number, type) {#pair, add_line_##number, sizeof(type)},
+    static const Adding known[] = {EACH_NUMBER(ROW) EACH_PAIR(PAIR)};
+    for (size_t at = 0; at < sizeof known / sizeof *known; at++)
+        if (!strcmp(known[at].name, name))
+            return known + at;
     return NULL;
 }
 

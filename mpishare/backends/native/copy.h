@@ -19,8 +19,15 @@ typedef void (*Line)(const Axis *axis, size_t run, char *to, const char *from);
 void copy_line(const Axis *axis, size_t run, char *to, const char *from);
 void zero_line(const Axis *axis, size_t run, char *to, const char *from);
 
-/* Adds numbers: "u4" of integers of four bytes, "f8" of doubles; NULL for a name that is none. */
-Line find_adding_line(const char *name);
+/* How elements of a dtype are added: one by one, or as pairs of numbers. */
+typedef struct {
+    const char *name;
+    Line line;
+    size_t number_nbytes;
+} Adding;
+
+/* NULL for a name of no such dtype. */
+const Adding *find_adding(const char *name);
 
 /* `run` bytes at each place of the loops, the slowest first; `to` and `from` are offsets. */
 typedef struct {

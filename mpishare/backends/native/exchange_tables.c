@@ -149,9 +149,11 @@ static int read_field(Exchange *self, PyObject *spec, Field *field)
         return -1;
     field->span = (size_t)span;
     field->dtype = Py_NewRef(dtype);
-    if (numbers && (field->add = find_adding_line(numbers)))
-        field->number_nbytes = (size_t)(numbers[1] - '0');
-    if (self->is_reverse && !field->add) {
+    const Adding *adding = numbers ? find_adding(numbers) : NULL;
+    if (adding) {
+        field->add = adding->line;
+        field->number_nbytes = adding->number_nbytes;
+    } else if (self->is_reverse) {
         PyErr_SetString(PyExc_ValueError, "the elements of a field cannot be added");
         return -1;
     }

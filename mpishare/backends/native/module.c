@@ -1,6 +1,7 @@
 /* The extension module: its functions and types, each in a file of its own. */
 
 #include "module.h"
+#include "copy.h"
 
 PyObject *address_of(PyObject *module, PyObject *buffer)
 {
@@ -13,8 +14,16 @@ PyObject *address_of(PyObject *module, PyObject *buffer)
     return address;
 }
 
+static PyObject *can_add(PyObject *module, PyObject *dtype)
+{
+    (void)module;
+    const char *name = PyUnicode_AsUTF8AndSize(dtype, NULL);
+    return name == NULL ? NULL : PyBool_FromLong(find_adding(name) != NULL);
+}
+
 static PyMethodDef functions[] = {
     {"address_of", address_of, METH_O, "Return the address of the bytes of a writable buffer."},
+    {"can_add", can_add, METH_O, "Return whether `Exchange` adds elements of a dtype: 'float64'."},
     {"can_reduce", can_reduce, METH_O, "Return whether `Reduce` knows an operation: 'sum float64'."},
     {NULL, NULL, 0, NULL},
 };

@@ -3,6 +3,7 @@
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include "wait_word.h"
+#include "numbers.h"
 #include <numpy/arrayobject.h>
 #include <string.h>
 
@@ -21,62 +22,65 @@ typedef struct {
     int looks_per_yield;
 } Reduce;
 
-/* --- the operations, as NumPy's: NaN is larger and smaller than everything */
+/* --- the operations */
 
-#define SUM(a, b) ((a) + (b))
-#define PROD(a, b) ((a) * (b))
-#define MAX(a, b) ((a) >= (b) ? (a) : (b))
-#define MIN(a, b) ((a) <= (b) ? (a) : (b))
-#define MAX_OR_NAN(a, b) ((a) >= (b) || (a) != (a) ? (a) : (b))
-#define MIN_OR_NAN(a, b) ((a) <= (b) || (a) != (a) ? (a) : (b))
-
-#define FOLD(name, type, operation)                                                               \
-    static void name(void *into, void *const *from, Py_ssize_t nranks, Py_ssize_t count)          \
-    {                                                                                             \
-        type *restrict result = into;                                                             \
-        const type *restrict first = from[0];                                                     \
-        for (Py_ssize_t rank = 1; rank < nranks; rank++) {                                        \
-            const type *restrict other = from[rank];                                              \
-            if (rank == 1)                                                                        \
-                for (Py_ssize_t at = 0; at < count; at++)                                         \
-                    result[at] = (type)operation(first[at], other[at]);                           \
-            else                                                                                  \
-                for (Py_ssize_t at = 0; at < count; at++)                                         \
-                    result[at] = (type)operation(result[at], other[at]);                          \
-        }                                                                                         \
+#define FOLD(operation, number, type)                                                              \
+    static void fold_##operation##_##number(void *into, void *const *from, Py_ssize_t nranks,      \
+                                            Py_ssize_t count)                                      \
+    {                                                                                              \
+        type *restrict result = into;                                                              \
+        const type *restrict first = from[0];                                                      \
+        for (Py_ssize_t rank = 1; rank < nranks; rank++) {                                         \
+            const type *restrict other = from[rank];                                               \
+            if (rank == 1)                                                                         \
+                for (Py_ssize_t at = 0; at < count; at++)                                          \
+                    result[at] = operation##_##number(first[at], other[at]);                       \
+            else                                                                                   \
+                for (Py_ssize_t at = 0; at < count; at++)                                          \
+                    result[at] = operation##_##number(result[at], other[at]);                      \
+        }                                                                                          \
     }
 
-#define FOLDS_OF_FLOATS(type)                                                                     \
-    FOLD(sum_##type, type, SUM)                                                                   \
-    FOLD(prod_##type, type, PROD)                                                                 \
-    FOLD(max_##type, type, MAX_OR_NAN)                                                            \
-    FOLD(min_##type, type, MIN_OR_NAN)
+#define FOLDS(number, type, wide)                                                                  \
+    FOLD(sum, number, type)                                                                        \
+    FOLD(prod, number, type)                                                                       \
+    FOLD(max, number, type)                                                                        \
+    FOLD(min, number, type)
 
-#define FOLDS_OF_INTEGERS(type, wrapping)                                                         \
-    FOLD(sum_##type, wrapping, SUM)                                                               \
-    FOLD(prod_##type, wrapping, PROD)                                                             \
-    FOLD(max_##type, type, MAX)                                                                   \
-    FOLD(min_##type, type, MIN)
+EACH_NUMBER(FOLDS)
 
-FOLDS_OF_FLOATS(float)
-FOLDS_OF_FLOATS(double)
-FOLDS_OF_INTEGERS(int32_t, uint32_t)
-FOLDS_OF_INTEGERS(int64_t, uint64_t)
-FOLDS_OF_INTEGERS(uint32_t, uint32_t)
-FOLDS_OF_INTEGERS(uint64_t, uint64_t)
+/* Values with their indices, in a complex number: of equal values, and of NaNs, the lowest index. */
+#define LOCATE(operation, number, type, beyond)                                                    \
+    static inline type operation##_##number(type a, type b)                                        \
+    {                                                                                              \
+        const bool was_nan = a.value != a.value, is_nan = b.value != b.value;                      \
+        if (a.value == b.value || (was_nan && is_nan))                                             \
+            return b.index < a.index ? b : a;                                                      \
+        return is_nan || b.value beyond a.value ? b : a;                                           \
+    }                                                                                              \
+    FOLD(operation, number, type)
 
-#define ROWS(dtype, type)                                                                         \
-    {"sum " dtype, sum_##type, sizeof(type)}, {"prod " dtype, prod_##type, sizeof(type)},         \
-        {"max " dtype, max_##type, sizeof(type)}, {"min " dtype, min_##type, sizeof(type)}
+#define LOCATES(pair, number, type)                                                                \
+    typedef struct {                                                                               \
+        type value, index;                                                                         \
+    } pair;                                                                                        \
+    LOCATE(maxloc, pair, pair, >)                                                                  \
+    LOCATE(minloc, pair, pair, <)
+
+EACH_PAIR(LOCATES)
+
+#define ROW(operation, number, type)                                                               \
+    {#operation " " #number, fold_##operation##_##number, sizeof(type)},
+#define ROWS(number, type, wide)                                                                   \
+    ROW(sum, number, type) ROW(prod, number, type) ROW(max, number, type) ROW(min, number, type)
+#define ROWS_OF_PAIRS(pair, number, type)                                                          \
+    {"sum " #pair, fold_sum_##number, sizeof(type)}, ROW(maxloc, pair, pair) ROW(minloc, pair, pair)
 
 static const struct {
     const char *name;
     Fold fold;
     size_t nbytes;
-} folds[] = {
-    ROWS("float32", float),    ROWS("float64", double),   ROWS("int32", int32_t),
-    ROWS("int64", int64_t),    ROWS("uint32", uint32_t),  ROWS("uint64", uint64_t),
-};
+} folds[] = {EACH_NUMBER(ROWS) EACH_PAIR(ROWS_OF_PAIRS)};
 
 static int find_fold(const char *name)
 {

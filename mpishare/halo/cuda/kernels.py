@@ -14,6 +14,7 @@ from mpishare.backends import driver
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.records import ITEM_RECORD, SIZE_OPTIONS
 from mpishare.halo.cuda.work_items import LL_CHUNK_NBYTES, ItemArray, WorkList
+from mpishare.plans.gpu.sources import source
 from mpishare.plans.gpu.tables import Tables
 
 if TYPE_CHECKING:
@@ -59,16 +60,8 @@ def _module(file: str, nfields: int, depth: int) -> cupy.RawModule:
         f"-DNITEMS={_MAX_LL_PARTS}",
         f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
     )
-    return cupy.RawModule(code=source(file), options=(*sizes, *SIZE_OPTIONS))
-
-
-def source(file: str) -> str:
-    """Return a CUDA source with its headers inserted, since the compiler has no include folder."""
-    folder = Path(__file__).parent
-    text = (folder / file).read_text()
-    for header in ("ll.cuh", "work_items.cuh"):  # the first includes the second
-        text = text.replace(f'#include "{header}"', (folder / header).read_text())
-    return text
+    code = source(Path(__file__).with_name(file))
+    return cupy.RawModule(code=code, options=(*sizes, *SIZE_OPTIONS))
 
 
 class Launcher:

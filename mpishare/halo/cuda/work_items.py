@@ -22,6 +22,7 @@ from mpishare.halo.cuda.records import (
     UNPACK,
 )
 from mpishare.halo.cuda.strided import StridedCells
+from mpishare.memory.numbers import ADDED, number_of
 from mpishare.plans.cells import Box
 from mpishare.plans.layout import FieldLayout
 from mpishare.plans.message import ALIGN, Part
@@ -29,7 +30,6 @@ from mpishare.plans.message import ALIGN, Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_ELEMENTS = {"i1": 0, "i2": 1, "i4": 2, "i8": 3, "f2": 4, "f4": 5, "f8": 6}
 # (part bytes up to, chunk bytes): small parts take one pass of a block's threads; large ones take
 # larger chunks, so that fetching an item costs little next to copying it.
 _CHUNKS = ((128 << 10, 4 << 10), (4 << 20, 16 << 10), (32 << 20, 32 << 10), (1 << 62, 64 << 10))
@@ -176,8 +176,11 @@ class WorkList:
         `rows` selects some of the indices of a part; default: all of them.
         """
         dtype = self._layouts[part.field].dtype
+        number = number_of(dtype)
+        if number is None:
+            raise UnsupportedError(f"elements of {dtype} cannot be added on CUDA")
         # A complex number is two reals, which are added separately.
-        size = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        size = dtype.itemsize // (2 if number.kind == "c" else 1)
         steps = [prod(part.shape[axis + 1 :]) * dtype.itemsize for axis in range(len(part.shape))]
         whole = FieldLayout(part.shape, tuple(steps), dtype, None)
         source = Part.of_box(part.field, whole, Box((0,) * len(part.shape), part.shape))
@@ -194,7 +197,7 @@ class WorkList:
             packed,
             target=address,
             kind=UNPACK,
-            element=_ELEMENTS[f"{'f' if dtype.kind in 'fc' else 'i'}{size}"],
+            element=ADDED.index(number.added_as),
         )
         self._add_chunks(item, part, cells)
 

@@ -37,17 +37,10 @@ if TYPE_CHECKING:
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message
 
-_ADDED = ("u1", "u2", "u4", "u8", "f4", "f8")
 
-
-def numbers_of(dtype: np.dtype[Any]) -> str | None:
-    """Return C's name of the numbers to add in elements of a dtype; None if it does not add them.
-
-    Those of signed integers are added as unsigned ones, complex ones as pairs.
-    """
-    nbytes = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-    name = f"{'u' if dtype.kind in 'iu' else 'f'}{nbytes}"
-    return name if dtype.kind in "iufc" and dtype.isnative and name in _ADDED else None
+def adds(module: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether C adds elements of a dtype."""
+    return dtype.isnative and bool(module.can_add(dtype.name))
 
 
 class CompiledRoute:
@@ -96,7 +89,7 @@ class CompiledRoute:
                     each.strides,
                     each.span_nbytes,
                     in_place,
-                    numbers_of(each.dtype),
+                    each.dtype.name if is_reverse else None,
                 )
                 for each, in_place in zip(layouts, parts.in_place, strict=True)
             ),

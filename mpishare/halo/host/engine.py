@@ -8,7 +8,7 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
-from mpishare.halo.host.compiled_route import CompiledRoute, numbers_of
+from mpishare.halo.host.compiled_route import CompiledRoute, adds
 from mpishare.halo.host.copies import HostCall, add, put
 from mpishare.halo.host.reference import ReferenceRoute
 from mpishare.plans.disjoint import Disjoint
@@ -59,6 +59,7 @@ class HostEngine(HostPlanEngine):
         self._compiled = self._host if isinstance(self._host, CompiledRoute) else None
         self._mpi: HostMpiRoute
         self._uses_mpi = any(by_mpi)
+        self._is_open = True
 
         def make() -> None:
             self._host.lay_out(*by_host)
@@ -168,19 +169,26 @@ class HostEngine(HostPlanEngine):
         self.wait(call, stream)
 
     def _leave_node(self, error: BaseException) -> None:
-        """Leave the node after an error: neighbors may read fields that the user overwrites."""
-        self._agreement.leave(self._call, error)
+        """Leave the node after an error: neighbors may read fields that the user overwrites.
+
+        Not where a signal handler closed the plan, as all its ranks have done then.
+        """
+        if self._is_open:
+            self._agreement.leave(self._call, error)
 
     def close(self) -> None:
         """Unmap the shared memory, and free the MPI requests."""
+        self._is_open = False
         self._host.close()
         self._mpi.close()
 
 
 def _make_route(setup: RoutedSetup, *, is_reverse: bool) -> CompiledRoute | ReferenceRoute:
     """Make the route in C if it is there and knows these numbers, else the reference."""
-    is_known = not is_reverse or all(numbers_of(each.dtype) for each in setup.mine)
-    if setup.context.compiled is not None and is_known:
+    module = setup.context.compiled
+    if module is None:
+        return ReferenceRoute(setup, is_reverse=is_reverse)
+    if not is_reverse or all(adds(module, each.dtype) for each in setup.mine):
         return CompiledRoute(setup, is_reverse=is_reverse)
     return ReferenceRoute(setup, is_reverse=is_reverse)
 

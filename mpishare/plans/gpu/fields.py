@@ -6,13 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import cupy
-import numpy as np
 
+from mpishare.memory.numbers import dtype_named
 from mpishare.plans.layout import FieldLayout, check_layout, refuse_gradient, refuse_jax
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
 _Array = cupy.ndarray
 
@@ -92,10 +94,7 @@ def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
 
 
 def _tensor_dtype(field: Any, name: str) -> np.dtype[Any]:
-    text = str(field.dtype).removeprefix("torch.")
-    if text == "bfloat16":
-        return np.dtype("V2")  # travels as bytes: NumPy has no such dtype
     try:
-        return np.dtype(text)
+        return dtype_named(str(field.dtype).removeprefix("torch."))
     except TypeError:
         raise TypeError(f"{name} has dtype {field.dtype}, which NumPy does not know") from None

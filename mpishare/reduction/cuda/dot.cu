@@ -31,14 +31,14 @@ __device__ __forceinline__ void Sum<double>::add_product(double x, double y) {
     total = fma(x, y, total);
 }
 
-template <>
-struct Sum<Half> {
+template <class Format>
+struct Sum<Narrow<Format>> {
     float total = 0;
-    __device__ __forceinline__ void add_product(Half x, Half y) {
+    __device__ __forceinline__ void add_product(Narrow<Format> x, Narrow<Format> y) {
         total = fmaf(x.value(), y.value(), total);
     }
     __device__ __forceinline__ void add(const Sum& other) { total += other.total; }
-    __device__ __forceinline__ Half value() const { return Half::of(total); }
+    __device__ __forceinline__ Narrow<Format> value() const { return Narrow<Format>::of(total); }
 };
 
 template <class Real>

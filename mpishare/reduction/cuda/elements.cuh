@@ -2,6 +2,7 @@
 //
 // The compiler options name the type and the operation, so that a kernel has one of each. Compile
 // without contraction (--fmad=false): then a fold gives the bits that NumPy gives.
+#include "numbers.cuh"
 #ifndef NUMBER
 #define NUMBER double
 #endif
@@ -26,29 +27,10 @@
 #define PROD 1
 #define MAX 2
 #define MIN 3
+#define MAXLOC 4
+#define MINLOC 5
 
 typedef unsigned long long Word;
-
-struct Half {
-    unsigned short bits;
-    __device__ __forceinline__ float value() const {
-        float wide;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
-        return wide;
-    }
-    static __device__ __forceinline__ Half of(float wide) {
-        Half half;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(wide));
-        return half;
-    }
-};
-
-// Rounded once: sums and products of two halves are exact in a float.
-__device__ __forceinline__ Half operator+(Half a, Half b) { return Half::of(a.value() + b.value()); }
-__device__ __forceinline__ Half operator*(Half a, Half b) { return Half::of(a.value() * b.value()); }
-__device__ __forceinline__ bool operator>=(Half a, Half b) { return a.value() >= b.value(); }
-__device__ __forceinline__ bool operator<=(Half a, Half b) { return a.value() <= b.value(); }
-__device__ __forceinline__ bool operator!=(Half a, Half b) { return a.value() != b.value(); }
 
 template <class Real>
 struct __align__(2 * sizeof(Real)) Complex {
@@ -67,11 +49,20 @@ __device__ __forceinline__ Complex<Real> operator*(Complex<Real> a, Complex<Real
 
 typedef NUMBER Number;
 
+// Complex numbers are values with their indices: of equal values, and of NaNs, the lowest index.
+template <class T>
+__device__ __forceinline__ T locate(T a, T b) {
+    const bool was_nan = a.re != a.re, is_nan = b.re != b.re;
+    if (a.re == b.re || (was_nan && is_nan)) return b.im < a.im ? b : a;
+    return is_nan || (OPERATION == MAXLOC ? b.re > a.re : b.re < a.re) ? b : a;
+}
+
 // As numpy.maximum and numpy.minimum: the first NaN wins.
 template <class T>
 __device__ __forceinline__ T combine(T a, T b) {
     if constexpr (OPERATION == SUM) return static_cast<T>(a + b);
     else if constexpr (OPERATION == PROD) return static_cast<T>(a * b);
+    else if constexpr (OPERATION == MAXLOC || OPERATION == MINLOC) return locate(a, b);
     else if constexpr (OPERATION == MAX) return a >= b || a != a ? a : b;
     else return a <= b || a != a ? a : b;
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cupy
 
-from mpishare.reduction.cuda.sources import options, source
+from mpishare.plans.gpu.sources import source
+from mpishare.reduction.cuda.records import options
 
 if TYPE_CHECKING:
     from mpishare.reduction.cuda.records import Form
@@ -26,4 +28,4 @@ def kernel(name: str, operation: Operation, nranks: int, device: int, form: Form
 
 @functools.cache
 def _module(file: str, given: tuple[str, ...]) -> cupy.RawModule:
-    return cupy.RawModule(code=source(file), options=given)
+    return cupy.RawModule(code=source(Path(__file__).with_name(file)), options=given)

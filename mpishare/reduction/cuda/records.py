@@ -11,6 +11,7 @@ from mpishare.errors import UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpishare.reduction.operation import Operation
     from mpishare.reduction.order import Order
 
 MAX_AXES = 8
@@ -61,37 +62,56 @@ Form = Literal["ROW", "NEAR", "FAR"]
 USUAL_FORMS: tuple[Form, ...] = ("ROW", "NEAR")
 
 
+def options(operation: Operation, nranks: int, form: Form) -> tuple[str, ...]:
+    """Return the compiler options of a kernel."""
+    return (
+        "--std=c++17",
+        "--fmad=false",
+        *operation.kernel_options,
+        f"-DRANKS={nranks}",
+        f"-DFORM={form}",
+        *SIZE_OPTIONS,
+    )
+
+
 def shapes_of(
     extents: Sequence[int], strides: Sequence[Strides], itemsize: int, order: Order
 ) -> tuple[list[Shape], Form]:
     """Return the records of fields of one shape, numbered in `order`, and their form."""
-    rows = [*zip(extents, *strides, strict=True)]
-    merged: list[list[int]] = []
-    for extent, *steps in rows if order == "C" else reversed(rows):
-        if extent == 1:
-            continue
-        last = merged[-1] if merged else None
-        if last and all(a == extent * b for a, b in zip(last[1:], steps, strict=True)):
-            merged[-1] = [last[0] * extent, *steps]
-        else:
-            merged.append([extent, *steps])
-    merged = merged or [[1] + [itemsize] * len(strides)]
-    if len(merged) > MAX_AXES:
+    rows = [*zip(extents, zip(*strides, strict=True), strict=True)]
+    row = (itemsize,) * len(strides)
+    axes = _merged(rows if order == "C" else rows[::-1]) or [(1, row)]
+    if len(axes) > MAX_AXES:
         raise UnsupportedError(
-            f"an array whose elements lie along {len(merged)} axes apart from each other: "
+            f"an array whose elements lie along {len(axes)} axes apart from each other: "
             f"{MAX_AXES} are allowed on CUDA"
         )
-    shapes = []
-    for index in range(len(strides)):
-        shape = Shape(axes=len(merged))
-        for axis, (extent, *steps) in enumerate(merged):
-            shape.extent[axis], shape.step[axis] = extent, steps[index]
-            shape.magic[axis], shape.shift[axis] = _divider(extent)
-        shapes.append(shape)
-    if len(merged) == 1 and all(step == itemsize for step in merged[0][1:]):
+    shapes = [_shape(axes, field) for field in range(len(strides))]
+    if len(axes) == 1 and axes[0][1] == row:
         return shapes, "ROW"
-    largest = max(prod(extents), *(step for row in merged for step in row[1:]))
+    largest = max(prod(extents), *(step for _, steps in axes for step in steps))
     return shapes, "NEAR" if largest < 1 << 31 else "FAR"
+
+
+def _merged(rows: Sequence[tuple[int, Strides]]) -> list[tuple[int, Strides]]:
+    """Join axes, each an extent and the steps of all fields, that one loop can run along."""
+    merged: list[tuple[int, Strides]] = []
+    for extent, steps in rows:
+        if extent == 1:
+            continue
+        if merged and merged[-1][1] == tuple(extent * step for step in steps):
+            merged[-1] = merged[-1][0] * extent, steps
+        else:
+            merged.append((extent, steps))
+    return merged
+
+
+def _shape(axes: Sequence[tuple[int, Strides]], field: int) -> Shape:
+    shape = Shape(axes=len(axes))
+    for axis, (extent, steps) in enumerate(axes):
+        shape.extent[axis], shape.step[axis] = extent, steps[field]
+        shape.magic[axis], shape.shift[axis] = _divider(extent)
+    return shape
 
 
 def _divider(number: int) -> tuple[int, int]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
+from mpishare.backends import driver
 from mpishare.backends.cuda_streams import borrowed, on_stream
 from mpishare.coordination.mpi_agreement import never_free
+from mpishare.memory.numbers import exchangeable
 from mpishare.plans.gpu.fields import current_stream
 from mpishare.plans.gpu.staging import DeviceStaging
 from mpishare.plans.layout import address_of
-from mpishare.reduction.across_nodes import ThroughHost, fold_into
+from mpishare.reduction.across_nodes import Transfer
+from mpishare.reduction.cuda.kernels import kernel
+from mpishare.reduction.cuda.records import Shape, address_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +30,10 @@ if TYPE_CHECKING:
 
 MIN_ON_GPU_NBYTES = 256 << 10
 """Fewer bytes are copied to the host and back in less time than an MPI takes to fetch them."""
+_THREADS, _MAX_BLOCKS = 512, 256
 
 
-class CudaTransfer(ThroughHost):
+class CudaTransfer(Transfer):
     """Transfer of fields in GPU memory: the host waits for their stream, with a deadline."""
 
     def __init__(self, setup: PlanSetup, operation: Operation, order: Order) -> None:
@@ -47,7 +53,7 @@ class CudaTransfer(ThroughHost):
 
     def fetch(self, field: Any, stream: Any, packed: Any) -> None:
         handle, owner = self._stream(field, stream)
-        flat = cupy.asarray(field)
+        flat = cupy.asarray(exchangeable(field))
         if not self._is_packed(flat):
             with on_stream(borrowed(handle, self._device)):
                 flat = flat.ravel(order=self._order)
@@ -57,7 +63,7 @@ class CudaTransfer(ThroughHost):
 
     def store(self, packed: Any, field: Any, stream: Any) -> None:
         handle, owner = self._stream(field, stream)
-        target = array = cupy.asarray(field)
+        target = array = cupy.asarray(exchangeable(field))
         source = self._address_of(packed)
         if self._is_packed(array):
             self._backend.copy(array.data.ptr, source, packed.nbytes, handle)
@@ -92,9 +98,8 @@ class GpuTransfer(CudaTransfer):
         super().__init__(setup, operation, order)
         self._blocks: list[Suballocation] = []
         self._staging: DeviceStaging | None = None
-        self._ufunc = getattr(cupy, operation.ufunc.__name__)
+        self._nleaders = len({*setup.comm.nodes})
         self._own = 0
-        self._stream_of_folds: Any = None
 
     def share(self, comm: PlanComm, call: str, leader: int, count: int) -> Any:
         """Return the packed result in memory of the leader's GPU."""
@@ -105,10 +110,8 @@ class GpuTransfer(CudaTransfer):
 
         def create() -> str:
             self._own = int(self._backend.new_stream())
-            self._stream_of_folds = borrowed(self._own, self._device)
             # A kernel that is loaded later would wait for the streams.
-            with on_stream(self._stream_of_folds):
-                self._ufunc(*[cupy.ones(1, dtype)] * 2)
+            self._enqueue_fold([0] * self._nleaders, 0, 0)
             self._context.synchronize(self._own, self._name)
             return staging.create()
 
@@ -135,9 +138,19 @@ class GpuTransfer(CudaTransfer):
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
         """Combine on a stream of its own, and wait for that."""
-        with on_stream(self._stream_of_folds):
-            fold_into(self._ufunc, operands, out)
+        addresses = [each.data.ptr for each in operands]
+        self._enqueue_fold(addresses, out.data.ptr, out.size)
         self._context.synchronize(self._own, self._name)
+
+    def _enqueue_fold(self, addresses: Sequence[int], into: int, count: int) -> None:
+        function = kernel("fold", self._operation, len(addresses), self._device, "ROW")
+        arguments = [
+            Shape(),  # a row has none
+            address_array(addresses),
+            *map(ctypes.c_uint64, (into, 0, count)),
+        ]
+        blocks = max(1, min(-(-count // _THREADS), _MAX_BLOCKS))
+        driver.Launch(function, blocks, _THREADS, arguments, self._name).enqueue(self._own)
 
     def release(self) -> None:
         if self._staging is not None:
@@ -161,6 +174,8 @@ class GpuTransfer(CudaTransfer):
         return int(packed.data.ptr)
 
     def _array(self, address: int, count: int) -> Any:
-        dtype = self._operation.dtype
-        memory = cupy.cuda.UnownedMemory(address, count * dtype.itemsize, None, self._device)
+        itemsize = self._operation.dtype.itemsize
+        memory = cupy.cuda.UnownedMemory(address, count * itemsize, None, self._device)
+        # Of elements of this size: CuPy need not know the dtype, as the kernel does.
+        dtype = "c16" if itemsize == 16 else f"u{itemsize}"
         return cupy.ndarray(count, dtype, cupy.cuda.MemoryPointer(memory, 0))

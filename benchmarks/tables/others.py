@@ -1,0 +1,231 @@
+"""The tables of the newest libraries, of solves, of JAX, of mixed plans and of applications."""
+
+import json
+from pathlib import Path
+
+from tables import (
+    RefusedError,
+    fastest,
+    medians,
+    on_clock,
+    over,
+    pair,
+    ratios,
+    size,
+    sizes,
+    table,
+    us,
+)
+
+#: The arms of each column: called or in a graph, with faces packed or sent from where they are.
+COLUMNS = {
+    "mpishare": ("window fields", "private fields", "window pairwise", "window fence"),
+    "staged MPI": ("staged", "staged persistent"),
+    "CUDA-aware MPI": ("mpi",),
+    "NCCL send and receive": ("nccl", "nccl graph", "nccl windows"),
+    "NCCL put and signal": ("nccl put", "nccl put graph", "nccl put in place"),
+    "NCCL in a kernel": ("nccl device", "nccl device graph", "nccl device in place"),
+    "NVSHMEM": ("nvshmem", "nvshmem graph", "nvshmem in place"),
+    "PyTorch symmetric memory": ("torch", "torch graph", "torch in place"),
+}
+EXCHANGES = {"halo1d": "1-D halo", "ring": "two faces, in a ring"}
+#: The arms of each column of the sums: called, in a graph, and twenty in one.
+SUMS = {
+    name: (arm, f"{arm} graph", f"{arm} graph of 20")
+    for name, arm in {
+        "mpishare": "reduce",
+        "NCCL": "nccl",
+        "NCCL in a window": "nccl4py",
+        "NVSHMEM": "nvshmem",
+        "PyTorch symmetric memory": "torch",
+        "staged MPI": "staged",
+        "through a float": "float",
+    }.items()
+}
+SOLVES = {
+    "kernels": "the kernels alone, each rank in its own box",
+    "graph": "mpishare, graphs of 50 iterations",
+    "one graph": "mpishare, one graph per solve",
+    "calls": "mpishare, kernel by kernel",
+    "calls, dot": "mpishare, kernel by kernel, both products by `Allreduce.dot`",
+    "nccl graph": "NCCL, graphs of 50 iterations",
+    "nccl graph beside": "NCCL, graphs of 50 iterations, its exchange beside a kernel",
+    "nccl": "NCCL, kernel by kernel",
+    "nccl beside": "NCCL, kernel by kernel, its exchange beside a kernel",
+    "staged": "MPI through pinned memory",
+}
+CALLS_OF_NCCL = ("nccl", "nccl beside")
+#: The forms of the program of the case jax.
+FORMS = ("loop", "recorded", "unrolled", "padded")
+#: The columns of plans that mix messages with kernels: times of one step, and of ten.
+MIXED = {
+    "fused alone, µs": "fused",
+    "messages alone, µs": "messages",
+    "both in one plan, µs": "mixed",
+}
+PARTS = {
+    "its kernel, µs": "fused part of mixed",
+    "the kernel alone": "fused part alone",
+    "interior, µs": "interior",
+    "beside the exchange": "interior beside mixed",
+}
+NODE_SUMS = {
+    "packed on GPUs, µs": "on GPUs",
+    "packed on the host, µs": "through the host",
+    "staged `MPI_Allreduce`, µs": "staged by hand",
+}
+#: The orders of a step of an application, and the columns of figures, with their formats.
+ORDERS = ("plain", "last", "first", "beside")
+FIGURES = {
+    "step over max(interior, exchange) + shell": ("step_with_overlap_to_best", ".2f"),
+    "efficiency": ("{}_efficiency", ".2f"),  # of the fastest order
+    "exchange, µs": ("exchange_us_median", ".3g"),
+    "step over that with the fastest MPI": ("step_to_fastest_mpi", ".2f"),
+    "with pinned, times as long": ("pinned_exchange_to_mpishare", ".1f"),
+    "with naive, times as long": ("naive_exchange_to_mpishare", ".1f"),
+}
+
+
+def newest(rows: list[dict]) -> list[str]:
+    """The lines of all tables of a run, and why a baseline has no times."""
+    lines = [line for case in EXCHANGES for line in _exchanges(rows, case)]
+    return [*lines, *_sums(rows), *_dots(rows), *_setups(rows), *_absent(rows)]
+
+
+def _exchanges(rows: list[dict], case: str) -> list[str]:
+    """A line per size: with a synchronize after each exchange / back to back."""
+    found = medians(rows, case)
+    ran = {arm for _, arm, _ in found}
+    columns = {name: arms for name, arms in COLUMNS.items() if ran & {*arms}}
+    cells = []
+    for nbytes in sizes(found):
+        times = [fastest(found, nbytes, arms) for arms in columns.values()]
+        cells.append([size(nbytes), *map(pair, times), ratios(*times)])
+    return table([EXCHANGES[case], *columns, "mpishare over the fastest"], cells)
+
+
+def _sums(rows: list[dict]) -> list[str]:
+    """A line per size, back to back: called / in a graph / a twentieth of a graph of twenty."""
+    found = on_clock(rows, "allreduce")
+    ran = {arm for _, arm in found}
+    columns = {name: arms for name, arms in SUMS.items() if arms[0] in ran}
+    cells = []
+    for nbytes in sizes(found):
+        times = [[found.get((nbytes, arm)) for arm in arms] for arms in columns.values()]
+        words = [pair(filter(None, each)) or "-" for each in times]
+        cells.append([size(nbytes), *words, ratios(*times), us(found.get((nbytes, "complex128")))])
+    heads = ["sum over all ranks", *columns, "mpishare over the fastest", "complex128, called"]
+    return table(heads, cells)
+
+
+def _dots(rows: list[dict]) -> list[str]:
+    """A sentence: a dot product of 2^20 numbers, and the same without the other ranks."""
+    found = {arm: time for (_, arm), time in on_clock(rows, "dot").items()}
+    if not found:
+        return []
+    arms = "dot", "dot of one rank", "local dot", "vdot and allreduce"
+    own, alone, local, mpi = (us(found.get(arm)) for arm in arms)
+    return [
+        f"`Allreduce.dot` of 2^20 float64 per rank, back to back: {own} µs, of one rank {alone};",
+        f"`cupy.vdot` of the rank's own {local}, and with `MPI_Allreduce` behind it {mpi}.",
+        "",
+    ]
+
+
+def _setups(rows: list[dict]) -> list[str]:
+    """How long it takes to make things."""
+    found = {arm: time / 1e3 for (_, arm, _), time in medians(rows, "setup").items()}
+    cells = [[arm, f"{ms:.3g}"] for arm, ms in found.items()]
+    return table(["made on an existing node, but for `Node`", "ms"], cells)
+
+
+def _absent(rows: list[dict]) -> list[str]:
+    """What was not timed, and why: a line per library and reason, with the sizes of wrong sums."""
+    names = {arm: name for columns in (SUMS, COLUMNS) for name in columns for arm in columns[name]}
+    found: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        if row["kind"] == "rival" and not row["ok"]:
+            # A reason begins with the name that the bench has for the library.
+            why = "" if row["wrong"] else row["reason"].partition(": ")[2] or row["reason"]
+            found.setdefault((names.get(row["arm"], row["arm"]), why), []).append(row)
+    lines = []
+    for (name, why), failed in found.items():
+        failing = ", ".join(size(n) for n in sorted({row["nbytes"] for row in failed}))
+        what = "sums" if {row["case"] for row in failed} == {"allreduce"} else "results"
+        where = " in sums" if what == "sums" else ""
+        lines.append(
+            f"- {name} was not timed{where}: {why}"
+            if why
+            else f"- {name} gave wrong {what} of {failing}, and was not timed there"
+        )
+    return [*lines, *[""] * bool(lines)]
+
+
+def solves(rows: list[dict]) -> list[str]:
+    """The iteration of conjugate gradients, by each way to link the ranks."""
+    found = {arm: time for (_, arm), time in on_clock(rows, "cg").items()}
+    called = [found.get(arm) for arm in CALLS_OF_NCCL]
+    cells = [
+        [text, us(found[arm]), over(found[arm], [found.get("kernels")]), over(found[arm], called)]
+        for arm, text in SOLVES.items()
+        if arm in found
+    ]
+    heads = ["an iteration", "µs", "of the kernels alone", "of the fastest calls of NCCL"]
+    return table(heads, cells)
+
+
+def jax(rows: list[dict]) -> list[str]:
+    """A step with an exchange, the same without it, and with that of mpi4jax where it ran."""
+    found = on_clock(rows, "jax")
+    has_mpi4jax = any(arm.startswith("mpi4jax") for _, arm in found)
+    heads = ["faces", "step", "with exchange, µs", "without, µs", "difference"]
+    heads += ["with mpi4jax, µs", "mpishare over mpi4jax"] * has_mpi4jax
+    heads += ["exchange called, µs"]
+    cells = []
+    for nbytes in sizes(found):
+        for form in FORMS:
+            step, alone = found[nbytes, form], found[nbytes, f"{form} alone"]
+            line = [size(nbytes), form, us(step), us(alone), us(step - alone)]
+            if has_mpi4jax:
+                theirs = found[nbytes, f"mpi4jax, {form}"]
+                line += [us(theirs), f"{step / theirs:.2f}"]
+            cells.append([*line, us(found[nbytes, "exchange called"])])
+    return table(heads, cells)
+
+
+def lines_of(path: Path) -> list[dict]:
+    """What a program printed, a line of JSON each; nothing where there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def mixed(path: Path) -> list[str]:
+    """Plans that mix messages with kernels, and sums over two nodes: lines of mixed_nodes.py."""
+    plans, sums = [], []
+    for each in lines_of(path):
+        if "face_nbytes" in each:
+            times = [pair(each[name]) for name in MIXED.values()]
+            parts = [us(each[name]) for name in PARTS.values()]
+            plans.append([size(each["face_nbytes"]), *times, *parts])
+        else:
+            sums.append([size(each["sum_nbytes"]), *(us(each[arm]) for arm in NODE_SUMS.values())])
+    return [*table(["faces", *MIXED, *PARTS], plans), *table(["sum", *NODE_SUMS], sums)]
+
+
+def applications(path: Path) -> list[str]:
+    """What the programs of scripts/applications printed with --json."""
+    found = lines_of(path)
+    if any(each["checked"] is False for each in found):
+        raise RefusedError(f"{path.name} has a wrong result in it")
+    rows = []
+    for each in found:
+        cells = " x ".join(str(n * d) for n, d in zip(each["cells"], each["dims"], strict=True))
+        steps = {name: each[f"{name}_us"] for name in ORDERS if f"{name}_us" in each}
+        best = min(steps, key=steps.__getitem__, default=None)
+        step = f"{steps[best]:.4g} ({best})" if best else f"{each['step_us_median']:.4g}"
+        name = each["program"] + " --wrap" * bool(each.get("wrap")) + " --graph" * each["graph"]
+        with_mpi = f" ({each['mpi']})" if "mpi" in each and not each["gpu"] else ""
+        place = f"{each['ranks']} on {each['gpu'] or 'CPU cores'}{with_mpi}, {each['date'][:10]}"
+        figures = [(each.get(key.format(best)), form) for key, form in FIGURES.values()]
+        texts = ["" if figure is None else format(figure, form) for figure, form in figures]
+        rows.append([name, cells, place, step, *texts])
+    return table(["application", "cells in all", "ranks", "step, µs", *FIGURES], rows)

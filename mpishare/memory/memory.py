@@ -1,0 +1,87 @@
+"""The base of memories as one rank holds them: who keeps one mapped, and when it is closed.
+
+Arrays of one memory share an anchor, which lives as long as the last of them and holds all that
+they need. A derived class makes the anchor and arrays on it, and unmaps or frees.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Shape = tuple[int, ...]
+
+
+class Memory(ABC):
+    """An allocation as one rank holds it: its own, or a mapping of another rank's."""
+
+    is_given = False  # whether it is the user's own, shared in place
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address  # in this process
+        self.nbytes = nbytes
+        self._anchor: Callable[[], Any] = lambda: None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether arrays on it are alive."""
+        return self._anchor() is not None
+
+    def array(self, shape: Shape, dtype: Any, strides: Shape | None = None, offset: int = 0) -> Any:
+        """Return the bytes from `offset` on as an array, which keeps the mapping alive."""
+        return self._array(self._hold(), shape, dtype, strides, offset)
+
+    def when_dropped(self, then: Callable[[], object]) -> None:
+        """Call `then` when the last array on it is gone; not at exit of the interpreter."""
+        if (anchor := self._anchor()) is not None:
+            weakref.finalize(anchor, then).atexit = False
+
+    def close(self) -> bool:
+        """Unmap or free; return False, with nothing done, if live arrays forbid that."""
+        if self.is_held:
+            return False
+        self._release()
+        return True
+
+    def _hold(self) -> Any:
+        """Return the anchor of the arrays."""
+        anchor = self._anchor()
+        if anchor is None:
+            anchor = self._new_anchor()
+            self._anchor = weakref.ref(anchor)
+        return anchor
+
+    @abstractmethod
+    def _new_anchor(self) -> Any: ...
+
+    @abstractmethod
+    def _array(
+        self, anchor: Any, shape: Shape, dtype: Any, strides: Shape | None, offset: int
+    ) -> Any: ...
+
+    @abstractmethod
+    def _release(self) -> None: ...
+
+
+def host_anchor(buffer: Any, nbytes: int = -1, offset: int = 0) -> np.ndarray[Any, Any]:
+    """Return bytes of a mapping as the base of arrays, which keep it mapped by that.
+
+    An array made on the mapping itself does not: it would be a segmentation fault after `close`.
+    """
+    return np.frombuffer(buffer, np.uint8, nbytes, offset)
+
+
+def host_array(
+    anchor: np.ndarray[Any, Any],
+    shape: Shape,
+    dtype: Any,
+    strides: Shape | None = None,
+    offset: int = 0,
+) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, anchor, offset, strides)

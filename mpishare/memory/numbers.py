@@ -1,0 +1,87 @@
+"""The numbers that mpishare computes with: the one table of dtypes, for NumPy, C and kernels.
+
+Elements of every other dtype travel as they are. C has its loops by the same names
+(`backends/native/numbers.h`), kernels by the same types (`plans/gpu/numbers.cuh`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Number(NamedTuple):
+    """One kind of numbers."""
+
+    name: str  # of its dtype
+    kind: str  # as that of a dtype
+    kernel: str  # its type in kernels
+    added_as: str  # the number, or the pair of them, whose sums have the same bits
+
+
+_TABLE = (
+    Number("bool", "b", "unsigned char", ""),
+    Number("int8", "i", "signed char", "uint8"),
+    Number("int16", "i", "short", "uint16"),
+    Number("int32", "i", "int", "uint32"),
+    Number("int64", "i", "long long", "uint64"),
+    Number("uint8", "u", "unsigned char", "uint8"),
+    Number("uint16", "u", "unsigned short", "uint16"),
+    Number("uint32", "u", "unsigned int", "uint32"),
+    Number("uint64", "u", "unsigned long long", "uint64"),
+    Number("float16", "f", "Half", "float16"),
+    Number("bfloat16", "f", "Bfloat16", "bfloat16"),
+    Number("float32", "f", "float", "float32"),
+    Number("float64", "f", "double", "float64"),
+    Number("complex64", "c", "Complex<float>", "float32"),
+    Number("complex128", "c", "Complex<double>", "float64"),
+)
+NUMBERS = {number.name: number for number in _TABLE}
+ADDED = tuple(dict.fromkeys(number.added_as for number in _TABLE if number.added_as))
+"""Whose sums kernels know; `EACH_ADDED` of numbers.cuh has the same order."""
+
+
+@functools.lru_cache(256)
+def number_of(dtype: np.dtype[Any]) -> Number | None:
+    """Return the number that elements of a dtype are, in the byte order of the machine."""
+    return NUMBERS.get(dtype.name) if dtype.isnative else None
+
+
+@functools.cache
+def _bfloat16() -> np.dtype[Any]:
+    """Return the dtype of ml_dtypes, which adds them in NumPy; without it, bytes that travel."""
+    try:
+        from ml_dtypes import bfloat16
+    except ModuleNotFoundError:
+        return np.dtype("V2")
+    dtype: np.dtype[Any] = np.dtype(bfloat16)
+    return dtype
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the dtype of a tensor; `TypeError` if NumPy has none of this name."""
+    return _bfloat16() if name == "bfloat16" else np.dtype(name)
+
+
+def exchangeable(field: Any) -> Any:
+    """Return an array that NumPy and CuPy take: of int16 for a tensor of bfloat16."""
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(field, "dtype", None) is not torch.bfloat16:
+        return field
+    return field.view(torch.int16)
+
+
+def from_dlpack(field: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array on the memory of an array of another library."""
+    known = exchangeable(field)
+    array = np.from_dlpack(known)
+    return array if known is field else array.view(_bfloat16())
+
+
+def can_add(dtype: np.dtype[Any]) -> bool:
+    """Whether elements can be added on the host at least: NumPy knows others than this table."""
+    number = number_of(dtype)
+    return dtype.kind in "iufc" if number is None else bool(number.added_as)

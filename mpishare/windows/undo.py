@@ -1,0 +1,51 @@
+"""Undo of a collective call that failed: importers release memory before its owner frees it."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mpishare.errors import MpiShareError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpishare.runtime.context import NodeContext
+
+
+@dataclass(frozen=True)
+class Undo:
+    """How to undo the steps of a call so far, each stack in the reverse order of its additions."""
+
+    local: ExitStack = field(default_factory=ExitStack)  # what no other rank uses
+    opened: ExitStack = field(default_factory=ExitStack)  # memory of other ranks
+    made: ExitStack = field(default_factory=ExitStack)  # memory that other ranks may have opened
+
+
+@contextmanager
+def undoing(context: NodeContext, call: str) -> Iterator[Undo]:
+    """Undo the steps within the block if one of them fails, as it does on all ranks."""
+    undo = Undo()
+    try:
+        yield undo
+    except BaseException as error:
+        _clear_frames(error)
+        undo.local.close()
+        try:
+            context.agreement.step(call, undo.opened.close)
+        except MpiShareError:
+            # The node itself is broken: others may still map this memory, so it stays until the end
+            # of the process. The first error explains more than this one.
+            pass
+        else:
+            undo.made.close()
+        raise
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Release the arrays in the frames of an error: their memory is about to be freed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
