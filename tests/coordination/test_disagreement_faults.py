@@ -51,7 +51,7 @@ def meet(stage: Stage, calls: list[str]) -> None:
     ids=" meets ".join,
 )
 def test_different_collective_calls_are_named_to_all(calls, backend):
-    played = play(3, meet, calls, backend=backend)
+    played = play(3, meet, calls, backend=backend, shared=True)
     spoken = {"event": "Node.event", "barrier": "Node.barrier", "share": "Node.share"}
     for rank in range(3):
         told = played.raised(rank, "call", "MismatchError")
@@ -65,7 +65,7 @@ def test_different_collective_calls_are_named_to_all(calls, backend):
 
 
 def test_a_rank_that_closes_where_others_go_on_has_left():
-    played = play(3, meet, ["barrier", "barrier", "close"])
+    played = play(3, meet, ["barrier", "barrier", "close"], shared=True)
     for rank in range(3):
         played.raised(rank, "call", "MismatchError")
     played.raised(2, "go on", "ClosedError")
@@ -109,7 +109,7 @@ def differ(stage: Stage, names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_different_arguments_are_named_to_all(backend):
-    played = play(3, differ, ARGUMENTS, backend=backend)
+    played = play(3, differ, ARGUMENTS, backend=backend, shared=True)
     for rank in range(3):
         for name in ARGUMENTS:
             told = played.raised(rank, name, "MismatchError")
@@ -122,7 +122,7 @@ def test_different_arguments_are_named_to_all(backend):
 
 
 def test_a_bad_argument_of_one_rank_is_its_own_error_and_the_others_peer_error():
-    played = play(3, meet, ["bad shape"])
+    played = play(3, meet, ["bad shape"], shared=True)
     played.raised(1, "call", "ValueError")
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
@@ -143,7 +143,7 @@ def test_a_bad_argument_of_one_rank_is_its_own_error_and_the_others_peer_error()
     ids=" meets ".join,
 )
 def test_waits_that_lead_in_a_circle_are_seen(calls):
-    played = play(3, meet, calls)
+    played = play(3, meet, calls, shared=True)
     errors = []
     for rank in range(3):
         told = played.told(rank, "call")

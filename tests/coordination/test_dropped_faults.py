@@ -106,7 +106,7 @@ def fails_on_one(stage: Stage) -> None:
 
 
 def test_what_is_dropped_survives_an_error_in_the_call_that_tells():
-    played = play(2, fails_on_one)
+    played = play(2, fails_on_one, shared=True)
     played.raised(0, "wrong", "TypeError")
     played.raised(1, "wrong", "PeerError")
     for rank in range(2):
@@ -141,7 +141,7 @@ def across_nodes(stage: Stage, is_given: bool) -> None:
 def test_dropped_over_several_nodes(nodes, is_given):
     """A plan is closed when the next one of its ranks is made."""
     count = sum(map(int, nodes.split(" + ")))
-    played = play_on(nodes, count, across_nodes, is_given)
+    played = play_on(nodes, count, across_nodes, is_given, shared=True)
     played.ended_well()
     for rank in range(count):
         told = played.rank(rank)

@@ -38,7 +38,7 @@ def leaves(stage: Stage, place: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("place", CALLS)
 def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
-    played = play(3, leaves, place, backend=backend)
+    played = play(3, leaves, place, backend=backend, shared=True)
     assert played.raised(1, "with", "ZeroDivisionError").text == "the words of rank 1"
     for rank in (0, 2):
         told = played.raised(rank, "with", "PeerError")
@@ -100,7 +100,7 @@ def interrupted(stage: Stage) -> None:
 
 
 def test_a_keyboard_interrupt_in_a_wait():
-    played = play(3, interrupted)
+    played = play(3, interrupted, shared=True)
     interrupted_at = played.raised(1, "with", "KeyboardInterrupt").end
     assert interrupted_at - played.rank(0)["sent"] < LIMIT_S
     for rank in (0, 2):
@@ -162,7 +162,7 @@ def handled(stage: Stage, code: str) -> None:
 @pytest.mark.parametrize("code", CODES)
 def test_a_handler_of_a_signal_leaves_within_a_call(code):
     """The memory of the other rank is mapped as long as the call goes on, which may look at it."""
-    played = play(2, handled, code, env={"MPISHARE_HOST_CODE": code})
+    played = play(2, handled, code, env={"MPISHARE_HOST_CODE": code}, shared=True)
     for name in ("exchange", "start", "accumulate", "reduce", "fence", "barrier"):
         assert played.told(0, name).error in (None, "ClosedError"), played.describe()
         assert played.told(1, name).error in (None, "PeerError"), played.describe()

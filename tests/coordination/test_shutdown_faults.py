@@ -58,7 +58,7 @@ def closed(stage: Stage) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_close_twice_and_use_after_close(backend):
-    played = play(2, closed, backend=backend)
+    played = play(2, closed, backend=backend, shared=True)
     for rank in (0, 1):
         facts = played.rank(rank)
         assert "calls" in facts, played.describe()

@@ -107,6 +107,7 @@ def other(stage: Stage) -> None:
             halo.exchange(fields[stage.rank == 1])
 
     stage.attempt("call", go)
+    stage.attempt("close", node.close)
 
 
 def test_ranks_that_give_other_fields_each_seen_before():
@@ -141,7 +142,7 @@ def late(stage: Stage) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_late_rank_is_no_mismatch(backend):
-    played = play(3, late, backend=backend)
+    played = play(3, late, backend=backend, shared=True)
     played.worked(range(3), "call", "close")
     played.ended_well()
 
@@ -184,7 +185,7 @@ def handled(stage: Stage, module: str, name: str) -> None:
 )
 def test_a_handler_of_a_signal_raises_at_a_first_sight(module, name):
     """While it waits for the others' words, or between two steps."""
-    played = play(3, handled, module, name)
+    played = play(3, handled, module, name, shared=True)
     assert played.raised(1, "call", "HandlerError").text == "the words of the handler"
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")

@@ -134,7 +134,7 @@ def left(stage: Stage, place: str, route: str) -> None:
     [("exchange", ""), ("accumulate", ""), ("make", ""), ("close", ""), ("exchange", "mpi")],
 )
 def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, route):
-    played = play(3, left, place, route)
+    played = play(3, left, place, route, shared=place in ("exchange", "accumulate") and not route)
     played.raised(1, "call", "KeyError")
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
@@ -162,7 +162,7 @@ def late(stage: Stage, place: str, route: str) -> None:
         time.sleep(4)
     else:
         stage.attempt("call", calls[place])
-    time.sleep(0.5)
+    stage.attempt("close", node.close)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def late(stage: Stage, place: str, route: str) -> None:
 def test_a_rank_that_does_not_come_within_the_deadline(place, route):
     """All others give up at about the same time, and rank 3 waits for them, not for the late one.
     Each names that one all the same."""
-    played = play(4, late, place, route)
+    played = play(4, late, place, route, shared=place == "exchange" and not route)
     for rank in (0, 2, 3):
         told = played.raised(rank, "call", "PeerTimeout")
         assert told.seconds < 4
@@ -190,12 +190,13 @@ def unpublished(stage: Stage) -> None:
     if stage.rank == 1:
         halo._forward._host._publish = lambda *arguments: None
     stage.attempt("call", halo.exchange)
-    time.sleep(2)
+    stage.world.Barrier()  # else those that do not wait would leave the node first
+    stage.attempt("close", node.close)
 
 
 def test_control_a_signal_that_is_left_out():
     """Who waits for it names the rank within the deadline; the others do not wait."""
-    played = play(3, unpublished, env={"MPISHARE_HOST_CODE": "python"})
+    played = play(3, unpublished, env={"MPISHARE_HOST_CODE": "python"}, shared=True)
     told = played.raised(2, "call", "PeerTimeout")
     assert told.ranks == [1]
     assert 1 <= told.seconds < 2
@@ -216,12 +217,12 @@ def missed(stage: Stage) -> None:
         node.barrier()
 
     stage.attempt("call", go)
-    time.sleep(1)
+    stage.attempt("close", node.close)
 
 
 def test_a_rank_that_makes_a_step_less_than_the_others():
     """Its barrier meets their exchange: seen as a cycle of waits, on every rank, at once."""
-    played = play(3, missed)
+    played = play(3, missed, shared=True)
     for rank in range(3):
         told = played.told(rank, "call")
         assert told.error in ("PeerTimeout", "PeerError", "MismatchError"), played.describe()
@@ -238,11 +239,11 @@ def crossed(stage: Stage) -> None:
     plans = [mpishare.HaloExchange(cart, np.zeros(6), 1, node=node) for _ in range(2)]
     plans = plans[::-1] if stage.rank == 1 else plans
     stage.attempt("call", lambda: [halo.exchange() for halo in plans])
-    time.sleep(1)
+    stage.attempt("close", node.close)
 
 
 def test_plans_in_another_order_on_one_rank():
-    played = play(2, crossed)
+    played = play(2, crossed, shared=True)
     errors = [played.told(rank, "call") for rank in range(2)]
     assert "MismatchError" in [told.error for told in errors], played.describe()
     assert all(told.error in ("MismatchError", "PeerError") for told in errors)

@@ -31,7 +31,7 @@ def random_plans(stage: Stage, seeds: int) -> None:
 @pytest.mark.parametrize("nodes", NAMES)
 def test_random_plans(nodes):
     """Every ghost, as in the tests of one node; and which route leads where."""
-    played = play_on(nodes, NAMES[nodes], random_plans, 12)
+    played = play_on(nodes, NAMES[nodes], random_plans, 12, shared=True)
     played.ended_well()
     for rank in range(NAMES[nodes]):
         facts = played.rank(rank)
@@ -117,7 +117,7 @@ def global_ids_and_no_cart(stage: Stage) -> None:
 
 @pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
 def test_global_ids_and_no_cart(nodes):
-    played = play_on(nodes, 4, global_ids_and_no_cart)
+    played = play_on(nodes, 4, global_ids_and_no_cart, shared=True)
     played.ended_well()
     for rank in range(4):
         assert played.rank(rank)["wrong"] == []
@@ -127,7 +127,7 @@ def test_global_ids_and_no_cart(nodes):
 @pytest.mark.parametrize("scene", [random_accumulations, random_graphs])
 @pytest.mark.parametrize("nodes", ["2 + 2", "2 + 1 + 1"])
 def test_the_reverse_and_graphs(nodes, scene):
-    played = play_on(nodes, 4, scene)
+    played = play_on(nodes, 4, scene, shared=True)
     played.ended_well()
     for rank in range(4):
         assert played.rank(rank)["wrong"] == []
@@ -156,7 +156,7 @@ def many_steps(stage: Stage, steps: int) -> None:
 @pytest.mark.parametrize("nodes", ["2 + 2", "in turn", *MACHINES])
 def test_steps_with_random_delays(nodes):
     """Data flows one way round, by both routes in turn."""
-    played = play_on(nodes, NAMES[nodes], many_steps, 400)
+    played = play_on(nodes, NAMES[nodes], many_steps, 400, shared=True)
     played.ended_well()
     assert all(played.rank(rank)["done"] for rank in range(NAMES[nodes]))
 
@@ -182,7 +182,7 @@ def sent_before(stage: Stage) -> None:
 
 @pytest.mark.parametrize("nodes", ["2 + 1", "2 + 1 machines"])
 def test_messages_go_on_while_a_rank_waits(nodes):
-    played = play_on(nodes, 3, sent_before)
+    played = play_on(nodes, 3, sent_before, shared=True)
     played.ended_well()
     assert all(played.rank(rank)["done"] for rank in range(3))
 
@@ -208,7 +208,7 @@ def refused(stage: Stage) -> None:
 
 
 def test_errors_cross_nodes():
-    played = play_on("2 + 2", 4, refused)
+    played = play_on("2 + 2", 4, refused, shared=True)
     for rank in range(4):
         assert "mpi" in played.raised(rank, "host only", "UnsupportedError").text
         bad = played.raised(rank, "bad", "ValueError" if rank == 3 else "PeerError")
@@ -232,7 +232,7 @@ def too_wide(stage: Stage) -> None:
 
 
 def test_a_halo_wider_than_a_block_of_another_node():
-    played = play_on("2 + 2", 4, too_wide)
+    played = play_on("2 + 2", 4, too_wide, shared=True)
     told = {played.raised(rank, "made", "ValueError").text for rank in range(4)}
     assert len(told) == 1, told
     assert "rank 0" in told.copy().pop()

@@ -83,7 +83,7 @@ def test_the_sender_dies():
 @pytest.mark.parametrize("how", [*["leaves"] * 3, *["leaves and frees"] * 3])
 def test_the_sender_leaves_by_an_exception(how):
     """What it does to its cells afterwards reaches no ghost, and is not given as the reason."""
-    played = play(3, begun, how)
+    played = play(3, begun, how, shared=True)
     played.raised(1, "call", "KeyError")
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
@@ -196,7 +196,7 @@ def interrupted(stage: Stage, is_in_window: bool) -> None:
 @pytest.mark.parametrize("is_in_window", [True, False], ids=["window", "private"])
 def test_an_exchange_that_is_interrupted(is_in_window):
     """A rank that still reads gets the reason; what was written afterwards reaches no ghost."""
-    played = play(3, interrupted, is_in_window)
+    played = play(3, interrupted, is_in_window, shared=True)
     assert "my own reason" in played.raised(1, "call", "KeyError").text
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
@@ -239,7 +239,7 @@ def with_guards(stage: Stage) -> None:
 
 
 def test_memory_that_others_cannot_read():
-    played = play(3, with_guards)
+    played = play(3, with_guards, shared=True)
     played.ended_well()
     for rank in range(3):
         assert played.rank(rank) == {"right": [True] * 40, "parts": 6}

@@ -83,7 +83,6 @@ def run_ranks(
     AssertionError. RANK_WRAPPER, a program, is put before each rank's own, and `before` is what
     runs mpirun.
     """
-    mpirun, kind = launcher()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         work = Path(folder)
         if isinstance(program, str) and "\n" in program:
@@ -91,20 +90,34 @@ def run_ranks(
             program = work / "program.py"
         if isinstance(program, str | Path):
             program = [sys.executable, program]
-        job = [*filter(None, [os.environ.get("RANK_WRAPPER")]), *map(str, program), *args]
-        options = ["--bind-to", "none"] if kind == "openmpi" else []
-        command = [*map(str, before), mpirun, *options, *extra_mpirun, "-n", str(n), *job]
-        variables = {k: v for k, v in os.environ.items() if not k.startswith(NOT_INHERITED)}
-        variables = {**(OPEN_MPI if kind == "openmpi" else {}), **variables}
-        variables |= {"REPORT_DIR": folder, "PYTHONFAULTHANDLER": "1"}
-        paths = [str(ROOT), *filter(None, [variables.get("PYTHONPATH")])]
-        variables["PYTHONPATH"] = os.pathsep.join(paths)
-        before = _segments()
-        result = _run(command, {**variables, **(env or {})}, work, timeout_s)
-    _remove_unused(_segments() - before)
+        command, variables = started_as(n, [*program, *args], work, env or {}, extra_mpirun, before)
+        there = segments()
+        result = _run(command, variables, work, timeout_s)
+    remove_unused(segments() - there)
     if check_survivors and result.survivors and not result.timed_out:
         raise AssertionError(f"processes outlived mpirun\n{result.describe()}")
     return result
+
+
+def started_as(
+    n: int,
+    program: Sequence[str | Path],
+    work: Path,
+    env: Mapping[str, str],
+    extra_mpirun: Sequence[str],
+    before: Sequence[str | Path],
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command line of a job and its environment, by which its processes are found."""
+    mpirun, kind = launcher()
+    job = [*filter(None, [os.environ.get("RANK_WRAPPER")]), *map(str, program)]
+    options = ["--bind-to", "none"] if kind == "openmpi" else []
+    command = [*map(str, before), mpirun, *options, *extra_mpirun, "-n", str(n), *job]
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(NOT_INHERITED)}
+    variables = {**(OPEN_MPI if kind == "openmpi" else {}), **variables}
+    variables |= {"REPORT_DIR": str(work), "PYTHONFAULTHANDLER": "1"}
+    paths = [str(ROOT), *filter(None, [variables.get("PYTHONPATH")])]
+    variables["PYTHONPATH"] = os.pathsep.join(paths)
+    return command, {**variables, **env}
 
 
 def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) -> Result:
@@ -125,22 +138,22 @@ def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) 
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             timed_out = True
-            for pid, words in _processes_of(work):
+            for pid, words in processes_of(work):
                 if "python" in Path(words[0]).name:
-                    _signal(pid, signal.SIGABRT)
+                    send_signal(pid, signal.SIGABRT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
         finally:
             # Ranks that lose their mpirun need a moment to notice; then they are killed.
             seconds = time.monotonic() - begin
-            _until(lambda: not list(_processes_of(work)), 0 if timed_out else 3)
-            survivors = list(_processes_of(work))
+            wait_until(lambda: not list(processes_of(work)), 0 if timed_out else 3)
+            survivors = list(processes_of(work))
             for pid, _ in survivors:
-                _signal(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             if process.poll() is None:  # where /proc does not tell, its group does
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
-            _until(lambda: not list(_processes_of(work)), 5)
+            wait_until(lambda: not list(processes_of(work)), 5)
     reports = {int(f.stem): json.loads(f.read_text()) for f in work.glob("[0-9]*.json")}
     return Result(
         process.returncode,
@@ -153,7 +166,7 @@ def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) 
     )
 
 
-def _processes_of(work: Path) -> Iterator[tuple[int, list[str]]]:
+def processes_of(work: Path) -> Iterator[tuple[int, list[str]]]:
     """Every process of the job, in whatever group or session: known by its REPORT_DIR."""
     mark = f"REPORT_DIR={work}\0".encode()
     for entry in Path("/proc").glob("[0-9]*"):
@@ -163,23 +176,23 @@ def _processes_of(work: Path) -> Iterator[tuple[int, list[str]]]:
                 yield int(entry.name), words
 
 
-def _signal(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _until(condition: Callable[[], bool], seconds: float) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
 
 
-def _segments() -> set[Path]:
+def segments() -> set[Path]:
     """The files of MPICH and of Open MPI in /dev/shm; ranks that are killed leave them there."""
     return {*SHM.glob("mpich_shm_*"), *SHM.glob("sm_segment.*")}
 
 
-def _remove_unused(files: set[Path]) -> None:
+def remove_unused(files: set[Path]) -> None:
     """Remove files that no process has open or mapped: others belong to another job."""
     if not files:
         return

@@ -25,3 +25,9 @@ def report(facts: dict[str, object]) -> None:
     with unfinished.open("w") as stream:
         json.dump(_facts, stream)
     unfinished.replace(file)
+
+
+def begin(folder: Path) -> None:
+    """Forget what was reported; what comes goes to another folder."""
+    _facts.clear()
+    os.environ["REPORT_DIR"] = str(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.launch import SHM, Result, launcher, run_ranks
+from tests.helpers.shared_job import play_shared
 
 HEADER = """\
 import atexit, ctypes, functools, gc, importlib, logging, os, signal, sys, time, warnings
@@ -115,6 +116,7 @@ def play(
     scene: Callable,
     *arguments: object,
     backend: str = "host",
+    shared: bool = False,
     survivable: bool = False,
     python: Sequence[str] = (),
     env: dict[str, str] | None = None,
@@ -123,13 +125,19 @@ def play(
     """Run the function on `n` ranks, with a `Stage` as its first argument.
 
     Its source is run and not its module, so that the ranks need no pytest. Ends in an error where
-    anything of mpishare's is left: a process, or a name in /dev/shm.
+    anything of mpishare's is left: a process, or a name in /dev/shm. A scene in which no rank ends
+    may be `shared`: on the host a job that is already there plays it.
     """
-    source = inspect.getsource(scene)
+    source = program_of(scene, arguments)
+    if shared and backend == "host":
+        variables = {"MPISHARE_BACKEND": backend, **(env or {})}
+        result = play_shared(n, source, env=variables, timeout_s=timeout_s)
+        assert not result.timed_out, result.describe()
+        return Played(result, {})
     names = set(SHM.glob("mpishare-*"))
     with tempfile.TemporaryDirectory(prefix="scene-") as folder:
         program = Path(folder, "scene.py")
-        program.write_text(f"{HEADER}\n{source}\n\n{scene.__name__}(Stage(), *{arguments!r})\n")
+        program.write_text(source)
         stderr = Path(folder, "stderr")
         stderr.mkdir()
         variables = {"MPISHARE_BACKEND": backend, **(env or {})}
@@ -148,6 +156,12 @@ def play(
     left = {name for name in set(SHM.glob("mpishare-*")) - names if not _is_of_the_living(name)}
     assert not left, f"left in /dev/shm: {left}\n{played.describe()}"
     return played
+
+
+def program_of(scene: Callable, arguments: Sequence[object]) -> str:
+    """What each rank runs."""
+    call = f"{scene.__name__}(Stage(), *{tuple(arguments)!r})"
+    return f"{HEADER}\n{inspect.getsource(scene)}\n\n{call}\n"
 
 
 def _is_of_the_living(name: Path) -> bool:

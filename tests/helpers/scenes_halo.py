@@ -5,17 +5,14 @@ allowed.
 """
 
 import functools
-import inspect
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.launch import ROOT, launcher, run_ranks
-from tests.helpers.scenes import HEADER, Played
+from tests.helpers.scenes import Played, program_of
+from tests.helpers.shared_job import play_shared
 
 NODES = {
     "2 + 2": ("-hosts", "nodea:2,nodeb:2"),
@@ -44,31 +41,32 @@ def _why_no_machines() -> str | None:
 
 
 def play_on(
-    nodes: str, n: int, scene: Callable, *arguments: object, backend: str = "host"
+    nodes: str,
+    n: int,
+    scene: Callable,
+    *arguments: object,
+    backend: str = "host",
+    shared: bool = False,
 ) -> Played:
     """Run the function on `n` ranks of pretended nodes, with a `Stage` as its first argument."""
     if launcher()[1] != "mpich":
         pytest.skip("only the launcher of MPICH pretends to be on several nodes")
-    before: list[str | Path] = []
     if nodes in MACHINES:
         if why := _why_no_machines():
             pytest.skip(why)
         count, hosts = MACHINES[nodes]
         before, options = [PRETEND, str(count)], ("-hosts", hosts)
     else:
-        options = ("-launcher", "fork", *NODES[nodes])
-    with tempfile.TemporaryDirectory(prefix="scene-") as folder:
-        program = Path(folder, "scene.py")
-        source = inspect.getsource(scene)
-        program.write_text(f"{HEADER}\n{source}\n\n{scene.__name__}(Stage(), *{arguments!r})\n")
-        result = run_ranks(
-            n,
-            [sys.executable, program],
-            env={"MPISHARE_BACKEND": backend},
-            extra_mpirun=options,
-            before=before,
-            timeout_s=50,
-        )
+        before, options = [], ("-launcher", "fork", *NODES[nodes])
+    run = play_shared if shared and backend == "host" else run_ranks
+    result = run(
+        n,
+        program_of(scene, arguments),
+        env={"MPISHARE_BACKEND": backend},
+        extra_mpirun=options,
+        before=before,
+        timeout_s=50,
+    )
     played = Played(result, {})
-    assert not result.timed_out, played.describe()
+    assert not played.result.timed_out, played.describe()
     return played

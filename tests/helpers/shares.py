@@ -2,9 +2,11 @@
 
 Processes beside each other, one per share, run every test once. The shares are about equally long
 by the seconds of the GPU evidence; tests without any are dealt out in turn. The tests of a share
-keep their order.
+keep their order. `--sample 2/3` runs every third of the parameters of each test, from the second
+on, and at least one of each: for runs that repeat others on another number of ranks.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -18,7 +20,7 @@ def parse(text: str) -> tuple[int, int]:
     """Return the number of a share, from 0, and how many there are."""
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise pytest.UsageError(f"--share takes NUMBER/COUNT, as 2/5, not {text}")
+        raise pytest.UsageError(f"a share is NUMBER/COUNT, as 2/5, not {text}")
     return int(number) - 1, int(count)
 
 
@@ -32,6 +34,14 @@ def deal(tests: Sequence[str], seconds: Mapping[str, int], count: int) -> list[s
     return shares
 
 
+def sample(tests: Sequence[str], number: int, count: int) -> set[str]:
+    """Return every `count`-th parameter set of each test, from that of the number on."""
+    by_name = defaultdict[str, list[str]](list)
+    for test in tests:
+        by_name[test.partition("[")[0]].append(test)
+    return {test for sets in by_name.values() for test in sets[number % len(sets) :: count]}
+
+
 def known_seconds() -> dict[str, int]:
     """How long each test took in the slowest of its runs on GPUs."""
     seconds: dict[str, int] = {}
@@ -43,13 +53,19 @@ def known_seconds() -> dict[str, int]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", help="run one of several shares of the tests, as 2/5")
+    parser.addoption("--sample", help="run some of the parameters of each test, as 2/3")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--share") is None:
-        return
-    number, count = parse(config.getoption("--share"))
-    mine = deal([item.nodeid for item in items], known_seconds(), count)[number]
+    if config.getoption("--sample") is not None:
+        number, count = parse(config.getoption("--sample"))
+        keep(config, items, sample([item.nodeid for item in items], number, count))
+    if config.getoption("--share") is not None:
+        number, count = parse(config.getoption("--share"))
+        keep(config, items, deal([item.nodeid for item in items], known_seconds(), count)[number])
+
+
+def keep(config: pytest.Config, items: list[pytest.Item], mine: set[str]) -> None:
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
     items[:] = [item for item in items if item.nodeid in mine]

@@ -119,9 +119,30 @@ def shared_bytes() -> int:
 
 
 def leftovers() -> list[str]:
-    """What this process still holds of mpishare's: mappings, open files, threads."""
+    """What this process holds of mpishare's since the scene began: mappings, files, threads."""
     gc.collect()  # an object may hold its views until then
+    before, nbytes = _before
+    found = [each for each in _held() if each not in before]
+    grown = shared_bytes() - nbytes
+    return found + [f"{grown} bytes mapped"] * bool(grown)
+
+
+def begin() -> None:
+    """Leave out what an earlier scene of this process still holds: a node that failed may."""
+    global _before
+    gc.collect()
+    _before = _held(), shared_bytes()
+
+
+def has_threads() -> bool:
+    """Whether a thread of mpishare's runs."""
+    return any("mpishare" in thread.name for thread in threading.enumerate())
+
+
+def _held() -> list[str]:
     files = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     found = [file for file in files if re.match("/dev/shm/(#|mpishare-)", file)]
-    found += [thread.name for thread in threading.enumerate() if "mpishare" in thread.name]
-    return found + [f"{shared_bytes()} bytes mapped"] * bool(shared_bytes())
+    return found + [thread.name for thread in threading.enumerate() if "mpishare" in thread.name]
+
+
+_before: tuple[list[str], int] = [], 0

@@ -88,7 +88,7 @@ def left(stage: Stage, place: str) -> None:
 @pytest.mark.parametrize("place", ["reduce", "argument", "dot", "close"])
 def test_a_rank_that_leaves_by_an_exception_tells_the_others(place):
     """Its own reason, or an argument that was refused."""
-    played = play(3, left, place)
+    played = play(3, left, place, shared=place != "close")
     error, text = ("ValueError", "shape") if place == "argument" else ("KeyError", "my own reason")
     assert text in played.raised(1, "call", error).text
     for rank in (0, 2):
@@ -112,12 +112,12 @@ def interrupted(stage: Stage) -> None:
         total._engine._large._share = interrupt
     stage.attempt("call", total.reduce, win.array)
     stage.attempt("then", total.reduce, win.array)
-    time.sleep(0.5)
+    stage.attempt("close", node.close)
 
 
 def test_a_rank_that_is_interrupted_leaves_the_node():
     """The others could be storing into its array: they are told, and it cannot go on."""
-    played = play(3, interrupted)
+    played = play(3, interrupted, shared=True)
     played.raised(1, "call", "KeyboardInterrupt")
     played.raised(1, "then", "ClosedError")
     for rank in (0, 2):
@@ -148,12 +148,12 @@ def interrupted_at_the_end(stage: Stage) -> None:
     slots.meet = meet_or_leave
     stage.attempt("call", total.reduce, win.array)
     win.array[...] = np.nan  # as the program may, where the call was cut off
-    time.sleep(1)
+    stage.attempt("close", node.close)
 
 
 def test_a_rank_that_has_left_when_the_others_read_its_array():
     """They must not return what they could have read too late."""
-    played = play(3, interrupted_at_the_end)
+    played = play(3, interrupted_at_the_end, shared=True)
     played.raised(1, "call", "KeyboardInterrupt")
     for rank in (0, 2):
         assert "KeyboardInterrupt" in played.raised(rank, "call", "PeerError").failures[1]
@@ -177,12 +177,12 @@ def late(stage: Stage, place: str) -> None:
         time.sleep(2.5)
     else:
         stage.attempt("call", calls[place])
-    time.sleep(0.5)
+    stage.attempt("close", node.close)
 
 
 @pytest.mark.parametrize("place", ["reduce", "dot", "make", "close"])
 def test_a_rank_that_does_not_come_within_the_deadline(place):
-    played = play(3, late, place)
+    played = play(3, late, place, shared=place in ("reduce", "dot"))
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerTimeout")
         assert told.ranks == [1], played.describe()
@@ -203,12 +203,12 @@ def crossed(stage: Stage, way: str) -> None:
     }[way]
     calls = calls[::-1] if stage.rank == 1 else calls
     stage.attempt("call", lambda: [call() for call in calls])
-    time.sleep(1)
+    stage.attempt("close", node.close)
 
 
 @pytest.mark.parametrize("way", ["two plans", "halo", "barrier"])
 def test_calls_in_another_order_on_one_rank(way):
-    played = play(2, crossed, way)
+    played = play(2, crossed, way, shared=True)
     errors = [played.told(rank, "call") for rank in range(2)]
     assert "MismatchError" in [told.error for told in errors], played.describe()
     assert all(told.error in ("MismatchError", "PeerError") for told in errors)
@@ -242,7 +242,7 @@ def repeated(stage: Stage, repeats: int) -> None:
 @pytest.mark.parametrize(("size", "repeats"), [(2, 10_000), (3, 3_000)])
 def test_many_repeats_with_random_delays(size, repeats):
     """Fewer of three ranks: beside other tests on two cores they took 41 s for 10,000."""
-    played = play(size, repeated, repeats)
+    played = play(size, repeated, repeats, shared=True)
     played.ended_well()
     for rank in range(size):
         assert played.rank(rank) | {"wrong": [], "steps": repeats} == played.rank(rank)
@@ -258,11 +258,11 @@ def unmet(stage: Stage) -> None:
     if stage.rank == 1:
         total._engine._slots._mine = memoryview(bytearray(128)).cast("Q")
     stage.attempt("call", total.reduce, np.ones(1))
-    time.sleep(2)
+    stage.attempt("close", node.close)
 
 
 def test_control_a_rank_that_publishes_nothing():
-    played = play(2, unmet)
+    played = play(2, unmet, shared=True)
     assert played.raised(0, "call", "PeerTimeout").ranks == [1]
     # Where it comes first, it looks for all that are missing, and so is itself.
     assert played.told(1, "call").ranks in (None, [1])
@@ -313,7 +313,7 @@ def over_nodes(stage: Stage) -> None:
 
 
 def check_over_nodes(nodes: str, backend: str) -> None:
-    played = play_on(nodes, NAMES[nodes], over_nodes, backend=backend)
+    played = play_on(nodes, NAMES[nodes], over_nodes, backend=backend, shared=True)
     if backend == "cuda":
         assert played.result.returncode == 0, played.describe()
         # Where the MPI takes no pointers to GPU memory, one rank says so, and nothing else is said.
@@ -427,7 +427,7 @@ def refused_over_nodes(stage: Stage) -> None:
 
 
 def test_errors_cross_nodes():
-    played = play_on("2 + 2", 4, refused_over_nodes)
+    played = play_on("2 + 2", 4, refused_over_nodes, shared=True)
     played.ended_well()
     for rank in range(4):
         played.raised(rank, "op", "TypeError" if rank == 3 else "PeerError")

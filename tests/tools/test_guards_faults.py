@@ -1,5 +1,6 @@
 """The guards of the fault tests, each seen to fail once."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,31 @@ def test_what_a_call_did_is_told():
         played.worked([1], "raises")
     with pytest.raises(AssertionError, match="rank 2 told nothing"):
         played.told(2, "works")
+
+
+def go_wrong(stage: Stage, way: str) -> None:
+    if stage.rank == 1 and way == "raises":
+        raise ValueError("on purpose")
+    if stage.rank == 1 and way == "leaves a name":
+        import pathlib
+
+        pathlib.Path(f"/dev/shm/mpishare-{os.getpid()}-left").touch()
+    report({"pid": os.getpid()})
+
+
+@pytest.mark.parametrize(
+    ("way", "words"), [("raises", "ValueError: on purpose"), ("leaves a name", "left in /dev/shm")]
+)
+def test_a_scene_of_a_shared_job_that_goes_wrong_is_seen_and_the_next_has_another_job(way, words):
+    right = [play(2, go_wrong, "", shared=True) for _ in range(2)]
+    wrong = play(2, go_wrong, way, shared=True)
+    after = play(2, go_wrong, "", shared=True)
+    for name in Path("/dev/shm").glob("mpishare-*-left"):
+        name.unlink()
+    assert words in wrong.result.stderr, wrong.describe()
+    with pytest.raises(AssertionError):
+        wrong.ended_well()
+    for played in (*right, after):
+        played.ended_well()
+    first, second, last = (played.rank(0)["pid"] for played in (*right, after))
+    assert first == second != last

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers.launch import _remove_unused, run_ranks
+from tests.helpers.launch import remove_unused, run_ranks
 
 IMPORTS = "import os, subprocess, sys, time\nfrom tests.helpers.reporting import my_rank, report\n"
 
@@ -43,7 +43,7 @@ def test_segments_that_a_job_beside_this_one_is_making_stay(tmp_path):
     left, opened = tmp_path / "left", tmp_path / "opened"
     left.touch()
     with opened.open("w"):
-        _remove_unused({left, opened})
+        remove_unused({left, opened})
     assert (left.exists(), opened.exists()) == (False, True)
 
 

@@ -18,6 +18,13 @@ def test_every_test_is_in_one_share(count):
     assert sorted(test for share in dealt for test in share) == sorted(tests)
 
 
+def test_samples_have_some_parameters_of_every_test_and_together_all():
+    tests = ["a[1]", "a[2]", "b", "a[3]", "c[x]", "c[y]", "a[4]"]
+    first, second = (shares.sample(tests, number, 2) for number in (0, 1))
+    assert first == {"a[1]", "a[3]", "b", "c[x]"}
+    assert second == {"a[2]", "a[4]", "b", "c[y]"}
+
+
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "/2", "a/b"])
 def test_what_is_no_share_is_refused(text):
     with pytest.raises(pytest.UsageError, match="NUMBER/COUNT"):

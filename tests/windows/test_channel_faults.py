@@ -39,6 +39,7 @@ def killed(stage: Stage, victim: int, stops: bool) -> None:
     node.barrier()
     if stage.rank == victim and stops:
         stage.world.Barrier()
+        stage.attempt("close", node.close)
         return
     if stage.rank == victim:
         time.sleep(0.4)
@@ -70,7 +71,7 @@ def test_the_killed_end_is_named_on_every_survivor(victim, backend):
 @pytest.mark.parametrize("victim", [0, 1], ids=["producer", "consumer"])
 def test_the_end_that_lags_is_named_at_the_deadline(victim, backend):
     """The other consumer takes all it can get, and is not to blame."""
-    played = play(3, killed, victim, True, backend=backend)
+    played = play(3, killed, victim, True, backend=backend, shared=True)
     for rank in {0, 1, 2} - {victim}:
         first = played.raised(rank, "first", "PeerTimeout")
         if rank == 0 and first.ranks == [2]:
@@ -144,7 +145,7 @@ def leaves(stage: Stage, leaver: int) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("leaver", [0, 1], ids=["producer", "consumer"])
 def test_an_end_that_leaves_by_an_exception_is_told_to_the_others(leaver, backend):
-    played = play(3, leaves, leaver, backend=backend)
+    played = play(3, leaves, leaver, backend=backend, shared=True)
     assert played.raised(leaver, "with", "ZeroDivisionError").text == "the words of the leaver"
     for rank in {0, 1, 2} - {leaver}:
         told = played.raised(rank, "with", "PeerError")
@@ -171,7 +172,7 @@ def closes_full(stage: Stage, frames: int) -> None:
 @pytest.mark.parametrize("frames", [2, 20], ids=["full", "waited for"])
 def test_a_node_closes_with_full_slots(frames, backend):
     """Also where the producer still waits for room: the consumers close, and take nothing more."""
-    played = play(3, closes_full, frames, backend=backend)
+    played = play(3, closes_full, frames, backend=backend, shared=True)
     for rank in range(3):
         played.raised(rank, "put", "ClosedError")
     played.worked(range(3), "second node")
@@ -195,12 +196,13 @@ def waits_in_a_loop(stage: Stage) -> None:
         report({"sent": time.monotonic()})
         os.kill(victim, signal.SIGINT)
         stage.attempt("barrier", node.barrier)
+        stage.attempt("close", node.close)
     else:
         stage.attempt("loop", loop)
 
 
 def test_a_keyboard_interrupt_ends_a_loop_over_frames():
-    played = play(2, waits_in_a_loop)
+    played = play(2, waits_in_a_loop, shared=True)
     told = played.raised(1, "loop", "KeyboardInterrupt")
     assert told.end - played.rank(0)["sent"] < LIMIT_S
     assert played.raised(0, "barrier", "PeerError").failures[1] == "KeyboardInterrupt"

@@ -74,7 +74,7 @@ def bad_share(stage: Stage) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_callable_given_to_share_raises(backend):
-    played = play(3, bad_share, backend=backend)
+    played = play(3, bad_share, backend=backend, shared=True)
     for call, error in (("raises", "KeyError"), ("exits", "SystemExit"), ("objects", "TypeError")):
         played.raised(1, call, error)
         for rank in (0, 2):
@@ -127,7 +127,7 @@ def tampered(stage: Stage, kinds: list[str]) -> None:
 def test_a_tampered_handle_is_refused_before_it_is_opened(backend):
     # A GPU's token is 64 opaque bytes: only the driver can tell.
     kinds = [kind for kind in TAMPERED if backend == "host" or kind != "token"]
-    played = play(3, tampered, kinds, backend=backend)
+    played = play(3, tampered, kinds, backend=backend, shared=True)
     for kind in kinds:
         told = played.raised(0, kind, "PeerError")
         assert sorted(told.failures) == [1, 2]

@@ -101,7 +101,7 @@ def killed(stage: Stage, source: str, kills: int) -> None:
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
 def test_a_hundred_viewers_that_are_killed(backend):
     kills = 100 if backend == "host" else 10  # each makes a context on the GPU
-    played = play(2, killed, VICTIMS, kills, backend=backend, timeout_s=100)
+    played = play(2, killed, VICTIMS, kills, backend=backend, timeout_s=100, shared=True)
     played.ended_well()
     assert played.rank(0)["kills"] == kills
     assert played.rank(0)["leases"] == []
@@ -142,7 +142,7 @@ def stopped(stage: Stage, killed_after_s: float) -> None:
 
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
 def test_a_viewer_that_is_stopped_delays_nothing_but_a_close_on_a_gpu(backend):
-    played = play(2, stopped, 0.0, backend=backend)
+    played = play(2, stopped, 0.0, backend=backend, shared=True)
     played.worked([0, 1], "close", "next", "node")
     assert played.rank(0)["saw"] == 1.0
     seconds, warned = played.told(0, "close").seconds, played.rank(0)["warned"]
@@ -157,7 +157,7 @@ def test_a_viewer_that_is_stopped_delays_nothing_but_a_close_on_a_gpu(backend):
 
 @pytest.mark.parametrize("backend", KILLING_BACKENDS)
 def test_a_viewer_that_is_killed_during_the_close(backend):
-    played = play(2, stopped, 0.5, backend=backend)
+    played = play(2, stopped, 0.5, backend=backend, shared=True)
     played.worked([0, 1], "close", "next", "node")
     assert played.rank(0)["warned"] == []
     if backend == "cuda":
@@ -256,7 +256,7 @@ def crowded(stage: Stage, source: str, count: int, seconds: float) -> None:
 
 @pytest.mark.limit(120)
 def test_fifty_viewers_at_full_speed():
-    played = play(2, crowded, CROWD, 50, 3.0, timeout_s=100)
+    played = play(2, crowded, CROWD, 50, 3.0, timeout_s=100, shared=True)
     played.ended_well()
     seen = played.rank(0)["seen"]
     assert len(seen) == 50, seen
@@ -268,7 +268,7 @@ def test_fifty_viewers_at_full_speed():
 @pytest.mark.limit(120)
 def test_no_frame_is_torn_at_full_speed():
     """A short one; `python -m tests.windows.test_viewers_faults` makes 10^5 reads."""
-    played = play(2, crowded, CROWD, 1, 4.0, timeout_s=100)
+    played = play(2, crowded, CROWD, 1, 4.0, timeout_s=100, shared=True)
     played.ended_well()
     [[frames, torn]] = played.rank(0)["seen"]
     assert frames > 500, (frames, played.rank(0)["steps"])
@@ -301,7 +301,7 @@ def twice(stage: Stage) -> None:
 
 
 def test_a_name_of_two_jobs():
-    played = play(2, twice)
+    played = play(2, twice, shared=True)
     played.worked([0, 1], "allocate")
     told = played.rank(0)
     assert told["any"]["error"] == "HandleError"
@@ -422,7 +422,7 @@ def beside_another_user(stage: Stage, squatter: str, source: str, nobody: int) -
 @pytest.mark.limit(120)
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 def test_another_user_takes_every_address_and_neither_job_nor_viewer_is_misled():
-    played = play(2, beside_another_user, SQUATTER, FOREIGN, NOBODY, timeout_s=100)
+    played = play(2, beside_another_user, SQUATTER, FOREIGN, NOBODY, timeout_s=100, shared=True)
     played.ended_well()
     played.worked([0, 1], "window", *(f"window {number}" for number in range(4)))
     told = played.rank(0)
@@ -470,7 +470,7 @@ def viewed_from_elsewhere(stage: Stage, source: str) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make a network namespace")
 def test_a_viewer_in_another_network_namespace():
     """It cannot tell that from a window that is not there, so the error names both."""
-    played = play(2, viewed_from_elsewhere, ELSEWHERE)
+    played = play(2, viewed_from_elsewhere, ELSEWHERE, shared=True)
     played.ended_well()
     told = played.rank(0)["told"]
     assert "no process of this user has a window of that name on this machine" in told
