@@ -14,6 +14,9 @@ from mpishare.errors import (
 from mpishare.graphs.step import capture
 from mpishare.halo import HaloExchange, Layout, NeighborExchange
 from mpishare.node import Node
+from mpishare.plans.cells import Box
+from mpishare.redistribution.distribution import OnRank
+from mpishare.redistribution.plan import Redistribute
 from mpishare.reduction.allreduce import Allreduce
 from mpishare.runtime import ranges as ranges  # for `mpishare.ranges.enable`
 from mpishare.runtime.outside import outside_environment
@@ -25,6 +28,7 @@ from mpishare.windows.window import Window
 
 __all__ = [
     "Allreduce",
+    "Box",
     "Channel",
     "ClosedError",
     "CudaError",
@@ -37,9 +41,11 @@ __all__ = [
     "MpiShareError",
     "NeighborExchange",
     "Node",
+    "OnRank",
     "PeerError",
     "PeerTimeout",
     "Pool",
+    "Redistribute",
     "UnsupportedError",
     "Window",
     "__version__",

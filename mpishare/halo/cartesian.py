@@ -189,7 +189,7 @@ class HaloExchange(Plan):
     def _index(self, box: Box) -> Index:
         """Return the index of a box of the grid's axes that fits every field."""
         axes, ndims = self._axes, [len(shape) for shape in self._shapes]
-        cuts = dict(zip(axes[0], box.slices(), strict=True))
+        cuts = dict(zip(axes[0], box.slices, strict=True))
         items = [cuts.get(axis, slice(None)) for axis in range(ndims[0])]
         if len(set(axes)) == 1:
             return tuple(items[: max(axes[0]) + 1])

@@ -240,7 +240,7 @@ def interior(block: Block, sent: Iterable[Transfer], received: Iterable[Transfer
     apart = [(tuple(-step for step in each.direction), each.source) for each in sent]
     apart += [(each.direction, _beside(block, each.direction)) for each in received]
     for side, box in apart:
-        spans = zip(kept.start, box.start, box.stop, kept.stop, strict=True)
+        spans = zip(kept.lower, box.lower, box.upper, kept.upper, strict=True)
         beyond = [
             kept.within(axis, *(span[2:] if step < 0 else span[:2]))
             for axis, (step, span) in enumerate(zip(side, spans, strict=True))
@@ -262,9 +262,9 @@ def _beside(block: Block, direction: Direction) -> Box:
 def shell(block: Block, inner: Box) -> tuple[Box, ...]:
     """Return disjoint boxes of the owned cells outside `inner`, two an axis at most."""
     rest, found = block.owned, []
-    for axis, (start, stop) in enumerate(zip(inner.start, inner.stop, strict=True)):
-        found += [rest.within(axis, rest.start[axis], start)]
-        found += [rest.within(axis, stop, rest.stop[axis])]
+    for axis, (start, stop) in enumerate(zip(inner.lower, inner.upper, strict=True)):
+        found += [rest.within(axis, rest.lower[axis], start)]
+        found += [rest.within(axis, stop, rest.upper[axis])]
         rest = rest.within(axis, start, stop)
     return tuple(box for box in found if box.size)
 

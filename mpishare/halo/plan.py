@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mpishare.coordination import recording
-from mpishare.errors import EpochError, UnsupportedError, format_nbytes
+from mpishare.errors import EpochError, UnsupportedError
 from mpishare.halo.any_fields import AnyFields
 from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
-from mpishare.plans import routes
-from mpishare.plans.base_plan import BasePlan
-from mpishare.plans.node_cache import report_of
+from mpishare.plans.routed_plan import RoutedPlan
 from mpishare.plans.setup import agree_on_routes
 from mpishare.runtime import ranges
 
@@ -29,15 +25,13 @@ if TYPE_CHECKING:
     from mpishare.plans.setup import AgreedFields, PlanStart
 
 
-class Plan(BasePlan):
+class Plan(RoutedPlan):
     """An exchange of the same cells at every call, for any arrays of the same layout.
 
     `HaloExchange` and `NeighborExchange` choose the cells.
     """
 
     _log = logging.getLogger("mpishare.halo")
-
-    _setup: RoutedSetup
 
     def __init__(
         self,
@@ -55,26 +49,9 @@ class Plan(BasePlan):
         else:
             self._fields = EnginePair(setup, sends, recvs)
             self._forward = self._fields.forward
-        routes.warn(setup.name, setup.comm, report_of(setup.node).pairs, setup.routes)
-        self._open: Any = None  # the call that was started
         self._is_open_fast = False  # then `_open` has its fields, not the engine's prepared ones
-        self._open_on(setup)
+        self._open_on_routes(setup)
         ranges.bind(self, "exchange", "start", "wait", "accumulate")
-        if self._log.isEnabledFor(logging.INFO):
-            self._log.info(
-                "%s made in %.1f ms, %s of staging: %s",
-                self.name,
-                1e3 * (perf_counter() - setup.begin),
-                format_nbytes(self.staging_nbytes),
-                setup.node.report().describe_routes(
-                    setup.comm.ranks_here, setup.comm.rank, self.routes
-                ),
-            )
-
-    @property
-    def routes(self) -> dict[int, str]:
-        """The route of the cells to each neighbor, by its rank in the given communicator."""
-        return dict[int, str](self._setup.my_routes)
 
     @property
     def _needs_host(self) -> bool:
@@ -95,11 +72,6 @@ class Plan(BasePlan):
         Collective, host-blocking where these are new to a plan for any fields.
         """
         return self._fields.pair_for("exchange", fields, None).setup.mine
-
-    @property
-    def staging_nbytes(self) -> int:
-        """Bytes of staging memory: those of this rank, and those that its node shares."""
-        return sum(engine.staging_nbytes for engine in self._engines)
 
     def exchange(self, *fields: Any, stream: Any = None) -> None:
         """Bring every ghost up to date: `start`, then `wait`.
@@ -166,9 +138,8 @@ class Plan(BasePlan):
             return
         engine, call = self._begin("start", fields, stream)
         engine.start(call, stream)
-        self._open, self._is_open_fast = (engine, call), False
-        if (captured_by := recording.current()) is not None:
-            captured_by.undo.append(self._drop_open)
+        self._is_open_fast = False
+        self._begin_open((engine, call))
 
     def wait(self, stream: Any = None) -> None:
         """End the exchange that `start` began: ghosts may be read, owned cells be written.
@@ -185,9 +156,7 @@ class Plan(BasePlan):
         if is_fast and not self._is_closed and self._forward.try_wait(stream):
             self._open = None
             return
-        self._check("wait")
-        if self._open is None:
-            raise EpochError(f"{self.name}: wait failed: nothing was started. Call start() first.")
+        self._check_started()
         if is_fast:
             engine = self._fields.pair_for("wait", self._open, stream).forward
             engine.wait(engine.prepare(self._open), stream)
@@ -236,13 +205,6 @@ class Plan(BasePlan):
                 "cannot be captured into a graph. Call it once before the capture."
             )
 
-    def _end_call(self) -> None:
-        if self._open is not None:
-            self.wait()
-
-    def _is_in_call(self) -> bool:
-        return self._open is not None
-
     def _held(self) -> Any:
         return self._open, self._made_with.arrays()
 
@@ -288,23 +250,11 @@ class Plan(BasePlan):
             raise TypeError(f"{self.name}: {call} failed: {why}: {call}(u)")
         return fields
 
-    def _check(self, call: str) -> None:
-        super()._check(call)
-        if self._setup.busy[0]:
-            raise EpochError(
-                f"{self.name}: {call} failed: another call of the plan is under way, in which a "
-                "handler of a signal came. Call it after that."
-            )
-
     def _prepare(self, call: str, engine: Engine, fields: Sequence[Any]) -> Any:
         try:
             return engine.prepare(fields)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {call} failed: {error}") from None
-
-    def _drop_open(self) -> None:
-        """Forget the start of a failed capture: it will never run."""
-        self._open = None
 
     @property
     def _engines(self) -> list[Engine]:

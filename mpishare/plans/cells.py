@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class Box:
     """Cells of one rank's array, ghosts counted: from `start` up to before `stop`."""
 
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
+        return tuple(stop - start for start, stop in zip(self.lower, self.upper, strict=True))
 
     @property
     def size(self) -> int:
@@ -34,26 +34,39 @@ class Box:
     def along(self, axes: Sequence[int], shape: Sequence[int]) -> Box:
         """Return the same cells of a field that the cart cuts along `axes`, whole along others."""
         start, stop = [0] * len(shape), list(shape)
-        for axis, first, last in zip(axes, self.start, self.stop, strict=True):
+        for axis, first, last in zip(axes, self.lower, self.upper, strict=True):
             start[axis], stop[axis] = first, last
         return Box(tuple(start), tuple(stop))
 
+    def __and__(self, other: Box) -> Box:
+        """Return the cells of both; a box without cells if they have none in common."""
+        start = tuple(map(max, self.lower, other.lower))
+        stop = tuple(map(min, self.upper, other.upper))
+        return Box(start, tuple(map(max, start, stop)))
+
+    def seen_from(self, origin: Sequence[int]) -> Box:
+        """Return the same cells in an array whose first cell is this one."""
+        start = tuple(at - first for at, first in zip(self.lower, origin, strict=True))
+        stop = tuple(at - first for at, first in zip(self.upper, origin, strict=True))
+        return Box(start, stop)
+
     def cut(self, axis: int, first: int, last: int) -> Box:
         """Return the planes from `first` up to before `last` along `axis`, at most to the end."""
-        return self.within(axis, self.start[axis] + first, self.start[axis] + last)
+        return self.within(axis, self.lower[axis] + first, self.lower[axis] + last)
 
     def within(self, axis: int, start: int, stop: int) -> Box:
         """Return the cells that lie from `start` up to before `stop` along `axis`."""
-        low, high = self.start[axis], self.stop[axis]
+        low, high = self.lower[axis], self.upper[axis]
         first = min(max(start, low), high)
         last = max(min(stop, high), first)
         return Box(
-            (*self.start[:axis], first, *self.start[axis + 1 :]),
-            (*self.stop[:axis], last, *self.stop[axis + 1 :]),
+            (*self.lower[:axis], first, *self.lower[axis + 1 :]),
+            (*self.upper[:axis], last, *self.upper[axis + 1 :]),
         )
 
+    @property
     def slices(self) -> tuple[slice, ...]:
-        return tuple(map(slice, self.start, self.stop))
+        return tuple(map(slice, self.lower, self.upper))
 
 
 class Cells(NamedTuple):

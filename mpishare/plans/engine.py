@@ -93,16 +93,16 @@ class RoutedSetup(PlanSetup):
     is_compiled: bool  # all ranks have the compiled part of the host backend
     chain: StreamChain  # orders the plan's calls on CUDA
     busy: bytearray  # 1 during a call on the host, in which a handler of a signal may come
+    calls: tuple[str, str] = ("exchange", "accumulate")  # names of both directions, in errors
 
     @property
     def my_routes(self) -> dict[int, Route]:
         """This rank's route to each peer."""
         return self.routes[self.comm.rank]
 
-    @staticmethod
-    def call_name(*, is_reverse: bool) -> str:
+    def call_name(self, *, is_reverse: bool) -> str:
         """Return the name of a direction's calls, `start` and `wait` included, in errors."""
-        return "accumulate" if is_reverse else "exchange"
+        return self.calls[is_reverse]
 
     def messages_by_rank(self, *, is_reverse: bool) -> list[list[MessageInfo]]:
         """Return each rank's messages to send; the reverse exchange swaps them with `recvs`."""

@@ -30,11 +30,12 @@ class Part:
     box: Box | None = None
     axis: int = 0
     indices: np.ndarray[Any, Any] | None = None  # in the order in which they travel
+    far: int | None = None  # index of the field at the other end, where it is another one
 
     @classmethod
-    def of_box(cls, field: int, layout: FieldLayout, box: Box) -> Part:
+    def of_box(cls, field: int, layout: FieldLayout, box: Box, far: int | None = None) -> Part:
         """Return the part of a box in the axes of the field."""
-        return cls(field, box.shape, box.size * layout.dtype.itemsize, box)
+        return cls(field, box.shape, box.size * layout.dtype.itemsize, box, far=far)
 
     @classmethod
     def of_indices(cls, field: int, layout: FieldLayout, axis: int, indices: Any) -> Part:
@@ -53,13 +54,18 @@ class Part:
         if self.indices is not None:
             return Part.of_indices(self.field, layout, axis, self.indices[begin:end])
         box = self.box or Box((), ())
-        return Part.of_box(self.field, layout, box.cut(axis, begin, end))
+        return Part.of_box(self.field, layout, box.cut(axis, begin, end), self.far)
+
+    @property
+    def far_field(self) -> int:
+        """The field's index at the other end of the message."""
+        return self.field if self.far is None else self.far
 
     @property
     def key(self) -> Any:
         """The index of the cells in an array of the field."""
         if self.box is not None:
-            return self.box.slices()
+            return self.box.slices
         return (*[slice(None)] * self.axis, self.indices)
 
 
@@ -121,7 +127,7 @@ def pack_messages(messages: Sequence[Message]) -> list[Any]:
                 runs[-1][1].append(part.field)
             else:
                 runs.append((cells, [part.field]))
-        parts = [[n, box and [box.start, box.stop], fields] for (n, box), fields in runs]
+        parts = [[n, box and [box.lower, box.upper], fields] for (n, box), fields in runs]
         packed.append([message.peer, message.tag, parts])
     return packed
 
@@ -144,7 +150,17 @@ class PartKey(NamedTuple):
     sender: int
     receiver: int
     tag: int
-    field: int
+    field: int  # of the sender
+
+
+def key_of_sent(sender: int, message: Message | MessageInfo, part: Part | PartInfo) -> PartKey:
+    """Return the key of a part that a rank sends."""
+    return PartKey(sender, message.peer, message.tag, part.field)
+
+
+def key_of_received(receiver: int, message: Message, part: Part) -> PartKey:
+    """Return the key of a part that a rank receives."""
+    return PartKey(message.peer, receiver, message.tag, part.far_field)
 
 
 def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Part]]:
@@ -152,13 +168,15 @@ def sent(messages: Iterable[Message], sender: int) -> Iterator[tuple[PartKey, Pa
     for message in messages:
         for part in message.parts:
             if part.nbytes:
-                yield PartKey(sender, message.peer, message.tag, part.field), part
+                yield key_of_sent(sender, message, part), part
 
 
 def received(messages: Iterable[Message], receiver: int) -> Iterator[tuple[PartKey, Part]]:
     """Yield the parts of messages that this rank, `receiver`, receives."""
-    for key, part in sent(messages, receiver):
-        yield key._replace(sender=key.receiver, receiver=receiver), part
+    for message in messages:
+        for part in message.parts:
+            if part.nbytes:
+                yield key_of_received(receiver, message, part), part
 
 
 def parts_sent(
@@ -169,8 +187,7 @@ def parts_sent(
         for message in messages[sender]:
             if route in (None, message.route):
                 for part in message.parts:
-                    key = PartKey(sender, message.peer, message.tag, part.field)
-                    yield key, part, message.route
+                    yield key_of_sent(sender, message, part), part, message.route
 
 
 def _cut(extent: int, number: int, count: int) -> int:

@@ -143,11 +143,14 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanStart
 def agree_on_fields(
     start: PlanStart, fields: Any, require: Any, describe: Callable[[GivenFields], Description]
 ) -> AgreedFields:
-    """Agree on the fields, the arguments and the node. Collective, host-blocking."""
+    """Agree on the fields, the arguments and the node. Collective, host-blocking.
+
+    `fields` may be a function that returns them, whose errors become errors of all ranks.
+    """
     call, group = start.call, start.held.group
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
-        given = GivenFields.of(fields, start.backend)
+        given = GivenFields.of(fields() if callable(fields) else fields, start.backend)
         described = describe(given)
         choice, node = look_for_node(group, call, start.given_node, given.backend)
         return (given, described.kept), {

@@ -110,7 +110,7 @@ def module():
 
 def of_field(copy):
     """A part of a field that is read or written where it is."""
-    return 0, None, None, None, copy, ()
+    return 0, 0, None, None, None, copy, ()
 
 
 def exchange_within(module, layout, words, copies, **others):
@@ -327,13 +327,13 @@ WORDS = np.zeros(8, "u8")
         {"receivers": (7,)},
         {"senders": (None,)},
         # A part that is in no buffer and read nowhere, one of a field that is none, half a buffer.
-        {"senders": ((0, 1, 1, (0, 0), 1, ((0, CELL, None, None, None, ()),)),)},
-        {"senders": ((0, 1, 1, (0, 0), 1, ((5, CELL, 1, 1, None, ()),)),)},
-        {"out": ((0, CELL, 1, None, None, ()),)},
-        {"out": ((0, (8, 0, 0, ((2, 8, 8, b"", None),)), 1, 1, None, ()),)},  # a table too short
+        {"senders": ((0, 1, 1, (0, 0), 1, ((0, 0, CELL, None, None, None, ()),)),)},
+        {"senders": ((0, 1, 1, (0, 0), 1, ((5, 0, CELL, 1, 1, None, ()),)),)},
+        {"out": ((0, 0, CELL, 1, None, None, ()),)},
+        {"out": ((0, 0, (8, 0, 0, ((2, 8, 8, b"", None),)), 1, 1, None, ()),)},  # a table too short
         {"out": (3,)},
         {"zeroed": None},
-        {"zeroed": ((0, CELL, 1, 1, None, ()),)},  # nowhere in the field
+        {"zeroed": ((0, 0, CELL, 1, 1, None, ()),)},  # nowhere in the field
         # Elements that cannot be added, and a share of one.
         {"is_reverse": True},
         {"is_reverse": True, "fields": ((*FIELD[:5], "f2"),)},

@@ -142,9 +142,9 @@ def applied(case, pairs):
     _, arrays, _ = owned_alone(case)
     before = [array.copy() for array in arrays]
     for sent, received in pairs(case):
-        ghosts = arrays[received.receiver][received.target.slices()]
+        ghosts = arrays[received.receiver][received.target.slices]
         assert (ghosts == POISON).all()
-        ghosts[...] = before[sent.sender][sent.source.slices()]
+        ghosts[...] = before[sent.sender][sent.source.slices]
     return arrays
 
 
@@ -197,11 +197,11 @@ def test_sources_are_owned_and_targets_are_not(case):
     for rank in ranks(case):
         block = case.blocks[rank]
         owned = np.zeros(shape(block), bool)
-        owned[block.owned.slices()] = True
+        owned[block.owned.slices] = True
         assert owned.sum() == block.owned.size == np.prod(block.extents)
         sent, received = both(case, rank)
-        assert all(owned[each.source.slices()].all() for each in sent)
-        assert not any(owned[each.target.slices()].any() for each in received)
+        assert all(owned[each.source.slices].all() for each in sent)
+        assert not any(owned[each.target.slices].any() for each in received)
         for each in sent + received:
             assert each.source.shape == each.target.shape
             assert each.source.size > 0
@@ -266,7 +266,7 @@ def test_other_axes_travel_whole(case, places, extra, random):
         source = sent.source.along(axes, before[sent.sender].shape)
         target = received.target.along(axes, after[received.receiver].shape)
         assert source.shape == target.shape
-        after[received.receiver][target.slices()] = before[sent.sender][source.slices()]
+        after[received.receiver][target.slices] = before[sent.sender][source.slices]
     assert same(after, [field(array) for array in expected(case)])
     for array, block in zip(after, case.blocks, strict=True):
         assert Block.of(array.shape, block.widths, axes) == block
@@ -285,7 +285,7 @@ def parts(case, rank):
     for boxes in ([inner], outer, [*(each.source for each in sent), *near]):
         count = np.zeros(shape(block), int)
         for box in boxes:
-            count[box.slices()] += 1
+            count[box.slices] += 1
         counts.append(count)
     return inner, outer, *counts
 
@@ -295,7 +295,7 @@ def beside(block, direction):
     owned, ghosts = block.owned, block.ghosts(direction)
     spans = []
     for axis, step in enumerate(direction):
-        start, stop, width = owned.start[axis], owned.stop[axis], ghosts.shape[axis]
+        start, stop, width = owned.lower[axis], owned.upper[axis], ghosts.shape[axis]
         if step < 0:
             stop = min(stop, start + width)
         elif step > 0:
@@ -310,7 +310,7 @@ def test_interior_and_shell_make_up_what_is_owned(case):
     for rank in ranks(case):
         inner, outer, inside, around, read = parts(case, rank)
         owned = np.zeros_like(inside)
-        owned[case.blocks[rank].owned.slices()] = 1
+        owned[case.blocks[rank].owned.slices] = 1
         assert np.array_equal(inside + around, owned)
         assert not (inside & (read > 0)).any()
         assert min(inner.shape) >= 0

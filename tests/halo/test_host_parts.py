@@ -28,7 +28,7 @@ def layout_of(order):
 
 
 def box_of(box, order):
-    return box if order == "C" else Box(box.start[::-1], box.stop[::-1])
+    return box if order == "C" else Box(box.lower[::-1], box.upper[::-1])
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

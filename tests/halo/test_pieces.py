@@ -33,7 +33,7 @@ def test_the_pieces_of_a_box_are_its_cells(start, stop):
         (piece,) = message.parts
         seen[piece.key] += 1
         assert piece.shape == seen[piece.key].shape
-        assert (piece.box.start[1] - start[1]) % 16 == 0
+        assert (piece.box.lower[1] - start[1]) % 16 == 0
     right = np.zeros(shape, int)
     right[tuple(map(slice, start, stop))] = 1
     assert np.array_equal(seen, right)

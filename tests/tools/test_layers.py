@@ -24,6 +24,7 @@ LAYERS = (
     "node",
     "plans",
     "halo reduction graphs",
+    "redistribution",
     "__init__ jax",
     "info bench",
 )

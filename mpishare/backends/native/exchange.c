@@ -305,10 +305,10 @@ static int receive_part(Exchange *self, const Sender *sender, const Part *part, 
     const int parity = self->epoch & 1;
     char *base = self->bases[part->field];
     if (sender->is_own) {
-        move_cells(&part->direct, base, base);
+        move_cells(&part->direct, base, self->bases[part->far]);
         return 0;
     }
-    const uint64_t *entry = table + 1 + ENTRY_WORDS * part->field;
+    const uint64_t *entry = table + 1 + ENTRY_WORDS * part->far;
     const uint64_t where = table[0] ? entry[0] : STAGED;
     if (!part->is_direct ||
         ((where == STAGED || where == IN_PROCESS) && part->buffers[parity])) {
@@ -344,7 +344,7 @@ static int receive_from(Exchange *self, Sender *sender)
     if (table[0] && !sender->is_own) {
         bool is_read = false;
         for (int at = 0; at < sender->nparts; at++)
-            is_read |= table[1 + ENTRY_WORDS * sender->parts[at].field] == IN_PROCESS &&
+            is_read |= table[1 + ENTRY_WORDS * sender->parts[at].far] == IN_PROCESS &&
                        sender->parts[at].nreads;
         /* What a rank has overwritten meanwhile, or another process has in its place, raises. The
          * fence keeps the looks behind the copies: an acquire load orders only what follows it. */

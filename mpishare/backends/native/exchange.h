@@ -44,7 +44,8 @@ typedef struct {
 } Read;
 
 typedef struct {
-    int field;
+    int field;        /* at this end */
+    int far;          /* at the sender, for what is received */
     char *buffers[2]; /* even and odd epochs; NULL without staging */
     Copy staged;      /* between the field and its buffer */
     bool is_direct;   /* read where it is: in my own field, a window, or a readable process */

@@ -82,14 +82,15 @@ static int read_copy(Exchange *self, PyObject *spec, Copy *copy)
     return 0;
 }
 
-/* Reads ``(field, staged, even, odd, direct, reads)``. */
+/* Reads ``(field, far, staged, even, odd, direct, reads)``. */
 static int read_part(Exchange *self, PyObject *spec, Part *part)
 {
     PyObject *staged, *even, *odd, *direct, *reads;
-    if (!PyArg_ParseTuple(spec, "iOOOOO!", &part->field, &staged, &even, &odd, &direct,
+    if (!PyArg_ParseTuple(spec, "iiOOOOO!", &part->field, &part->far, &staged, &even, &odd, &direct,
                           &PyTuple_Type, &reads))
         return -1;
-    if (part->field < 0 || part->field >= self->nfields) {
+    if (part->field < 0 || part->field >= self->nfields || part->far < 0 ||
+        part->far >= self->nfields) {
         PyErr_SetString(PyExc_ValueError, "no such field");
         return -1;
     }

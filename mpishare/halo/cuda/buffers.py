@@ -12,7 +12,7 @@ from mpishare.halo.cuda.staging import silent_key
 from mpishare.halo.cuda.work_items import Ghosts, Slot
 from mpishare.plans.gpu.flags import PinnedFlags
 from mpishare.plans.gpu.staging import DeviceStaging
-from mpishare.plans.message import PartKey
+from mpishare.plans.message import key_of_received, key_of_sent
 from mpishare.runtime.route import COPY, FUSED, GPU_MESSAGES, PINNED
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.cuda.direction import Direction
     from mpishare.plans.comm import PlanComm
-    from mpishare.plans.message import Message, Part
+    from mpishare.plans.message import Message, Part, PartKey
     from mpishare.runtime.route import Route
 
 
@@ -83,12 +83,12 @@ class Buffers:
     def outgoing(self, message: Message, part: Part) -> Slot:
         """Return the packed place of a part to send; not for MPI."""
         route = self._direction.mine[message.peer]
-        return self._slot(route, PartKey(self._comm.rank, message.peer, message.tag, part.field))
+        return self._slot(route, key_of_sent(self._comm.rank, message, part))
 
     def incoming(self, message: Message, part: Part) -> Slot:
         """Return the packed place of a part to receive; not for MPI."""
         route = self._direction.mine[message.peer]
-        return self._slot(route, PartKey(message.peer, self._comm.rank, message.tag, part.field))
+        return self._slot(route, key_of_received(self._comm.rank, message, part))
 
     def silent_flag(self, sender: int, receiver: int) -> int | None:
         """Return the flag that a fused neighbor without parts stores; None if it has parts."""

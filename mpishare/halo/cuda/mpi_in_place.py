@@ -79,7 +79,7 @@ class InPlaceMessages:
 
 
 def _offset(part: Part, layout: FieldLayout) -> int:
-    start = part.box.start if part.box is not None else ()
+    start = part.box.lower if part.box is not None else ()
     return sum(at * stride for at, stride in zip(start, layout.strides, strict=True))
 
 

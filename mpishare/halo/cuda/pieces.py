@@ -44,12 +44,15 @@ def split(
             yield stage
 
 
-def is_in_one_piece(message: Message, *sides: Sequence[FieldLayout]) -> bool:
-    """Whether a message's cells are contiguous, in the order of travel, in each side's layouts."""
+def is_in_one_piece(
+    message: Message, mine: Sequence[FieldLayout], theirs: Sequence[FieldLayout] | None = None
+) -> bool:
+    """Whether a message's cells are contiguous, in the order of travel, at this end, or at both."""
     if len(message.parts) != 1:
         return False
     (part,) = message.parts
-    return part.box is not None and all(_is_row(part, side[part.field]) for side in sides)
+    ends = [mine[part.field], *([] if theirs is None else [theirs[part.far_field]])]
+    return part.box is not None and all(_is_row(part, layout) for layout in ends)
 
 
 def _is_row(part: Part, layout: FieldLayout) -> bool:

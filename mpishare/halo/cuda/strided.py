@@ -36,7 +36,7 @@ class StridedCells:
     @classmethod
     def of(cls, part: Part, layout: FieldLayout, alignment: int) -> StridedCells:
         """Return the cells of a part, for a field whose address is a multiple of `alignment`."""
-        start = part.box.start if part.box is not None else (0,) * len(part.shape)
+        start = part.box.lower if part.box is not None else (0,) * len(part.shape)
         along = -1 if part.box is not None else part.axis
         itemsize = layout.dtype.itemsize
         return _strided_cells(start, part.shape, along, layout.strides, itemsize, alignment)

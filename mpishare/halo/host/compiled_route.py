@@ -128,7 +128,7 @@ class CompiledRoute:
             buffers = tuple(map(address_of, part.buffers))
         if part.in_place:
             within = lower(cells, cells, itemsize, by=cells)
-        return (part.field, staged, *buffers, within, ())
+        return (part.field, part.field, staged, *buffers, within, ())
 
     def _lower_sender(self, sender: Sender, control: dict[int, int]) -> tuple[Any, ...]:
         parts = tuple(self._lower_incoming(sender.rank, part) for part in sender.parts)
@@ -138,8 +138,8 @@ class CompiledRoute:
         return sender.rank, control[sender.rank], *alive, pid, parts
 
     def _lower_incoming(self, sender: int, part: Incoming) -> tuple[Any, ...]:
-        field, mine = part.name.field, self._comm.rank
-        layout = self._layouts[mine][field]
+        far, mine = part.name.field, self._comm.rank
+        layout = self._layouts[mine][part.field]
         cells, itemsize = Cells.of_key(layout, part.key), layout.dtype.itemsize
         buffers: Sequence[Any] = (None, None)
         staged = direct = None
@@ -150,9 +150,9 @@ class CompiledRoute:
         elif sender != mine:
             reads = self._peer_reads.reads(part.name)
         if part.in_place or sender == mine:
-            source = Cells.of_key(self._layouts[sender][field], part.source_key)
+            source = Cells.of_key(self._layouts[sender][far], part.source_key)
             direct = lower(cells, source, itemsize, by=cells if sender == mine else source)
-        return (field, staged, *buffers, direct, reads)
+        return (part.field, far, staged, *buffers, direct, reads)
 
     # --- what C asks
 
@@ -228,4 +228,5 @@ class CompiledRoute:
 
 def _lower_zeroed(layout: FieldLayout, part: Any) -> tuple[Any, ...]:
     cells = Cells.of_key(layout, part.key)
-    return part.field, None, None, None, lower(cells, cells, layout.dtype.itemsize, by=cells), ()
+    zeroed = lower(cells, cells, layout.dtype.itemsize, by=cells)
+    return part.field, part.field, None, None, None, zeroed, ()

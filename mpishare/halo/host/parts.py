@@ -57,13 +57,13 @@ class Extent(NamedTuple):
 
 def extent_of(layout: FieldLayout, box: Box) -> Extent:
     """Return the bytes of a field from the first cell of a box to the end of the last."""
-    cells = Cells.of_key(layout, box.slices())
+    cells = Cells.of_key(layout, box.slices)
     return Extent(cells.offset, cells.extent_nbytes(layout.dtype.itemsize))
 
 
 def run_nbytes(layout: FieldLayout, box: Box) -> int:
     """Return how many bytes of a box lie together in a field, with no gaps between them."""
-    cells = Cells.of_key(layout, box.slices())
+    cells = Cells.of_key(layout, box.slices)
     return loops([cells], layout.dtype.itemsize, cells.by_stride())[0].extent
 
 
@@ -103,6 +103,7 @@ class Incoming(NamedTuple):
     """
 
     name: PartKey
+    field: int
     key: Any
     source_key: Any
     in_place: bool
@@ -160,9 +161,9 @@ def lay_out(
     for key, info, _ in parts_sent(messages, setup.comm.ranks_here):
         if key.receiver == mine != key.sender:
             is_read = may_read and is_read_in_place(setup.layouts[key.sender][key.field], info)
-            sources[key] = info.box and info.box.slices(), is_read
+            sources[key] = info.box and info.box.slices, is_read
     incoming = [
-        Incoming(key, part.key, *sources[key], staging.buffers(key, part.shape))
+        Incoming(key, part.field, part.key, *sources[key], staging.buffers(key, part.shape))
         for key, part in received(recvs, mine)
     ]
     if not is_reverse:  # the order is free: own cells first, then one sender after the other
@@ -189,9 +190,9 @@ def block_for_cache(parts: Iterable[Incoming], layouts: Sequence[FieldLayout]) -
     groups: dict[tuple[int, int, int], list[Incoming]] = {}
     nbytes_of: dict[tuple[int, int, int], int] = {}
     for part in parts:
-        nbytes = _plane_nbytes(part, layouts[part.name.field].dtype.itemsize)
+        nbytes = _plane_nbytes(part, layouts[part.field].dtype.itemsize)
         if nbytes:
-            planes = part.name.field, part.key[0].start, part.key[0].stop
+            planes = part.field, part.key[0].start, part.key[0].stop
             groups.setdefault(planes, []).append(part)
             nbytes_of[planes] = nbytes_of.get(planes, 0) + nbytes
         else:

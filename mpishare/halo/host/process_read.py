@@ -116,16 +116,16 @@ class PeerReads:
     def lay_out(self, recvs: Sequence[Message]) -> None:
         """Cut the parts of these messages into blocks, and allocate the buffer."""
         mine, layouts = self._comm.rank, self._layouts
-        blocks: dict[PartKey, list[_Block]] = {}
+        blocks: dict[PartKey, tuple[int, list[_Block]]] = {}
         for key, part in received(recvs, mine):
             if key in self.keys and part.box is not None:  # it is a box at both ends
-                pair = layouts[key.sender][key.field], layouts[mine][key.field]
-                blocks[key] = [*_blocks(*pair, self._boxes[key], part.box)]
-        rearranged = (each for found in blocks.values() for each in found if each.strides)
+                pair = layouts[key.sender][key.field], layouts[mine][part.field]
+                blocks[key] = part.field, [*_blocks(*pair, self._boxes[key], part.box)]
+        rearranged = (each for _, found in blocks.values() for each in found if each.strides)
         nbytes = max((each.extent.nbytes for each in rearranged), default=0)
         self._scratch = np.empty(nbytes, np.uint8)
-        for key, found in blocks.items():
-            self._reads[key] = [self._lower(key, block) for block in found]
+        for key, (field, found) in blocks.items():
+            self._reads[key] = [self._lower(field, block) for block in found]
         self._readable = {field: self._readable_parts(field) for field in self.fields}
 
     def _readable_parts(self, field: int) -> _Readable:
@@ -137,10 +137,10 @@ class PeerReads:
         have_gaps = sum(each.nbytes for each in extents) > nbytes
         return _Readable(extents, have_gaps=have_gaps)
 
-    def _lower(self, key: PartKey, block: _Block) -> tuple[Any, ...]:
+    def _lower(self, field: int, block: _Block) -> tuple[Any, ...]:
         """Return offset, bytes and target of a read, then the buffer that it goes through."""
         (offset, nbytes), where, strides = block
-        layout = self._layouts[self._comm.rank][key.field]
+        layout = self._layouts[self._comm.rank][field]
         target = Cells.of_key(layout, where)
         if strides is None:
             return offset, nbytes, target.offset, None, None
@@ -236,7 +236,7 @@ def _is_readable(address: int, nbytes: int) -> bool:
 
 def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) -> Iterator[_Block]:
     """Yield the reads of a box in the sender's field into one of the same shape in mine."""
-    extent, key = extent_of(theirs, source), target.slices()
+    extent, key = extent_of(theirs, source), target.slices
     steps, own = (_steps(target.shape, layout.strides) for layout in (theirs, mine))
     if steps == own and extent.nbytes == target.size * theirs.dtype.itemsize:
         yield _Block(extent, key, None)

@@ -24,6 +24,7 @@ class _Part(NamedTuple):
     """Cells of a field, and their packed copies in even and in odd epochs."""
 
     name: PartKey
+    field: int
     key: Any
     buffers: tuple[Array, Array] | None  # None: between cells of this rank
 
@@ -53,7 +54,7 @@ class ReferenceRoute:
         self._own = {part.name: part.key for part in self._outgoing if part.buffers is None}
 
     def _part(self, name: PartKey, part: Part) -> _Part:
-        return _Part(name, part.key, self._staging.buffers(name, part.shape))
+        return _Part(name, part.field, part.key, self._staging.buffers(name, part.shape))
 
     def ahead(self) -> list[int]:
         """Ranks of the node that have started more exchanges than this one."""
@@ -64,7 +65,7 @@ class ReferenceRoute:
         epoch = self._epoch + 1
         self._staging.wait_until(self._receivers, CONSUMED, epoch - 2)
         self._memory_barrier()
-        for (_, _, _, field), key, buffers in self._outgoing:
+        for _, field, key, buffers in self._outgoing:
             if buffers is not None:
                 buffers[epoch & 1][...] = call.arrays[field][key]
         self._publish(READY, epoch)
@@ -73,18 +74,18 @@ class ReferenceRoute:
     def wait(self, call: HostCall) -> None:
         """Copy or add the cells of all senders, in the order of the messages."""
         epoch, arrays = self._epoch, call.arrays
-        for name, key, buffers in self._incoming:
-            array = arrays[name.field]
+        for name, field, key, buffers in self._incoming:
+            array = arrays[field]
             if buffers is None:
-                self._store(array, key, array[self._own[name]])
+                self._store(array, key, arrays[name.field][self._own[name]])
             else:
                 self._staging.wait_until((name.sender,), READY, epoch)
                 self._memory_barrier()
                 self._store(array, key, buffers[epoch & 1])
         self._publish(CONSUMED, epoch)
         if self._is_reverse:
-            for name, key, _ in self._outgoing:
-                arrays[name.field][key] = 0
+            for _, field, key, _ in self._outgoing:
+                arrays[field][key] = 0
 
     def _publish(self, word: int, epoch: int) -> None:
         self._memory_barrier()

@@ -1,0 +1,1 @@
+"""Global arrays that are spread over the ranks one way, and wanted another."""

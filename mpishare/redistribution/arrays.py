@@ -1,0 +1,150 @@
+"""The arrays of a redistribution: checked, made where none are given, copied where they have gaps.
+
+What the engines move has the layout that the plan was made for, C-contiguous. Arrays with other
+strides go through a copy on the stream of the call, which no other rank needs to know of.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.backends.streams import handle_of
+from mpishare.plans.layout import FieldLayout, as_numpy
+from mpishare.windows.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class Side:
+    """The part of this rank, spread one way.
+
+    `axes` are those of the part in the order of its memory, by their place in the global array, and
+    `cells` the way back, for `transpose`; None where nothing is permuted.
+    """
+
+    name: str  # "source" or "target"
+    shape: tuple[int, ...]  # as users see it
+    layout: FieldLayout  # with the axes of the global array
+    cells: tuple[int, ...] | None
+
+    def as_cells(self, array: Any) -> Any:
+        """Return a view with the axes of the global array."""
+        if self.cells is None:
+            return array
+        permute = getattr(array, "permute", None) or array.transpose  # that of PyTorch, or NumPy's
+        return permute(self.cells)
+
+
+class Arrays:
+    """Makes and checks arrays in the memory of a plan: of NumPy, or of CuPy and PyTorch."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+
+    def new(self, like: Any, side: Side, stream: Any) -> Any:
+        """Return a new array of a side, of the library of another one."""
+        dtype = side.layout.dtype
+        if not self._on_gpu:
+            if _is_tensor(like):
+                return sys.modules["torch"].empty(side.shape, dtype=like.dtype)
+            return np.empty(side.shape, dtype)
+        with self.on(like, stream):
+            if _is_tensor(like):
+                torch = sys.modules["torch"]
+                return torch.empty(side.shape, dtype=like.dtype, device=like.device)
+            import cupy
+
+            return cupy.empty(side.shape, dtype)
+
+    def checked(self, given: Any, name: str, side: Side) -> Any:
+        """Return an array as its library has it; raise unless it is one of the side."""
+        array = given.array if isinstance(given, Window) else given
+        found = self._layout_of(array, name)
+        wanted = FieldLayout(side.shape, found.strides, side.layout.dtype, side.layout.device)
+        if (found.shape, found.dtype, found.device) != (wanted.shape, wanted.dtype, wanted.device):
+            raise ValueError(
+                f"{name} is not this rank's part of the {side.name}: {wanted.difference(found)}"
+            )
+        if self._on_gpu or _is_tensor(array):
+            return array
+        return as_numpy(array, name)
+
+    def _layout_of(self, array: Any, name: str) -> FieldLayout:
+        if self._on_gpu:
+            from mpishare.plans.gpu.fields import cuda_layout
+
+            return cuda_layout(array, name)
+        found = as_numpy(array, name)
+        return FieldLayout(found.shape, found.strides, found.dtype, None)
+
+    def fits(self, array: Any, side: Side, *, is_written: bool) -> bool:
+        """Whether the engines can use the array as it is."""
+        cells = side.as_cells(array)
+        if not self._on_gpu:
+            # They take arrays that can be written alone: a read-only one is copied.
+            writeable = as_numpy(cells, side.name).flags.writeable
+            if is_written and not writeable:
+                raise ValueError("out is read-only")
+            if not writeable:
+                return False
+        return side.layout.is_like(self._layout_of(cells, side.name))
+
+    def compact(self, array: Any, stream: Any) -> Any:
+        """Return a copy without gaps."""
+        with self.on(array, stream):
+            if _is_tensor(array):
+                torch = sys.modules["torch"]
+                return array.clone(memory_format=torch.contiguous_format)
+            return array.copy(order="C")
+
+    def copy_into(self, out: Any, array: Any, stream: Any) -> None:
+        """Copy on the stream."""
+        with self.on(out, stream):
+            out[...] = array
+
+    def share_memory(self, one: Any, other: Any) -> bool:
+        """Whether the spans of two arrays overlap: those of interleaved cells count too."""
+        (a, a_nbytes), (b, b_nbytes) = map(self._span, (one, other))
+        return bool(a_nbytes and b_nbytes and a < b + b_nbytes and b < a + a_nbytes)
+
+    def _span(self, array: Any) -> tuple[int, int]:
+        if self._on_gpu:
+            from mpishare.plans.gpu.fields import addresses_of, cuda_layout
+
+            layout = cuda_layout(array, "an array")
+            return addresses_of([array], [layout])[0], layout.span_nbytes
+        found = as_numpy(array, "an array")
+        layout = FieldLayout(found.shape, found.strides, found.dtype, None)
+        return found.__array_interface__["data"][0], layout.span_nbytes
+
+    def on(self, array: Any, stream: Any) -> Any:
+        """Make a stream the current one of the library of an array."""
+        if stream is None or not self._on_gpu:
+            return nullcontext()
+        if _is_tensor(array):
+            torch = sys.modules["torch"]
+            return torch.cuda.stream(torch.cuda.ExternalStream(handle_of(stream), array.device))
+        import cupy
+
+        return cupy.cuda.ExternalStream(handle_of(stream))
+
+
+def layout_of(shape: tuple[int, ...], dtype: np.dtype[Any], permute: Sequence[int]) -> FieldLayout:
+    """Return the layout, with the axes of the global array, of a part whose axes are permuted."""
+    strides, step = [0] * len(shape), dtype.itemsize
+    for axis in reversed(permute):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return FieldLayout(shape, tuple(strides), dtype, None)
+
+
+def _is_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)

@@ -1,0 +1,131 @@
+"""Which cells of a global array a rank has, as users say it and as a box per rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.plans.cells import Box
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True)
+class OnRank:
+    """The whole of an array on one rank, and nothing on the others.
+
+    Parameters
+    ----------
+    rank : int
+        Of the communicator of the plan.
+    """
+
+    rank: int
+
+
+def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) -> Box:
+    """Return the part of one of `size` ranks, in a distribution as users give it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `given` is no distribution of the shape over so many ranks. `name` is that of the
+        user's argument.
+    """
+    ndim = len(shape)
+    whole = Box((0,) * ndim, tuple(shape))
+    if given is None:
+        return whole
+    if isinstance(given, OnRank):
+        if not _is_int(given.rank) or not 0 <= given.rank < size:
+            raise ValueError(f"{name} is {given!r}: ranks are 0 to {size - 1}")
+        return whole if rank == given.rank else Box(whole.lower, whole.lower)
+    if isinstance(given, Box):
+        return _checked(name, given, shape)
+    if _is_int(given):
+        axis = index(given)
+        if not -ndim <= axis < ndim:
+            raise ValueError(f"{name} cuts axis {axis}: the array has {ndim} axes")
+        return _cut([size if at == axis % ndim else 1 for at in range(ndim)], shape, rank)
+    try:
+        parts = [*map(index, given)]
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an axis, the number of ranks along each axis, a Box, an OnRank or "
+            f"None, not {given!r}"
+        ) from None
+    if len(parts) != ndim or prod(parts) != size or min(parts) < 1:
+        raise ValueError(
+            f"{name} is {tuple(parts)}: it must have the number of ranks along each of {ndim} "
+            f"axes, {size} in all"
+        )
+    return _cut(parts, shape, rank)
+
+
+def _checked(name: str, given: Box, shape: Sequence[int]) -> Box:
+    """Return a rank's own box with ints, within the array."""
+    try:
+        box = Box(tuple(map(index, given.lower)), tuple(map(index, given.upper)))
+    except TypeError:
+        raise TypeError(f"{name} is {given!r}: its ends are ints, one for each axis") from None
+    fits = len(box.lower) == len(box.upper) == len(shape) and all(
+        0 <= first <= last <= extent
+        for first, last, extent in zip(box.lower, box.upper, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"{name} is {given!r}: it is not within an array of shape {tuple(shape)}")
+    return box
+
+
+def require_disjoint(name: str, boxes: Sequence[Box], then: str) -> None:
+    """Raise `ValueError` if two ranks have the same cell; `then` is how the message ends."""
+    for rank, box in enumerate(boxes):
+        for other in range(rank):
+            both = box & boxes[other]
+            if both.size:
+                raise ValueError(f"ranks {other} and {rank} both have {both} of the {name}: {then}")
+
+
+def require_covered(wanted: Sequence[Box], there: Sequence[Box], what: str) -> None:
+    """Raise `ValueError` if a wanted cell is in no box; those that are there are disjoint."""
+    for rank, box in enumerate(wanted):
+        overlaps = [box & each for each in there]
+        if sum(each.size for each in overlaps) < box.size:
+            lacking = next(_outside(box, overlaps))
+            raise ValueError(f"{what.format(rank=rank)} {lacking}, which no rank has")
+
+
+def _outside(box: Box, others: Sequence[Box]) -> Any:
+    """Yield boxes of the cells that are in none of the others."""
+    for at, other in enumerate(others):
+        both = box & other
+        if not both.size:
+            continue
+        for axis, (first, last) in enumerate(zip(both.lower, both.upper, strict=True)):
+            for begin, end in ((box.lower[axis], first), (last, box.upper[axis])):
+                if begin < end:
+                    yield from _outside(box.within(axis, begin, end), others[at + 1 :])
+            box = box.within(axis, first, last)
+        return
+    if box.size:
+        yield box
+
+
+def _cut(parts: Sequence[int], shape: Sequence[int], rank: int) -> Box:
+    """Return a rank's part, as `numpy.array_split` cuts along each axis."""
+    start, stop = [], []
+    for at, count, extent in zip(np.unravel_index(rank, parts), parts, shape, strict=True):
+        each, longer = divmod(extent, count)
+        first, last = (end * each + min(end, longer) for end in (int(at), int(at) + 1))
+        start.append(first)
+        stop.append(last)
+    return Box(tuple(start), tuple(stop))
+
+
+def _is_int(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)

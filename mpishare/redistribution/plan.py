@@ -1,0 +1,442 @@
+"""`Redistribute`: a global array, spread over the ranks one way, wanted another."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mpishare.coordination.rank_group import require_intracomm
+from mpishare.errors import EpochError, UnsupportedError
+from mpishare.halo.engine_pair import engine_class, make_engine
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import Layout, check_layout
+from mpishare.plans.message import Message, Part
+from mpishare.plans.routed_plan import RoutedPlan
+from mpishare.plans.setup import Description, agree_on_fields, agree_on_routes, plan_setup
+from mpishare.redistribution.arrays import Arrays, Side, layout_of
+from mpishare.redistribution.distribution import (
+    box_of,
+    require_covered,
+    require_disjoint,
+)
+from mpishare.runtime import ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpi4py import MPI
+
+    from mpishare.node import Node
+    from mpishare.plans.engine import Engine
+    from mpishare.plans.fields import GivenFields
+    from mpishare.plans.layout import FieldLayout
+
+_CALL = "Redistribute"
+_SOURCE, _TARGET = 0, 1
+"""Both parts are the fields of every call, in this order: cells go from the one to the other."""
+
+
+class Redistribute(RoutedPlan):
+    """A global array that goes from one distribution over the ranks to another, many times.
+
+    Transposes of distributed FFTs, changes of decomposition, all-gathers, scatters and gathers: one
+    plan, made once, for any arrays. Collective over `comm`, host-blocking: some milliseconds on the
+    host, more on CUDA.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The ranks, on any number of nodes.
+    shape : int or tuple of int
+        Of the global array. Axes that no rank cuts, of components or batches, are among them.
+    source, target : int, tuple of int, Box, OnRank or None
+        Which part each rank has, and which it wants. An int is the axis that is cut: rank r has
+        part r of `numpy.array_split`, which may be empty. A tuple has the number of ranks along
+        each axis, and rank r is at ``numpy.unravel_index(r, parts)``. A `Box` is this rank's own
+        cells, given by each rank. None is the whole on every rank, ``OnRank(r)`` the whole on one
+        and nothing elsewhere. Sources are disjoint. Targets may overlap, and need not cover all.
+    dtype : dtype
+        Of the elements, of 1 to 16 bytes.
+    permute : tuple of int, optional
+        The order of the axes in the target's part, as in
+        ``numpy.transpose(whole, permute)``: the last one named is contiguous there.
+    in_place : bool
+        Whether `out` may be the array that is passed, where both parts have one shape.
+    node : Node, optional
+        A node with all ranks of `comm` that are on this machine. Default: one that is kept on
+        `comm` while there are plans on it. It decides whether arrays are in GPU memory.
+    require : str or sequence of str, optional
+        The routes that are allowed. Default: all.
+
+    Attributes
+    ----------
+    source_shape, target_shape : tuple of int
+        Of this rank's parts; that of the target after the permutation.
+    source_box, target_box : Box
+        This rank's parts in the global array, in the order of its axes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On all ranks, if a distribution does not fit the array, if two sources share a cell, or if a
+        wanted cell is in no source; the message names box and rank.
+    PeerError
+        If another rank's arguments are wrong; `MismatchError` if they differ where they must not.
+    UnsupportedError
+        If `require` refuses a route.
+
+    Examples
+    --------
+    A matrix in blocks of rows becomes one in blocks of columns:
+
+    >>> from mpi4py import MPI
+    >>> comm = MPI.COMM_WORLD
+    >>> n = 2 * comm.size
+    >>> whole = numpy.arange(n * n).reshape(n, n)
+    >>> with Redistribute(comm, (n, n), 0, 1, dtype=whole.dtype) as plan:
+    ...     columns = plan.forward(whole[plan.source_box.slices])
+    ...     rows = plan.backward(columns)
+    >>> bool((columns == whole[:, 2 * comm.rank : 2 * comm.rank + 2]).all())
+    True
+    """
+
+    _log = logging.getLogger("mpishare.redistribute")
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        shape: Any,
+        source: Any,
+        target: Any,
+        dtype: Any = float,
+        *,
+        permute: Any = None,
+        in_place: bool = False,
+        node: Node | None = None,
+        require: Any = None,
+    ) -> None:
+        require_intracomm(_CALL, comm)
+        given = (shape, source, target, dtype, permute)
+        found: list[_Wanted] = []
+
+        def fields() -> list[Layout]:
+            found.append(_wanted(*given, comm.rank, comm.size))
+            return [_Part(each) for each in found[0].layouts]
+
+        def describe(_: GivenFields) -> Description:
+            wanted = found[0]
+            ends = [[box.lower, box.upper] for box in wanted.boxes]
+            return Description({**wanted.same, "in_place": bool(in_place)}, ends, wanted.permute)
+
+        with plan_setup(_CALL, comm, node) as start:
+            agreed = agree_on_fields(start, fields, require, describe)
+            boxes = [
+                [Box(*map(tuple, ends[side])) for ends in agreed.geometry]
+                for side in (_SOURCE, _TARGET)
+            ]
+            self._why_no_way_back = _require_cells(*boxes)
+            self.source_box, self.target_box = (each[comm.rank] for each in boxes)
+            sends, recvs = _messages(boxes, comm.rank, agreed.setup.mine)
+            routed = agree_on_routes(agreed.setup, [], sends, recvs, engine_class)
+            setup = replace(routed, calls=("forward", "backward"))
+            self._messages = sends, recvs
+            self._backward: Engine | None = None
+            self._forward = make_engine(setup, sends, recvs, is_reverse=False)
+            self._sides = _sides(agreed.kept, setup.mine)
+            self._arrays = Arrays(on_gpu=setup.on_gpu)
+            self._in_place = bool(in_place)
+            self._open_on_routes(setup)
+        self.source_shape, self.target_shape = (side.shape for side in self._sides)
+        ranges.bind(self, "forward", "backward", "start", "wait")
+
+    def forward(self, a: Any, out: Any = None, stream: Any = None) -> Any:
+        """Return this rank's part of the target, given its part of the source.
+
+        Collective over the plan's ranks. Stream-ordered on CUDA (a `mpi` route waits on the host);
+        on the host backend it blocks until the part is there.
+
+        Parameters
+        ----------
+        a : array
+            This rank's part of the source: of `source_shape` and the plan's dtype, with any
+            positive strides, from any allocator. One with gaps is copied first.
+        out : array, optional
+            Where the part of the target is stored: of `target_shape` and the plan's dtype. Default:
+            a new array, of the library of `a`. It may not overlap `a`, unless it is `a`, and the
+            plan was made with ``in_place=True``.
+        stream : stream, optional
+            The stream that writes `a` and reads the result. Default: the current one of the library
+            that `a` comes from.
+
+        Returns
+        -------
+        array
+            `out`, or the new one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an array is not what the plan was made for; the message says what differs. Nothing
+            was done then.
+        EpochError
+            If a redistribution is open.
+        PeerError, PeerTimeout
+            If a rank is gone or does not come.
+        ClosedError
+            If the plan is closed.
+        """
+        return self._redistribute(self._forward, "forward", a, out, stream)
+
+    def backward(self, b: Any, out: Any = None, stream: Any = None) -> Any:
+        """Return this rank's part of the source, given its part of the target: the way back.
+
+        Collective, as `forward`; the first call allocates, host-blocking, and cannot be captured
+        into a graph. Parameters and errors as `forward`.
+
+        Raises
+        ------
+        UnsupportedError
+            If targets overlap, or lack a cell of the source.
+        """
+        engine = self._backward or self._make_backward("backward", stream, b)
+        return self._redistribute(engine, "backward", b, out, stream)
+
+    def start(self, a: Any, out: Any = None, stream: Any = None, *, backward: bool = False) -> None:
+        """Begin `forward`, or `backward`, beside other work, which leaves both arrays alone.
+
+        Collective over the plan's ranks. Parameters and errors as those of these calls.
+        """
+        engine = self._forward
+        if backward:
+            engine = self._backward or self._make_backward("start", stream, a)
+        call = self._prepare(engine, "start", a, out, stream)
+        call.is_fast = engine.try_start(call.fields, stream)
+        if not call.is_fast:
+            call.prepared = engine.prepare(call.fields)
+            engine.start(call.prepared, stream)
+        self._begin_open(call)
+
+    def wait(self, stream: Any = None) -> Any:
+        """End what `start` began, and return the part that it brings.
+
+        Collective over the plan's ranks. Stream-ordered on CUDA, as `forward`.
+
+        Raises
+        ------
+        EpochError
+            Without a `start`.
+        """
+        self._check_started()
+        call: _Call = self._open
+        engine = call.engine
+        if not (call.is_fast and engine.try_wait(stream)):
+            prepared = engine.prepare(call.fields) if call.is_fast else call.prepared
+            engine.wait(prepared, stream)
+        self._open = None
+        return self._finish(call, stream)
+
+    # --- a call
+
+    def _redistribute(self, engine: Engine, name: str, given: Any, out: Any, stream: Any) -> Any:
+        call = self._prepare(engine, name, given, out, stream)
+        if not engine.try_fast(call.fields, stream):
+            engine.exchange(engine.prepare(call.fields), stream)
+        return self._finish(call, stream)
+
+    def _prepare(self, engine: Engine, name: str, given: Any, out: Any, stream: Any) -> _Call:
+        """Return a call with arrays that the engine can use, made where they were not given."""
+        self._check(name)
+        if self._open is not None:
+            raise EpochError(
+                f"{self.name}: {name} failed: a redistribution is open. Call wait() first."
+            )
+        read, written = self._sides if engine is self._forward else reversed(self._sides)
+        try:
+            return self._call(engine, given, out, stream, read, written)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.name}: {name} failed: {error}") from None
+
+    def _call(
+        self, engine: Engine, given: Any, out: Any, stream: Any, read: Side, written: Side
+    ) -> _Call:
+        arrays = self._arrays
+        source = arrays.checked(given, "the array", read)
+        if out is None:
+            found = result = target = arrays.new(source, written, stream)
+        else:
+            result = out
+            found = target = arrays.checked(out, "out", written)
+            if arrays.share_memory(source, target):
+                self._require_in_place(given, out)
+                target = arrays.new(source, written, stream)
+            elif not arrays.fits(target, written, is_written=True):
+                target = arrays.new(source, written, stream)
+        if not arrays.fits(source, read, is_written=False):
+            source = arrays.compact(source, stream)
+        cells = read.as_cells(source), written.as_cells(target)
+        fields = cells if engine is self._forward else cells[::-1]
+        return _Call(engine, fields, result, found, target)
+
+    def _require_in_place(self, given: Any, out: Any) -> None:
+        if given is not out:
+            raise ValueError("out overlaps the array")
+        if not self._in_place:
+            raise ValueError("out is the array: make the plan with in_place=True")
+
+    def _finish(self, call: _Call, stream: Any) -> Any:
+        """Copy the result to where the user wants it, if it was received elsewhere."""
+        if call.found is not call.target:
+            self._arrays.copy_into(call.found, call.target, stream)
+        return call.result
+
+    def _make_backward(self, name: str, stream: Any, given: Any) -> Engine:
+        """Make the engine of the way back. Collective, host-blocking."""
+        self._check(name)
+        if self._why_no_way_back:
+            raise UnsupportedError(f"{self.name}: {name} failed: {self._why_no_way_back}")
+        setup = self._setup
+        call = f"{self.name}: backward"
+
+        def check() -> None:
+            array = self._arrays.checked(given, "the array", self._sides[_TARGET])
+            if self._forward.is_captured([array], stream):
+                raise UnsupportedError(
+                    f"{call} failed: its first call allocates memory, which cannot be captured "
+                    "into a graph. Call it once before the capture."
+                )
+
+        setup.comm.step(call, check)
+        turned = replace(setup, sends=setup.recvs, recvs=setup.sends, calls=("backward", "forward"))
+        self._backward = make_engine(turned, *reversed(self._messages), is_reverse=False)
+        return self._backward
+
+    # --- the life of the plan
+
+    def _held(self) -> Any:
+        return self._open
+
+    def _drop(self) -> None:
+        self._open = None
+
+    @property
+    def _engines(self) -> list[Engine]:
+        return [self._forward] if self._backward is None else [self._forward, self._backward]
+
+    def __repr__(self) -> str:
+        """Name the plan, its parts and its routes."""
+        return (
+            f"<mpishare.{self.name}: {self.source_box} to {self.target_box}, "
+            f"routes={self.routes}{self._state()}>"
+        )
+
+
+@dataclass
+class _Call:
+    """A call under way: what the engine moves, and where the user wants it."""
+
+    engine: Engine
+    fields: Any  # of the engine
+    result: Any  # what the call returns
+    found: Any  # the same, as its library has it
+    target: Any  # what is received into
+    prepared: Any = None
+    is_fast: bool = False
+
+
+class _Wanted(NamedTuple):
+    """A rank's arguments, checked alone."""
+
+    boxes: tuple[Box, ...]  # this rank's parts of source and target
+    layouts: tuple[FieldLayout, ...]  # with the axes of the global array
+    permute: tuple[int, ...]
+    same: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Part(Layout):
+    """Stands for this rank's part, whose axes may be permuted."""
+
+    def __init__(self, layout: FieldLayout) -> None:
+        super().__init__(layout.shape, layout.dtype)
+        object.__setattr__(self, "_layout", layout)
+
+    def of_field(self) -> FieldLayout:
+        return self._layout  # type: ignore[attr-defined,no-any-return]
+
+
+def _wanted(
+    shape: Any, source: Any, target: Any, dtype: Any, permute: Any, rank: int, size: int
+) -> _Wanted:
+    shape = Layout(shape, None).shape
+    if not shape:
+        raise ValueError("shape has no axes")
+    order = _order_of(permute, len(shape))
+    given = {"source": source, "target": target}
+    boxes = tuple(box_of(name, each, shape, rank, size) for name, each in given.items())
+    layouts = tuple(
+        check_layout(layout_of(box.shape, np.dtype(dtype), each), _CALL)
+        for box, each in zip(boxes, (range(len(shape)), order), strict=True)
+    )
+    kinds = {
+        name: "a Box of each rank" if isinstance(each, Box) else repr(each)
+        for name, each in given.items()
+    }
+    return _Wanted(boxes, layouts, order, {"shape": shape, "permute": order, **kinds})
+
+
+def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
+    """Return the order of the target's axes."""
+    if permute is None:
+        return tuple(range(ndim))
+    try:
+        order = tuple(map(index, permute))
+    except TypeError:
+        order = ()
+    if sorted(order) != list(range(ndim)):
+        raise ValueError(f"permute must name each of {ndim} axes once, not {permute!r}")
+    return order
+
+
+def _require_cells(sources: Sequence[Box], targets: Sequence[Box]) -> str:
+    """Raise `ValueError` if a wanted cell has not one source; return why there is no way back."""
+    require_disjoint("source", sources, "a cell has one source")
+    require_covered(targets, sources, "rank {rank} wants")
+    try:
+        require_disjoint("target", targets, "on the way back a cell would have two sources")
+        require_covered(sources, targets, "the source of rank {rank} has")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _messages(
+    boxes: Sequence[Sequence[Box]], rank: int, layouts: Sequence[FieldLayout]
+) -> tuple[list[Message], list[Message]]:
+    """Return this rank's messages, one for each rank with which it has cells in common."""
+    sources, targets = boxes
+    sends, recvs = [], []
+    for peer, (theirs, wanted) in enumerate(zip(sources, targets, strict=True)):
+        out, into = sources[rank] & wanted, theirs & targets[rank]
+        if out.size:
+            box = out.seen_from(sources[rank].lower)
+            sends.append(_message(peer, _SOURCE, layouts, box, _TARGET))
+        if into.size:
+            box = into.seen_from(targets[rank].lower)
+            recvs.append(_message(peer, _TARGET, layouts, box, _SOURCE))
+    return sends, recvs
+
+
+def _message(peer: int, field: int, layouts: Sequence[FieldLayout], box: Box, far: int) -> Message:
+    return Message(peer, 0, (Part.of_box(field, layouts[field], box, far),))
+
+
+def _sides(order: tuple[int, ...], layouts: Sequence[FieldLayout]) -> tuple[Side, Side]:
+    source, target = layouts
+    is_permuted = order != tuple(range(len(order)))
+    cells = tuple(int(at) for at in np.argsort(order)) if is_permuted else None
+    shape = tuple(target.shape[axis] for axis in order)
+    return Side("source", source.shape, source, None), Side("target", shape, target, cells)

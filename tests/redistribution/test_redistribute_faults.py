@@ -1,0 +1,77 @@
+"""Redistributions whose ranks are killed, late, raise, or are on several nodes."""
+
+import time
+
+import pytest
+
+from tests.helpers.reporting import report
+from tests.helpers.scenes import LIMIT_S, play
+from tests.helpers.scenes_halo import play_on
+from tests.helpers.stage import Stage
+
+NODES = {"1 + 1": 2, "2 + 1": 3, "2 + 2": 4}
+
+
+def random_cases(stage: Stage) -> None:
+    from tests.helpers.distributions import check_case
+
+    seen = set()
+    with stage.node() as node:
+        for seed in range(30):
+            with check_case(node, stage.world, seed) as plan:
+                seen |= set(plan.routes.values())
+    report({"seen": sorted(seen)})
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_random_distributions_over_nodes(nodes):
+    played = play_on(nodes, NODES[nodes], random_cases)
+    played.ended_well()
+    for rank in range(NODES[nodes]):
+        assert "mpi" in played.rank(rank)["seen"]
+
+
+def ends(stage: Stage, how: str) -> None:
+    import numpy as np
+
+    import mpishare
+
+    node = stage.node(timeout_s=2.0 if how == "late" else 60.0)
+    plan = mpishare.Redistribute(stage.world, (6, 6), 0, 1, node=node)
+    rows = np.ones(plan.source_shape)
+    for _ in range(3):
+        plan.backward(plan.forward(rows))
+    node.barrier()
+
+    def until_it_fails() -> None:
+        for _ in range(10):
+            plan.forward(rows)
+
+    def raises() -> None:
+        with node:
+            raise ZeroDivisionError("the words of the leaver")
+
+    if stage.rank == 1:
+        if how == "killed":
+            time.sleep(0.4)
+            stage.die()
+        elif how == "raising":
+            stage.attempt("first", raises)
+        else:
+            stage.world.Barrier()
+        return
+    stage.attempt("first", until_it_fails)
+    stage.attempt("then", lambda: plan.forward(rows))
+    if how == "late":
+        stage.world.Barrier()
+
+
+@pytest.mark.parametrize("how", ["killed", "raising", "late"])
+def test_the_rank_is_named(how):
+    played = play(3, ends, how, **({"survivable": True} if how == "killed" else {}))
+    for rank in (0, 2):
+        first = played.raised(rank, "first", "PeerTimeout" if how != "raising" else "PeerError")
+        assert first.ranks == [1]
+        assert first.seconds < LIMIT_S
+        if how == "raising":
+            assert "the words of the leaver" in first.text

@@ -1,0 +1,232 @@
+"""Redistributions against NumPy: any distributions, arrays and routes, and what is refused."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import (
+    Box,
+    ClosedError,
+    EpochError,
+    MismatchError,
+    OnRank,
+    PeerError,
+    Redistribute,
+    UnsupportedError,
+)
+from tests.helpers.distributions import check_case
+from tests.helpers.halos import on_host
+
+TWO = pytest.mark.ranks(min=2)
+SEEDS = range(25)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_distributions(node, seed):
+    check_case(node, node.comm, seed).close()
+
+
+@pytest.mark.parametrize("seed", SEEDS[:12])
+def test_random_distributions_in_numpy(python_node, seed):
+    check_case(python_node, python_node.comm, seed).close()
+
+
+@pytest.mark.parametrize("seed", SEEDS[:12])
+def test_random_distributions_by_messages(node, seed, monkeypatch):
+    monkeypatch.setenv("MPISHARE_ROUTE", "mpi")
+    plan = check_case(node, node.comm, seed)
+    assert {*plan.routes.values()} <= {"mpi", "mpi-gpu"}
+    plan.close()
+
+
+def parts(node, n=8):
+    """The rows of a matrix on this rank, and its columns."""
+    whole = np.arange(float(n * n)).reshape(n, n)
+    of = np.array_split(np.arange(n), node.size)[node.rank]
+    return node.xp.asarray(whole[of]), whole[:, of], whole
+
+
+def test_many_large_transposes(node):
+    """Large enough for every way a part may travel, on arrays that change at every step."""
+    n = 260
+    rng = np.random.default_rng(5)
+    whole = rng.random((n, n, 3)) + 1j
+    with Redistribute(node.comm, whole.shape, 0, 1, complex, node=node) as plan:
+        for step in range(6):
+            a = node.xp.asarray(whole[plan.source_box.slices] + step)
+            b = plan.forward(a)
+            assert (on_host(b) == whole[plan.target_box.slices] + step).all()
+            assert (on_host(plan.backward(b)) == on_host(a)).all()
+
+
+def test_an_array_in_a_window_is_read_where_it_is(node):
+    n = 300
+    window = node.allocate_each((n // node.size, n))
+    with Redistribute(node.comm, (n // node.size * node.size, n), 0, None, node=node) as plan:
+        for step in range(4):
+            window.array[...] = node.rank + 10.0 * step
+            b = on_host(plan.forward(window))
+            rows = np.repeat(np.arange(node.size), n // node.size)
+            assert (b == (rows + 10.0 * step)[:, None]).all()
+
+
+def test_a_gather_a_broadcast_and_an_all_gather(node):
+    rows, _, whole = parts(node)
+    last = node.size - 1
+    with (
+        Redistribute(node.comm, whole.shape, 0, OnRank(last), node=node) as gather,
+        Redistribute(node.comm, whole.shape, OnRank(last), None, node=node) as broadcast,
+        Redistribute(node.comm, whole.shape, 0, None, node=node) as all_gather,
+    ):
+        there = gather.forward(rows)
+        assert there.shape == (whole.shape if node.rank == last else (0, 0))
+        assert (on_host(broadcast.forward(there)) == whole).all()
+        assert (on_host(all_gather.forward(rows)) == whole).all()
+        assert (on_host(gather.backward(there)) == on_host(rows)).all()
+
+
+def test_a_halo_with_corners(node):
+    """Boxes with a margin."""
+    n, size = 12, node.size
+    whole = np.arange(float(n * n)).reshape(n, n)
+    of = np.array_split(np.arange(n), size)[node.rank]
+    lower, upper = max(int(of[0]) - 2, 0), min(int(of[-1]) + 3, n)
+    with Redistribute(node.comm, whole.shape, 0, Box((lower, 0), (upper, n)), node=node) as plan:
+        found = plan.forward(node.xp.asarray(whole[of]))
+        assert (on_host(found) == whole[lower:upper]).all()
+        assert plan.target_box == Box((lower, 0), (upper, n))
+
+
+def test_out_may_be_the_array(node):
+    n = 2 * node.size
+    whole = np.arange(n * n).reshape(n, n)
+    with Redistribute(
+        node.comm, (n, n), 0, 1, int, permute=(1, 0), in_place=True, node=node
+    ) as plan:
+        a = node.xp.array(whole[plan.source_box.slices])
+        for _ in range(3):
+            assert plan.forward(a, out=a) is a
+            assert (on_host(a) == whole[plan.target_box.slices].T).all()
+            assert plan.backward(a, out=a) is a
+            assert (on_host(a) == whole[plan.source_box.slices]).all()
+        plan.start(a, a)
+        assert plan.wait() is a
+    with Redistribute(node.comm, (n, n), 0, 1, int, permute=(1, 0), node=node) as plan:
+        with pytest.raises(ValueError, match="in_place=True"):
+            plan.forward(a, out=a)
+        twice = node.xp.zeros((4, n), int)
+        with pytest.raises(ValueError, match="out overlaps the array"):
+            plan.forward(twice[:2], out=twice[1:3])
+
+
+def test_a_read_only_array_is_read(host_node):
+    rows, columns, whole = parts(host_node)
+    rows = np.array(rows if isinstance(rows, np.ndarray) else rows.get())
+    rows.flags.writeable = False
+    with Redistribute(host_node.comm, whole.shape, 0, 1, node=host_node) as plan:
+        assert (plan.forward(rows) == columns).all()
+        with pytest.raises(ValueError, match="read-only"):
+            plan.backward(np.array(columns), out=rows)
+
+
+def test_calls_out_of_turn(node):
+    rows, columns, whole = parts(node)
+    plan = Redistribute(node.comm, whole.shape, 0, 1, node=node)
+    with pytest.raises(EpochError, match="nothing was started"):
+        plan.wait()
+    plan.start(rows)
+    for call in (plan.start, plan.forward):
+        with pytest.raises(EpochError, match="redistribution is open"):
+            call(rows)
+    assert (on_host(plan.wait()) == columns).all()
+    plan.start(rows)
+    plan.close()  # completes it
+    with pytest.raises(
+        ClosedError, match=r"Redistribute [0-9]+: forward failed: the plan is closed"
+    ):
+        plan.forward(rows)
+    assert "closed" in repr(plan)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"source": 2}, "source cuts axis 2: the array has 2 axes"),
+        ({"target": 1.5}, "target must be an axis"),
+        ({"target": (1, 0)}, "number of ranks along each of 2 axes"),
+        ({"source": OnRank(99)}, "ranks are 0 to"),
+        ({"source": Box((0, 0), (9, 8))}, "not within an array of shape"),
+        ({"source": Box((0,), (8,))}, "not within an array of shape"),
+        ({"source": Box((0, 0.5), (8, 8))}, "its ends are ints"),
+        ({"permute": (0, 0)}, "permute must name each of 2 axes once"),
+        ({"shape": ()}, "shape has no axes"),
+        ({"shape": -1}, "shape must be"),
+        ({"dtype": object}, "Python objects"),
+        ({"dtype": "V17"}, "17 bytes"),
+        ({"source": Box((0, 0), (0, 0))}, "wants .*which no rank has"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named_on_every_rank(node, words, message):
+    given = {"shape": (8, 8), "source": 0, "target": 1, **words}
+    with pytest.raises((TypeError, ValueError), match=message):
+        Redistribute(node.comm, node=node, **given)
+
+
+@TWO
+def test_cells_with_two_sources_or_none(node):
+    with pytest.raises(ValueError, match=r"ranks 0 and 1 both have .*a cell has one source"):
+        Redistribute(node.comm, (8, 8), None, 1, node=node)
+    first = Box((0, 0), (8, 8)) if node.rank == 0 else Box((8, 8), (8, 8))
+    lacking = Box((0, 0), (8, 3)) if node.rank == 0 else Box((0, 0), (0, 0))
+    with pytest.raises(ValueError, match=r"rank 0 wants Box\(.*3.*8, 8\)\), which no rank has"):
+        Redistribute(node.comm, (8, 8), lacking, first, node=node)
+
+
+@TWO
+def test_one_rank_is_wrong(node):
+    axis = 7 if node.rank == 1 else 1
+    with pytest.raises(PeerError if node.rank != 1 else ValueError):
+        Redistribute(node.comm, (8, 8), 0, axis, node=node)
+    with pytest.raises(MismatchError, match="target"):
+        Redistribute(node.comm, (8, 8), 0, int(node.rank == 1), node=node)
+
+
+def test_arrays_that_are_not_this_ranks_part(node):
+    rows, columns, whole = parts(node)
+    with Redistribute(node.comm, whole.shape, 0, 1, node=node) as plan:
+        for wrong, why in (
+            (rows[:-1], "shape"),
+            (rows.astype("f4"), "dtype"),
+            (rows.ravel(), "shape"),
+        ):
+            with pytest.raises(ValueError, match=f"forward failed: the array .*source: {why}"):
+                plan.forward(wrong)
+        with pytest.raises(ValueError, match="out is not this rank's part of the target"):
+            plan.forward(rows, out=rows[:, :0])
+        with pytest.raises(TypeError, match="forward failed"):
+            plan.forward([1.0])
+        assert (on_host(plan.forward(rows)) == columns).all()
+
+
+def test_no_way_back_from_overlapping_targets(node):
+    rows, _, whole = parts(node)
+    with Redistribute(node.comm, whole.shape, 0, Box((0, 0), (3, 8)), node=node) as plan:
+        b = plan.forward(rows)
+        assert (on_host(b) == whole[:3]).all()
+        for call in (plan.backward, lambda b: plan.start(b, backward=True)):
+            with pytest.raises(UnsupportedError, match=r"which no rank has|two sources"):
+                call(b)
+
+
+def test_routes_that_are_refused(node):
+    with pytest.raises(UnsupportedError, match="refuses"):
+        Redistribute(node.comm, (8, 8), 0, 1, node=node, require="mpi-gpu")
+
+
+def test_without_a_node(node):
+    rows, columns, whole = parts(node)
+    with Redistribute(node.comm, whole.shape, 0, 1) as plan:
+        assert (on_host(plan.forward(rows)) == columns).all()
+        assert plan.staging_nbytes >= 0
+        assert repr(plan).startswith("<mpishare.Redistribute ")
+    assert mpishare.Redistribute is Redistribute
