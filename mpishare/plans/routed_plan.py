@@ -71,7 +71,8 @@ class RoutedPlan(BasePlan):
         self._open = None
 
     def _end_call(self) -> None:
-        if self._open is not None:
+        # A handler that closes the plan within its wait ends that wait, which raises.
+        if self._open is not None and not self._setup.busy[0]:
             self.wait()
 
     def _is_in_call(self) -> bool:
