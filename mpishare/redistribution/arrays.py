@@ -47,6 +47,15 @@ class Arrays:
 
     def __init__(self, *, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
+        self._own: Any = np.ndarray
+        if on_gpu:
+            import cupy
+
+            self._own = cupy.ndarray
+
+    def is_own(self, array: Any, side: Side) -> bool:
+        """Whether the engines can tell all else about an array."""
+        return type(array) is self._own and bool(array.shape == side.shape)
 
     def new(self, like: Any, side: Side, stream: Any) -> Any:
         """Return a new array of a side, of the library of another one."""

@@ -144,13 +144,14 @@ class Redistribute(RoutedPlan):
             routed = agree_on_routes(agreed.setup, [], sends, recvs, engine_class)
             setup = replace(routed, calls=("forward", "backward"))
             self._messages = sends, recvs
-            self._backward: Engine | None = None
-            self._forward = make_engine(setup, sends, recvs, is_reverse=False)
-            self._sides = _sides(agreed.kept, setup.mine)
+            engine = make_engine(setup, sends, recvs, is_reverse=False)
+            source_side, target_side = _sides(agreed.kept, setup.mine)
+            self._forward = _Way(engine, source_side, target_side, 1)
+            self._backward: _Way | None = None
             self._arrays = Arrays(on_gpu=setup.on_gpu)
             self._in_place = bool(in_place)
             self._open_on_routes(setup)
-        self.source_shape, self.target_shape = (side.shape for side in self._sides)
+        self.source_shape, self.target_shape = source_side.shape, target_side.shape
         ranges.bind(self, "forward", "backward", "start", "wait")
 
     def forward(self, a: Any, out: Any = None, stream: Any = None) -> Any:
@@ -202,18 +203,18 @@ class Redistribute(RoutedPlan):
         UnsupportedError
             If targets overlap, or lack a cell of the source.
         """
-        engine = self._backward or self._make_backward("backward", stream, b)
-        return self._redistribute(engine, "backward", b, out, stream)
+        way = self._backward or self._make_backward("backward", stream, b)
+        return self._redistribute(way, "backward", b, out, stream)
 
     def start(self, a: Any, out: Any = None, stream: Any = None, *, backward: bool = False) -> None:
         """Begin `forward`, or `backward`, beside other work, which leaves both arrays alone.
 
         Collective over the plan's ranks. Parameters and errors as those of these calls.
         """
-        engine = self._forward
+        way = self._forward
         if backward:
-            engine = self._backward or self._make_backward("start", stream, a)
-        call = self._prepare(engine, "start", a, out, stream)
+            way = self._backward or self._make_backward("start", stream, a)
+        call, engine = self._prepare(way, "start", a, out, stream), way.engine
         call.is_fast = engine.try_start(call.fields, stream)
         if not call.is_fast:
             call.prepared = engine.prepare(call.fields)
@@ -241,29 +242,35 @@ class Redistribute(RoutedPlan):
 
     # --- a call
 
-    def _redistribute(self, engine: Engine, name: str, given: Any, out: Any, stream: Any) -> Any:
-        call = self._prepare(engine, name, given, out, stream)
+    def _redistribute(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> Any:
+        engine = way.engine
+        # Arrays of the plan's own library, which the engine checks, as fast as it can.
+        if self._arrays.is_own(given, way.read) and self._open is None and not self._is_closed:
+            if out is None:
+                out = self._arrays.new(given, way.written, stream)
+            if self._arrays.is_own(out, way.written) and engine.try_fast(
+                way.fields(given, out), stream
+            ):
+                return out
+        call = self._prepare(way, name, given, out, stream)
         if not engine.try_fast(call.fields, stream):
             engine.exchange(engine.prepare(call.fields), stream)
         return self._finish(call, stream)
 
-    def _prepare(self, engine: Engine, name: str, given: Any, out: Any, stream: Any) -> _Call:
+    def _prepare(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> _Call:
         """Return a call with arrays that the engine can use, made where they were not given."""
         self._check(name)
         if self._open is not None:
             raise EpochError(
                 f"{self.name}: {name} failed: a redistribution is open. Call wait() first."
             )
-        read, written = self._sides if engine is self._forward else reversed(self._sides)
         try:
-            return self._call(engine, given, out, stream, read, written)
+            return self._call(way, given, out, stream)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {name} failed: {error}") from None
 
-    def _call(
-        self, engine: Engine, given: Any, out: Any, stream: Any, read: Side, written: Side
-    ) -> _Call:
-        arrays = self._arrays
+    def _call(self, way: _Way, given: Any, out: Any, stream: Any) -> _Call:
+        arrays, read, written = self._arrays, way.read, way.written
         source = arrays.checked(given, "the array", read)
         if out is None:
             found = result = target = arrays.new(source, written, stream)
@@ -277,9 +284,7 @@ class Redistribute(RoutedPlan):
                 target = arrays.new(source, written, stream)
         if not arrays.fits(source, read, is_written=False):
             source = arrays.compact(source, stream)
-        cells = read.as_cells(source), written.as_cells(target)
-        fields = cells if engine is self._forward else cells[::-1]
-        return _Call(engine, fields, result, found, target)
+        return _Call(way.engine, way.fields(source, target), result, found, target)
 
     def _require_in_place(self, given: Any, out: Any) -> None:
         if given is not out:
@@ -293,17 +298,17 @@ class Redistribute(RoutedPlan):
             self._arrays.copy_into(call.found, call.target, stream)
         return call.result
 
-    def _make_backward(self, name: str, stream: Any, given: Any) -> Engine:
+    def _make_backward(self, name: str, stream: Any, given: Any) -> _Way:
         """Make the engine of the way back. Collective, host-blocking."""
         self._check(name)
         if self._why_no_way_back:
             raise UnsupportedError(f"{self.name}: {name} failed: {self._why_no_way_back}")
-        setup = self._setup
+        setup, there = self._setup, self._forward
         call = f"{self.name}: backward"
 
         def check() -> None:
-            array = self._arrays.checked(given, "the array", self._sides[_TARGET])
-            if self._forward.is_captured([array], stream):
+            array = self._arrays.checked(given, "the array", there.written)
+            if there.engine.is_captured([array], stream):
                 raise UnsupportedError(
                     f"{call} failed: its first call allocates memory, which cannot be captured "
                     "into a graph. Call it once before the capture."
@@ -311,7 +316,8 @@ class Redistribute(RoutedPlan):
 
         setup.comm.step(call, check)
         turned = replace(setup, sends=setup.recvs, recvs=setup.sends, calls=("backward", "forward"))
-        self._backward = make_engine(turned, *reversed(self._messages), is_reverse=False)
+        engine = make_engine(turned, *reversed(self._messages), is_reverse=False)
+        self._backward = _Way(engine, there.written, there.read, -1)
         return self._backward
 
     # --- the life of the plan
@@ -324,7 +330,7 @@ class Redistribute(RoutedPlan):
 
     @property
     def _engines(self) -> list[Engine]:
-        return [self._forward] if self._backward is None else [self._forward, self._backward]
+        return [way.engine for way in (self._forward, self._backward) if way is not None]
 
     def __repr__(self) -> str:
         """Name the plan, its parts and its routes."""
@@ -332,6 +338,19 @@ class Redistribute(RoutedPlan):
             f"<mpishare.{self.name}: {self.source_box} to {self.target_box}, "
             f"routes={self.routes}{self._state()}>"
         )
+
+
+class _Way(NamedTuple):
+    """One direction: its engine, and this rank's parts."""
+
+    engine: Engine
+    read: Side
+    written: Side
+    order: int  # of these two among the fields of the engine: 1, or -1 for the way back
+
+    def fields(self, given: Any, out: Any) -> Any:
+        """Return the fields of the engine: the source, then the target."""
+        return (self.read.as_cells(given), self.written.as_cells(out))[:: self.order]
 
 
 @dataclass

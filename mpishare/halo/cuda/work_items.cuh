@@ -198,7 +198,7 @@ __device__ __noinline__ void scatter_item(const Item& item, char* field, char* i
 
 __device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
     char* field = fields.at[item.part.field];
-    if (item.kind == LOCAL) return scatter_item(item, field, field);
+    if (item.kind == LOCAL) return scatter_item(item, field, fields.at[item.target->field]);
     if (is_row(item.part) && item.kind != PACK_AND_ZERO) {
         const long long unit = item.part.unit;
         const Row other = {packed + unit * (item.first + threadIdx.x), unit};

@@ -1,0 +1,130 @@
+"""Redistributions on GPUs: streams, captured steps, tensors, and routes that are forced."""
+
+import numpy as np
+import pytest
+
+import mpishare
+from mpishare import Redistribute
+from tests.helpers.captures import skip_without_graphs
+from tests.helpers.distributions import check_case
+from tests.helpers.latch import Latch, within
+
+TWO = pytest.mark.ranks(min=2)
+N = 24
+
+
+def parts(node, step, *, of=np.float64):
+    """This rank's rows and columns of a matrix that differs from step to step."""
+    whole = (np.arange(N * N).reshape(N, N) + 1000 * step).astype(of)
+    mine = np.array_split(np.arange(N), node.size)[node.rank]
+    return whole[mine], whole[:, mine]
+
+
+@pytest.mark.parametrize("route", ["copy", "pinned"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_distributions_by_forced_routes(node, seed, route, monkeypatch):
+    monkeypatch.setenv("MPISHARE_ROUTE", route)
+    check_case(node, node.comm, seed).close()
+
+
+def test_it_is_ordered_on_the_stream_of_the_call(node):
+    """Held work before it holds it, too; the host goes on."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    a = node.xp.zeros((len(parts(node, 0)[0]), N))
+    with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
+        if any(route not in ("fused", "copy") for route in plan.routes.values()):
+            pytest.skip("the host takes part")
+        for _ in range(3):
+            plan.forward(a, stream=stream)
+        node.synchronize()
+        for step in range(3):
+            rows, columns = parts(node, step)
+            fresh = node.xp.asarray(rows)
+            node.synchronize()
+            with Latch() as latch:
+                latch.hold(stream.ptr)
+                with stream:
+                    a[...] = fresh
+                b = plan.forward(a, stream=stream)
+                with stream:
+                    a.fill(-1)  # what is sent was read before
+                assert not stream.done
+            assert within(20, lambda: stream.done)
+            assert (b.get() == columns).all()
+            node.barrier()
+
+
+def test_a_captured_step_brings_what_is_new(node):
+    """A transpose there and back within one launch, replayed many times."""
+    a, b, c = (
+        node.xp.zeros(shape) for shape in (parts(node, 0)[0].shape, *[parts(node, 0)[1].shape] * 2)
+    )
+    back = node.xp.zeros_like(a)
+    with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
+        skip_without_graphs(plan)
+        plan.backward(plan.forward(a))
+
+        def there_and_back(a, b, c, back):
+            plan.forward(a, out=b)
+            c[...] = 2 * b
+            plan.backward(c, out=back)
+
+        step = mpishare.capture(node, there_and_back)
+        for number in range(50):
+            rows, columns = parts(node, number)
+            a.set(rows)
+            step(a, b, c, back)
+            assert (b.get() == columns).all(), number
+            assert (back.get() == 2 * rows).all(), number
+
+
+def test_the_first_way_back_is_not_captured(node):
+    a = node.xp.zeros(parts(node, 0)[0].shape)
+    with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
+        skip_without_graphs(plan)
+        b = plan.forward(a)
+        stream = node.xp.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            try:
+                with pytest.raises(mpishare.UnsupportedError, match="before the capture"):
+                    plan.backward(b)
+            finally:
+                stream.end_capture()
+
+
+def test_many_ranks_run_ahead(node):
+    """No host looks between the calls, and the arrays are new ones each time."""
+    with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
+        found = []
+        for step in range(60):
+            rows, columns = parts(node, step)
+            b = plan.forward(node.xp.asarray(rows))
+            found.append((b == node.xp.asarray(columns)).all())
+            if step % 7 == node.rank:
+                node.synchronize()
+        assert all(bool(each) for each in found)
+
+
+def test_tensors_are_taken_and_returned(node):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    place = torch.device("cuda", node.device.ordinal)
+    with Redistribute(node.comm, (N, N), 0, 1, np.float32, permute=(1, 0), node=node) as plan:
+        for step in range(3):
+            rows, columns = parts(node, step, of=np.float32)
+            b = plan.forward(torch.tensor(rows, device=place))
+            assert isinstance(b, torch.Tensor)
+            assert (b.cpu().numpy() == columns.T).all()
+            back = plan.backward(b, out=torch.empty(rows.shape, device=place))
+            assert (back.cpu().numpy() == rows).all()
+
+
+def test_arrays_in_host_memory_are_refused(node):
+    rows, _ = parts(node, 0)
+    with (
+        Redistribute(node.comm, (N, N), 0, 1, node=node) as plan,
+        pytest.raises(TypeError, match="forward failed: the array is not an array in GPU memory"),
+    ):
+        plan.forward(rows)
