@@ -140,9 +140,9 @@ class Arrays:
         if _is_tensor(array):
             torch = sys.modules["torch"]
             return torch.cuda.stream(torch.cuda.ExternalStream(handle_of(stream), array.device))
-        import cupy
+        from mpishare.backends.cuda_streams import borrowed, on_stream
 
-        return cupy.cuda.ExternalStream(handle_of(stream))
+        return on_stream(borrowed(handle_of(stream)))
 
 
 def layout_of(shape: tuple[int, ...], dtype: np.dtype[Any], permute: Sequence[int]) -> FieldLayout:
