@@ -18,7 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Box:
-    """Cells of one rank's array, ghosts counted: from `start` up to before `stop`."""
+    """A box of cells of an array: along each axis from `lower` up to before `upper`.
+
+    Parameters
+    ----------
+    lower, upper : tuple of int
+        One for each axis.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Cells along each axis.
+    size : int
+        Cells in all.
+    slices : tuple of slice
+        The index of the box in the array: ``whole[box.slices]``.
+    """
 
     lower: tuple[int, ...]
     upper: tuple[int, ...]
