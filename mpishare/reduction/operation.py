@@ -36,7 +36,7 @@ def _locate(is_beyond: np.ufunc) -> Combine:
     return combine
 
 
-_OPERATIONS = {
+OPERATIONS = {
     "sum": _Row(np.add, "iufc"),
     "max": _Row(np.maximum, "biuf"),
     "min": _Row(np.minimum, "biuf"),
@@ -68,10 +68,10 @@ class Operation:
     dtype: np.dtype[Any]
 
     def __post_init__(self) -> None:
-        names = ", ".join(map(repr, _OPERATIONS))
+        names = ", ".join(map(repr, OPERATIONS))
         if not isinstance(self.name, str):
             raise TypeError(f"op must be one of {names}, not {self.name!r}")
-        if self.name not in _OPERATIONS:
+        if self.name not in OPERATIONS:
             raise ValueError(f"op must be one of {names}, not {self.name!r}")
         number = number_of(self.dtype)
         if number is None:
@@ -80,7 +80,7 @@ class Operation:
                 "and complex128, integers and bool can, in the byte order of the machine, and "
                 "bfloat16 where ml_dtypes is installed"
             )
-        kinds = _OPERATIONS[self.name].kinds
+        kinds = OPERATIONS[self.name].kinds
         if number.kind not in kinds:
             reason = _NO_INDEX if kinds == "c" else _REFUSED[number.kind]
             raise TypeError(reason.format(self.name))
@@ -102,7 +102,7 @@ class Operation:
 
     def fold(self, operands: Sequence[Any], out: Any) -> None:
         """Combine two NumPy arrays or more in their order. `out` may be the first of them."""
-        combine = _OPERATIONS[self.name].combine
+        combine = OPERATIONS[self.name].combine
         first, second, *rest = operands
         combine(first, second, out=out)
         for operand in rest:

@@ -12,7 +12,7 @@ import pytest
 
 import mpishare
 from mpishare import Allreduce, Layout, UnsupportedError
-from mpishare.reduction.operation import Operation
+from mpishare.reduction.operation import OPERATIONS, Operation
 from tests.helpers.captures import captured
 from tests.helpers.latch import Latch, check_order
 from tests.helpers.reductions import folded
@@ -125,7 +125,7 @@ def fold(operation, fields):
 
 def every_operation(codes):
     for code in codes:
-        for name in ("sum", "prod", "max", "min", "maxloc", "minloc"):
+        for name in OPERATIONS:
             try:
                 yield Operation(name, np.dtype(code))
             except TypeError:

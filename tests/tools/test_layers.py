@@ -133,6 +133,13 @@ def test_the_package_stands():
     assert flaws(PACKAGE) == []
 
 
+def test_every_room_is_on_the_map():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    tower = text[text.index("```text") : text.index("```\n\n")]
+    rooms = [room for row in LAYERS for room in row.split()]
+    assert [room for room in rooms if f"{room}/" not in tower and f"{room}.py" not in tower] == []
+
+
 @pytest.mark.parametrize(
     ("name", "source", "flaw"),
     [
