@@ -253,7 +253,7 @@ def test_another_user_who_knocks_all_the_time_neither_starves_nor_slows(door):
         for _ in range(3):
             with visit_of(address, 20) as visit:
                 assert visit.ask({}) == ({}, [])
-        assert float(strangers.stdout.readline()) > 0.7  # not as fast as the door can
+        assert float(strangers.stdout.readline()) > 0.4  # at full speed it takes 0.15
     assert wait_for(lambda: not door.leases(address))
 
 
