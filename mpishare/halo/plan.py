@@ -152,18 +152,22 @@ class Plan(RoutedPlan):
         EpochError
             Without a `start`.
         """
-        is_fast = self._is_open_fast and self._open is not None
-        if is_fast and not self._is_closed and self._forward.try_wait(stream):
-            self._open = None
-            return
-        self._check_started()
-        if is_fast:
-            engine = self._fields.pair_for("wait", self._open, stream).forward
-            engine.wait(engine.prepare(self._open), stream)
-        else:
-            engine, call = self._open
-            engine.wait(call, stream)
-        self._open = None
+        # A handler of a signal that closes the plan behind the engine's wait must not wait again.
+        opened, self._open = self._open, None
+        try:
+            is_fast = self._is_open_fast and opened is not None
+            if is_fast and not self._is_closed and self._forward.try_wait(stream):
+                return
+            self._check_started(opened)
+            if is_fast:
+                engine = self._fields.pair_for("wait", opened, stream).forward
+                engine.wait(engine.prepare(opened), stream)
+            else:
+                engine, call = opened
+                engine.wait(call, stream)
+        except BaseException:
+            self._reopen(opened)
+            raise
 
     def accumulate(self, *fields: Any, stream: Any = None) -> None:
         """Add every ghost to the cell that it shadows, then set it to zero: the reverse.

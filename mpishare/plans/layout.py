@@ -145,9 +145,11 @@ class Layout:
     def __post_init__(self) -> None:
         """Normalize the shape to a tuple and the dtype to a `numpy.dtype`."""
         given: Any = self.shape
+        # An array of NumPy has an index, too, if it has one element.
+        is_sequence = hasattr(given, "__len__") or not hasattr(given, "__index__")
         wrong = f"shape must be an int or ints of 0 or more, not {given!r}"
         try:
-            shape = tuple(map(index, (given,) if hasattr(given, "__index__") else given))
+            shape = tuple(map(index, given if is_sequence else (given,)))
         except TypeError:
             raise TypeError(wrong) from None
         if any(extent < 0 for extent in shape):
@@ -246,6 +248,8 @@ def host_layout(array: np.ndarray[Any, Any], name: str) -> FieldLayout:
 
 def check_layout(layout: FieldLayout, name: str) -> FieldLayout:
     """Return the layout if its cells can be written one by one, else raise."""
+    if layout.dtype.subdtype is not None:
+        raise TypeError(f"{name} has elements of dtype {layout.dtype}, which are arrays themselves")
     if layout.dtype.hasobject:
         raise TypeError(f"{name} holds Python objects, which cannot travel")
     if not 1 <= layout.dtype.itemsize <= 16:

@@ -54,10 +54,10 @@ class RoutedPlan(BasePlan):
                 "handler of a signal came. Call it after that."
             )
 
-    def _check_started(self) -> None:
-        """Raise unless a call may be waited for now."""
+    def _check_started(self, opened: Any) -> None:
+        """Raise unless a call that was started may be waited for now."""
         self._check("wait")
-        if self._open is None:
+        if opened is None:
             raise EpochError(f"{self.name}: wait failed: nothing was started. Call start() first.")
 
     def _begin_open(self, call: Any) -> None:
@@ -65,6 +65,11 @@ class RoutedPlan(BasePlan):
         self._open = call
         if (captured_by := recording.current()) is not None:
             captured_by.undo.append(self._drop_open)
+
+    def _reopen(self, opened: Any) -> None:
+        """Take back that a call was waited for, which failed."""
+        if not self._is_closed:
+            self._open = opened
 
     def _drop_open(self) -> None:
         """Forget the start of a failed capture: it will never run."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpishare.backends.streams import handle_of
-from mpishare.plans.layout import FieldLayout, as_numpy
+from mpishare.plans.disjoint import require_distinct_cells
+from mpishare.plans.layout import FieldLayout, as_numpy, check_layout
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
@@ -72,10 +73,14 @@ class Arrays:
 
             return cupy.empty(side.shape, dtype)
 
-    def checked(self, given: Any, name: str, side: Side) -> Any:
+    def checked(self, given: Any, name: str, side: Side, *, is_written: bool = False) -> Any:
         """Return an array as its library has it; raise unless it is one of the side."""
         array = given.array if isinstance(given, Window) else given
-        found = self._layout_of(array, name)
+        found = check_layout(self._layout_of(array, name), name)
+        if is_written:
+            require_distinct_cells(found, name)
+            if not self._on_gpu and not as_numpy(array, name).flags.writeable:
+                raise ValueError(f"{name} is read-only")
         wanted = FieldLayout(side.shape, found.strides, side.layout.dtype, side.layout.device)
         if (found.shape, found.dtype, found.device) != (wanted.shape, wanted.dtype, wanted.device):
             raise ValueError(
@@ -93,16 +98,11 @@ class Arrays:
         found = as_numpy(array, name)
         return FieldLayout(found.shape, found.strides, found.dtype, None)
 
-    def fits(self, array: Any, side: Side, *, is_written: bool) -> bool:
-        """Whether the engines can use the array as it is."""
+    def fits(self, array: Any, side: Side) -> bool:
+        """Whether the engines, which take only arrays that can be written, can use it as it is."""
         cells = side.as_cells(array)
-        if not self._on_gpu:
-            # They take arrays that can be written alone: a read-only one is copied.
-            writeable = as_numpy(cells, side.name).flags.writeable
-            if is_written and not writeable:
-                raise ValueError("out is read-only")
-            if not writeable:
-                return False
+        if not self._on_gpu and not as_numpy(cells, side.name).flags.writeable:
+            return False
         return side.layout.is_like(self._layout_of(cells, side.name))
 
     def compact(self, array: Any, stream: Any) -> Any:

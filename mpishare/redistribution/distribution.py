@@ -67,6 +67,19 @@ def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
     return _cut(parts, shape, rank)
 
 
+def normal_form(given: Any, ndim: int) -> str:
+    """Return the name of a distribution, the same for all spellings that `box_of` takes."""
+    if given is None:
+        return "None"
+    if isinstance(given, OnRank):
+        return f"OnRank({index(given.rank)})"
+    if isinstance(given, Box):
+        return "a Box of each rank"
+    if _is_int(given):
+        return f"axis {index(given) % ndim}"
+    return str(tuple(map(index, given)))
+
+
 def _checked(name: str, given: Box, shape: Sequence[int]) -> Box:
     """Return a rank's own box with ints, within the array."""
     try:
@@ -128,4 +141,6 @@ def _cut(parts: Sequence[int], shape: Sequence[int], rank: int) -> Box:
 
 
 def _is_int(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    # Arrays of NumPy have an index too, where they have one element.
+    is_scalar = hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
+    return is_scalar and not isinstance(value, bool)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass, replace
+from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +22,7 @@ from mpishare.plans.setup import Description, agree_on_fields, agree_on_routes, 
 from mpishare.redistribution.arrays import Arrays, Side, layout_of
 from mpishare.redistribution.distribution import (
     box_of,
+    normal_form,
     require_covered,
     require_disjoint,
 )
@@ -168,7 +171,8 @@ class Redistribute(RoutedPlan):
         out : array, optional
             Where the part of the target is stored: of `target_shape` and the plan's dtype. Default:
             a new array, of the library of `a`. It may not overlap `a`, unless it is `a`, and the
-            plan was made with ``in_place=True``.
+            plan was made with ``in_place=True``; nor what another rank passes, as views of one
+            window may.
         stream : stream, optional
             The stream that writes `a` and reads the result. Default: the current one of the library
             that `a` comes from.
@@ -231,13 +235,17 @@ class Redistribute(RoutedPlan):
         EpochError
             Without a `start`.
         """
-        self._check_started()
-        call: _Call = self._open
-        engine = call.engine
-        if not (call.is_fast and engine.try_wait(stream)):
-            prepared = engine.prepare(call.fields) if call.is_fast else call.prepared
-            engine.wait(prepared, stream)
-        self._open = None
+        # A handler of a signal that closes the plan behind the engine's wait must not wait again.
+        call, self._open = self._open, None
+        try:
+            self._check_started(call)
+            engine = call.engine
+            if not (call.is_fast and engine.try_wait(stream)):
+                prepared = engine.prepare(call.fields) if call.is_fast else call.prepared
+                engine.wait(prepared, stream)
+        except BaseException:
+            self._reopen(call)
+            raise
         return self._finish(call, stream)
 
     # --- a call
@@ -259,15 +267,19 @@ class Redistribute(RoutedPlan):
 
     def _prepare(self, way: _Way, name: str, given: Any, out: Any, stream: Any) -> _Call:
         """Return a call with arrays that the engine can use, made where they were not given."""
+        self._check_free(name)
+        try:
+            return self._call(way, given, out, stream)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.name}: {name} failed: {error}") from None
+
+    def _check_free(self, name: str) -> None:
+        """Raise unless a call may begin now."""
         self._check(name)
         if self._open is not None:
             raise EpochError(
                 f"{self.name}: {name} failed: a redistribution is open. Call wait() first."
             )
-        try:
-            return self._call(way, given, out, stream)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.name}: {name} failed: {error}") from None
 
     def _call(self, way: _Way, given: Any, out: Any, stream: Any) -> _Call:
         arrays, read, written = self._arrays, way.read, way.written
@@ -276,13 +288,13 @@ class Redistribute(RoutedPlan):
             found = result = target = arrays.new(source, written, stream)
         else:
             result = out
-            found = target = arrays.checked(out, "out", written)
-            if arrays.share_memory(source, target):
+            found = target = arrays.checked(out, "out", written, is_written=True)
+            is_shared = arrays.share_memory(source, target)
+            if is_shared:
                 self._require_in_place(given, out)
-                target = arrays.new(source, written, stream)
-            elif not arrays.fits(target, written, is_written=True):
-                target = arrays.new(source, written, stream)
-        if not arrays.fits(source, read, is_written=False):
+            if is_shared or not arrays.fits(target, written):
+                target = arrays.new(found, written, stream)
+        if not arrays.fits(source, read):
             source = arrays.compact(source, stream)
         return _Call(way.engine, way.fields(source, target), result, found, target)
 
@@ -300,14 +312,17 @@ class Redistribute(RoutedPlan):
 
     def _make_backward(self, name: str, stream: Any, given: Any) -> _Way:
         """Make the engine of the way back. Collective, host-blocking."""
-        self._check(name)
+        self._check_free(name)
         if self._why_no_way_back:
             raise UnsupportedError(f"{self.name}: {name} failed: {self._why_no_way_back}")
         setup, there = self._setup, self._forward
         call = f"{self.name}: backward"
 
         def check() -> None:
-            array = self._arrays.checked(given, "the array", there.written)
+            try:
+                array = self._arrays.checked(given, "the array", there.written)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{call} failed: {error}") from None
             if there.engine.is_captured([array], stream):
                 raise UnsupportedError(
                     f"{call} failed: its first call allocates memory, which cannot be captured "
@@ -400,11 +415,11 @@ def _wanted(
         check_layout(layout_of(box.shape, np.dtype(dtype), each), _CALL)
         for box, each in zip(boxes, (range(len(shape)), order), strict=True)
     )
-    kinds = {
-        name: "a Box of each rank" if isinstance(each, Box) else repr(each)
-        for name, each in given.items()
-    }
-    return _Wanted(boxes, layouts, order, {"shape": shape, "permute": order, **kinds})
+    for side, layout in zip(given, layouts, strict=True):
+        if prod(layout.shape) * layout.dtype.itemsize > sys.maxsize or max(shape) > sys.maxsize:
+            raise ValueError(f"this rank's part of the {side}, {layout.shape}, is too large")
+    same = {side: normal_form(each, len(shape)) for side, each in given.items()}
+    return _Wanted(boxes, layouts, order, {"shape": shape, "permute": order, **same})
 
 
 def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
@@ -412,7 +427,7 @@ def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
     if permute is None:
         return tuple(range(ndim))
     try:
-        order = tuple(map(index, permute))
+        order = tuple(index(axis) for axis in permute if not isinstance(axis, bool))
     except TypeError:
         order = ()
     if sorted(order) != list(range(ndim)):

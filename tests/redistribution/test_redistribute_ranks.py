@@ -129,13 +129,43 @@ def test_a_read_only_array_is_read(host_node):
             plan.backward(np.array(columns), out=rows)
 
 
+def test_an_out_that_cannot_be_stored_into(host_node):
+    """Nothing was exchanged then: the plan goes on."""
+    rows, columns, whole = parts(host_node)
+    with Redistribute(host_node.comm, whole.shape, 0, 1, in_place=True, node=host_node) as plan:
+        fixed = np.zeros(plan.target_shape)
+        fixed.flags.writeable = False
+        memory = np.zeros((*plan.target_shape, 2))
+        for out, why in (
+            (fixed, "read-only"),
+            (memory[::-1, :, 0], "strides"),
+            (np.broadcast_to(np.zeros(1), plan.target_shape), "strides"),
+        ):
+            with pytest.raises(ValueError, match=f"forward failed: out .*{why}"):
+                plan.forward(rows, out=out)
+        if rows.shape == columns.shape:
+            rows.flags.writeable = False
+            with pytest.raises(ValueError, match="out is read-only"):
+                plan.forward(rows, out=rows)
+        assert (plan.forward(rows) == columns).all()
+
+
+def test_the_same_distribution_in_other_words(node):
+    """Each rank may spell it as it likes."""
+    rank, numbers = node.rank, np.int64
+    for source in ([0, numbers(0)][rank % 2], [-2, 0][rank % 2]):
+        target = [[1, node.size], np.array([1, node.size])][rank % 2]
+        shape = [(8, 8), np.array([8, 8])][rank % 2]
+        Redistribute(node.comm, shape, source, target, node=node).close()
+
+
 def test_calls_out_of_turn(node):
     rows, columns, whole = parts(node)
     plan = Redistribute(node.comm, whole.shape, 0, 1, node=node)
     with pytest.raises(EpochError, match="nothing was started"):
         plan.wait()
     plan.start(rows)
-    for call in (plan.start, plan.forward):
+    for call in (plan.start, plan.forward, plan.backward):
         with pytest.raises(EpochError, match="redistribution is open"):
             call(rows)
     assert (on_host(plan.wait()) == columns).all()
@@ -163,6 +193,9 @@ def test_calls_out_of_turn(node):
         ({"shape": -1}, "shape must be"),
         ({"dtype": object}, "Python objects"),
         ({"dtype": "V17"}, "17 bytes"),
+        ({"dtype": "(2,)f4"}, "arrays themselves"),
+        ({"shape": (2**70, 4)}, "too large"),
+        ({"permute": (True, False)}, "permute must name each of 2 axes once"),
         ({"source": Box((0, 0), (0, 0))}, "wants .*which no rank has"),
     ],
 )  # fmt: skip

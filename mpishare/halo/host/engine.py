@@ -9,6 +9,7 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination import recording
+from mpishare.errors import ClosedError
 from mpishare.halo.host.compiled_route import CompiledRoute, adds
 from mpishare.halo.host.copies import HostCall, add, put
 from mpishare.halo.host.reference import ReferenceRoute
@@ -148,6 +149,8 @@ class HostEngine(HostPlanEngine):
         """
         if self._is_open:
             self._agreement.leave(self._call, error)
+        elif not isinstance(error, ClosedError):  # of C, which finds its tables gone
+            raise ClosedError(f"{self._call} failed: a signal handler closed the plan") from None
 
     def _make(self, call: HostCall, stream: Any, *steps: Callable[[HostCall], None]) -> None:
         """Make a call, marked as under way; leave the node where it fails, as `_in_node`."""
