@@ -22,7 +22,7 @@ CORES = {
     for mpi, name in (("mpich", "MPICH"), ("openmpi", "Open MPI"))
     for ranks in (8, 28, 32)
 }
-#: The title of each file. Before the place stands what it has beside the cases of every run.
+#: The title of each file: what it has beside the cases of every run, then the place.
 RUNS = {
     f"{kind}{place}": title
     for kind in ("", "newest-", "jax-", "fresh-", "messages-")

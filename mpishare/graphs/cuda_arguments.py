@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from mpishare.plans.layout import is_tensor
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def _key(value: Any, name: str) -> Hashable:
         return identity(value)
     if isinstance(value, (tuple, list)):
         return type(value), key_of(value, name)
-    if _is_tensor(value):
+    if is_tensor(value):
         if not value.is_cuda:
             raise TypeError(f"{name} failed: a tensor on {value.device} is not in GPU memory")
         return value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
@@ -60,7 +61,7 @@ def current_stream(arguments: Sequence[Any], device: int, name: str) -> Any:
     """Return the current stream of the arguments' library; None for CuPy's."""
     if "torch" not in sys.modules:
         return None
-    are_tensors = {_is_tensor(each) for each in _arrays(arguments)}
+    are_tensors = {is_tensor(each) for each in _arrays(arguments)}
     if True not in are_tensors:
         return None
     stream = sys.modules["torch"].cuda.current_stream(device)
@@ -78,14 +79,7 @@ def _arrays(arguments: Sequence[Any]) -> list[Any]:
         if isinstance(each, (tuple, list)):
             found += _arrays(each)
         elif (
-            isinstance(each, Window)
-            or _is_tensor(each)
-            or hasattr(each, "__cuda_array_interface__")
+            isinstance(each, Window) or is_tensor(each) or hasattr(each, "__cuda_array_interface__")
         ):
             found.append(each)
     return found
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)

@@ -181,7 +181,7 @@ class HaloExchange(Plan):
         try:
             return geometry.shifted(box, axis, n, self._shapes)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.name}: shifted failed: {error}") from None
+            raise self._named("shifted", error) from None
 
     def _interior(self) -> Box:
         return geometry.interior(self.block, *self._transfers)

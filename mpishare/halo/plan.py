@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mpishare.errors import EpochError, UnsupportedError
+from mpishare.errors import UnsupportedError
 from mpishare.halo.any_fields import AnyFields
 from mpishare.halo.engine_pair import EnginePair, engine_class
 from mpishare.halo.made_with import MadeWith
@@ -32,6 +32,7 @@ class Plan(RoutedPlan):
     """
 
     _log = logging.getLogger("mpishare.halo")
+    _noun = "an exchange"
 
     def __init__(
         self,
@@ -238,9 +239,7 @@ class Plan(RoutedPlan):
 
     def _enter(self, call: str, fields: Sequence[Any]) -> Sequence[Any]:
         """Return the fields of a call, or raise if the plan cannot be called now."""
-        self._check(call)
-        if self._open is not None:
-            raise EpochError(f"{self.name}: {call} failed: an exchange is open. Call wait() first.")
+        self._check_free(call)
         if fields:
             self._made_with.release()
         fields = fields or self._made_with.arrays()
@@ -258,7 +257,7 @@ class Plan(RoutedPlan):
         try:
             return engine.prepare(fields)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.name}: {call} failed: {error}") from None
+            raise self._named(call, error) from None
 
     @property
     def _engines(self) -> list[Engine]:

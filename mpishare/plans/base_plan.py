@@ -109,6 +109,12 @@ class BasePlan(NodeObject):
         if self._is_closed:
             raise ClosedError(f"{self.name}: {call} failed: the plan is closed")
 
+    def _named(self, call: str, error: Exception) -> Exception:
+        """Return the error of an argument with the name of the plan and the call."""
+        if type(error) not in (TypeError, ValueError):
+            return error
+        return type(error)(f"{self.name}: {call} failed: {error}")
+
     def _forget(self) -> None:
         self._drop()
         self._context.unregister(self)

@@ -184,6 +184,12 @@ def takes_any(fields: Sequence[Any]) -> bool:
     return found
 
 
+def is_tensor(field: Any) -> bool:
+    """Whether a field is PyTorch's, which is not imported for that."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(field, torch.Tensor)
+
+
 def is_on_gpu(field: Any) -> bool:
     """Whether an array of any library is in GPU memory."""
     if isinstance(field, np.ndarray):

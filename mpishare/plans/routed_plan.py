@@ -21,6 +21,7 @@ class RoutedPlan(BasePlan):
 
     _setup: RoutedSetup
     _open: Any = None  # the call that was started
+    _noun: str  # for a call, in errors
 
     def _open_on_routes(self, setup: RoutedSetup) -> None:
         """Register with the node, once the engines are made; warn of slow routes, log all."""
@@ -43,7 +44,7 @@ class RoutedPlan(BasePlan):
 
     @property
     def staging_nbytes(self) -> int:
-        """Bytes of staging memory: those of this rank, and those that its node shares."""
+        """Bytes of staging memory, of this rank and shared by its node."""
         return sum(engine.staging_nbytes for engine in self._engines)
 
     def _check(self, call: str) -> None:
@@ -52,6 +53,14 @@ class RoutedPlan(BasePlan):
             raise EpochError(
                 f"{self.name}: {call} failed: another call of the plan is under way, in which a "
                 "handler of a signal came. Call it after that."
+            )
+
+    def _check_free(self, call: str) -> None:
+        """Raise unless a call may begin now."""
+        self._check(call)
+        if self._open is not None:
+            raise EpochError(
+                f"{self.name}: {call} failed: {self._noun} is open. Call wait() first."
             )
 
     def _check_started(self, opened: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.plans.disjoint import require_distinct_cells
-from mpishare.plans.layout import FieldLayout, as_numpy, check_layout
+from mpishare.plans.layout import FieldLayout, address_of, as_numpy, check_layout, is_tensor
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ class Arrays:
         """Return a new array of a side, of the library of another one."""
         dtype = side.layout.dtype
         if not self._on_gpu:
-            if _is_tensor(like):
+            if is_tensor(like):
                 return sys.modules["torch"].empty(side.shape, dtype=like.dtype)
             return np.empty(side.shape, dtype)
         with self.on(like, stream):
-            if _is_tensor(like):
+            if is_tensor(like):
                 torch = sys.modules["torch"]
                 return torch.empty(side.shape, dtype=like.dtype, device=like.device)
             import cupy
@@ -86,7 +86,7 @@ class Arrays:
             raise ValueError(
                 f"{name} is not this rank's part of the {side.name}: {wanted.difference(found)}"
             )
-        if self._on_gpu or _is_tensor(array):
+        if self._on_gpu or is_tensor(array):
             return array
         return as_numpy(array, name)
 
@@ -108,7 +108,7 @@ class Arrays:
     def compact(self, array: Any, stream: Any) -> Any:
         """Return a copy without gaps."""
         with self.on(array, stream):
-            if _is_tensor(array):
+            if is_tensor(array):
                 torch = sys.modules["torch"]
                 return array.clone(memory_format=torch.contiguous_format)
             return array.copy(order="C")
@@ -129,15 +129,14 @@ class Arrays:
 
             layout = cuda_layout(array, "an array")
             return addresses_of([array], [layout])[0], layout.span_nbytes
-        found = as_numpy(array, "an array")
-        layout = FieldLayout(found.shape, found.strides, found.dtype, None)
-        return found.__array_interface__["data"][0], layout.span_nbytes
+        layout = self._layout_of(array, "an array")
+        return address_of(as_numpy(array, "an array")), layout.span_nbytes
 
     def on(self, array: Any, stream: Any) -> Any:
         """Make a stream the current one of the library of an array."""
         if stream is None or not self._on_gpu:
             return nullcontext()
-        if _is_tensor(array):
+        if is_tensor(array):
             torch = sys.modules["torch"]
             return torch.cuda.stream(torch.cuda.ExternalStream(handle_of(stream), array.device))
         from mpishare.backends.cuda_streams import borrowed, on_stream
@@ -152,8 +151,3 @@ def layout_of(shape: tuple[int, ...], dtype: np.dtype[Any], permute: Sequence[in
         strides[axis] = step
         step *= max(shape[axis], 1)
     return FieldLayout(shape, tuple(strides), dtype, None)
-
-
-def _is_tensor(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)

@@ -34,8 +34,8 @@ def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
     Raises
     ------
     TypeError, ValueError
-        If `given` is no distribution of the shape over so many ranks. `name` is that of the
-        user's argument.
+        If `given` is no distribution of the shape over so many ranks. `name` is the argument
+        that the error names.
     """
     ndim = len(shape)
     whole = Box((0,) * ndim, tuple(shape))
@@ -105,7 +105,7 @@ def require_disjoint(name: str, boxes: Sequence[Box], then: str) -> None:
 
 
 def require_covered(wanted: Sequence[Box], there: Sequence[Box], what: str) -> None:
-    """Raise `ValueError` if a wanted cell is in no box; those that are there are disjoint."""
+    """Raise `ValueError` if a wanted cell is in none of the disjoint boxes `there`."""
     for rank, box in enumerate(wanted):
         overlaps = [box & each for each in there]
         if sum(each.size for each in overlaps) < box.size:

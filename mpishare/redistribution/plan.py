@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.coordination.rank_group import require_intracomm
-from mpishare.errors import EpochError, UnsupportedError
+from mpishare.errors import UnsupportedError
 from mpishare.halo.engine_pair import engine_class, make_engine
 from mpishare.plans.cells import Box
 from mpishare.plans.layout import Layout, check_layout
@@ -108,6 +108,7 @@ class Redistribute(RoutedPlan):
     """
 
     _log = logging.getLogger("mpishare.redistribute")
+    _noun = "a redistribution"
 
     def __init__(
         self,
@@ -219,8 +220,7 @@ class Redistribute(RoutedPlan):
         if backward:
             way = self._backward or self._make_backward("start", stream, a)
         call, engine = self._prepare(way, "start", a, out, stream), way.engine
-        call.is_fast = engine.try_start(call.fields, stream)
-        if not call.is_fast:
+        if not engine.try_start(call.fields, stream):
             call.prepared = engine.prepare(call.fields)
             engine.start(call.prepared, stream)
         self._begin_open(call)
@@ -240,9 +240,9 @@ class Redistribute(RoutedPlan):
         try:
             self._check_started(call)
             engine = call.engine
-            if not (call.is_fast and engine.try_wait(stream)):
-                prepared = engine.prepare(call.fields) if call.is_fast else call.prepared
-                engine.wait(prepared, stream)
+            is_fast = call.prepared is None
+            if not (is_fast and engine.try_wait(stream)):
+                engine.wait(engine.prepare(call.fields) if is_fast else call.prepared, stream)
         except BaseException:
             self._reopen(call)
             raise
@@ -271,15 +271,7 @@ class Redistribute(RoutedPlan):
         try:
             return self._call(way, given, out, stream)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.name}: {name} failed: {error}") from None
-
-    def _check_free(self, name: str) -> None:
-        """Raise unless a call may begin now."""
-        self._check(name)
-        if self._open is not None:
-            raise EpochError(
-                f"{self.name}: {name} failed: a redistribution is open. Call wait() first."
-            )
+            raise self._named(name, error) from None
 
     def _call(self, way: _Way, given: Any, out: Any, stream: Any) -> _Call:
         arrays, read, written = self._arrays, way.read, way.written
@@ -322,7 +314,7 @@ class Redistribute(RoutedPlan):
             try:
                 array = self._arrays.checked(given, "the array", there.written)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"{call} failed: {error}") from None
+                raise self._named("backward", error) from None
             if there.engine.is_captured([array], stream):
                 raise UnsupportedError(
                     f"{call} failed: its first call allocates memory, which cannot be captured "
@@ -377,8 +369,7 @@ class _Call:
     result: Any  # what the call returns
     found: Any  # the same, as its library has it
     target: Any  # what is received into
-    prepared: Any = None
-    is_fast: bool = False
+    prepared: Any = None  # fields, unless the engine knew them
 
 
 class _Wanted(NamedTuple):

@@ -230,12 +230,6 @@ class Allreduce(BasePlan):
                 "Call it outside of the capture."
             )
 
-    def _named(self, call: str, error: Exception) -> Exception:
-        """Return the error of an argument with the name of the plan and the call."""
-        if type(error) not in (TypeError, ValueError):
-            return error
-        return type(error)(f"{self.name}: {call} failed: {error}")
-
     @property
     def _engines(self) -> list[PlanEngine]:
         return [*self._across.values(), self._engine]

@@ -190,7 +190,7 @@ def unpublished(stage: Stage) -> None:
     if stage.rank == 1:
         halo._forward._host._publish = lambda *arguments: None
     stage.attempt("call", halo.exchange)
-    stage.world.Barrier()  # else those that do not wait would leave the node first
+    stage.world.Barrier()  # or ranks that do not wait would leave the node first
     stage.attempt("close", node.close)
 
 

@@ -43,8 +43,8 @@ __device__ __forceinline__ void get_ll(
 }
 
 // As many units of 2 or 1 bytes per store as fill 4: the bytes of a part lie in the same places
-// whatever its unit, which may be another one at the other end. Apart from the code of the wider
-// units, of which there is better little.
+// whatever its unit, which may be another one at the other end. Not inlined, to keep the code of
+// the wider units small.
 __device__ __noinline__ void put_ll_narrow(
     const Item& item, Range range, char* field, char* packed, Word epoch
 ) {

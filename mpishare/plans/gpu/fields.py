@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.memory.numbers import dtype_named
-from mpishare.plans.layout import FieldLayout, check_layout, refuse_gradient, refuse_jax
+from mpishare.plans.layout import FieldLayout, check_layout, is_tensor, refuse_gradient, refuse_jax
 from mpishare.windows.window import Window
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def current_stream(fields: Sequence[Any], device: int) -> Any:
     """Return the current stream of the library of the fields; None for CuPy's."""
     if "torch" not in sys.modules:
         return None  # CuPy's current stream
-    are_tensors = {_is_tensor(field) for field in fields}
+    are_tensors = {is_tensor(field) for field in fields}
     if are_tensors == {True}:
         return sys.modules["torch"].cuda.current_stream(device)
     if len(are_tensors) > 1:
@@ -66,17 +66,12 @@ def is_captured(fields: Sequence[Any], stream: Any, backend: Any) -> bool:
     return bool(backend.enter(stream)[3])
 
 
-def _is_tensor(field: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(field, torch.Tensor)
-
-
 def _inspect(field: Any, name: str) -> tuple[int, FieldLayout]:
     """Return the address and the layout of an array of another library, or of a window."""
     if isinstance(field, Window):
         field = field.array
     refuse_gradient(field, name)
-    if _is_tensor(field):
+    if is_tensor(field):
         kind = _tensor_dtype(field, name)
         shape, device = tuple(field.shape), field.device.index
         strides = tuple(step * kind.itemsize for step in field.stride())
