@@ -156,9 +156,10 @@ def draw(path: Path, args: argparse.Namespace, history: Array, spectrum: np.ndar
         axis.set_title(("kinetic energy", "dissipation rate")[column - 1], fontsize=10)
         axis.set_xlabel("time")
         axis.legend()
-    k = np.arange(1, modes(args.cells))
-    shells.loglog(k, spectrum[k], label="energy")
-    shells.loglog(k, spectrum[1:].max() * k ** (-5 / 3), "--", color="gray", label="$k^{-5/3}$")
+    k = np.arange(2, modes(args.cells))  # by symmetry the vortex never has any of |k| = 1
+    shells.loglog(k, spectrum[k], label="energy of a shell")
+    shells.loglog(k, spectrum[2] * (k / 2) ** (-5 / 3), "--", color="gray", label="$k^{-5/3}$")
+    shells.xaxis.set_minor_formatter("")
     shells.set_title(f"spectrum at time {found[-1, 0]:g}", fontsize=10)
     shells.set_xlabel("wavenumber")
     shells.legend()
