@@ -65,8 +65,11 @@ class Flow:
         self.ik = [1j * k for k in self.k]
         self.k2 = sum(k * k for k in self.k)
         self.over_k2 = 1 / self.xp.where(self.k2 == 0, 1, self.k2)
+        self.friction = self.nu * self.k2
         self.copies = along(2, np.where(of_z == 0, 1.0, 2.0))  # of a mode: that of -k is not stored
-        self.cross, self.project = (fused(self.xp, each) for each in (cross, project))
+        self.cross, self.change, self.advance = (
+            fused(self.xp, each) for each in (cross, change, advance)
+        )
         self.u = self.to_modes(self.xp.asarray(vortex(n, self.rows)), self.links)
 
     def make_links(self, form: str | None) -> Links:
@@ -105,15 +108,14 @@ class Flow:
         stack = self.xp.stack
         fields = self.to_space(stack((*u, *self.cross(*self.ik, *u))), links)
         force = self.to_modes(stack(self.cross(*fields)), links)
-        return stack(self.project(*self.k, self.over_k2, *force)) - self.nu * self.k2 * u
+        return stack(self.change(*self.k, self.over_k2, self.friction, *force, *u))
 
     def step(self, u: Array, links: Links) -> None:
         """Make a step in place."""
-        end, at = u.copy(), u
+        end, at, dt = u, u, self.dt
         for weight, ahead in ((1 / 6, 1 / 2), (1 / 3, 1 / 2), (1 / 3, 1), (1 / 6, 0)):
             slope = self.slope(at, links)
-            end += weight * self.dt * slope
-            at = u + ahead * self.dt * slope
+            end, at = self.advance(end, weight * dt, u, ahead * dt, slope)
         u[...] = end
 
     def stepper(self, links: Links, *, graph: bool) -> Callable[[], None]:
@@ -205,10 +207,31 @@ def cross(ax: Array, ay: Array, az: Array, bx: Array, by: Array, bz: Array) -> A
     return ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
 
 
-def project(kx: Array, ky: Array, kz: Array, over_k2: Array, x: Array, y: Array, z: Array) -> Any:
-    """Return the part of a vector that has no divergence."""
+def change(
+    kx: Array,
+    ky: Array,
+    kz: Array,
+    over_k2: Array,
+    friction: Array,
+    x: Array,
+    y: Array,
+    z: Array,
+    u: Array,
+    v: Array,
+    w: Array,
+) -> Any:
+    """Return how a velocity changes: by the part of a force without divergence, and by friction."""
     along = (kx * x + ky * y + kz * z) * over_k2
-    return x - kx * along, y - ky * along, z - kz * along
+    return (
+        x - kx * along - friction * u,
+        y - ky * along - friction * v,
+        z - kz * along - friction * w,
+    )
+
+
+def advance(end: Array, weight: float, u: Array, ahead: float, slope: Array) -> Any:
+    """Return the end of a step with this stage in it, and where the next stage begins."""
+    return end + weight * slope, u + ahead * slope
 
 
 def fused(xp: Any, function: Callable[..., Any]) -> Callable[..., Any]:

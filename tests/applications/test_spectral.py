@@ -44,19 +44,19 @@ class Late(mpishare.Redistribute):
         self.kept, given = a.copy(), a if self.kept is None else self.kept
         return super().forward(given, out, stream)
 
-def unprojected(kx, ky, kz, over_k2, x, y, z):
-    return x, y, z
+def unprojected(kx, ky, kz, over_k2, *rest):
+    return change(kx, ky, kz, 0 * over_k2, *rest)
 
 def doubled(ax, ay, az, bx, by, bz):
     return [2 * each for each in cross(ax, ay, az, bx, by, bz)]
 
 words = "--cells", "8", "--steps", "10"
-whole, cross, project = mpishare.Redistribute, navier_stokes.cross, navier_stokes.project
+whole, cross, change = mpishare.Redistribute, navier_stokes.cross, navier_stokes.change
 mpishare.Redistribute = Late
 report({{"Late": run(*words)}})
-mpishare.Redistribute, navier_stokes.project = whole, unprojected
+mpishare.Redistribute, navier_stokes.change = whole, unprojected
 report({{"unprojected": run(*words)}})
-navier_stokes.project, navier_stokes.cross = project, doubled
+navier_stokes.change, navier_stokes.cross = change, doubled
 report({{"doubled": run(*words)}})
 navier_stokes.cross = cross
 report({{"whole": run(*words)}})
