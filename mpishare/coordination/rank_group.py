@@ -75,7 +75,7 @@ class RankGroup:
         return self._is_waiting or any(each.leaves_messages for each in departures)
 
     def _mark(self, *, is_waiting: bool) -> None:
-        """Note whether this rank waits for messages; where it leaves a node, the others learn it."""
+        """Note whether this rank waits for messages: the others learn it if it leaves its node."""
         self._is_waiting = is_waiting
         for block in self.blocks:
             block.is_in_messages = is_waiting
