@@ -13,6 +13,7 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination.arguments import is_int
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:
@@ -123,8 +124,8 @@ class Transfer:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError("True and False count nothing")
+    if not is_int(value):
+        raise TypeError(f"{value!r} counts nothing")
     return index(value)
 
 

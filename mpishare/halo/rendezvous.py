@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.arguments import is_int
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,7 +48,7 @@ class Ids:
                 f"there are {len(found)} ids, the fields have {extent} places along the axis: "
                 "give one id for each place"
             )
-        if isinstance(n_owned, bool) or not hasattr(n_owned, "__index__"):
+        if not is_int(n_owned):
             raise TypeError(f"n_owned must be an int, not {n_owned!r}")
         if not 0 <= n_owned <= extent:
             raise ValueError(f"n_owned is {n_owned}, and there are {extent} ids: 0 to {extent}")

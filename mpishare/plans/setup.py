@@ -143,15 +143,23 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanStart
 def agree_on_fields(
     start: PlanStart, fields: Any, require: Any, describe: Callable[[GivenFields], Description]
 ) -> AgreedFields:
-    """Agree on the fields, the arguments and the node. Collective, host-blocking.
+    """Agree on the fields, the arguments and the node. Collective, host-blocking."""
 
-    `fields` may be a function that returns them, whose errors become errors of all ranks.
-    """
+    def find() -> tuple[GivenFields, Description]:
+        given = GivenFields.of(fields, start.backend)
+        return given, describe(given)
+
+    return agree_on_found(start, require, find)
+
+
+def agree_on_found(
+    start: PlanStart, require: Any, find: Callable[[], tuple[GivenFields, Description]]
+) -> AgreedFields:
+    """Agree as `agree_on_fields` on what `find` returns; its errors become errors of all ranks."""
     call, group = start.call, start.held.group
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
-        given = GivenFields.of(fields() if callable(fields) else fields, start.backend)
-        described = describe(given)
+        given, described = find()
         choice, node = look_for_node(group, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,

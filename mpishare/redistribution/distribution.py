@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.arguments import is_int
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:
@@ -42,12 +43,12 @@ def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
     if given is None:
         return whole
     if isinstance(given, OnRank):
-        if not _is_int(given.rank) or not 0 <= given.rank < size:
+        if not is_int(given.rank) or not 0 <= given.rank < size:
             raise ValueError(f"{name} is {given!r}: ranks are 0 to {size - 1}")
         return whole if rank == given.rank else Box(whole.lower, whole.lower)
     if isinstance(given, Box):
         return _checked(name, given, shape)
-    if _is_int(given):
+    if is_int(given):
         axis = index(given)
         if not -ndim <= axis < ndim:
             raise ValueError(f"{name} cuts axis {axis}: the array has {ndim} axes")
@@ -75,7 +76,7 @@ def normal_form(given: Any, ndim: int) -> str:
         return f"OnRank({index(given.rank)})"
     if isinstance(given, Box):
         return "a Box of each rank"
-    if _is_int(given):
+    if is_int(given):
         return f"axis {index(given) % ndim}"
     return str(tuple(map(index, given)))
 
@@ -138,9 +139,3 @@ def _cut(parts: Sequence[int], shape: Sequence[int], rank: int) -> Box:
         start.append(first)
         stop.append(last)
     return Box(tuple(start), tuple(stop))
-
-
-def _is_int(value: Any) -> bool:
-    # Arrays of NumPy have an index too, where they have one element.
-    is_scalar = hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
-    return is_scalar and not isinstance(value, bool)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
+from mpishare.coordination.arguments import is_duration
 from mpishare.coordination.control_block import ControlBlock, State
 from mpishare.coordination.mpi_agreement import agree, allgather
-from mpishare.coordination.poll import is_duration
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.agreement import require_same
+from mpishare.coordination.arguments import require_duration
 from mpishare.coordination.mpi_agreement import allgather, raise_together
-from mpishare.coordination.poll import require_duration
 from mpishare.errors import UnsupportedError, describe
 
 if TYPE_CHECKING:
