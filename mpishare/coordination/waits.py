@@ -225,8 +225,7 @@ class Waits:
             self._refuse()
         if not self.block.are_all_present():
             gone = [rank for rank in self.others if self.block.state(rank) != State.PRESENT]
-            missed = [rank for rank in pending() if rank in gone]
-            if missed:
+            if missed := sorted({*gone}.intersection(pending())):
                 self.fail_departed(call, missed)
                 self._refuse()
 

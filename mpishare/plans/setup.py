@@ -271,10 +271,8 @@ def agree_on_routes(
     replies = setup.comm.begin(setup.call, choose)
     refuse_left_out(setup.call, [reply["left out"] for reply in replies])
     chosen = _agreed_routes(setup, replies)
-    sends_by_rank, recvs_by_rank = (
-        [unpack_messages(r[kind], own) for r, own in zip(replies, chosen, strict=True)]
-        for kind in ("sends", "recvs")
-    )
+    packed = [[reply[kind] for reply in replies] for kind in ("sends", "recvs")]
+    sends_by_rank, recvs_by_rank = ([*map(unpack_messages, each, chosen)] for each in packed)
     return RoutedSetup(
         **vars(setup),
         sends=sends_by_rank,

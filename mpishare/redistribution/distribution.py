@@ -48,11 +48,16 @@ def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
         return whole if rank == given.rank else Box(whole.lower, whole.lower)
     if isinstance(given, Box):
         return _checked(name, given, shape)
+    return _cut(_parts(name, given, ndim, size), shape, rank)
+
+
+def _parts(name: str, given: Any, ndim: int, size: int) -> Sequence[int]:
+    """Return the number of ranks along each axis, given these or the one axis that is cut."""
     if is_int(given):
         axis = index(given)
         if not -ndim <= axis < ndim:
             raise ValueError(f"{name} cuts axis {axis}: the array has {ndim} axes")
-        return _cut([size if at == axis % ndim else 1 for at in range(ndim)], shape, rank)
+        return [size if at == axis % ndim else 1 for at in range(ndim)]
     try:
         parts = [*map(index, given)]
     except TypeError:
@@ -65,7 +70,7 @@ def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
             f"{name} is {tuple(parts)}: it must have the number of ranks along each of {ndim} "
             f"axes, {size} in all"
         )
-    return _cut(parts, shape, rank)
+    return parts
 
 
 def normal_form(given: Any, ndim: int) -> str:

@@ -200,10 +200,12 @@ class Publication:
                 if context.backend.has_streams
                 else HostSnapshots(page, context.memory_barrier)
             )
-        if not self._is_leader:
-            return ["", False]
-        job = job_id(os.getpid())
-        self._fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        return self._open_door(memory.fd) if self._is_leader else ["", False]
+
+    def _open_door(self, page: int) -> list[Any]:
+        """Open the door, behind which viewers get the files, that of the page first."""
+        context, job = self._context, job_id(os.getpid())
+        self._fds.append(os.open(f"/proc/self/fd/{page}", os.O_RDONLY | os.O_CLOEXEC))
         for token in self._files:
             fd = context.backend.descriptor(token)
             if fd is not None:
