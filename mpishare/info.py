@@ -108,11 +108,7 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
             reports = comm.gather(report if node.rank == 0 else None, 0)
             views = comm.gather(look(), 0)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
-        status = fail_run(PROG, comm, exc)
-        if comm.rank == 0 and any(words in str(exc) for words in _OF_GPUS):
-            # As this rank sees them, since others may be gone.
-            sys.stderr.write(str(Hardware([look()])))
-        return status
+        return _fail(comm, exc)
     status = 0
     if reports is not None and views is not None:
         nodes = [(each, _hardware(each, views)) for each in filter(None, reports)]
@@ -120,6 +116,14 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
         sys.stdout.flush()
         status = int(not all(each.can_share for each, _ in nodes))
     return int(comm.bcast(status, 0))
+
+
+def _fail(comm: MPI.Intracomm, error: Exception) -> int:
+    status = fail_run(PROG, comm, error)
+    if comm.rank == 0 and any(words in str(error) for words in _OF_GPUS):
+        # As this rank sees them, since others may be gone.
+        sys.stderr.write(str(Hardware([look()])))
+    return status
 
 
 def _hardware(report: Report, views: Sequence[RankView]) -> Hardware:

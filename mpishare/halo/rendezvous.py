@@ -61,12 +61,15 @@ class Ids:
         self.owned_places, self.ghost_places = np.argsort(owned), np.argsort(ghosts)
         self.owned, self.ghosts = owned[self.owned_places], ghosts[self.ghost_places]
         self.ghost_places += len(owned)
+        self._require_owned_once()
+
+    def _require_owned_once(self) -> None:
         twice = np.flatnonzero(self.owned[1:] == self.owned[:-1])
         if len(twice):
             first, second = sorted(self.owned_places[twice[0] : twice[0] + 2])
             raise ValueError(
-                f"ids names id {self.owned[twice[0]]} twice among the {n_owned} that this rank "
-                f"owns, at places {first} and {second}"
+                f"ids names id {self.owned[twice[0]]} twice among the {len(self.owned)} that this "
+                f"rank owns, at places {first} and {second}"
             )
 
 

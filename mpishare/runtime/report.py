@@ -169,7 +169,7 @@ class Report:
         if route == COPY:
             shared = "a GPU is shared without the Multi-Process Service"
             return "myself" if origin == target else shared
-        return next((pair.reason for pair in pairs if pair.reason), None)
+        return next(filter(None, (pair.reason for pair in pairs)), None)
 
     def _why_messages(self, route: str) -> str:
         is_staged = self.gpu_messages and route == MESSAGES
