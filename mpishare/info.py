@@ -17,10 +17,12 @@ from mpishare.runtime.cli import (
     seconds,
     start_mpi_in_time,
 )
-from mpishare.runtime.hardware import Hardware, look
+from mpishare.runtime.hardware import Hardware, RankView, look
 from mpishare.windows.survey import as_text, attachable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mpi4py import MPI
 
     from mpishare.runtime.report import Report
@@ -106,21 +108,27 @@ def _run(comm: MPI.Intracomm, timeout_s: float, *, is_json: bool) -> int:
             reports = comm.gather(report if node.rank == 0 else None, 0)
             views = comm.gather(look(), 0)
     except (MpiShareError, ValueError) as exc:  # of a wrong MPISHARE_BACKEND or MPISHARE_ROUTE
-        status = fail_run(PROG, comm, exc)
-        if comm.rank == 0 and any(words in str(exc) for words in _OF_GPUS):
-            # As this rank sees them, since others may be gone.
-            sys.stderr.write(str(Hardware([look()])))
-        return status
+        return _fail(comm, exc)
     status = 0
     if reports is not None and views is not None:
-        nodes = []
-        for each in filter(None, reports):
-            there = [views[member.given_rank] for member in each.members]
-            nodes.append((each, Hardware(there, each)))
+        nodes = [(each, _hardware(each, views)) for each in filter(None, reports)]
         sys.stdout.write(_as_json(nodes, route) if is_json else _as_text(nodes, route))
         sys.stdout.flush()
         status = int(not all(each.can_share for each, _ in nodes))
     return int(comm.bcast(status, 0))
+
+
+def _fail(comm: MPI.Intracomm, error: Exception) -> int:
+    status = fail_run(PROG, comm, error)
+    if comm.rank == 0 and any(words in str(error) for words in _OF_GPUS):
+        # As this rank sees them, since others may be gone.
+        sys.stderr.write(str(Hardware([look()])))
+    return status
+
+
+def _hardware(report: Report, views: Sequence[RankView]) -> Hardware:
+    """Return the GPUs of a node, given the views of all ranks of all nodes."""
+    return Hardware([views[member.given_rank] for member in report.members], report)
 
 
 def _as_text(nodes: list[tuple[Report, Hardware]], route: str | None) -> str:

@@ -93,18 +93,10 @@ class Agreement(Waits):
             # An interrupt: the others may have received this rank's part, but not this rank theirs.
             self.leave(call, error)
             raise
-        if mine is not None:
-            note_agreed(mine)
-            try:
-                raise mine
-            finally:
-                mine = None  # avoids a cycle with its traceback, which may hold large arrays
-        replies = [json.loads(message) for message in messages]
-        require_same_call([(call, step) for call, step, *_ in replies], self.rank, "node")
-        failures = {rank: reply[2] for rank, reply in enumerate(replies) if reply[2] is not None}
-        if failures:
-            raise peer_error(call, failures)
-        return kept, [reply[3] for reply in replies]
+        try:
+            return kept, settle(call, [*map(json.loads, messages)], mine, self.rank, "node")
+        finally:
+            mine = None  # avoids a cycle with its traceback, which may hold large arrays
 
     def _result(self, call: str, work: Callable[[], T]) -> T:
         try:
@@ -212,6 +204,27 @@ def is_agreed(error: BaseException) -> bool:
     is_ours = isinstance(error, MpiShareError | TypeError | ValueError)
     is_ours = is_ours and origin.startswith("mpishare.")
     return is_ours or getattr(error, "is_agreed", False)
+
+
+def settle(
+    call: str, replies: Sequence[Any], error: BaseException | None, rank: int, of: str
+) -> list[Any]:
+    """Return the results of a step by rank, or raise on every rank: this one's own error first.
+
+    A reply has the call, the number of its step, the text of an error or None, and the result; `of`
+    names the group of ranks.
+    """
+    if error is not None:
+        note_agreed(error)
+        try:
+            raise error
+        finally:
+            error = None  # avoids a cycle with its traceback
+    require_same_call([(name, step) for name, step, *_ in replies], rank, of)
+    failures = {r: reply[2] for r, reply in enumerate(replies) if reply[2] is not None}
+    if failures:
+        raise peer_error(call, failures)
+    return [reply[3] for reply in replies]
 
 
 def require_same_call(calls: Sequence[tuple[str, int]], rank: int, of: str) -> None:

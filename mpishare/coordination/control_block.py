@@ -16,7 +16,7 @@ import platform
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpishare.coordination import robust_futex
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
@@ -96,14 +96,27 @@ def _nothing() -> None:
     pass
 
 
-def _departure(text: str, missing: Sequence[int], *, is_cause: bool, max_nbytes: int) -> str:
-    """Return the text for `ControlBlock.departure`, cut so that it remains valid JSON."""
-    text = text[:_MAX_TEXT].encode(errors="replace").decode()
-    while True:
-        packed = json.dumps([text, list(missing)[:_MAX_MISSING], is_cause])
-        if len(packed) <= max_nbytes:
-            return packed
-        text = text[: len(text) // 2]  # twelve bytes a character where they are escaped
+class Departure(NamedTuple):
+    """How a rank left a node by an exception."""
+
+    text: str
+    missing: tuple[int, ...]  # ranks whose absence is the reason
+    is_cause: bool  # False where it left only because another rank failed
+    leaves_messages: bool  # of a collective that it began, and others may never answer
+
+    def pack(self, max_nbytes: int) -> str:
+        """Return the text that `unpack` reads, cut so that it remains valid JSON."""
+        text = self.text[:_MAX_TEXT].encode(errors="replace").decode()
+        while True:
+            packed = json.dumps([text, self.missing[:_MAX_MISSING], *self[2:]])
+            if len(packed) <= max_nbytes:
+                return packed
+            text = text[: len(text) // 2]  # twelve bytes a character where they are escaped
+
+    @classmethod
+    def unpack(cls, packed: str) -> Departure:
+        text, missing, is_cause, leaves_messages = json.loads(packed)
+        return cls(text, tuple(missing), is_cause, leaves_messages)
 
 
 class ControlBlock:
@@ -129,6 +142,8 @@ class ControlBlock:
         self._states, self._saw_death = self.words[ranks], self.words[_SAW_DEATH:][ranks]
         self._pid = os.getpid()
         self.is_open = True
+        # Whether this rank is in a collective by messages of a communicator of mpishare's.
+        self.is_in_messages = False
 
     @staticmethod
     def nbytes_for(size: int) -> int:
@@ -230,8 +245,8 @@ class ControlBlock:
         at = self.rank * _RANK_WORDS
         if self.is_open and self.is_mine and self.words[at] == State.PRESENT:
             max_nbytes = 8 * (_TEXT_WORDS - 1)
-            packed = _departure(text, missing, is_cause=is_cause, max_nbytes=max_nbytes)
-            self._write_text(at + 1, _TEXT_WORDS, packed)
+            why = Departure(text, tuple(missing), is_cause, self.is_in_messages)
+            self._write_text(at + 1, _TEXT_WORDS, why.pack(max_nbytes))
             self.sync()
             self.words[at] = state
             self.sync()  # before the program overwrites memory that others may be reading
@@ -265,10 +280,10 @@ class ControlBlock:
         self.sync()
         return any(self.words[r * _RANK_WORDS + _BROKEN] for r in range(self.size))
 
-    def departure(self, rank: int) -> tuple[str, tuple[int, ...], bool]:
-        """Return why a rank left: its text, its missing ranks, and `is_cause`."""
-        text, missing, is_cause = json.loads(self._read_text(rank * _RANK_WORDS + 1))
-        return text, tuple(missing), is_cause
+    def departures(self) -> dict[int, Departure]:
+        """Return how ranks left by an exception, of all that did."""
+        left = [rank for rank in range(self.size) if self.state(rank) == State.LEFT]
+        return {rank: Departure.unpack(self._read_text(rank * _RANK_WORDS + 1)) for rank in left}
 
     # --- the wait-for graph: the call in which each rank waits, and for which ranks
 

@@ -37,8 +37,8 @@ def root_causes(block: ControlBlock, awaited: Sequence[int]) -> tuple[int, ...]:
         status = block.status(rank)
         if status is not None and status.awaited and _still_looks(block, rank, status):
             path.extend(status.awaited)
-        elif block.state(rank) == State.LEFT and (missing := block.departure(rank)[1]):
-            path.extend(missing)
+        elif (left := block.departures().get(rank)) and left.missing:
+            path.extend(left.missing)
         else:
             found.add(rank)
     return tuple(sorted(found)) or tuple(awaited)

@@ -10,13 +10,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mpishare.coordination.abort import abort_at_exit
-from mpishare.coordination.agreement import is_agreed, note_agreed, require_same_call
+from mpishare.coordination.agreement import is_agreed, settle
 from mpishare.coordination.missing_ranks import Bystanders
 from mpishare.coordination.poll import poll
-from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown, peer_error
+from mpishare.errors import PeerError, PeerTimeout, describe, late_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from mpi4py import MPI
 
@@ -124,11 +124,22 @@ def agree(
     monitor: Monitor | None = None,
 ) -> list[Any]:
     """Do `work` and return its results on all ranks, by messages; as `Agreement.step`."""
+    return agree_keeping(comm, call, lambda: (None, work()), timeout_s, monitor)[1]
+
+
+def agree_keeping(
+    comm: MPI.Comm,
+    call: str,
+    work: Callable[[], tuple[T, Any]],
+    timeout_s: float,
+    monitor: Monitor | None = None,
+) -> tuple[T, list[Any]]:
+    """Do a step by messages as `Agreement.step_keeping`."""
 
     def exchange(mine: Any) -> list[Any]:
         return allgather(comm, call, mine, timeout_s, monitor)
 
-    return agree_by(exchange, call, 0, lambda: (None, work()), comm.rank)[1]
+    return agree_by(exchange, call, 0, work, comm.rank)
 
 
 def agree_by(
@@ -157,18 +168,7 @@ def agree_by(
     # A rank that only heard of another's failure has none of its own.
     own = None if error is None or type(error) is PeerError else describe(error)
     replies = exchange([call, number, own, reply])
-    require_same_call([(each[0], each[1]) for each in replies], rank, "communicator")
-    raise_together(call, None if own is None else error, [each[2] for each in replies])
+    results = settle(call, replies, None if own is None else error, rank, "communicator")
     if error is not None:
         raise error
-    return kept, [each[3] for each in replies]
-
-
-def raise_together(call: str, error: BaseException | None, failed: Sequence[str | None]) -> None:
-    """Raise this rank's own error, or `PeerError` if another rank failed."""
-    if error is not None:
-        note_agreed(error)
-        raise error
-    failures = {rank: text for rank, text in enumerate(failed) if text is not None}
-    if failures:
-        raise peer_error(call, failures)
+    return kept, results

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,23 +21,6 @@ _SLEPT_SHARE = 1 / 64
 _MIN_SLEEP_S, _MAX_SLEEP_S = 50e-6, 2e-3  # Linux wakes a process up to 50 us late
 # A wait that takes this long is worth a warning that names the stragglers.
 STRAGGLER_S = 30.0
-
-
-# 31 years. Sockets and threads can wait for ten times that, and raise where it is more.
-MAX_DURATION_S = 1e9
-
-
-def is_duration(value: Any) -> bool:
-    """Whether a value is a positive number of seconds that clocks can count."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value <= MAX_DURATION_S
-
-
-def require_duration(failed: str, timeout_s: Any) -> None:
-    """Raise `ValueError`, whose text begins with `failed`, unless a timeout is a duration."""
-    if not is_duration(timeout_s):
-        wanted = f"timeout_s must be a positive number of seconds, at most {MAX_DURATION_S:g}"
-        raise ValueError(f"{failed}{wanted}, not {timeout_s!r}")
 
 
 def spin_until(view: memoryview[int], slot: int, value: int, spins_per_yield: int) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from mpishare.coordination.control_block import ControlBlock
     from mpishare.coordination.mpi_agreement import Monitor
 
 T = TypeVar("T")
@@ -36,10 +37,12 @@ class RankGroup:
         self.comm = comm
         self.plans = self.keepers = 0
         self._places: set[int] = set()
+        # The blocks of nodes that have all ranks of the group.
+        self.blocks: list[ControlBlock] = []
         self._ranks = comm.Get_group()
         self._steps = 0
-        # Set while a wait has not received its messages: they may meet those of a later call.
-        self._is_spoiled = False
+        # While a wait has not received its messages: they may meet those of a later call.
+        self._is_waiting = False
 
     @classmethod
     def of(
@@ -54,7 +57,7 @@ class RankGroup:
 
         ranks = given.Get_group()
         for found in cls._all:
-            if MPI.Group.Compare(found._ranks, ranks) == MPI.IDENT and not found._is_spoiled:
+            if MPI.Group.Compare(found._ranks, ranks) == MPI.IDENT and not found._is_spoiled():
                 break
         else:
             found = cls(duplicate(given, call, timeout_s, monitor))
@@ -62,6 +65,20 @@ class RankGroup:
         ranks.Free()
         found.plans += 1
         return found
+
+    def _is_spoiled(self) -> bool:
+        """Whether messages are left behind, by this rank or one of the same node.
+
+        The others must know: making the next communicator is collective.
+        """
+        departures = [each for block in self.blocks for each in block.departures().values()]
+        return self._is_waiting or any(each.leaves_messages for each in departures)
+
+    def _mark(self, *, is_waiting: bool) -> None:
+        """Note whether this rank waits for messages: the others learn it if it leaves its node."""
+        self._is_waiting = is_waiting
+        for block in self.blocks:
+            block.is_in_messages = is_waiting
 
     def take_place(self) -> int:
         """Return the tag of a new plan among all plans that may send messages, on whatever node.
@@ -105,11 +122,11 @@ class RankGroup:
 
         def exchange(mine: Any) -> list[Any]:
             replies = allgather(self.comm, call, mine, timeout_s, monitor)
-            self._is_spoiled = False
+            self._mark(is_waiting=False)
             return replies
 
         self._steps += 1
-        self._is_spoiled = True  # until the others have answered
+        self._mark(is_waiting=True)
         return agree_by(exchange, call, self._steps, work, self.comm.rank)
 
     def wait(
@@ -121,9 +138,9 @@ class RankGroup:
         monitor: Monitor | None = None,
     ) -> None:
         """Wait for a collective on `comm`, as `wait_request`."""
-        self._is_spoiled = True
+        self._mark(is_waiting=True)
         wait_request(request, self.comm, call, timeout_s, *memory, monitor=monitor)
-        self._is_spoiled = False
+        self._mark(is_waiting=False)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from itertools import dropwhile
 from types import TracebackType
 from typing import Any
 
@@ -58,9 +59,7 @@ def shorten(error: BaseException, trace: TracebackType | None) -> TracebackType 
     Of mpishare the frame that the user called stays, and none where the user's own callable raised.
     All stay where an unforeseen error was raised in mpishare itself.
     """
-    frames = _frames(trace)
-    while frames and _package(frames[0]) in _LAUNCHERS:
-        del frames[0]
+    frames = [*dropwhile(lambda frame: _package(frame) in _LAUNCHERS, _frames(trace))]
     theirs = [frame for frame in frames if _package(frame) != _OWN]
     if frames and _package(frames[-1]) != _OWN:
         frames = theirs

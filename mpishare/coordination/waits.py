@@ -31,15 +31,17 @@ from mpishare.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
+
+    from mpishare.coordination.control_block import Departure
 
 Failure = TypeVar("Failure", bound=MpiShareError)
 
 log = logging.getLogger("mpishare")
 
-_EXITED = "exited without closing the node"
+_ENDED = {State.CLOSED: "closed the node", State.EXITED: "exited without closing the node"}
 
 # Most waits are over before another rank needs to know of them.
 _BRIEF_LOOKS = 200
@@ -223,8 +225,7 @@ class Waits:
             self._refuse()
         if not self.block.are_all_present():
             gone = [rank for rank in self.others if self.block.state(rank) != State.PRESENT]
-            missed = [rank for rank in pending() if rank in gone]
-            if missed:
+            if missed := sorted({*gone}.intersection(pending())):
                 self.fail_departed(call, missed)
                 self._refuse()
 
@@ -234,30 +235,24 @@ class Waits:
         A rank that left because another one is missing is not the cause: then that one is missing
         here too.
         """
-        causes: dict[int, str] = {}
-        followers: dict[int, str] = {}
-        missing: set[int] = set()
         # All that left, since the cause left before those that pass it on.
-        left = [rank for rank in self.others if self.block.state(rank) == State.LEFT]
-        for rank in sorted({*gone, *left}):
-            state = self.block.state(rank)
-            if state == State.LEFT:
-                text, its_missing, is_cause = self.block.departure(rank)
-                missing.update(its_missing)
-                (causes if is_cause else followers)[rank] = text
-            else:
-                is_closed = state == State.CLOSED
-                causes[rank] = "closed the node" if is_closed else _EXITED
-        missing.discard(self.rank)
-        if not causes:
-            exited = [rank for rank in self.others if self.block.state(rank) == State.EXITED]
-            causes = dict.fromkeys(exited, _EXITED)
-        reasons = causes or followers
+        left = self.block.departures()
+        left.pop(self.rank, None)
+        reasons = self._causes(gone, left) or {rank: each.text for rank, each in left.items()}
+        missing = {rank for each in left.values() for rank in each.missing} - {self.rank}
         if missing:
             failure = partial(left_for, call, reasons, missing, self.timeout_s)
             self.fail(failure, fatal=True)
         else:
             self.fail(partial(departure_error, call, reasons), fatal=False)
+
+    def _causes(self, gone: Sequence[int], left: Mapping[int, Departure]) -> dict[int, str]:
+        """Return why ranks are gone, without those that left because of another one."""
+        states = {rank: self.block.state(rank) for rank in self.others}
+        causes = {rank: each.text for rank, each in left.items() if each.is_cause}
+        causes |= {rank: _ENDED[states[rank]] for rank in gone if rank not in left}
+        exited = [rank for rank, state in states.items() if state == State.EXITED]
+        return dict(sorted(causes.items())) or dict.fromkeys(exited, _ENDED[State.EXITED])
 
     def timed_out(self, call: str, awaited: Sequence[int], timeout_s: float) -> MpiShareError:
         """Break the node since ranks are missing, publish it, and return the error."""

@@ -170,17 +170,8 @@ class Watchdog:
 
     def _check_deaths(self) -> None:
         agreement, block = self._agreement, self._block
-        dead, left = [rank for rank in agreement.others if block.is_being_killed(rank)], []
-        for rank in () if dead else agreement.others:
-            runs = block.is_running(rank)
-            # The state is read after the lock: an orderly end publishes it before it unlocks.
-            state = block.state(rank)
-            if state == State.LEFT:
-                left.append(rank)
-            elif not runs and state == State.PRESENT:
-                dead.append(rank)
-            elif state != State.PRESENT and any(rank in ranks for ranks in self.pending().values()):
-                left.append(rank)
+        dead = [*filter(block.is_being_killed, agreement.others)]
+        dead = dead or [*filter(self._has_died, agreement.others)]
         if dead:
             where = agreement.rank, agreement.size
             agreement.fail(partial(died, dead, *where, agreement.timeout_s), fatal=True)
@@ -188,8 +179,19 @@ class Watchdog:
                 # Before any system call, in which the main thread gets Python's lock: a launcher
                 # that ends the job may leave this process a few milliseconds.
                 say_at_once(f"mpishare: {describe_death(dead, *where)}\n")
-        elif left:
+        elif left := self._missed():
             agreement.fail_departed("the node", left)
+
+    def _has_died(self, rank: int) -> bool:
+        # The state is read after the lock: an orderly end publishes it before it unlocks.
+        return not self._block.is_running(rank) and self._block.state(rank) == State.PRESENT
+
+    def _missed(self) -> list[int]:
+        """Return the ranks that left by an exception, or in any way while streams wait for them."""
+        states = {rank: self._block.state(rank) for rank in self._agreement.others}
+        gone = {rank for rank, state in states.items() if state != State.PRESENT}
+        awaited = {rank for ranks in self.pending().values() for rank in ranks} if gone else gone
+        return [rank for rank in sorted(gone) if rank in awaited or states[rank] == State.LEFT]
 
     def _check_stragglers(self) -> None:
         now = time.monotonic()

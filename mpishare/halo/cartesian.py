@@ -290,33 +290,42 @@ def _describe(
         raise ValueError(f"cart has {naxes} axes: 1 to 4 are allowed")
     widths = geometry.normalize_widths(width, naxes)
     shapes = [field.shape for field in layouts]
-    found = {
-        shape: geometry.normalize_axes(axes, naxes, len(shape)) for shape in dict.fromkeys(shapes)
-    }
-    blocks_of = {shape: Block.of(shape, widths, own) for shape, own in found.items()}
-    blocks = [blocks_of[shape] for shape in shapes]
-    for number, block in enumerate(blocks):
-        if block != blocks[0]:
+    cuts = {shape: _Cut.of(shape, widths, axes) for shape in dict.fromkeys(shapes)}
+    first = cuts[shapes[0]]
+    for number, shape in enumerate(shapes):
+        if cuts[shape].block != first.block:
             raise ValueError(
-                f"field {number} owns {block.extents} cells along the axes of the grid, field 0 "
-                f"{blocks[0].extents}: a plan is for fields on the same cells"
+                f"field {number} owns {cuts[shape].block.extents} cells along the axes of the "
+                f"grid, field 0 {first.block.extents}: a plan is for fields on the same cells"
             )
-    if expected is not None and blocks[0] != expected:
+    if expected is not None and first.block != expected:
         raise ValueError(
-            f"field 0 of shape {shapes[0]} has {blocks[0].shape} cells along its axes "
-            f"{found[shapes[0]]}, which the grid cuts (axes=); the plan was made for a block of "
+            f"field 0 of shape {shapes[0]} has {first.block.shape} cells along its axes "
+            f"{first.axes}, which the grid cuts (axes=); the plan was made for a block of "
             f"{expected.shape}"
         )
     same = {
         "dims": grid.dims,
         "periods": grid.periods,
         "corners": corners,
-        "axes": [found[shape] for shape in shapes],
-        "other axes": [
-            [n for axis, n in enumerate(shape) if axis not in found[shape]] for shape in shapes
-        ],
+        "axes": [cuts[shape].axes for shape in shapes],
+        "other axes": [cuts[shape].other_extents for shape in shapes],
     }
-    return Description(same, [blocks[0].extents, blocks[0].widths])
+    return Description(same, [first.block.extents, first.block.widths])
+
+
+class _Cut(NamedTuple):
+    """How a grid cuts fields of one shape."""
+
+    axes: tuple[int, ...]
+    other_extents: list[int]  # along the axes that are not cut
+    block: Block
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], widths: geometry.Widths, given: Any) -> _Cut:
+        axes = geometry.normalize_axes(given, len(widths), len(shape))
+        others = [extent for axis, extent in enumerate(shape) if axis not in axes]
+        return cls(axes, others, Block.of(shape, widths, axes))
 
 
 def _unpack(packed: Any) -> Block:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.memory.numbers import can_add
+from mpishare.memory.numbers import why_not_added
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,10 +30,8 @@ class EnginePair:
     def make_reverse(self) -> Engine:
         """Return the reverse engine, made at the first call: collective, host-blocking then."""
         if self.reverse is None:
-            unfit = [str(each.dtype) for each in self.setup.mine if not can_add(each.dtype)]
-            if unfit:
-                name = self.setup.name
-                raise TypeError(f"{name}: accumulate failed: {', '.join(unfit)} cannot be added")
+            if unfit := [*filter(None, (why_not_added(each.dtype) for each in self.setup.mine))]:
+                raise TypeError(f"{self.setup.name}: accumulate failed: {', '.join(unfit)}")
             self.reverse = make_engine(self.setup, self._recvs, self._sends, is_reverse=True)
         return self.reverse
 

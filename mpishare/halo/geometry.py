@@ -13,6 +13,7 @@ from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from mpishare.coordination.arguments import is_int
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:
@@ -123,8 +124,8 @@ class Transfer:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError("True and False count nothing")
+    if not is_int(value) or value < 0:
+        raise TypeError(f"{value!r} counts nothing")
     return index(value)
 
 
@@ -141,7 +142,7 @@ def normalize_widths(width: Any, naxes: int) -> Widths:
         widths = tuple((_count(low), _count(high)) for low, high in pairs)
     except (TypeError, ValueError):
         widths = ()
-    if len(widths) != naxes or any(min(pair) < 0 for pair in widths):
+    if len(widths) != naxes:
         raise ValueError(
             "width must be a non-negative int, or one int or (low, high) pair for each axis of the "
             f"cart ({naxes} here), not {width!r}"
@@ -154,28 +155,33 @@ def normalize_axes(axes: Any, naxes: int, ndim: int) -> tuple[int, ...]:
 
     An int stands for the one axis of the cart, None for all axes of a field that has no others.
     """
-    every = range(ndim) if ndim == naxes else ()
-    try:
-        found = [index(axis) for axis in (every if axes is None else _items(axes) or [axes])]
-    except TypeError:
-        found = []
     cuts = f"the cart cuts {naxes} {'axis' if naxes == 1 else 'axes'}"
-    if axes is None and not found:
+    if axes is None:
+        if ndim == naxes:
+            return tuple(range(ndim))
         todo = (
             f": say which with axes=, e.g. axes={tuple(range(-naxes, 0))}"
             if ndim > naxes
             else ": make a cart of no more axes than the field has"
         )
         raise ValueError(f"{cuts}, the field has {ndim}{todo}")
-    places = {axis % ndim for axis in found if -ndim <= axis < ndim}
-    if not len(places) == len(found) == naxes:
-        if ndim < naxes == len(found):  # of a plan for any fields: `axes` may be its default
-            raise ValueError(f"{cuts}, the field has {ndim}")
+    found = _ints(axes)
+    if ndim < naxes == len(found):  # of a plan for any fields: `axes` may be its default
+        raise ValueError(f"{cuts}, the field has {ndim}")
+    places = tuple(axis % ndim for axis in found if -ndim <= axis < ndim)
+    if not len({*places}) == len(found) == naxes:
         raise ValueError(
             f"axes= must name {naxes} different axes of a field with {ndim}, one for each axis of "
             f"the cart, not {axes!r}"
         )
-    return tuple(axis % ndim for axis in found)
+    return places
+
+
+def _ints(values: Any) -> list[int]:
+    """Return one int, or a sequence of them, as a list; empty for anything else."""
+    with suppress(TypeError):
+        return [index(value) for value in _items(values) or [values]]
+    return []
 
 
 def normalize_block_axes(axes: Any, naxes: int) -> tuple[int, ...]:
@@ -341,22 +347,33 @@ def _transfer(
     theirs, target = blocks[sender], blocks[receiver].ghosts(direction)
     if any(step and not cells for step, cells in zip(direction, target.shape, strict=True)):
         return None
-    spans = []
+    first = []
     for axis, (step, cells) in enumerate(zip(direction, target.shape, strict=True)):
-        extent, first = theirs.extents[axis], theirs.widths[axis][0]
-        if step and cells > extent:
-            raise ValueError(
-                f"width {cells} along axis {axis} of the cart is too large: rank {receiver} needs "
-                f"{cells} cells of rank {sender}, which owns {extent} (its extent without ghosts)"
-            )
-        if not step and cells != extent:
-            (one, ours), (other, others) = sorted([(sender, extent), (receiver, cells)])
-            raise ValueError(
-                f"the faces of rank {one} and of its neighbor, rank {other}, do not match: along "
-                f"axis {axis} of the cart they own {ours} and {others} cells (without "
-                "ghosts)"
-            )
-        first += extent - cells if step < 0 else 0
-        spans.append((first, first + cells))
-    source = Box(*zip(*spans, strict=True))
+        extent = theirs.extents[axis]
+        _require_match(axis, step, (sender, extent), (receiver, cells))
+        first.append(theirs.widths[axis][0] + (extent - cells if step < 0 else 0))
+    last = (begin + cells for begin, cells in zip(first, target.shape, strict=True))
+    source = Box(tuple(first), tuple(last))
     return Transfer(direction, sender, receiver, source, target) if target.size else None
+
+
+def _require_match(
+    axis: int, step: int, sender: tuple[int, int], receiver: tuple[int, int]
+) -> None:
+    """Raise unless the sender has the cells that a ghost region of the receiver needs.
+
+    Both are a rank and its cells along an axis; `step` is that of the direction there.
+    """
+    (rank, extent), (needing, cells) = sender, receiver
+    if step and cells > extent:
+        raise ValueError(
+            f"width {cells} along axis {axis} of the cart is too large: rank {needing} needs "
+            f"{cells} cells of rank {rank}, which owns {extent} (its extent without ghosts)"
+        )
+    if not step and cells != extent:
+        (one, ours), (other, others) = sorted([sender, receiver])
+        raise ValueError(
+            f"the faces of rank {one} and of its neighbor, rank {other}, do not match: along "
+            f"axis {axis} of the cart they own {ours} and {others} cells (without "
+            "ghosts)"
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from mpishare.coordination.arguments import is_int
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.halo.plan import Plan
 from mpishare.halo.rendezvous import Ids, find_places
@@ -207,7 +208,7 @@ def _agree_on_more(
 
 def _axes_of(layouts: Sequence[FieldLayout], axis: Any) -> tuple[dict[str, Any], int]:
     """Return each field's axis and the extents of its others, and the extent along the axis."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+    if not is_int(axis):
         raise TypeError(f"axis must be an int, not {axis!r}")
     axis = index(axis)
     axes, other_axes, extents = [], [], set()
@@ -271,7 +272,7 @@ def _checked(name: str, given: Any, size: int, extent: int) -> Places:
     except AttributeError:
         raise TypeError(f"{name} must be a dict of rank to places, not {given!r}") from None
     for rank, places in items:
-        if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= rank < size:
+        if not is_int(rank) or not 0 <= rank < size:
             raise ValueError(f"{name} names rank {rank!r}: ranks are 0 to {size - 1}")
         array = _as_indices(f"{name}[{rank}]", places, extent)
         wrong = array[(array < 0) | (array >= extent)]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.arguments import is_int
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,7 +48,7 @@ class Ids:
                 f"there are {len(found)} ids, the fields have {extent} places along the axis: "
                 "give one id for each place"
             )
-        if isinstance(n_owned, bool) or not hasattr(n_owned, "__index__"):
+        if not is_int(n_owned):
             raise TypeError(f"n_owned must be an int, not {n_owned!r}")
         if not 0 <= n_owned <= extent:
             raise ValueError(f"n_owned is {n_owned}, and there are {extent} ids: 0 to {extent}")
@@ -59,12 +61,15 @@ class Ids:
         self.owned_places, self.ghost_places = np.argsort(owned), np.argsort(ghosts)
         self.owned, self.ghosts = owned[self.owned_places], ghosts[self.ghost_places]
         self.ghost_places += len(owned)
+        self._require_owned_once()
+
+    def _require_owned_once(self) -> None:
         twice = np.flatnonzero(self.owned[1:] == self.owned[:-1])
         if len(twice):
             first, second = sorted(self.owned_places[twice[0] : twice[0] + 2])
             raise ValueError(
-                f"ids names id {self.owned[twice[0]]} twice among the {n_owned} that this rank "
-                f"owns, at places {first} and {second}"
+                f"ids names id {self.owned[twice[0]]} twice among the {len(self.owned)} that this "
+                f"rank owns, at places {first} and {second}"
             )
 
 

@@ -8,11 +8,14 @@ import json
 import math
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpishare.errors import HandleError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PLAIN = re.compile(r"[<>|][biufcmMSUV]\d+(\[\d*(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 _EXTENSION = "ml_dtypes"
@@ -61,15 +64,7 @@ def _as_json(dtype: np.dtype[Any]) -> Any:
     if dtype.subdtype is not None:
         return [_as_json(dtype.subdtype[0]), dtype.shape]
     if dtype.names is not None and dtype.fields is not None:
-        fields = [dtype.fields[name] for name in dtype.names]
-        return {
-            "names": dtype.names,
-            "formats": [_as_json(field[0]) for field in fields],
-            "offsets": [field[1] for field in fields],
-            "titles": [field[2] if len(field) > 2 else None for field in fields],
-            "itemsize": dtype.itemsize,
-            "record": dtype.type is np.record,
-        }
+        return _compound_as_json(dtype, [dtype.fields[name] for name in dtype.names])
     if dtype.isbuiltin != 2 and _PLAIN.fullmatch(dtype.str):
         return dtype.str
     if dtype.type is getattr(sys.modules.get(_EXTENSION), dtype.name, None):
@@ -78,6 +73,17 @@ def _as_json(dtype: np.dtype[Any]) -> Any:
         f"dtype {dtype} is of a library that other processes may not have. Share its bytes: "
         "view them as 'u1'."
     )
+
+
+def _compound_as_json(dtype: np.dtype[Any], fields: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "names": dtype.names,
+        "formats": [_as_json(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
+        "titles": [field[2] if len(field) > 2 else None for field in fields],
+        "itemsize": dtype.itemsize,
+        "record": dtype.type is np.record,
+    }
 
 
 def _from_json(data: Any, depth: int = _MAX_DEPTH) -> np.dtype[Any]:
@@ -94,9 +100,12 @@ def _from_json(data: Any, depth: int = _MAX_DEPTH) -> np.dtype[Any]:
     if isinstance(data, list):
         base, shape = data
         return np.dtype((_from_json(base, depth - 1), tuple(shape)))
+    return _compound_from_json(data, [_from_json(each, depth - 1) for each in data["formats"]])
+
+
+def _compound_from_json(data: Any, formats: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     is_record = data.pop("record")
     if not all(title is None or isinstance(title, str) for title in data["titles"]):
         raise TypeError(data)
-    formats = [_from_json(each, depth - 1) for each in data["formats"]]
     dtype = np.dtype(data | {"formats": formats})
     return np.dtype((np.record, dtype)) if is_record else dtype

@@ -48,20 +48,7 @@ class Handle:
         of another version, process or machine, or stands for less memory than `nbytes`, which the
         receiver is about to map.
         """
-        version, _, rest = text.partition(":")
-        digest, _, body = rest.partition(":")
-        if version != str(cls.VERSION):
-            raise HandleError(
-                f"a handle of version {version[:8]!r} was received, this is version {cls.VERSION}. "
-                "All ranks must run the same mpishare."
-            )
-        if digest != _digest(body):
-            raise HandleError("a handle was damaged on its way: its digest does not match")
-        received = json.loads(body)
-        kinds = {field.name: field.type for field in fields(cls)}
-        if {name: type(received[name]).__name__ for name in received} != kinds:
-            raise HandleError("a handle of other fields was received")
-        handle = cls(**received)
+        handle = cls._parse(text)
         for what, got, wanted in (
             ("backend", handle.backend, backend),
             ("process", handle.nonce, nonce),
@@ -79,6 +66,24 @@ class Handle:
                 f"its allocation of {handle.capacity} bytes"
             )
         return handle
+
+    @classmethod
+    def _parse(cls, text: str) -> Handle:
+        """Return the handle of a text that `pack` made; `HandleError` for any other text."""
+        version, _, rest = text.partition(":")
+        digest, _, body = rest.partition(":")
+        if version != str(cls.VERSION):
+            raise HandleError(
+                f"a handle of version {version[:8]!r} was received, this is version {cls.VERSION}. "
+                "All ranks must run the same mpishare."
+            )
+        if digest != _digest(body):
+            raise HandleError("a handle was damaged on its way: its digest does not match")
+        received = json.loads(body)
+        kinds = {field.name: field.type for field in fields(cls)}
+        if {name: type(received[name]).__name__ for name in received} != kinds:
+            raise HandleError("a handle of other fields was received")
+        return cls(**received)
 
 
 def _digest(body: str) -> str:

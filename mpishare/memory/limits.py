@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Limit(NamedTuple):
@@ -55,13 +55,7 @@ def _hierarchies(root: Path) -> tuple[tuple[_Files, Path, PurePosixPath], ...]:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return ()
-    mine = {}  # by version
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            mine["cgroup2"] = PurePosixPath(path)
-        elif "memory" in controllers.split(","):
-            mine["cgroup"] = PurePosixPath(path)
+    mine = _groups_by_version(groups)
     found = {}
     for line in mounts:
         before, _, behind = line.partition(" - ")
@@ -77,6 +71,18 @@ def _hierarchies(root: Path) -> tuple[tuple[_Files, Path, PurePosixPath], ...]:
         else:
             found.pop(point, None)  # hidden by this later mount
     return tuple(found.values())
+
+
+def _groups_by_version(lines: Iterable[str]) -> dict[str, PurePosixPath]:
+    """Return the groups that limit this process's memory, of /proc/self/cgroup."""
+    found = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            found["cgroup2"] = PurePosixPath(path)
+        elif "memory" in controllers.split(","):
+            found["cgroup"] = PurePosixPath(path)
+    return found
 
 
 def _unescaped(path: str) -> str:

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     Shape = tuple[int, ...]
+
+
+def compact_strides(shape: Shape, itemsize: int, order: Sequence[int]) -> Shape:
+    """Return the strides of an array without gaps; `order` has its axes, the fastest last."""
+    strides, step = [0] * len(shape), itemsize
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
 
 
 class Memory(ABC):

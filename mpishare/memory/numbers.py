@@ -50,13 +50,16 @@ def number_of(dtype: np.dtype[Any]) -> Number | None:
     return NUMBERS.get(dtype.name) if dtype.isnative else None
 
 
+_BFLOAT16_AS_BYTES = np.dtype("V2")
+
+
 @functools.cache
 def _bfloat16() -> np.dtype[Any]:
     """Return the dtype of ml_dtypes, which adds them in NumPy; without it, bytes that travel."""
     try:
         from ml_dtypes import bfloat16
     except ModuleNotFoundError:
-        return np.dtype("V2")
+        return _BFLOAT16_AS_BYTES
     dtype: np.dtype[Any] = np.dtype(bfloat16)
     return dtype
 
@@ -81,7 +84,12 @@ def from_dlpack(field: Any) -> np.ndarray[Any, Any]:
     return array if known is field else array.view(_bfloat16())
 
 
-def can_add(dtype: np.dtype[Any]) -> bool:
-    """Whether elements can be added on the host at least: NumPy knows others than this table."""
+def why_not_added(dtype: np.dtype[Any]) -> str:
+    """Return why elements cannot be added, not even on the host; empty if they can."""
     number = number_of(dtype)
-    return dtype.kind in "iufc" if number is None else bool(number.added_as)
+    # NumPy adds others than those of the table.
+    if dtype.kind in "iufc" if number is None else number.added_as:
+        return ""
+    if dtype == _BFLOAT16_AS_BYTES:
+        return f"{dtype} cannot be added (bfloat16 of PyTorch can where ml_dtypes is installed)"
+    return f"{dtype} cannot be added"

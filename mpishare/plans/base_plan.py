@@ -99,10 +99,14 @@ class BasePlan(NodeObject):
         return sorted({rank for engine in self._engines for rank in engine.pending()})
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Close the plan; after an exception also abandon a node that is kept for plans."""
+        """Close the plan; after an exception leave its node without waiting, and publish why."""
         super().__exit__(kind, error, trace)
-        if error is not None and self._setup.given_node is None:
+        if error is None or self._is_closed:
+            return
+        if self._setup.given_node is None:
             self._setup.node.__exit__(kind, error, trace)
+        else:
+            self._context.agreement.leave(f"the with block of {self.name}", error)
 
     def _check(self, call: str) -> None:
         self._context.agreement.check()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.memory.memory import compact_strides
 from mpishare.memory.numbers import from_dlpack, number_of
 from mpishare.windows.window import Window
 
@@ -165,12 +166,11 @@ class Layout:
     def of_field(self) -> FieldLayout:
         """Return the layout of such a field in host memory; of bytes, if any dtype will do."""
         dtype = np.dtype("u1") if self.dtype is None else self.dtype
-        step, strides = dtype.itemsize, []
-        for extent in self.shape if self.order == "F" else self.shape[::-1]:
-            strides.append(step)
-            step *= extent
-        steps = strides if self.order == "F" else strides[::-1]
-        return FieldLayout(self.shape, tuple(steps), dtype, None)
+        axes = range(len(self.shape))
+        order = axes[::-1] if self.order == "F" else axes
+        return FieldLayout(
+            self.shape, compact_strides(self.shape, dtype.itemsize, order), dtype, None
+        )
 
 
 def takes_any(fields: Sequence[Any]) -> bool:

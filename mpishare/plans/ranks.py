@@ -81,6 +81,8 @@ class PlanRanks:
                     )
             found = context.plan_ranks[group] = cls(group, context, here)
             group.keep()
+            if len(found.here) == len(found.nodes):
+                group.blocks.append(context.agreement.block)
         return found
 
     def begin_plan(self) -> None:
@@ -127,6 +129,8 @@ class PlanRanks:
         for memory in self._chunks:
             self.context.unmap_registered(memory)
         del self.context.plan_ranks[self.group]
+        if len(self.here) == len(self.nodes):
+            self.group.blocks.remove(self.context.agreement.block)
         self.group.drop()
 
 

@@ -26,7 +26,7 @@ class RoutedPlan(BasePlan):
     def _open_on_routes(self, setup: RoutedSetup) -> None:
         """Register with the node, once the engines are made; warn of slow routes, log all."""
         report = report_of(setup.node)
-        routes.warn(setup.name, setup.comm, report.pairs, setup.routes)
+        routes.warn(setup.name, setup.comm, report, setup.routes)
         self._open_on(setup)
         if self._log.isEnabledFor(logging.INFO):
             self._log.info(

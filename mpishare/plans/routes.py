@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpishare.plans.comm import PlanComm
-    from mpishare.runtime.report import Pair
+    from mpishare.runtime.report import Pair, Report
     from mpishare.runtime.route import Route
 
     Routes = dict[int, Route]  # by peer
@@ -161,7 +161,7 @@ def refuse(call: str, routes: Sequence[Routes], require: list[str] | None) -> No
         )
 
 
-def warn(name: str, comm: PlanComm, pairs: Iterable[Pair], routes: Sequence[Routes]) -> None:
+def warn(name: str, comm: PlanComm, report: Report, routes: Sequence[Routes]) -> None:
     """Warn on one rank of the plan if a neighbor on the same node is reached by a slow route."""
     slow = [
         (rank, peer, route)
@@ -172,7 +172,5 @@ def warn(name: str, comm: PlanComm, pairs: Iterable[Pair], routes: Sequence[Rout
     if not slow or slow[0][0] != comm.rank:
         return
     rank, peer, route = slow[0]
-    ends = {comm.ranks_here[rank], comm.ranks_here[peer]}
-    reasons = [each.reason for each in pairs if {each.origin, each.target} == ends and each.reason]
-    why = reasons[0] if reasons else "MPISHARE_ROUTE asks for it"
+    why = report.why(comm.ranks_here[rank], comm.ranks_here[peer], route)
     log.warning("%s: rank %d reaches rank %d by %s: %s", name, rank, peer, route, why)

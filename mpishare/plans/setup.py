@@ -143,15 +143,23 @@ def plan_setup(call: str, given: MPI.Intracomm, node: Any) -> Iterator[PlanStart
 def agree_on_fields(
     start: PlanStart, fields: Any, require: Any, describe: Callable[[GivenFields], Description]
 ) -> AgreedFields:
-    """Agree on the fields, the arguments and the node. Collective, host-blocking.
+    """Agree on the fields, the arguments and the node. Collective, host-blocking."""
 
-    `fields` may be a function that returns them, whose errors become errors of all ranks.
-    """
+    def find() -> tuple[GivenFields, Description]:
+        given = GivenFields.of(fields, start.backend)
+        return given, describe(given)
+
+    return agree_on_found(start, require, find)
+
+
+def agree_on_found(
+    start: PlanStart, require: Any, find: Callable[[], tuple[GivenFields, Description]]
+) -> AgreedFields:
+    """Agree as `agree_on_fields` on what `find` returns; its errors become errors of all ranks."""
     call, group = start.call, start.held.group
 
     def look() -> tuple[tuple[GivenFields, Any], dict[str, Any]]:
-        given = GivenFields.of(fields() if callable(fields) else fields, start.backend)
-        described = describe(given)
+        given, described = find()
         choice, node = look_for_node(group, call, start.given_node, given.backend)
         return (given, described.kept), {
             "choice": choice,
@@ -263,22 +271,22 @@ def agree_on_routes(
     replies = setup.comm.begin(setup.call, choose)
     refuse_left_out(setup.call, [reply["left out"] for reply in replies])
     chosen = _agreed_routes(setup, replies)
-    sends_by_rank, recvs_by_rank = (
-        [unpack_messages(r[kind], own) for r, own in zip(replies, chosen, strict=True)]
-        for kind in ("sends", "recvs")
-    )
+    packed = [[reply[kind] for reply in replies] for kind in ("sends", "recvs")]
+    sends_by_rank, recvs_by_rank = ([*map(unpack_messages, each, chosen)] for each in packed)
     return RoutedSetup(
         **vars(setup),
         sends=sends_by_rank,
         recvs=recvs_by_rank,
         routes=chosen,
-        locations=[
-            [place and Location(*place) for place in reply["locations"]] for reply in replies
-        ],
+        locations=[_unpack_locations(reply["locations"]) for reply in replies],
         is_compiled=all(reply["is compiled"] for reply in replies),
         chain=outer.chain if outer else StreamChain(setup.context.backend, setup.name),
         busy=outer.busy if outer else bytearray(1),
     )
+
+
+def _unpack_locations(packed: Sequence[Any]) -> list[Location | None]:
+    return [place and Location(*place) for place in packed]
 
 
 def _agreed_routes(setup: PlanSetup, replies: Sequence[Any]) -> list[dict[int, Route]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from mpishare.backends.streams import handle_of
 from mpishare.plans.disjoint import require_distinct_cells
 from mpishare.plans.layout import FieldLayout, address_of, as_numpy, check_layout, is_tensor
 from mpishare.windows.window import Window
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -142,12 +139,3 @@ class Arrays:
         from mpishare.backends.cuda_streams import borrowed, on_stream
 
         return on_stream(borrowed(handle_of(stream)))
-
-
-def layout_of(shape: tuple[int, ...], dtype: np.dtype[Any], permute: Sequence[int]) -> FieldLayout:
-    """Return the layout, with the axes of the global array, of a part whose axes are permuted."""
-    strides, step = [0] * len(shape), dtype.itemsize
-    for axis in reversed(permute):
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return FieldLayout(shape, tuple(strides), dtype, None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpishare.coordination.arguments import is_int
 from mpishare.plans.cells import Box
 
 if TYPE_CHECKING:
@@ -42,16 +43,21 @@ def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
     if given is None:
         return whole
     if isinstance(given, OnRank):
-        if not _is_int(given.rank) or not 0 <= given.rank < size:
+        if not is_int(given.rank) or not 0 <= given.rank < size:
             raise ValueError(f"{name} is {given!r}: ranks are 0 to {size - 1}")
         return whole if rank == given.rank else Box(whole.lower, whole.lower)
     if isinstance(given, Box):
         return _checked(name, given, shape)
-    if _is_int(given):
+    return _cut(_parts(name, given, ndim, size), shape, rank)
+
+
+def _parts(name: str, given: Any, ndim: int, size: int) -> Sequence[int]:
+    """Return the number of ranks along each axis, given these or the one axis that is cut."""
+    if is_int(given):
         axis = index(given)
         if not -ndim <= axis < ndim:
             raise ValueError(f"{name} cuts axis {axis}: the array has {ndim} axes")
-        return _cut([size if at == axis % ndim else 1 for at in range(ndim)], shape, rank)
+        return [size if at == axis % ndim else 1 for at in range(ndim)]
     try:
         parts = [*map(index, given)]
     except TypeError:
@@ -64,7 +70,7 @@ def box_of(name: str, given: Any, shape: Sequence[int], rank: int, size: int) ->
             f"{name} is {tuple(parts)}: it must have the number of ranks along each of {ndim} "
             f"axes, {size} in all"
         )
-    return _cut(parts, shape, rank)
+    return parts
 
 
 def normal_form(given: Any, ndim: int) -> str:
@@ -75,7 +81,7 @@ def normal_form(given: Any, ndim: int) -> str:
         return f"OnRank({index(given.rank)})"
     if isinstance(given, Box):
         return "a Box of each rank"
-    if _is_int(given):
+    if is_int(given):
         return f"axis {index(given) % ndim}"
     return str(tuple(map(index, given)))
 
@@ -138,9 +144,3 @@ def _cut(parts: Sequence[int], shape: Sequence[int], rank: int) -> Box:
         start.append(first)
         stop.append(last)
     return Box(tuple(start), tuple(stop))
-
-
-def _is_int(value: Any) -> bool:
-    # Arrays of NumPy have an index too, where they have one element.
-    is_scalar = hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
-    return is_scalar and not isinstance(value, bool)

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpishare.coordination.arguments import is_int
 from mpishare.coordination.rank_group import require_intracomm
 from mpishare.errors import UnsupportedError
 from mpishare.halo.engine_pair import engine_class, make_engine
+from mpishare.memory.memory import compact_strides
 from mpishare.plans.cells import Box
-from mpishare.plans.layout import Layout, check_layout
+from mpishare.plans.fields import GivenFields
+from mpishare.plans.layout import FieldLayout, Layout, check_layout
 from mpishare.plans.message import Message, Part
 from mpishare.plans.routed_plan import RoutedPlan
-from mpishare.plans.setup import Description, agree_on_fields, agree_on_routes, plan_setup
-from mpishare.redistribution.arrays import Arrays, Side, layout_of
+from mpishare.plans.setup import Description, agree_on_found, agree_on_routes, plan_setup
+from mpishare.redistribution.arrays import Arrays, Side
 from mpishare.redistribution.distribution import (
     box_of,
     normal_form,
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
 
     from mpishare.node import Node
     from mpishare.plans.engine import Engine
-    from mpishare.plans.fields import GivenFields
-    from mpishare.plans.layout import FieldLayout
 
 _CALL = "Redistribute"
 _SOURCE, _TARGET = 0, 1
@@ -124,20 +125,14 @@ class Redistribute(RoutedPlan):
         require: Any = None,
     ) -> None:
         require_intracomm(_CALL, comm)
-        given = (shape, source, target, dtype, permute)
-        found: list[_Wanted] = []
 
-        def fields() -> list[Layout]:
-            found.append(_wanted(*given, comm.rank, comm.size))
-            return [_Part(each) for each in found[0].layouts]
-
-        def describe(_: GivenFields) -> Description:
-            wanted = found[0]
-            ends = [[box.lower, box.upper] for box in wanted.boxes]
-            return Description({**wanted.same, "in_place": bool(in_place)}, ends, wanted.permute)
+        def find() -> tuple[GivenFields, Description]:
+            found = _described(comm, shape, {"source": source, "target": target}, dtype, permute)
+            found[1].same["in_place"] = bool(in_place)
+            return found
 
         with plan_setup(_CALL, comm, node) as start:
-            agreed = agree_on_fields(start, fields, require, describe)
+            agreed = agree_on_found(start, require, find)
             boxes = [
                 [Box(*map(tuple, ends[side])) for ends in agreed.geometry]
                 for side in (_SOURCE, _TARGET)
@@ -372,45 +367,27 @@ class _Call:
     prepared: Any = None  # fields, unless the engine knew them
 
 
-class _Wanted(NamedTuple):
-    """A rank's arguments, checked alone."""
-
-    boxes: tuple[Box, ...]  # this rank's parts of source and target
-    layouts: tuple[FieldLayout, ...]  # with the axes of the global array
-    permute: tuple[int, ...]
-    same: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Part(Layout):
-    """Stands for this rank's part, whose axes may be permuted."""
-
-    def __init__(self, layout: FieldLayout) -> None:
-        super().__init__(layout.shape, layout.dtype)
-        object.__setattr__(self, "_layout", layout)
-
-    def of_field(self) -> FieldLayout:
-        return self._layout  # type: ignore[attr-defined,no-any-return]
-
-
-def _wanted(
-    shape: Any, source: Any, target: Any, dtype: Any, permute: Any, rank: int, size: int
-) -> _Wanted:
+def _described(
+    comm: MPI.Intracomm, shape: Any, given: dict[str, Any], dtype: Any, permute: Any
+) -> tuple[GivenFields, Description]:
+    """Return this rank's parts of the `given` source and target, and what is agreed of them."""
     shape = Layout(shape, None).shape
     if not shape:
         raise ValueError("shape has no axes")
-    order = _order_of(permute, len(shape))
-    given = {"source": source, "target": target}
-    boxes = tuple(box_of(name, each, shape, rank, size) for name, each in given.items())
-    layouts = tuple(
-        check_layout(layout_of(box.shape, np.dtype(dtype), each), _CALL)
-        for box, each in zip(boxes, (range(len(shape)), order), strict=True)
-    )
-    for side, layout in zip(given, layouts, strict=True):
-        if prod(layout.shape) * layout.dtype.itemsize > sys.maxsize or max(shape) > sys.maxsize:
-            raise ValueError(f"this rank's part of the {side}, {layout.shape}, is too large")
+    order, dtype = _order_of(permute, len(shape)), np.dtype(dtype)
+    boxes, layouts = [], []
+    for (side, each), axes in zip(given.items(), (range(len(shape)), order), strict=True):
+        box = box_of(side, each, shape, comm.rank, comm.size)
+        if prod(box.shape) * dtype.itemsize > sys.maxsize or max(shape) > sys.maxsize:
+            raise ValueError(f"this rank's part of the {side}, {box.shape}, is too large")
+        strides = compact_strides(box.shape, dtype.itemsize, axes)
+        layouts.append(check_layout(FieldLayout(box.shape, strides, dtype, None), _CALL))
+        boxes.append([box.lower, box.upper])
     same = {side: normal_form(each, len(shape)) for side, each in given.items()}
-    return _Wanted(boxes, layouts, order, {"shape": shape, "permute": order, **same})
+    return (
+        GivenFields([], layouts, "auto", takes_any=False),
+        Description({"shape": shape, "permute": order, **same}, boxes, order),
+    )
 
 
 def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
@@ -418,7 +395,7 @@ def _order_of(permute: Any, ndim: int) -> tuple[int, ...]:
     if permute is None:
         return tuple(range(ndim))
     try:
-        order = tuple(index(axis) for axis in permute if not isinstance(axis, bool))
+        order = tuple(index(axis) for axis in permute if is_int(axis))
     except TypeError:
         order = ()
     if sorted(order) != list(range(ndim)):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from mpishare.coordination.abort import abort_after, is_output_read, say, wait_briefly
-from mpishare.coordination.poll import MAX_DURATION_S, is_duration
+from mpishare.coordination.arguments import MAX_DURATION_S, is_duration
 from mpishare.errors import format_nbytes
 from mpishare.runtime.mpi_start import limited_start
 

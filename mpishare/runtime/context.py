@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.suballocator import Suballocator
+from mpishare.coordination.arguments import is_int
 from mpishare.coordination.counters import SLOT_WORDS, Counters
 from mpishare.coordination.objects import Children, Dropped, NodeObject, NotPicklable
 from mpishare.coordination.poll import poll
@@ -127,7 +128,7 @@ class NodeContext:
 
     def rank_of(self, call: str, value: Any) -> int:
         """Return a rank that the user gave, or raise `TypeError` or `ValueError`."""
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        if not is_int(value):
             raise TypeError(f"{call} failed: {value!r} is not a rank of the node")
         rank = operator.index(value)
         if not 0 <= rank < self.size:

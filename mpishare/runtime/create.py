@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mpishare.backends import Backend, Device, native
 from mpishare.coordination.abort import abort_at_exit, abort_when_late, abort_when_left
 from mpishare.coordination.agreement import Agreement, is_agreed
+from mpishare.coordination.arguments import is_duration
 from mpishare.coordination.control_block import ControlBlock, State
-from mpishare.coordination.mpi_agreement import agree, allgather
-from mpishare.coordination.poll import is_duration
+from mpishare.coordination.mpi_agreement import agree, agree_keeping, allgather
 from mpishare.coordination.rank_group import (
     duplicate,
     making_communicators,
@@ -80,38 +80,21 @@ def _create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: An
     check_singleton(MPI.COMM_WORLD.size, os.environ, library)
     warn_of_equal_pids(library, os.environ)
     deadline_s = float(timeout_s) if is_duration(timeout_s) else 300.0
-    all_comm = duplicate(comm, CALL, deadline_s, None)
-    try:
+    with _undone_together() as undo:
+        all_comm = duplicate(comm, CALL, deadline_s, None)
+        undo.callback(all_comm.Free)
         chosen, why_host = choose_backend(all_comm, CALL, backend, timeout_s, deadline_s)
         color, notes = _find_node(all_comm, deadline_s)
         with _making_communicator(deadline_s):
             node_comm = all_comm.Split(color, all_comm.rank)
-    except PeerTimeout:
-        raise
-    except Exception as error:
-        if is_agreed(error):  # every rank comes here
-            all_comm.Free()
-        raise
-    made: list[NodeParts] = []
+        undo.callback(node_comm.Free)
 
-    def build() -> list[Any]:
-        made.append(_build(all_comm, node_comm, chosen, device, deadline_s, why_host, notes))
-        context = made[0].context
-        return [color, context.uuids[context.rank]]
+        def build() -> tuple[NodeParts, list[Any]]:
+            made = _build(all_comm, node_comm, chosen, device, deadline_s, why_host, notes)
+            undo.callback(destroy_node, made.context, made.shutdown)  # if another node fails
+            return made, [color, made.context.uuids[made.context.rank]]
 
-    try:
-        replies = agree(all_comm, CALL, build, deadline_s)
-    except PeerTimeout:
-        raise
-    except Exception as error:
-        if not is_agreed(error):  # the others still wait for this rank
-            raise
-        for parts in made:  # this node was made, another was not
-            destroy_node(parts.context, parts.shutdown)
-        node_comm.Free()
-        all_comm.Free()
-        raise
-    parts = made[0]
+        parts, replies = agree_keeping(all_comm, CALL, build, deadline_s)
     elsewhere = [uuid for node, uuid in replies if node != color]
     parts.context.all_uuids = [*parts.context.uuids, *elsewhere]
     parts.comms = node_comm, all_comm
@@ -125,6 +108,20 @@ def _create_node(comm: MPI.Comm | None, backend: Any, device: Any, timeout_s: An
         parts.context.backend.device or why_host or "no GPU",
     )
     return parts
+
+
+@contextlib.contextmanager
+def _undone_together() -> Iterator[contextlib.ExitStack]:
+    """Yield a stack of collective callbacks, for an error that every rank raises."""
+    with contextlib.ExitStack() as undo:
+        try:
+            yield undo
+        except BaseException as error:
+            # Others still wait for this rank, or this rank for one that is missing.
+            if isinstance(error, PeerTimeout) or not is_agreed(error):
+                undo.pop_all()
+            raise
+        undo.pop_all()
 
 
 def destroy_node(context: NodeContext, shutdown: Shutdown) -> None:

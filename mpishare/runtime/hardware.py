@@ -147,15 +147,18 @@ class Hardware:
         has_driver = bool(self._names) or any(view.visible is not None for view in self._views)
         lines = [f"  {why_not}"] if why_not and has_driver else []
         if self.addresses:
-            hidden = self.hidden
-            is_asked = all(view.visible is not None for view in self._views)
-            seen = "; every rank sees all of them" if is_asked and not hidden else ""
-            lines.append(f"  GPUs of the node, by {'the kernel' if why_not else 'NVML'}{seen}")
-            lines += _aligned([self._row(number) for number in range(len(self.addresses))])
-            lines += self._describe_links()
-            lines += [f"  {_describe_hidden(each, len(self._views))}" for each in hidden]
+            lines += [self._title(), *self._rows(), *self._describe_links()]
+            lines += [f"  {_describe_hidden(each, len(self._views))}" for each in self.hidden]
             lines += [f"  {note}" for note in self.notes]
         return "".join(f"{line}\n" for line in lines)
+
+    def _title(self) -> str:
+        is_asked = all(view.visible is not None for view in self._views)
+        seen = "; every rank sees all of them" if is_asked and not self.hidden else ""
+        return f"  GPUs of the node, by {'the kernel' if self._why_not() else 'NVML'}{seen}"
+
+    def _rows(self) -> list[str]:
+        return _aligned([self._row(number) for number in range(len(self.addresses))])
 
     def _why_not(self) -> str | None:
         """Return why NVML could not be asked, on the first rank where it could not."""

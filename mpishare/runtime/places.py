@@ -12,7 +12,7 @@ from mpishare.errors import name_ranks
 from mpishare.memory.shared import place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 class Place(NamedTuple):
@@ -40,33 +40,42 @@ def mates_of(rank: int, places: Sequence[Place]) -> list[int]:
 
 def oddities(rank: int, places: Sequence[Place]) -> list[str]:
     """Describe disagreements of MPI and /dev/shm on the ranks that share memory with this one."""
-    mine = places[rank]
-    mates = mates_of(rank, places)
+    found: dict[str, list[int]] = {}
+    for other, each in enumerate(places):
+        if oddity := _oddity(places[rank], each):
+            found.setdefault(oddity, []).append(other)
+    mate = f"rank {mates_of(rank, places)[0]}"
+    return [
+        text.format(ranks=name_ranks(found[oddity]), mate=mate)
+        for oddity, text in _ODDITIES.items()
+        if oddity in found
+    ]
 
-    def others(is_meant: Callable[[Place], bool]) -> list[int]:
-        known = [other for other, each in enumerate(places) if mine.boot and each.boot]
-        return [other for other in known if places[other] != mine and is_meant(places[other])]
 
-    notes = []
-    elsewhere = others(lambda each: each.group == mine.group and each.boot != mine.boot)
-    if elsewhere:
-        notes.append(
-            f"MPI says that {name_ranks(elsewhere)} of the given communicator share memory with "
-            f"rank {mates[0]}, but they run under another kernel: machines of one host name? They "
-            "are nodes of their own"
-        )
-    apart = others(lambda each: each.boot == mine.boot and each.folder != mine.folder)
-    if apart:
-        notes.append(
-            f"the machine of rank {mates[0]} also runs {name_ranks(apart)} of the given "
-            "communicator, with another /dev/shm: another node. To make one node of them start the "
-            "containers with --ipc=host"
-        )
-    beside = others(lambda each: each.group != mine.group and each[1:] == mine[1:])
-    if beside:
-        notes.append(
-            f"{name_ranks(beside)} of the given communicator have the same /dev/shm as rank "
-            f"{mates[0]}, but MPI says that they are on another node, and MPI is believed: with "
-            "SLURM and PMIx, NodeName must be the host's name"
-        )
-    return notes
+def _oddity(mine: Place, other: Place) -> str:
+    """Return the disagreement on one rank, a key of `_ODDITIES`; empty if there is none."""
+    if not mine.boot or not other.boot:
+        return ""
+    is_mate_by_mpi = other.group == mine.group
+    if other.boot != mine.boot:
+        return "kernel" if is_mate_by_mpi else ""
+    if other.folder != mine.folder:
+        return "folder"
+    return "" if is_mate_by_mpi else "group"
+
+
+_ODDITIES = {
+    "kernel": (
+        "MPI says that {ranks} of the given communicator share memory with {mate}, but they run "
+        "under another kernel: machines of one host name? They are nodes of their own"
+    ),
+    "folder": (
+        "the machine of {mate} also runs {ranks} of the given communicator, with another /dev/shm: "
+        "another node. To make one node of them start the containers with --ipc=host"
+    ),
+    "group": (
+        "{ranks} of the given communicator have the same /dev/shm as {mate}, but MPI says that "
+        "they are on another node, and MPI is believed: with SLURM and PMIx, NodeName must be the "
+        "host's name"
+    ),
+}

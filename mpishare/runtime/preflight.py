@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpishare.coordination.agreement import require_same
-from mpishare.coordination.mpi_agreement import allgather, raise_together
-from mpishare.coordination.poll import require_duration
-from mpishare.errors import UnsupportedError, describe
+from mpishare.coordination.arguments import require_duration
+from mpishare.coordination.mpi_agreement import agree
+from mpishare.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,20 +32,16 @@ def choose_backend(
     """
     if all_comm.rank == 0:
         _warn_of_variables()
-    mine: dict[str, Any] = {"error": None, "missing": None}
-    error: BaseException | None = None
-    try:
-        mine["arguments"] = _check_arguments(backend, timeout_s)
-        mine["missing"] = _why_no_gpu(mine["arguments"]["backend"])
-    except Exception as caught:
-        error = caught
-        mine["error"] = describe(caught)
-    replies = allgather(all_comm, call, mine, deadline_s)
-    raise_together(call, error, [each["error"] for each in replies])
-    require_same(call, [each["arguments"] for each in replies], all_comm.rank)
-    if replies[0]["arguments"]["backend"] == "host":
+
+    def check() -> tuple[dict[str, Any], str | None]:
+        arguments = _check_arguments(backend, timeout_s)
+        return arguments, _why_no_gpu(arguments["backend"])
+
+    replies = agree(all_comm, call, check, deadline_s)
+    require_same(call, [arguments for arguments, _ in replies], all_comm.rank)
+    if replies[0][0]["backend"] == "host":
         return "host", None
-    lacking = {rank: each["missing"] for rank, each in enumerate(replies) if each["missing"]}
+    lacking = {rank: missing for rank, (_, missing) in enumerate(replies) if missing}
     if not lacking:
         return "cuda", None
     rank, why = next(iter(lacking.items()))

@@ -160,8 +160,7 @@ class Report:
         ``target`` is None for a rank on another node.
         """
         if target is None:
-            through = f", through host memory: {self.gpu_messages}" if self.gpu_messages else ""
-            return "another node" + (through if route == MESSAGES else "")
+            return self._why_messages(route)
         if route in (FUSED, HOST):
             return None
         pairs = [pair for pair in self.pairs if {pair.origin, pair.target} == {origin, target}]
@@ -170,7 +169,11 @@ class Report:
         if route == COPY:
             shared = "a GPU is shared without the Multi-Process Service"
             return "myself" if origin == target else shared
-        return next((pair.reason for pair in pairs if pair.reason), None)
+        return next(filter(None, (pair.reason for pair in pairs)), None)
+
+    def _why_messages(self, route: str) -> str:
+        is_staged = self.gpu_messages and route == MESSAGES
+        return "another node" + (f", through host memory: {self.gpu_messages}" if is_staged else "")
 
     def describe_routes(
         self, ranks_here: Mapping[int, int], rank: int, routes: Mapping[int, str]

@@ -183,13 +183,7 @@ def check_layout(
     context: NodeContext, call: str, shape: Any, dtype: Any
 ) -> tuple[Shape, np.dtype[Any]]:
     """Return shape and dtype in canonical form, or raise why they cannot be used."""
-    extents = shape if isinstance(shape, tuple | list) else (shape,)
-    try:
-        sizes = tuple(operator.index(extent) for extent in extents)
-    except TypeError:
-        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}") from None
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"{call} failed: negative extents in shape {sizes}")
+    sizes = _extents(call, shape)
     try:
         found = np.dtype(dtype)
     except TypeError as error:
@@ -209,6 +203,17 @@ def check_layout(
             f"{call} failed: shape {sizes} of {found} needs {size}, more than can be addressed"
         )
     return sizes, found
+
+
+def _extents(call: str, shape: Any) -> Shape:
+    extents = shape if isinstance(shape, tuple | list) else (shape,)
+    try:
+        sizes = tuple(operator.index(extent) for extent in extents)
+    except TypeError:
+        raise TypeError(f"{call} failed: shape must be ints, not {shape!r}") from None
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"{call} failed: negative extents in shape {sizes}")
+    return sizes
 
 
 def nbytes_of(shape: Shape, dtype: np.dtype[Any]) -> int:

@@ -8,7 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
-from mpishare.coordination.poll import poll, require_duration
+from mpishare.coordination.arguments import require_duration
+from mpishare.coordination.poll import poll
 from mpishare.errors import ClosedError, CudaError, HandleError, PeerTimeout, UnsupportedError, late
 from mpishare.windows.description import MAX_FDS, VERSION, Description
 from mpishare.windows.live import map_files, map_on_gpu, open_gpu
@@ -168,8 +169,11 @@ class Attached:
             If the job has ended or closed the window, or if this object is closed.
         UnsupportedError
             If this process does not see the GPU, and the job has no room for copies on the host.
+        ValueError
+            If `timeout_s` is not a positive number, at most 1e9.
         """
         wait_s = self._timeout_s if timeout_s is None else timeout_s
+        require_duration("latest failed: ", wait_s)
         found: list[Frame] = []
         self._check()
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.agreement import require_same
+from mpishare.coordination.arguments import is_int
 from mpishare.coordination.counters import NO_COUNTERS, Counters
 from mpishare.errors import ClosedError, EpochError, format_nbytes
 from mpishare.runtime.context import NodeObject
@@ -335,7 +336,7 @@ def make_channel(
 
 def _slots(call: str, value: Any) -> int:
     """Return the number of slots that the user gave, or raise `TypeError` or `ValueError`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if not is_int(value):
         raise TypeError(f"{call} failed: slots must be an int, not {value!r}")
     count = operator.index(value)
     if count < 1:

@@ -63,23 +63,14 @@ class Publication:
         self._context = context
         is_in_place = any(handle and handle.kind != Kind.ALLOCATION for handle in handles)
         tokens = [handle.token if handle and not is_in_place else "" for handle in handles]
-        self._files = [] if context.backend.has_streams else list(filter(None, tokens))
+        # Memory of GPUs is mapped by its token, that of the host by its file.
+        on_gpu = context.backend.has_streams
+        self._files = [] if on_gpu else list(filter(None, tokens))
         self._window = Description(
             context.backend.name,
             dtype,
             context.size,
-            tuple(
-                description.Segment(
-                    rank,
-                    segment.shape,
-                    segment.strides,
-                    math.prod(segment.shape) * dtype.itemsize,
-                    context.uuids[rank],
-                    tokens[rank] if context.backend.has_streams else "",
-                )
-                for rank, segment in enumerate(segments)
-                if segment is not None
-            ),
+            _described(segments, tokens if on_gpu else [""] * len(tokens), context.uuids, dtype),
             "it was shared in place" if is_in_place else "",
             os.getpid(),
         )
@@ -200,10 +191,12 @@ class Publication:
                 if context.backend.has_streams
                 else HostSnapshots(page, context.memory_barrier)
             )
-        if not self._is_leader:
-            return ["", False]
-        job = job_id(os.getpid())
-        self._fds.append(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC))
+        return self._open_door(memory.fd) if self._is_leader else ["", False]
+
+    def _open_door(self, page: int) -> list[Any]:
+        """Open the door, behind which viewers get the files, that of the page first."""
+        context, job = self._context, job_id(os.getpid())
+        self._fds.append(os.open(f"/proc/self/fd/{page}", os.O_RDONLY | os.O_CLOEXEC))
         for token in self._files:
             fd = context.backend.descriptor(token)
             if fd is not None:
@@ -293,3 +286,17 @@ class Publication:
             os.close(self._fds.pop())
         self._memory = None
         self._held.close()
+
+
+def _described(
+    segments: Sequence[Segment | None],
+    tokens: Sequence[str],
+    uuids: Sequence[str],
+    dtype: np.dtype[Any],
+) -> tuple[description.Segment, ...]:
+    """Return the segments as viewers read them; those of ranks that have one."""
+    return tuple(
+        description.Segment(rank, *segment, math.prod(segment.shape) * dtype.itemsize, uuid, token)
+        for rank, (segment, uuid, token) in enumerate(zip(segments, uuids, tokens, strict=True))
+        if segment is not None
+    )

@@ -13,6 +13,7 @@ from mpishare.coordination.agreement import require_same
 from mpishare.errors import CudaError, UnsupportedError
 from mpishare.memory import dtypes
 from mpishare.memory.kinds import FREED, Kind, Refusal
+from mpishare.memory.memory import compact_strides
 from mpishare.windows.allocate import check_layout, make_window, nbytes_of, owner_rank
 from mpishare.windows.names import check_name
 from mpishare.windows.segment import EmptyMemory, Segment, WindowPart
@@ -230,8 +231,4 @@ def _f_strides(array: Any) -> Shape | None:
     """Return the strides of the array's copy: Fortran's if it is in that order, else None for C."""
     if array.flags.c_contiguous or not array.flags.f_contiguous:
         return None
-    strides, step = [], array.dtype.itemsize
-    for extent in array.shape:
-        strides.append(step)
-        step *= extent
-    return tuple(strides)
+    return compact_strides(array.shape, array.dtype.itemsize, range(array.ndim)[::-1])

@@ -131,7 +131,8 @@ def time_setup(node, kind):
 
 def use_pools(node):
     """Let the node take its device memory from one pool per rank; return microseconds."""
-    from mpishare.backends import cuda, cuda_pools, driver
+    from mpishare.backends import cuda_pools, driver
+    from mpishare.backends.cuda_memory import CudaMemory
 
     context, backend = node._context, node._context.backend
     where, ordinal = backend._where, backend.device.ordinal
@@ -159,22 +160,14 @@ def use_pools(node):
         importing,
     )
 
-    class PoolMemory(cuda.CudaMemory):
-        def __init__(self, address, nbytes, release):
-            super().__init__(backend, address, nbytes, is_mine=True)
-            self._release = release
-
-        def close(self):
-            if self.is_held:
-                return False
-            self._release(self.address)
-            return True
+    def memory_at(address, nbytes, free):
+        return CudaMemory(ordinal, address, nbytes, partial(free, address))
 
     def allocate(nbytes):
         nbytes = max(nbytes, 1)
         address = int(backend.call("cuMemAllocFromPoolAsync", nbytes, own, 0))
         backend.call("cuStreamSynchronize", 0)
-        return PoolMemory(address, nbytes, lambda at: backend.call("cuMemFreeAsync", at, 0))
+        return memory_at(address, nbytes, lambda at: backend.call("cuMemFreeAsync", at, 0))
 
     def publish(memory):
         return f"{node.rank}:{cuda_pools.export_pointer(memory.address, where).hex()}"
@@ -182,7 +175,7 @@ def use_pools(node):
     def open_it(token, nbytes, _):
         rank, _, data = token.partition(":")
         pool = imported[int(rank)]
-        return PoolMemory(pool.open(bytes.fromhex(data)), nbytes, pool.close)
+        return memory_at(pool.open(bytes.fromhex(data)), nbytes, pool.close)
 
     backend.allocate, backend.publish, backend.open = allocate, publish, open_it
     return own, imported, others, driver

@@ -43,7 +43,8 @@ def test_departure_is_seen_by_all(blocks, state):
     blocks[1].depart(state, "ValueError: no such file")
     for block in blocks:
         assert block.state(1) is state
-        assert block.departure(1) == ("ValueError: no such file", (), True)
+        left = {1: ("ValueError: no such file", (), True, False)}
+        assert block.departures() == (left if state is State.LEFT else {})
         assert block.state(0) is block.state(2) is State.PRESENT
 
 
@@ -59,7 +60,7 @@ def test_first_departure_stands(blocks):
     blocks[1].depart(State.LEFT, "first")
     blocks[1].depart(State.CLOSED, "second")
     assert blocks[0].state(1) is State.LEFT
-    assert blocks[0].departure(1) == ("first", (), True)
+    assert blocks[0].departures() == {1: ("first", (), True, False)}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_first_departure_stands(blocks):
 )
 def test_any_words_are_kept_as_far_as_they_fit(blocks, text):
     blocks[1].depart(State.LEFT, text)
-    found, missing, is_cause = blocks[0].departure(1)
+    found, missing, is_cause, _ = blocks[0].departures()[1]
     assert missing == ()
     assert is_cause
     assert blocks[0].state(2) is State.PRESENT
@@ -294,6 +295,6 @@ def test_nbytes_has_room_for_every_rank():
 
 def test_the_ranks_that_were_missed_are_told(blocks):
     blocks[1].depart(State.LEFT, "\ud800" * 1000, range(1000))
-    text, missing, _ = blocks[0].departure(1)
+    text, missing, *_ = blocks[0].departures()[1]
     assert text == "?" * len(text)
     assert missing == tuple(range(64))

@@ -39,9 +39,16 @@ def split(stage: Stage, way: str) -> None:
             halo.exchange(new if stage.rank == 1 else seen)
             node.synchronize()
 
+    def again() -> None:
+        with stage.node(timeout_s=20) as other:
+            plan = mpishare.HaloExchange(stage.world, seen, 1, dims=(stage.size,), node=other)
+            plan.exchange()
+            other.synchronize()
+
     stage.attempt("call", go)
     stage.attempt("then", halo.exchange, seen)
     stage.attempt("close", node.close)
+    stage.attempt("again", again)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +72,8 @@ def test_what_one_rank_has_seen_is_new_to_another(way, backend):
         assert told.seconds < LIMIT_S
         assert "float32" in told.text or way != "dtype"
         assert played.told(rank, "then").error is not None
+    # Messages of rank 1, which the others never answered, must meet none of a later plan.
+    played.worked(range(3), "again")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,6 +97,7 @@ def test_what_no_plan_takes_beside_what_was_seen(way, error, words, backend):
         assert told.seconds < LIMIT_S
     for rank in range(3):
         assert played.told(rank, "then").error is not None
+    played.worked(range(3), "again")
 
 
 def other(stage: Stage) -> None:

@@ -146,6 +146,15 @@ def test_the_reverse(node):
     halo.exchange(node.xp.ones(6, "?"))
 
 
+def test_numbers_that_numpy_has_as_bytes_alone(host_node):
+    """So it is with those of PyTorch's bfloat16 where ml_dtypes is not installed."""
+    _, halo = row(host_node)
+    with pytest.raises(TypeError, match=r"V2 cannot be added \(bfloat16 .* ml_dtypes is installed"):
+        halo.accumulate(np.zeros(6, "V2"))
+    with pytest.raises(TypeError, match=r"accumulate failed: \|V3 cannot be added$"):
+        halo.accumulate(np.zeros(6, "V3"))
+
+
 def test_a_call_between_start_and_wait(node):
     """Nothing new is agreed on while an exchange is open."""
     _, halo = row(node)

@@ -12,6 +12,7 @@ import pytest
 import mpishare
 from mpishare import UnsupportedError
 from tests.helpers.captures import captured, skip_without_graphs
+from tests.helpers.counted import Counted
 from tests.helpers.halos import (
     FORMS,
     POISON,
@@ -49,11 +50,6 @@ __global__ void spoil(long long* u, const bool* owned, long long n) {
        i += (long long)gridDim.x * blockDim.x)
     if (owned[i]) u[i] = -999;
 }
-__global__ void next(long long* step) { ++*step; }
-__global__ void idle(long long cycles) {
-  long long begin = clock64();
-  while (clock64() - begin < cycles) {}
-}
 }
 """
 
@@ -63,33 +59,24 @@ def force(monkeypatch, name):
         monkeypatch.setenv("MPISHARE_ROUTE", name)
 
 
-class Counted:
+class CountedField(Counted):
     """A field of 64-bit numbers, with kernels that write it, spoil it, and count what is wrong."""
 
     def __init__(self, case, rank):
         import cupy
 
+        super().__init__(SOURCE, "put", "count", "spoil")
         cells = case.cells[rank]
         owned = np.zeros(cells.shape, bool)
         owned[case.owned(rank)] = True
         self.numbers, self.owned = cupy.asarray(cells), cupy.asarray(owned)
         self.array = cupy.full(cells.shape, -77, "i8")
-        self.step = cupy.ones(1, "i8")
-        self.errors = cupy.zeros(1, "u8")
-        self._module = cupy.RawModule(code=SOURCE)
         self._n = np.int64(cells.size)
-        for name in ("put", "count", "spoil", "next", "idle"):  # loaded before anything waits
-            setattr(self, f"_{name}", self._module.get_function(name))
-        self.idle(1)
         self.put()
         self.spoil()
         self.count()
-        self.go_on()
-        cupy.cuda.get_current_stream().synchronize()
         self.array.fill(-77)
-        self.step.fill(1)
-        self.errors.fill(0)
-        cupy.cuda.get_current_stream().synchronize()
+        self.forget()
 
     def put(self):
         grid = (64,), (128,)
@@ -101,16 +88,6 @@ class Counted:
 
     def spoil(self):
         self._spoil((64,), (128,), (self.array, self.owned, self._n))
-
-    def go_on(self):
-        self._next((1,), (1,), (self.step,))
-
-    def idle(self, microseconds):
-        self._idle((1,), (1,), (np.int64(1500 * microseconds),))
-
-    def is_right_after(self, steps):
-        """Whether so many steps were made, and nothing was wrong in any of them."""
-        return (int(self.step[0]), int(self.errors[0])) == (steps + 1, 0)
 
 
 def case_of(node, corners=True, cells=5):
@@ -205,7 +182,7 @@ def test_cupy_fields_on_a_host_node(node, host_node):
 def test_steps_without_the_host(node, every_route, stream, way):
     """Owned cells are spoiled right after the wait; GPUs idle at random places."""
     case = case_of(node)
-    field = Counted(case, node.rank)
+    field = CountedField(case, node.rank)
     rng = np.random.default_rng(node.rank)
     with plan(node.comm, case, field.array, node=node) as halo:
         for _ in range(300 if every_route != "mpi" else 60):
@@ -228,7 +205,7 @@ def test_steps_without_the_host(node, every_route, stream, way):
 
 def test_control_of_the_counting(node, stream):
     """Without the exchange every step counts errors."""
-    field = Counted(case_of(node), node.rank)
+    field = CountedField(case_of(node), node.rank)
     field.put()
     field.count()
     assert int(field.errors[0]) == int((field.numbers >= 0).sum()) - int(field.owned.sum())
@@ -238,7 +215,7 @@ def test_control_of_the_counting(node, stream):
 @pytest.mark.parametrize("width", [((1, 0),), ((0, 2),)], ids=["up", "down"])
 def test_a_rank_that_may_run_ahead(node, stream_route, stream, width):
     case = even_case((node.size,), False, 4, width)
-    field = Counted(case, node.rank)
+    field = CountedField(case, node.rank)
     slow = node.size - 1 if width == ((1, 0),) else 0
     with plan(node.comm, case, field.array, node=node) as halo:
         for _ in range(200):
@@ -260,7 +237,7 @@ def test_streams_in_turn(node, every_route, way):
 
     case = case_of(node)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    field = Counted(case, node.rank)
+    field = CountedField(case, node.rank)
     fence = cupy.cuda.Event()
     with plan(node.comm, case, field.array, node=node) as halo:
         for step in range(60):
@@ -365,7 +342,7 @@ def test_start_does_not_hold_the_stream(node, stream_route, stream):
 def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
     """With its stream held a rank puts many exchanges on it, and goes on."""
     case = case_of(node)
-    field = Counted(case, node.rank)
+    field = CountedField(case, node.rank)
     with plan(node.comm, case, field.array, node=node) as halo:
         field.put()
         halo.exchange()
@@ -395,7 +372,7 @@ def test_replays_mixed_with_calls(node, monkeypatch, stream, name, way):
     """A thousand replays, whose values change, with plain calls between them."""
     force(monkeypatch, name)
     case = case_of(node)
-    field = Counted(case, node.rank)
+    field = CountedField(case, node.rank)
     rng = np.random.default_rng(node.rank)
 
     def step(halo):
@@ -435,7 +412,7 @@ def test_graphs_of_two_fields_in_turn(node, monkeypatch, stream, name):
     """Each replay exchanges the arrays that it was captured with."""
     force(monkeypatch, name)
     case = case_of(node)
-    pair = [Counted(case, node.rank) for _ in range(2)]
+    pair = [CountedField(case, node.rank) for _ in range(2)]
     graphs = []
     with plan(node.comm, case, pair[0].array, node=node) as halo:
         skip_without_graphs(halo)
@@ -538,7 +515,7 @@ def test_an_exchange_and_its_reverse_are_one_chain(node, stream_route):
 
     first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     case = case_of(node)
-    slow = Counted(case, node.rank)
+    slow = CountedField(case, node.rank)
     [field] = make_fields(node, case, node.rank, [Kind("f8")])
     with plan(node.comm, case, field.array, node=node) as halo:
         field.array.fill(1)

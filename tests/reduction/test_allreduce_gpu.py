@@ -14,6 +14,7 @@ import mpishare
 from mpishare import Allreduce, Layout, UnsupportedError
 from mpishare.reduction.operation import OPERATIONS, Operation
 from tests.helpers.captures import captured
+from tests.helpers.counted import Counted
 from tests.helpers.latch import Latch, check_order
 from tests.helpers.reductions import folded
 
@@ -42,11 +43,6 @@ __global__ void count(const double* x, long long n, int ranks, const long long* 
 __global__ void check_sum(const double* x, double right, unsigned long long* errors) {
   if (*x != right) atomicAdd(errors, 1ULL);
 }
-__global__ void next(long long* step) { ++*step; }
-__global__ void idle(long long cycles) {
-  long long begin = clock64();
-  while (clock64() - begin < cycles) {}
-}
 }
 """
 
@@ -62,28 +58,20 @@ def few_are_small(monkeypatch):
     monkeypatch.setattr(spinning, "SMALL_NBYTES", 32 << 10)
 
 
-class Counted:
+class CountedField(Counted):
     """A field of doubles, with kernels that write it and count what is wrong after `reduce`."""
 
     def __init__(self, node, count):
         import cupy
 
-        self.array = cupy.zeros(count)
-        self.step, self.errors = cupy.ones(1, "i8"), cupy.zeros(1, "u8")
-        self._rank, self._size, self._n = np.int32(node.rank), np.int32(node.size), np.int64(count)
         # As the kernels of mpishare: a contracted product would differ in the last bit.
-        module = cupy.RawModule(code=SOURCE, options=("--fmad=false",))
-        for name in ("put", "count", "next", "idle", "check_sum"):  # loaded before anything waits
-            setattr(self, f"_{name}", module.get_function(name))
-        self.idle(1)
+        super().__init__(SOURCE, "put", "count", "check_sum", options=("--fmad=false",))
+        self.array = cupy.zeros(count)
+        self._rank, self._size, self._n = np.int32(node.rank), np.int32(node.size), np.int64(count)
         self.put()
         self.count()
-        self.go_on()
         self.check_sum(self.array, 0.0)
-        cupy.cuda.get_current_stream().synchronize()
-        self.step.fill(1)
-        self.errors.fill(0)
-        cupy.cuda.get_current_stream().synchronize()
+        self.forget()
 
     def put(self):
         self._put((8,), (128,), (self.array, self._n, self._rank, self.step))
@@ -93,16 +81,6 @@ class Counted:
 
     def check_sum(self, x, right):
         self._check_sum((1,), (1,), (x, np.float64(right), self.errors))
-
-    def go_on(self):
-        self._next((1,), (1,), (self.step,))
-
-    def idle(self, microseconds):
-        self._idle((1,), (1,), (np.int64(1500 * microseconds),))
-
-    def is_right_after(self, steps):
-        """Whether so many steps were made, and nothing was wrong in any of them."""
-        return (int(self.step[0]), int(self.errors[0])) == (steps + 1, 0)
 
 
 def numbers(rng, dtype, shape):
@@ -287,7 +265,7 @@ def test_the_same_bits_in_every_run(node, stream):
 
     rng = np.random.default_rng(node.rank)
     x, y = (cupy.asarray(rng.standard_normal(20_001)) for _ in range(2))
-    counted, out = Counted(node, SMALL), cupy.zeros(())
+    counted, out = CountedField(node, SMALL), cupy.zeros(())
     pairs = [pair for pair in node.report().pairs if pair.origin != pair.target]
     by_turns = any(pair.route != "fused" for pair in pairs)
     steps = 300 if by_turns else 10_000
@@ -312,7 +290,7 @@ def test_the_same_bits_in_every_run(node, stream):
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_steps_without_the_host(node, stream_route, stream, count):
-    field = Counted(node, count)
+    field = CountedField(node, count)
     rng = np.random.default_rng(node.rank)
     with Allreduce(node.comm, field.array, node=node) as total:
         for _ in range(300):
@@ -331,7 +309,7 @@ def test_steps_without_the_host(node, stream_route, stream, count):
 @TWO
 def test_control_of_the_counting(node, stream):
     """Without the reduction every element is an error."""
-    field = Counted(node, SMALL)
+    field = CountedField(node, SMALL)
     field.put()
     field.count()
     assert int(field.errors[0]) == SMALL
@@ -342,7 +320,7 @@ def test_streams_in_turn(node, stream_route):
     import cupy
 
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    field, fence = Counted(node, SMALL), cupy.cuda.Event()
+    field, fence = CountedField(node, SMALL), cupy.cuda.Event()
     with Allreduce(node.comm, field.array, node=node) as total:
         for step in range(60):
             side = streams[step % 3]
@@ -363,7 +341,7 @@ def test_plans_on_streams_of_their_own(node):
     """Two reductions and a halo, each on a stream, with nothing between them."""
     import cupy
 
-    fields = [Counted(node, count) for count in (SMALL, LARGE, 3 * LARGE)]
+    fields = [CountedField(node, count) for count in (SMALL, LARGE, 3 * LARGE)]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in fields]
     plans = [Allreduce(node.comm, field.array, node=node) for field in fields]
     u, side = cupy.zeros(40_000), cupy.cuda.Stream(non_blocking=True)
@@ -406,7 +384,7 @@ def test_a_held_rank_is_waited_for(node, stream_route, count):
 
 def test_calls_do_not_wait_for_the_gpu(node, stream_route, stream):
     """With its stream held a rank puts many reductions on it, and goes on."""
-    field = Counted(node, LARGE)
+    field = CountedField(node, LARGE)
     with Allreduce(node.comm, field.array, node=node) as total:
         with Latch() as latch:
             latch.hold(stream.ptr)
@@ -454,7 +432,7 @@ def test_a_new_plan_leaves_the_memory_of_pending_work_alone(node, stream_route, 
 def test_replays_and_calls_mixed(node, stream_route, stream, count):
     import cupy
 
-    field, out = Counted(node, count), cupy.zeros(())
+    field, out = CountedField(node, count), cupy.zeros(())
     x = cupy.arange(1000.0)
     right = node.size * float(cupy.dot(x, x))
     with Allreduce(node.comm, field.array, node=node) as total:

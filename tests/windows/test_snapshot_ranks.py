@@ -98,6 +98,9 @@ def test_a_frame_is_whole_on_all_ranks(node, view):
     if node.rank != last:
         take(node, window, 1)
     view("there = attach('whole', timeout_s=0.2)")
+    refused = view("there.latest(float('nan'))")
+    assert refused == {"error": "ValueError", "text": refused["text"]}
+    assert "latest failed: timeout_s must be a positive number" in refused["text"]
     late = view("there.latest()")
     assert late["error"] == "PeerTimeout"
     assert f"rank {last}: 0; the job has to call window.snapshot()" in late["text"]
