@@ -31,7 +31,7 @@ def capture(session: Session, work: Callable[[], object]) -> Any:
         stream.begin_capture()
         work()
         return stream.end_capture()
-    except RuntimeError as exc:  # CuPy's of CUDA and of NCCL
+    except (RuntimeError, UnsupportedError) as exc:  # CuPy's of CUDA and of NCCL; mpishare's
         # End the capture in any case, and report the first error.
         with suppress(RuntimeError):
             stream.end_capture()

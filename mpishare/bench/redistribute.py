@@ -410,8 +410,12 @@ def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
     )
     if comparison.includes("mpi"):
         _, refusal = open_library(session, CudaMpi)
-        for name, bind in (("mpi alltoallw", by_types), ("mpi alltoallv", _packed)):
-            make = partial(Called, problem, partial(_on_gpu, bind))
+        binds: dict[str, Bind] = {
+            "mpi alltoallw": partial(_on_gpu, by_types),
+            "mpi alltoallv": _packed,
+        }
+        for name, bind in binds.items():
+            make = partial(Called, problem, bind)
             comparison.add(name, make, kind=BASELINE, unfit=refusal)
 
 

@@ -91,11 +91,13 @@ def test_sizes_come_near_the_part_and_come_once() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_gpus_do_moves_every_word_on_the_host(ranks: int) -> None:
-    words = (*TRANSPOSES, *SMALL, "--against", "mpi")
+    words = (*TRANSPOSES, "allgather", *SMALL, "--against", "mpi")
     result = run_ranks(ranks, ON_HOST, args=words, env=HOST)
     assert result.returncode == 0, result.describe()
     rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
-    assert {row["arm"] for row in rows} == {"mpi", "mpi alltoallw", "mpi alltoallv"}
+    arms = {(row["case"], row["arm"]) for row in rows}
+    kinds = ("mpi", "mpi alltoallw", "mpi alltoallv")
+    assert arms == {(case, arm) for case in TRANSPOSES for arm in kinds} | {("allgather", "mpi")}
     assert all(row["ok"] for row in rows), result.describe()
 
 
