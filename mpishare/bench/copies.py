@@ -29,7 +29,7 @@ def copy(copies: Copies) -> None:
 def copy_all(session: Session, copies: Copies) -> Callable[[], None]:
     """Return the call that makes these copies: on CUDA one kernel, stream-ordered. Local.
 
-    On CUDA all have cells of one size, 8 or 16 bytes; the caller holds the arrays.
+    It holds the arrays. On CUDA all have cells of one size, 8 or 16 bytes.
     """
     copies = [pair for pair in copies if pair[0].size]
     if not session.on_cuda:
@@ -44,8 +44,8 @@ def copy_all(session: Session, copies: Copies) -> Callable[[], None]:
     kernel = module.get_function(f"copy{cell_nbytes}")
     launch = (blocks, len(copies)), (_BLOCK,), (boxes,)
 
-    def run() -> None:
-        kernel(*launch)
+    def run(_held: Copies = copies) -> None:
+        kernel(*launch)  # which has addresses only
 
     # Load the kernel now: loading it later would wait for whatever the stream waits for.
     run()

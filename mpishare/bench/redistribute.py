@@ -279,7 +279,8 @@ def _typed(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
 def _packed(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
     """Bind `MPI_Alltoallv` with copies that pack and unpack around it; own cells are copied."""
     session, size = problem.session, problem.comm.size
-    out, into = (session.node.xp.zeros(max(sum(problem.slots()), 1), "u8") for _ in range(2))
+    words = max(sum(problem.slots()), 1)
+    held = out, into = [session.node.xp.zeros(words, "u8") for _ in range(2)]
     pack, unpack = problem.packing((source, target), out, into)
     ends = []
     for buffer, parts in zip((out, into), problem.parts(out, into), strict=True):
@@ -293,10 +294,10 @@ def _packed(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
     def redistribute() -> None:
         pack()
         session.synchronize()
-        problem.comm.Alltoallv(*ends)
+        problem.comm.Alltoallv(*ends)  # which has addresses only
         unpack()
 
-    return redistribute, do_nothing
+    return redistribute, held.clear
 
 
 def _gather(problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
@@ -319,7 +320,7 @@ def _staged(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call
     import cupyx
 
     session = problem.session
-    sent, received = (cupyx.zeros_pinned(array.shape, array.dtype) for array in (source, target))
+    held = sent, received = [cupyx.zeros_pinned(a.shape, a.dtype) for a in (source, target)]
     call, free = bind(problem, sent, received)
     copy_out, copy_in = copy_call(session, sent, source), copy_call(session, target, received)
 
@@ -329,7 +330,11 @@ def _staged(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call
         call()
         copy_in()
 
-    return redistribute, free
+    def free_all() -> None:
+        free()
+        held.clear()  # until here: the copies have addresses only
+
+    return redistribute, free_all
 
 
 def _then_permuted(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
