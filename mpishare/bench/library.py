@@ -14,8 +14,11 @@ from mpishare.bench.cases import BASELINES, TRIALS, Way
 from mpishare.bench.comparison import Comparison, Variant, Wrapper
 from mpishare.bench.grid import Call, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
+from mpishare.bench.session import Session, do_nothing
 from mpishare.errors import UnsupportedError
+
+#: How many calls of something short a graph has.
+IN_GRAPHS = (1, 20)
 
 
 def capture(session: Session, work: Callable[[], object]) -> Any:
@@ -175,6 +178,36 @@ def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str
             yield name, import_module(each.module), each.ways
 
 
+def collectives(comparison: Comparison) -> Iterator[tuple[str, Any, dict[str, Any], bool]]:
+    """Yield each library that the run includes, once, for a collective: its name, itself.
+
+    With them what enters its variants as a baseline, and whether these may be captured.
+    """
+    for name, module, ways in included(comparison):
+        kind = getattr(module, next(iter(ways.values())).kind)
+        library, refusal = open_library(comparison.session, kind)
+        in_graphs = any(way.is_captured for way in ways.values())
+        yield name, library, {"kind": BASELINE, "unfit": refusal}, in_graphs
+
+
+def add_with_graphs(
+    comparison: Comparison,
+    name: str,
+    make: Callable[..., Variant],
+    steps: Sequence[int],
+    **arguments: Any,
+) -> None:
+    """Enter a variant as it is called, and for each of `steps` a graph of so many calls.
+
+    `make` takes the number of calls as ``steps=``.
+    """
+    comparison.add(name, make, **arguments)
+    for count in steps:
+        label = f"{name} graph" if count == 1 else f"{name} graph of {count}"
+        make_graph = captured(comparison.session, partial(make, steps=count))
+        comparison.add(label, make_graph, **arguments)
+
+
 def add_libraries(comparison: Comparison, problem: Problem) -> None:
     """Enter the variants of the libraries that the run includes; they are opened once."""
     for _, module, ways in included(comparison):
@@ -235,7 +268,9 @@ class LibraryExchange(Exchange[Problem]):
         found: list[tuple[Call, ...]] = []
         for into in landed:
             moved = transfers(problem.sides, *problem.parts(out, into))
-            move = library.bind(moved, early=halves == library.halves)
+            move = do_nothing
+            if moved:  # there is another rank
+                move = library.bind(moved, early=halves == library.halves)
             if problem.has_buffers:
                 self._landed = landed
                 found.append((move,))

@@ -10,8 +10,9 @@ copied there, except where a collective of MPI takes them with the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -22,26 +23,40 @@ import mpishare
 from mpishare.bench import mpi
 from mpishare.bench.cases import Case
 from mpishare.bench.check import POISON, Tally, word
-from mpishare.bench.comparison import Comparison, Variant
+from mpishare.bench.comparison import Comparison
 from mpishare.bench.copies import Copies, copy_all
 from mpishare.bench.cuda_mpi import CudaMpi
 from mpishare.bench.grid import ITEM_NBYTES, Call, Exchange, Problem, Side, Slices
 from mpishare.bench.halo import add_baselines
-from mpishare.bench.library import Library, captured, included, open_library
+from mpishare.bench.library import (
+    IN_GRAPHS,
+    Library,
+    add_with_graphs,
+    collectives,
+    open_library,
+)
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session, do_nothing
-from mpishare.bench.staged import Staged, address_of, copy_call
+from mpishare.bench.staged import Staged, address_of, through_host
 
 #: Returns the call that brings a source to a target, and the one that frees what that needs.
 Bind = Callable[["Spread", Any, Any], tuple[Call, Call]]
 
 #: Parts of memory that a rank needs for all variants: arrays, those of the check, staging, buffers.
 _PARTS = {"host": 20, "cuda": 36}
-_IN_GRAPH = 20
 
 
 def run(session: Session, case: Case) -> None:
-    for shape in _shapes(session, case):
+    ranks, parts = session.comm.size, _PARTS[session.node.backend]
+    is_cube = case.name != "allgather"
+
+    def of_size(nbytes: int) -> tuple[tuple[int, ...], int, int]:
+        cells = ranks * nbytes // 16
+        shape = (max(round(cells ** (1 / 3)), 2),) * 3 if is_cube else (ranks * nbytes // 8,)
+        part = 16 * prod(shape) // ranks if is_cube else ranks * nbytes
+        return shape, part, parts * part
+
+    for shape in session.blocks(case, of_size):
         problem = Spread(session, shape, *_SPREADS[case.name])
         comparison = Comparison(
             session,
@@ -49,12 +64,13 @@ def run(session: Session, case: Case) -> None:
             nbytes=problem.nbytes,
             sent_nbytes=problem.sent_nbytes,
             unfit=problem.unfit,
-            n=shape[0] if len(shape) > 1 else None,
+            n=shape[0] if is_cube else None,
         )
-        if case.name == "allgather":
-            _enter_gathers(comparison, problem)
-        else:
-            _enter_transposes(comparison, problem)
+        graphs = (1,) if is_cube else IN_GRAPHS
+        for name, kind in (("private", Called), ("windows", InWindows)):
+            make = partial(kind, problem, _own)
+            add_with_graphs(comparison, name, make, graphs if session.on_cuda else ())
+        (_enter_transposes if is_cube else _enter_gathers)(comparison, problem)
         comparison.run()
 
 
@@ -64,24 +80,6 @@ _SPREADS = {
     "permuted": (1, "c16", (1, 2, 0)),
     "allgather": (None, "f8", None),
 }
-
-
-def _shapes(session: Session, case: Case) -> Iterator[tuple[int, ...]]:
-    """Yield the array for each size of a part that fits; cubes come near it, and come once."""
-    ranks, done = session.comm.size, set()
-    for nbytes in session.options.sizes(session.node.backend, case.name):
-        if case.name == "allgather":
-            shape: tuple[int, ...] = (ranks * nbytes // ITEM_NBYTES,)
-            needed = ranks * nbytes
-        else:
-            shape = (max(round((ranks * nbytes / 16) ** (1 / 3)), 2),) * 3
-            needed = 16 * prod(shape) // ranks
-        if shape in done:
-            session.skip()
-            continue
-        done.add(shape)
-        if session.fits(case, needed, _PARTS[session.node.backend] * needed):
-            yield shape
 
 
 class Spread(Problem):
@@ -107,6 +105,8 @@ class Spread(Problem):
         self.dtype = np.dtype(dtype)
         self._order = permute or tuple(range(len(shape)))
         rank, size = comm.rank, comm.size
+        parts = (map(len, np.array_split(range(extent), size)) for extent in shape)
+        self._ends = [[0, *accumulate(each)] for each in parts]
         out, into = self.by_rank()
         steps = ((k, (rank + k) % size, (rank - k) % size) for k in range(1, size))
         self.sides = tuple(
@@ -122,19 +122,16 @@ class Spread(Problem):
         """Return which cells of an array that has all along an axis are in the part of a rank."""
         index = [slice(None)] * len(self.shape)
         if axis is not None:
-            ends = np.cumsum([0, *map(len, self._parts(axis))])
-            index[axis] = slice(int(ends[rank]), int(ends[rank + 1]))
+            index[axis] = slice(*self._ends[axis][rank : rank + 2])
         return tuple(index)
-
-    def _parts(self, axis: int) -> list[Any]:
-        return np.array_split(np.arange(self.shape[axis]), self.comm.size)
 
     def _count(self, rank: int, to: int) -> int:
         """Return how many cells one rank has for another."""
-        found = prod(self.shape) // self.shape[0] * len(self._parts(0)[rank])
-        if self.target is None:
-            return found
-        return found // self.shape[self.target] * len(self._parts(self.target)[to])
+        cells = list(self.shape)
+        for axis, each in ((0, rank), (self.target, to)):
+            if axis is not None:
+                cells[axis] = self._ends[axis][each + 1] - self._ends[axis][each]
+        return prod(cells)
 
     def _allocate(self) -> None:
         xp, rank = self.session.node.xp, self.comm.rank
@@ -161,7 +158,7 @@ class Spread(Problem):
     def _words(self, cells: Slices, order: tuple[int, ...]) -> Any:
         """Return the words of these cells in step 0, in the order of memory."""
         xp = self.session.node.xp
-        owners = xp.asarray(np.repeat(range(self.comm.size), [*map(len, self._parts(0))]))
+        owners = xp.asarray(np.repeat(range(self.comm.size), np.diff(self._ends[0])))
         place = xp.zeros((), "i8")
         for axis, extent in enumerate(self.shape):
             along = [1] * len(self.shape)
@@ -317,24 +314,7 @@ def _on_gpu(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call
 
 def _staged(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
     """Bind the same between copies from and to pinned memory."""
-    import cupyx
-
-    session = problem.session
-    held = sent, received = [cupyx.zeros_pinned(a.shape, a.dtype) for a in (source, target)]
-    call, free = bind(problem, sent, received)
-    copy_out, copy_in = copy_call(session, sent, source), copy_call(session, target, received)
-
-    def redistribute() -> None:
-        copy_out()
-        session.synchronize()
-        call()
-        copy_in()
-
-    def free_all() -> None:
-        free()
-        held.clear()  # until here: the copies have addresses only
-
-    return redistribute, free_all
+    return through_host(problem.session, partial(bind, problem), source, target)
 
 
 def _then_permuted(bind: Bind, problem: Spread, source: Any, target: Any) -> tuple[Call, Call]:
@@ -375,30 +355,7 @@ class _InLibrary(Called):
             self._library.free(array.view("u8"))
 
 
-def _enter_own(comparison: Comparison, problem: Spread, *steps: int) -> None:
-    """Enter `Redistribute.forward`: called, and so many of it captured into a graph."""
-    for name, kind in (("private", Called), ("windows", InWindows)):
-        make: Callable[..., Variant] = partial(kind, problem, _own)
-        comparison.add(name, make)
-        _add_graphs(comparison, name, make, steps)
-
-
-def _add_graphs(
-    comparison: Comparison,
-    name: str,
-    make: Callable[..., Variant],
-    steps: Sequence[int],
-    **arguments: Any,
-) -> None:
-    session = comparison.session
-    for count in steps if session.on_cuda else ():
-        label = f"{name} graph" if count == 1 else f"{name} graph of {count}"
-        comparison.add(label, captured(session, partial(make, steps=count)), **arguments)
-
-
 def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
-    session = problem.session
-    _enter_own(comparison, problem, 1)
     staged = partial(_then_permuted, partial(_staged, _typed))
     by_types = partial(_then_permuted, _typed)
     add_baselines(
@@ -414,7 +371,7 @@ def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
         },
     )
     if comparison.includes("mpi"):
-        _, refusal = open_library(session, CudaMpi)
+        _, refusal = open_library(problem.session, CudaMpi)
         binds: dict[str, Bind] = {
             "mpi alltoallw": partial(_on_gpu, by_types),
             "mpi alltoallv": _packed,
@@ -425,14 +382,9 @@ def _enter_transposes(comparison: Comparison, problem: Spread) -> None:
 
 
 def _enter_gathers(comparison: Comparison, problem: Spread) -> None:
-    session = problem.session
-    _enter_own(comparison, problem, 1, _IN_GRAPH)
     gather = partial(Called, problem)
     comparison.add_baselines("allgather", {"allgather": partial(gather, _gather)})
     comparison.add_baselines("staged", {"staged": partial(gather, partial(_staged, _gather))})
-    for name, module, ways in included(comparison):
-        library, refusal = open_library(session, getattr(module, next(iter(ways.values())).kind))
-        make = partial(_InLibrary, library, problem)
-        comparison.add(name, make, kind=BASELINE, unfit=refusal)
-        steps = (1, _IN_GRAPH) if any(way.is_captured for way in ways.values()) else ()
-        _add_graphs(comparison, name, make, steps, kind=BASELINE, unfit=refusal)
+    for name, library, arguments, in_graphs in collectives(comparison):
+        make, graphs = partial(_InLibrary, library, problem), IN_GRAPHS if in_graphs else ()
+        add_with_graphs(comparison, name, make, graphs, **arguments)

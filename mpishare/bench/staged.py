@@ -8,7 +8,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpishare.bench.grid import Exchange, Problem
+from mpishare.bench.grid import Call, Exchange, Problem
 from mpishare.bench.session import Session, do_nothing
 
 
@@ -25,6 +25,36 @@ def copy_call(session: Session, target: Any, source: Any) -> Callable[[], None]:
     return partial(memcpy, address_of(target), address_of(source), source.nbytes, kind, stream)
 
 
+def through_host(
+    session: Session,
+    bind: Callable[..., tuple[Callable[[], object], Callable[[], object]]],
+    *arrays: Any,
+) -> tuple[Call, Call]:
+    """Bind a call on pinned memory between copies: the first array out, the last one in.
+
+    As what it is given, it returns the call and what frees what that needs.
+    """
+    import cupyx
+
+    held = [cupyx.zeros_pinned(array.shape, array.dtype) for array in arrays]
+    call, free = bind(*held)
+    copy_out = copy_call(session, held[0], arrays[0])
+    copy_in = copy_call(session, arrays[-1], held[-1])
+
+    def run() -> None:
+        copy_out()
+        session.synchronize()
+        call()
+        copy_in()
+
+    def free_all() -> None:
+        session.synchronize()
+        free()
+        held.clear()  # until here: the copies have addresses only
+
+    return run, free_all
+
+
 class Staged(Exchange[Problem]):
     """Pack, one copy out, Irecv and Isend, one copy in, unpack.
 
@@ -37,7 +67,7 @@ class Staged(Exchange[Problem]):
 
         super().__init__(problem)
         session, xp = problem.session, problem.session.node.xp
-        words = sum(problem.slots())
+        words = max(sum(problem.slots()), 1)
         # Held for the copies, which have addresses only.
         self._packed, self._landed = self.fields[0], self.fields[-1]
         self._pack = self._unpack = do_nothing
