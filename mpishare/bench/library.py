@@ -15,7 +15,7 @@ from mpishare.bench.comparison import Comparison, Variant, Wrapper
 from mpishare.bench.grid import Call, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
 from mpishare.bench.session import Session, do_nothing
-from mpishare.errors import UnsupportedError
+from mpishare.errors import CudaError, UnsupportedError
 
 #: How many calls of something short a graph has.
 IN_GRAPHS = (1, 20)
@@ -34,7 +34,11 @@ def capture(session: Session, work: Callable[[], object]) -> Any:
         stream.begin_capture()
         work()
         return stream.end_capture()
-    except (RuntimeError, UnsupportedError) as exc:  # CuPy's of CUDA and of NCCL; mpishare's
+    except (
+        RuntimeError,
+        UnsupportedError,
+        CudaError,
+    ) as exc:  # CuPy's of CUDA and of NCCL; mpishare's
         # End the capture in any case, and report the first error.
         with suppress(RuntimeError):
             stream.end_capture()
