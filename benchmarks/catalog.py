@@ -148,6 +148,9 @@ _BROUGHT = {
     "halo2d": ("naive", *NEWEST),
     "halo3d": ("naive", *NEWEST),
     "allreduce": NEWEST,
+    "redistribute": (*NEWEST, "alltoall"),
+    "permuted": (*NEWEST, "alltoall"),
+    "allgather": ("nccl4py",),
 }
 
 
@@ -176,6 +179,9 @@ _BASELINES = {
     ),
     "nvshmem": Baseline(module="benchmarks.nvshmem", ways=_graphs("nvshmem", "Nvshmem")),
     "torch": Baseline(module="benchmarks.symmetric", ways=_graphs("torch", "TorchSymmetric")),
+    "alltoall": Baseline(
+        "the all-to-all of NCCL, also on copy engines, and of PyTorch", "benchmarks.all_to_all"
+    ),
     "alone": Baseline("the same program without the exchange"),
     "called": Baseline("the exchange, called without JAX"),
     "counters": Baseline("the order alone, by stream memory operations", "benchmarks.ring"),

@@ -103,10 +103,12 @@ _PASSES_PER_LOOK = 4
 
 
 def run(session: Session, case: Case) -> None:
-    for nbytes in session.options.sizes(session.node.backend, case.name):
+    def of_size(nbytes: int) -> tuple[tuple[int, ...], int, int]:
         shape = (max(round((nbytes / 8) ** 0.5), 2),) * 3
-        if session.fits(case, nbytes, 2 * Poisson.needed_nbytes(shape)):
-            _run(session, case, shape)
+        return shape, nbytes, 2 * Poisson.needed_nbytes(shape)
+
+    for shape in session.blocks(case, of_size):
+        _run(session, case, shape)
 
 
 def _run(session: Session, case: Case, shape: tuple[int, ...]) -> None:

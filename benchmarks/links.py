@@ -8,11 +8,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpishare.bench.grid import Problem, Side, split
+from mpishare.bench.grid import Problem, Side
 from mpishare.bench.library import transfers
 from mpishare.bench.mpi import Isend
-from mpishare.bench.session import Session
-from mpishare.bench.staged import Packing, Staged, copy_call, side_sizes
+from mpishare.bench.session import Session, do_nothing
+from mpishare.bench.staged import Staged, copy_call
 from scripts.applications.poisson import Poisson
 
 
@@ -152,12 +152,11 @@ class NcclLinks(Links):
         pointers = (int(each.data.ptr) for each in (problem.rr, problem.pq))
         self._rr, self._pq = ((each, each, 1, kind, nccl.NCCL_SUM) for each in pointers)
         out, into = ghosts.faces(ghosts.fields)
-        self._packing = None
+        self._pack = self._unpack = do_nothing
         if not ghosts.has_contiguous_faces():
-            self._packing = Packing(ghosts, ghosts.fields)
-            sizes = side_sizes(ghosts, ghosts.fields)
-            self._packed, self._landed = (problem.xp.zeros(sum(sizes)) for _ in range(2))
-            out, into = split(self._packed, sizes), split(self._landed, sizes)
+            memory = [problem.xp.zeros(sum(ghosts.slots())) for _ in range(2)]
+            self._pack, self._unpack = ghosts.packing(ghosts.fields, *memory)
+            out, into = ghosts.parts(*memory)
         self._held = out, into  # the calls have addresses only
         stream = int((self._side or session.stream).ptr)
         group, calls = (nccl.groupStart, nccl.groupEnd), (comm.send, comm.recv)
@@ -180,11 +179,9 @@ class NcclLinks(Links):
         self._joined.record(self._side)
 
     def _exchange(self) -> None:
-        if self._packing is not None:
-            self._packing.pack(self._packed)
+        self._pack()
         self._move()
-        if self._packing is not None:
-            self._packing.unpack(self._landed)
+        self._unpack()
 
     def wait(self) -> None:
         if self._side is not None:

@@ -46,10 +46,12 @@ class NcclSend(Library):
         comm = session.comm
         name = comm.bcast(self.unique_id() if comm.rank == 0 else None, 0)
         with refusals(self.label, calls.NCCLError):
-            self._comm = core.Communicator.init(
-                comm.size, comm.rank, core.UniqueId.from_bytes(name)
-            )
+            unique = core.UniqueId.from_bytes(name)
+            self._comm = core.Communicator.init(comm.size, comm.rank, unique, self.config())
         self._handle = self._comm._comm
+
+    def config(self) -> Any:
+        """Return the settings of the communicator, None for NCCL's own."""
 
     @classmethod
     def require(cls, session: Session) -> None:
@@ -95,6 +97,11 @@ class NcclSend(Library):
         kind, operation = int(self._core.FLOAT64), int(self._core.SUM)
         arguments = address, address, count, kind, operation, self._handle, self._stream
         return partial(self._calls.all_reduce, *arguments)
+
+    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
+        addresses = int(out.data.ptr), int(into.data.ptr)
+        rest = int(out.size), self._type, self._handle, self._stream
+        return partial(self._calls.all_gather, *addresses, *rest)
 
     def place(self, view: Any) -> tuple[Any, int]:
         """Return the window of a view, None where it is in none, and the bytes before it there."""

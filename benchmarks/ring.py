@@ -136,19 +136,17 @@ class PairwiseRing(WindowRing):
         return post, start, self.window.complete, self.window.wait
 
     def step(self) -> None:
-        post, start, complete, wait = self.calls
-        post()
-        start()
-        if self.moves:
-            self.store()
-        complete()
-        wait()
+        self._run(is_stored=self.moves)
 
     def move(self) -> None:
+        self._run(is_stored=True)
+
+    def _run(self, *, is_stored: bool) -> None:
         post, start, complete, wait = self.calls
         post()
         start()
-        self.store()
+        if is_stored:
+            self.store()
         complete()
         wait()
 

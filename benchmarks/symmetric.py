@@ -47,6 +47,10 @@ class TorchSymmetric(Library):
         torch.cuda.set_device(self._device)
         # From here on PyTorch works on the stream of the bench.
         torch.cuda.set_stream(torch.cuda.ExternalStream(session.stream.ptr, self._device))
+        self._tensors: dict[int, tuple[Any, Any]] = {}
+        self._folder: Path | None = None  # of the library that made the process group
+        if distributed.is_initialized():
+            return
         folder = tempfile.mkdtemp(prefix="mpishare-") if comm.rank == 0 else None
         self._folder = Path(comm.bcast(folder, 0))
         store = distributed.FileStore(str(self._folder / "store"), comm.size)
@@ -58,7 +62,6 @@ class TorchSymmetric(Library):
                 world_size=comm.size,
                 timeout=timedelta(seconds=session.options.timeout_s),
             )
-        self._tensors: dict[int, tuple[Any, Any]] = {}
 
     @classmethod
     def require(cls, session: Session) -> None:
@@ -146,6 +149,8 @@ class TorchSymmetric(Library):
     def close(self) -> None:
         self.session.synchronize()
         self._tensors.clear()
+        if self._folder is None:
+            return
         self._distributed.destroy_process_group()
         self.session.comm.Barrier()
         if self.session.comm.rank == 0:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tables import (
     RefusedError,
+    arms,
     fastest,
     medians,
     on_clock,
@@ -41,6 +42,12 @@ SUMS = {
         "staged MPI": "staged",
         "through a float": "float",
     }.items()
+}
+#: The cases of redistributions.
+SPREADS = {
+    "redistribute": "n³ complex128, first to second axis",
+    "permuted": "the same, axes in the order 1, 2, 0",
+    "allgather": "all-gather, per rank",
 }
 SOLVES = {
     "kernels": "the kernels alone, each rank in its own box",
@@ -137,6 +144,23 @@ def _setups(rows: list[dict]) -> list[str]:
     found = {arm: time / 1e3 for (_, arm, _), time in medians(rows, "setup").items()}
     cells = [[arm, f"{ms:.3g}"] for arm, ms in found.items()]
     return table(["made on an existing node, but for `Node`", "ms"], cells)
+
+
+def redistributed(rows: list[dict]) -> list[str]:
+    """A line per size: all forms, with a synchronize after each / back to back."""
+    lines: list[str] = []
+    for case, text in SPREADS.items():
+        found, cells = medians(rows, case), []
+        mine, others = arms(rows, case, "own"), arms(rows, case, "rival")
+        extents = {row["nbytes"]: row["n"] for row in rows if row["case"] == case}
+        for nbytes in sizes(found):
+            times = [pair(fastest(found, nbytes, [arm])) for arm in (*mine, *others)]
+            best = ratios(*(fastest(found, nbytes, names) for names in (mine, others)))
+            n = f", n = {extents[nbytes]}" if extents[nbytes] else ""
+            cells.append([size(nbytes) + n, *times, best])
+        heads = [text, *(f"mpishare, {arm}" for arm in mine), *others, "mpishare over the fastest"]
+        lines += table(heads, cells)
+    return [*lines, *_absent(rows)]
 
 
 def _absent(rows: list[dict]) -> list[str]:

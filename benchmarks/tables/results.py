@@ -66,6 +66,7 @@ PAGES: dict[str, dict[str, Callable[[Path], list[str]]]] = {
         "cores": of_cores(halos.cores_in_full),
         "newest": lambda folder: of_runs(folder, "newest-", others.newest, is_whole=False),
         "messages": lambda folder: of_runs(folder, "messages-", halos.messages),
+        "redistribute": lambda folder: of_runs(folder, "redistribute-", others.redistributed),
         "mixed": lambda folder: others.mixed(folder / "mixed-gpus2.jsonl"),
     },
     "docs/results/README.md": {

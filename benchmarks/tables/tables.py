@@ -12,6 +12,9 @@ PLACES = {
     "gpus2": "Two GPUs, one rank per GPU",
     "onegpu-ranks4-mps": "One GPU, four ranks, with the Multi-Process Service (MPS)",
     "onegpu-ranks4": "One GPU, four ranks, without MPS",
+    "onegpu-ranks2-mps": "One GPU, two ranks, with MPS",
+    "host-ranks8": "No GPU, 8 ranks",
+    "host-ranks14": "No GPU, 14 ranks",
     "cpu-mpich": "No GPU, MPICH",
     "cpu-openmpi": "No GPU, Open MPI",
     "host": "No GPU",
@@ -25,7 +28,7 @@ CORES = {
 #: The title of each file: what it has beside the cases of every run, then the place.
 RUNS = {
     f"{kind}{place}": title
-    for kind in ("", "newest-", "jax-", "fresh-", "messages-")
+    for kind in ("", "newest-", "jax-", "fresh-", "messages-", "redistribute-")
     for place, title in PLACES.items()
 } | CORES
 

@@ -20,15 +20,13 @@ import mpishare
 from mpishare.bench.cases import Case
 from mpishare.bench.check import Tally
 from mpishare.bench.comparison import Comparison, Variant
-from mpishare.bench.library import Library, captured, included, open_library
-from mpishare.bench.report import BASELINE
+from mpishare.bench.library import IN_GRAPHS, Library, add_with_graphs, collectives
 from mpishare.bench.session import Session, do_nothing
-from mpishare.bench.staged import copy_call
+from mpishare.bench.staged import through_host
 
 Bound = tuple[Callable[[], object], Callable[[], object]]
 
 
-_IN_GRAPH = 20
 _ARRAYS = 4  # of the size of a message: the array, the sum, and what the check needs
 
 
@@ -41,14 +39,8 @@ def _run(session: Session, case: Case, nbytes: int) -> None:
     comparison = Comparison(session, case, nbytes=nbytes, sent_nbytes=nbytes)
     make = partial(Sum, session, nbytes)
 
-    def add(name: str, make: Callable[..., Variant], *, in_graphs: bool, **arguments: Any) -> None:
-        """Enter a sum as it is called, and captured into graphs of one and of several."""
-        comparison.add(name, make, **arguments)
-        if in_graphs:
-            for label, steps in ((f"{name} graph", 1), (f"{name} graph of {_IN_GRAPH}", _IN_GRAPH)):
-                comparison.add(label, captured(session, partial(make, steps=steps)), **arguments)
-
-    add("reduce", partial(make, own_sum), in_graphs=session.on_cuda)
+    graphs = IN_GRAPHS if session.on_cuda else ()
+    add_with_graphs(comparison, "reduce", partial(make, own_sum), graphs)
     if not session.on_cuda:
         comparison.add("window", partial(make, own_sum, in_window=True))
     if nbytes >= 16:
@@ -57,11 +49,9 @@ def _run(session: Session, case: Case, nbytes: int) -> None:
     comparison.add_baselines("staged", {"staged": partial(make, _staged_sum)})
     if nbytes == 8:
         comparison.add_baselines("float", {"float": partial(make, _float_sum)})
-    for name, module, ways in included(comparison):
-        library, refusal = open_library(session, getattr(module, next(iter(ways.values())).kind))
-        in_graphs = any(way.is_captured for way in ways.values())
-        make_sum = partial(_sum_by, library, make)
-        add(name, make_sum, in_graphs=in_graphs, kind=BASELINE, unfit=refusal)
+    for name, library, arguments, in_graphs in collectives(comparison):
+        make_sum, graphs = partial(_sum_by, library, make), IN_GRAPHS if in_graphs else ()
+        add_with_graphs(comparison, name, make_sum, graphs, **arguments)
     comparison.run()
 
 
@@ -140,19 +130,7 @@ def _mpi_sum(session: Session, array: Any) -> Bound:
 
 
 def _staged_sum(session: Session, array: Any) -> Bound:
-    import cupyx
-
-    comm, synchronize = session.comm, session.synchronize
-    pinned = cupyx.zeros_pinned(array.shape, array.dtype)
-    copy_out, copy_in = copy_call(session, pinned, array), copy_call(session, array, pinned)
-
-    def sum_() -> None:
-        copy_out()
-        synchronize()
-        comm.Allreduce(MPI.IN_PLACE, pinned)
-        copy_in()
-
-    return sum_, synchronize
+    return through_host(session, partial(_mpi_sum, session), array)
 
 
 def _float_sum(session: Session, array: Any) -> Bound:

@@ -72,6 +72,24 @@ def halo(
     )
 
 
+def _transpose(name: str, summary: str) -> Case:
+    return Case(
+        name,
+        summary,
+        {
+            "host": ("alltoallw", "alltoallv", "sendrecv", "isend"),
+            "cuda": ("staged", "mpi", "nccl"),
+        },
+        "mpishare.bench.redistribute",
+        on_request=frozenset({"mpi"}),
+        is_sized=True,
+        sizes={
+            "host": (64 << 10, 1 << 20),
+            "cuda": (256 << 10, 2 << 20, 16 << 20, 128 << 20),
+        },
+    )
+
+
 #: Every case by its name, in the order of a full run.
 CASES = {
     case.name: case
@@ -111,6 +129,20 @@ CASES = {
                 "host": (8, 1 << 10, 64 << 10, 1 << 20),
                 "cuda": (8, 128, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20),
             },
+        ),
+        _transpose(
+            "redistribute", "n * n * n complex128, cut along the first axis, then the second"
+        ),
+        _transpose("permuted", "the same, its result with axes in the order 1, 2, 0"),
+        Case(
+            "allgather",
+            "the arrays of all ranks brought to every rank",
+            {"host": ("allgather",), "cuda": ("staged", "mpi", "nccl")},
+            "mpishare.bench.redistribute",
+            on_request=frozenset({"mpi"}),
+            is_sized=True,
+            sizes=dict.fromkeys(("host", "cuda"), (8, 512, 4 << 10, 64 << 10)),
+            max_nbytes=1 << 20,
         ),
     )
 }

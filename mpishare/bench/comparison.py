@@ -124,7 +124,7 @@ class Comparison:
         clocks: tuple[Clock, ...] = CLOCKS,
         **of_rows: Any,
     ) -> None:
-        self._session, self._case, self._clocks = session, case, clocks
+        self.session, self._case, self._clocks = session, case, clocks
         self._sent_nbytes, self._unfit = sent_nbytes, unfit
         backend, ranks = session.node.backend, session.comm.size
         self._row = Row(case.name, "", backend, ranks, nbytes, clocks[0], **of_rows)
@@ -132,7 +132,7 @@ class Comparison:
 
     def includes(self, baseline: str, nbytes: int | None = None) -> bool:
         """Return whether this run wants a baseline and the backend has it."""
-        options, backend, case = self._session.options, self._session.node.backend, self._case
+        options, backend, case = self.session.options, self.session.node.backend, self._case
         if not options.wants(baseline, unasked=baseline not in case.on_request):
             return False
         if baseline in case.baselines[backend]:
@@ -164,7 +164,7 @@ class Comparison:
         row.nbytes = row.nbytes if nbytes is None else nbytes
         sent = self._sent_nbytes if sent_nbytes is None else sent_nbytes
         reason = self._unfit or unfit
-        self._timed.append(_Timed(self._session, row, make, self._clocks, sent, against, reason))
+        self._timed.append(_Timed(self.session, row, make, self._clocks, sent, against, reason))
 
     def add_baselines(
         self, option: str, variants: Mapping[str, Make], nbytes: int | None = None
@@ -187,17 +187,17 @@ class Comparison:
         gives a wrong result loses its numbers. Each has at least `least_turns` timed blocks.
         """
         try:
-            self._time(max(self._session.options.repeat, least_turns), least_turns)
+            self._time(max(self.session.options.repeat, least_turns), least_turns)
         except StoppedError:
             self._close()
             raise
         rows = [row for each in self._timed for row in each.rows()]
         compare(rows, {each.row.arm: each.against for each in self._timed})
         self._close()
-        self._session.rows += rows
+        self.session.rows += rows
 
     def _time(self, turns: int, least_turns: int) -> None:
-        session, timed, done = self._session, self._timed, 0
+        session, timed, done = self.session, self._timed, 0
         session.budget.begin()
         for each in timed:
             session.signals.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
@@ -58,15 +59,13 @@ class CudaMpi(Library):
         return move
 
     def bind_sum(self, array: Any) -> Callable[[], None]:
-        comm, synchronize = self.session.comm, self.session.synchronize
         kind = MPI.DOUBLE_COMPLEX if array.dtype.kind == "c" else MPI.DOUBLE
         buffer = [_buffer(array)[0], kind]
+        return self.session.synchronized(partial(self.session.comm.Allreduce, MPI.IN_PLACE, buffer))
 
-        def sum_() -> None:
-            synchronize()
-            comm.Allreduce(MPI.IN_PLACE, buffer)
-
-        return sum_
+    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
+        gather = partial(self.session.comm.Allgather, _buffer(out), _buffer(into))
+        return self.session.synchronized(gather)
 
     def close(self) -> None:
         for request in self._requests:

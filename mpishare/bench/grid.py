@@ -6,9 +6,9 @@ Every rank owns a block of n cells along each axis of the cart, with ghosts arou
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate, chain, product
 from math import isqrt, prod
 from typing import Any, Generic, TypeVar
 
@@ -16,8 +16,13 @@ from mpi4py import MPI
 
 from mpishare.bench.check import HaloCheck
 from mpishare.bench.comparison import Variant
+from mpishare.bench.copies import Copies, copy_all
 from mpishare.bench.options import Options
 from mpishare.bench.session import Session
+
+Call = Callable[[], None]
+Slices = tuple[slice, ...]
+ITEM_NBYTES = 8
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,52 @@ class Problem:
 
     def faces(self, fields: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return what leaves through all sides, side by side, and what arrives."""
-        out = [view for side in self.sides for view in self.leaving(side, fields)]
-        return out, [view for side in self.sides for view in self.arriving(side, fields)]
+        out, into = self._by_side(fields)
+        return [*chain.from_iterable(out)], [*chain.from_iterable(into)]
+
+    def _by_side(self, fields: Sequence[Any]) -> tuple[list[list[Any]], list[list[Any]]]:
+        out = [self.leaving(side, fields) for side in self.sides]
+        return out, [self.arriving(side, fields) for side in self.sides]
+
+    def own(self, fields: Sequence[Any]) -> Copies:  # noqa: ARG002
+        """Return the copies of a step that stay on the rank."""
+        return ()
+
+    def slots(self) -> list[int]:
+        """Return how many words of a buffer each side has, as many on all ranks."""
+        return [sum(map(_words, views)) for views in self._by_side(self.fields)[0]]
+
+    def parts(self, out: Any, into: Any) -> tuple[list[Any], list[Any]]:
+        """Return the words of two buffers that leave through each side, and that arrive."""
+        slots = self.slots()
+        found = []
+        for buffer, of_sides in zip((out, into), self._by_side(self.fields), strict=True):
+            pairs = zip(split(buffer, slots), of_sides, strict=True)
+            found.append([slot[: sum(map(_words, views))] for slot, views in pairs])
+        return found[0], found[1]
+
+    def packing(self, fields: Sequence[Any], out: Any, into: Any) -> tuple[Call, Call]:
+        """Return the calls that pack what leaves into a buffer, and unpack another. Local.
+
+        Within a side the faces of all fields stand side by side. The first call also makes the
+        copies that stay on the rank.
+        """
+        both = zip(self.parts(out, into), self._by_side(fields), strict=True)
+        packs, unpacks = (
+            [
+                pair
+                for part, views in zip(parts, of_sides, strict=True)
+                for pair in zip(cut(part, views), views, strict=True)
+            ]
+            for parts, of_sides in both
+        )
+        session, arrivals = self.session, [(view, place) for place, view in unpacks]
+        return copy_all(session, [*packs, *self.own(fields)]), copy_all(session, arrivals)
 
     def has_contiguous_faces(self) -> bool:
+        """Return whether messages are all of a step, and nothing has to be packed."""
+        if self.own(self.fields):
+            return False
         out, into = self.faces(self.fields)
         return all(view.flags.c_contiguous for view in (*out, *into))
 
@@ -77,6 +124,16 @@ class Problem:
 def split(buffer: Any, sizes: Sequence[int]) -> list[Any]:
     """Return the parts of a buffer that are so many words long, one after the other."""
     return [buffer[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def _words(view: Any) -> int:
+    return int(view.nbytes) // ITEM_NBYTES
+
+
+def cut(buffer: Any, views: Sequence[Any]) -> list[Any]:
+    """Return the parts of a buffer of words that hold the cells of these views, as they are."""
+    parts = zip(split(buffer, [*map(_words, views)]), views, strict=True)
+    return [part.view(view.dtype).reshape(view.shape) for part, view in parts]
 
 
 P = TypeVar("P", bound=Problem)
@@ -104,8 +161,6 @@ class Exchange(Variant, Generic[P]):
         self.check.verify(self.current(), token)
 
 
-Slices = tuple[slice, ...]
-ITEM_NBYTES = 8
 #: Owned cells across a thin block, in widths: as few as leave an interior, since each row of cells
 #: is a whole face.
 _ROWS = 4

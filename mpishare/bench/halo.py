@@ -58,30 +58,28 @@ def run_on_blocks(
     block_of: Callable[[Options, int, int], Block] = Block.of,
 ) -> None:
     """Run at every size of a case what `enter` adds to a comparison. Collective, host-blocking."""
-    done = set()
-    for nbytes in session.options.sizes(session.node.backend, case.name):
-        block = block_of(session.options, case.naxes, nbytes)
+
+    def of_size(nbytes: int) -> tuple[Block, int, int]:
         # The smallest blocks are as large as the width: several sizes may come to the same one.
-        if block in done:
-            session.skip()
-            continue
-        done.add(block)
-        if session.fits(case, block.face_nbytes, block.needed_nbytes):
-            grid = Grid(session, block)
-            comparison = Comparison(
-                session,
-                case,
-                nbytes=block.face_nbytes,
-                sent_nbytes=grid.sent_nbytes,
-                unfit=grid.unfit,
-                n=block.n,
-                width=block.width,
-                fields=block.count,
-                corners=block.corners,
-            )
-            enter(comparison, grid)
-            comparison.run()
-            grid.close()
+        block = block_of(session.options, case.naxes, nbytes)
+        return block, block.face_nbytes, block.needed_nbytes
+
+    for block in session.blocks(case, of_size):
+        grid = Grid(session, block)
+        comparison = Comparison(
+            session,
+            case,
+            nbytes=block.face_nbytes,
+            sent_nbytes=grid.sent_nbytes,
+            unfit=grid.unfit,
+            n=block.n,
+            width=block.width,
+            fields=block.count,
+            corners=block.corners,
+        )
+        enter(comparison, grid)
+        comparison.run()
+        grid.close()
 
 
 def add_baselines(comparison: Comparison, problem: Problem, forms: Forms) -> None:

@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 from mpishare.bench.cases import BASELINES, TRIALS, Way
 from mpishare.bench.comparison import Comparison, Variant, Wrapper
-from mpishare.bench.grid import Exchange, Problem, Side, split
+from mpishare.bench.grid import Call, Exchange, Problem, Side
 from mpishare.bench.report import BASELINE
-from mpishare.bench.session import Session
-from mpishare.bench.staged import Packing, side_sizes
-from mpishare.errors import UnsupportedError
+from mpishare.bench.session import Session, do_nothing
+from mpishare.errors import CudaError, UnsupportedError
+
+#: How many calls of something short a graph has.
+IN_GRAPHS = (1, 20)
 
 
 def capture(session: Session, work: Callable[[], object]) -> Any:
@@ -32,7 +34,11 @@ def capture(session: Session, work: Callable[[], object]) -> Any:
         stream.begin_capture()
         work()
         return stream.end_capture()
-    except RuntimeError as exc:  # CuPy's of CUDA and of NCCL
+    except (
+        RuntimeError,
+        UnsupportedError,
+        CudaError,
+    ) as exc:  # CuPy's of CUDA and of NCCL; mpishare's
         # End the capture in any case, and report the first error.
         with suppress(RuntimeError):
             stream.end_capture()
@@ -122,6 +128,10 @@ class Library:
         """Return the call that replaces an array by its sum over all ranks. Collective."""
         raise UnsupportedError(f"{self.label}: no sum over all ranks")
 
+    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:  # noqa: ARG002
+        """Return the call that brings `out` of all ranks into `into`, by rank. Collective."""
+        raise UnsupportedError(f"{self.label}: no gather on all ranks")
+
     def free(self, memory: Any) -> None:
         """Free what `empty` returned. Collective."""
 
@@ -172,6 +182,36 @@ def included(comparison: Comparison) -> Iterator[tuple[str, ModuleType, dict[str
             yield name, import_module(each.module), each.ways
 
 
+def collectives(comparison: Comparison) -> Iterator[tuple[str, Any, dict[str, Any], bool]]:
+    """Yield each library that the run includes, once, for a collective: its name, itself.
+
+    With them what enters its variants as a baseline, and whether these may be captured.
+    """
+    for name, module, ways in included(comparison):
+        kind = getattr(module, next(iter(ways.values())).kind)
+        library, refusal = open_library(comparison.session, kind)
+        in_graphs = any(way.is_captured for way in ways.values())
+        yield name, library, {"kind": BASELINE, "unfit": refusal}, in_graphs
+
+
+def add_with_graphs(
+    comparison: Comparison,
+    name: str,
+    make: Callable[..., Variant],
+    steps: Sequence[int],
+    **arguments: Any,
+) -> None:
+    """Enter a variant as it is called, and for each of `steps` a graph of so many calls.
+
+    `make` takes the number of calls as ``steps=``.
+    """
+    comparison.add(name, make, **arguments)
+    for count in steps:
+        label = f"{name} graph" if count == 1 else f"{name} graph of {count}"
+        make_graph = captured(comparison.session, partial(make, steps=count))
+        comparison.add(label, make_graph, **arguments)
+
+
 def add_libraries(comparison: Comparison, problem: Problem) -> None:
     """Enter the variants of the libraries that the run includes; they are opened once."""
     for _, module, ways in included(comparison):
@@ -193,8 +233,7 @@ class LibraryExchange(Exchange[Problem]):
     """
 
     # Set before `Exchange` asks for the current fields.
-    _packing: Packing | None = None
-    _memory: list[Any] | None = None  # of the library: what leaves, and where words land
+    _landed: list[Any] | None = None  # memory of the library that stands for fields, by turns
     _turn = 0
 
     def __init__(self, problem: Problem, library: Library, way: Way) -> None:
@@ -206,11 +245,13 @@ class LibraryExchange(Exchange[Problem]):
             raise UnsupportedError(f"{library.label}: {why}")
         super().__init__(problem, self._fields_in_place(fields) if way.in_place else fields)
         packs = way.is_packed or problem.has_buffers or not (library.is_direct and is_contiguous)
+        #: For each of the buffers that words land in by turns: pack, move, unpack.
+        self._calls: list[tuple[Call, ...]]
         if way.in_place or not packs:
-            self._moves = [self._move_of_faces()]
+            self._calls = [(self._move_of_faces(),)]
         else:
             # A graph has its buffers baked in: it cannot use two of them in turn.
-            self._moves = self._moves_of_buffers(1 if way.is_captured else library.halves)
+            self._calls = self._calls_of_buffers(1 if way.is_captured else library.halves)
 
     def _fields_in_place(self, fields: Sequence[Any]) -> list[Any]:
         self._owned = [self._library.empty(int(field.size)) for field in fields]
@@ -223,36 +264,40 @@ class LibraryExchange(Exchange[Problem]):
         per_field = [side for side in self.problem.sides for _ in self.fields]
         return self._library.bind(transfers(per_field, out, into), early=False)
 
-    def _moves_of_buffers(self, halves: int) -> list[Callable[[], None]]:
-        """Return what moves packed faces, for each of the buffers that they land in by turns."""
+    def _calls_of_buffers(self, halves: int) -> list[tuple[Call, ...]]:
         problem, library = self.problem, self._library
-        sizes = side_sizes(problem, self.fields)
-        if not problem.has_buffers:
-            self._packing = Packing(problem, self.fields)
-        self._memory = self._owned = [library.empty(sum(sizes)) for _ in range(1 + halves)]
-        out, *landed = (split(memory, sizes) for memory in self._memory)
-        early = halves == library.halves
-        return [library.bind(transfers(problem.sides, out, into), early=early) for into in landed]
+        words = max(sum(problem.slots()), 1)
+        self._owned = [library.empty(words) for _ in range(1 + halves)]
+        out, *landed = self._owned
+        found: list[tuple[Call, ...]] = []
+        for into in landed:
+            moved = transfers(problem.sides, *problem.parts(out, into))
+            move = do_nothing
+            if moved:  # there is another rank
+                move = library.bind(moved, early=halves == library.halves)
+            if problem.has_buffers:
+                self._landed = landed
+                found.append((move,))
+            else:
+                pack, unpack = problem.packing(self.fields, out, into)
+                found.append((pack, move, unpack))
+        return found
 
     def current(self) -> Sequence[Any]:
-        if self._memory is None or self._packing is not None:
+        if self._landed is None:
             return self.fields
         rows = len(self.fields[0]), -1
-        return [self._memory[i].reshape(rows) for i in (0, 1 + self._turn)]
+        return [each.reshape(rows) for each in (self._owned[0], self._landed[self._turn])]
 
     def step(self) -> None:
-        turn = self._turn = (self._turn + 1) % len(self._moves)
-        if self._packing is None or self._memory is None:
-            self._moves[turn]()
-            return
-        self._packing.pack(self._memory[0])
-        self._moves[turn]()
-        self._packing.unpack(self._memory[1 + turn])
+        self._turn = (self._turn + 1) % len(self._calls)
+        for call in self._calls[self._turn]:
+            call()
 
     def close(self) -> None:
         self.problem.session.synchronize()
-        del self._moves, self.fields
-        self._packing = self._memory = None
+        del self._calls, self.fields
+        self._landed = None
         while self._owned:
             self._library.free(self._owned.pop())
 

@@ -14,18 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpishare.bench.grid import Exchange, Grid, Problem, Side, Slices, split
-
-Copies = tuple[tuple[Any, Any], ...]
-"""Pairs of target and source, as views that were made once."""
+from mpishare.bench.copies import Copies, copy
+from mpishare.bench.grid import Exchange, Grid, Problem, Side, Slices, cut
 
 #: From this size on the fields of a side are sent one by one if that saves the packing.
 _LARGE_NBYTES = 4 << 10
-
-
-def copy(copies: Copies) -> None:
-    for target, source in copies:
-        np.copyto(target, source)
 
 
 class Message(NamedTuple):
@@ -43,10 +36,9 @@ def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> 
     for side in sides:
         to, source, tag = side.to, side.source, side.number
         out, into = problem.leaving(side, fields), problem.arriving(side, fields)
-        few = len(out) == 1 or out[0].nbytes >= _LARGE_NBYTES
-        if few and all(view.flags.c_contiguous for view in (*out, *into)):
-            pairs = zip(out, into, strict=True)
-            found += [Message((one, to, tag), (other, source, tag)) for one, other in pairs]
+        is_large = out[0].nbytes >= _LARGE_NBYTES
+        if len(out) == 1 or (is_large and all(map(_is_contiguous, (*out, *into)))):
+            found += [_message(*pair, side) for pair in zip(out, into, strict=True)]
         else:
             sent, received = (np.zeros((len(out), *out[0].shape)) for _ in range(2))
             packs = tuple(zip(sent, out, strict=True))
@@ -55,9 +47,41 @@ def messages(problem: Problem, sides: Sequence[Side], fields: Sequence[Any]) -> 
     return found
 
 
+def _is_contiguous(view: Any) -> bool:
+    return bool(view.flags.c_contiguous)
+
+
+def _message(out: Any, into: Any, side: Side) -> Message:
+    """Return the message of one view, which is packed at the end where it is not contiguous."""
+    sent, received = (v if _is_contiguous(v) else np.zeros(v.shape, v.dtype) for v in (out, into))
+    return Message(
+        (sent, side.to, side.number),
+        (received, side.source, side.number),
+        () if sent is out else ((sent, out),),
+        () if received is into else ((into, received),),
+    )
+
+
 def free(made: Sequence[MPI.Request | MPI.Datatype]) -> None:
     for each in made:
         each.Free()
+
+
+def datatype(view: Any) -> MPI.Datatype:
+    """Return the datatype of the words of a view, in the order of its axes."""
+    axes: list[tuple[int, int]] = []
+    for n, step in zip(view.shape, view.strides, strict=True):
+        if axes and axes[-1][1] == n * step:
+            axes[-1] = axes[-1][0] * n, step
+        else:
+            axes.append((n, step))
+    found = MPI.BYTE.Create_contiguous(view.itemsize)
+    for n, step in reversed(axes):
+        inner = found
+        is_dense = step == view.itemsize
+        found = inner.Create_contiguous(n) if is_dense else inner.Create_hvector(n, 1, step)
+        inner.Free()
+    return found.Commit()
 
 
 def copies_of(of: Sequence[Message]) -> tuple[Copies, Copies]:
@@ -71,6 +95,7 @@ class Sendrecv(Exchange[Problem]):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
+        self._own = problem.own(self.fields)
         self._phases = []
         for pair in problem.sides_by_axis():
             of_axis = messages(problem, pair, self.fields)
@@ -79,6 +104,7 @@ class Sendrecv(Exchange[Problem]):
 
     def step(self) -> None:
         sendrecv = self.problem.comm.Sendrecv
+        copy(self._own)
         for arguments, packs, unpacks in self._phases:
             copy(packs)
             for each in arguments:
@@ -94,6 +120,7 @@ class Isend(Exchange[Problem]):
         self.comm = problem.comm
         self.all = messages(problem, problem.sides, self.fields)
         self.packs, self.unpacks = copies_of(self.all)
+        self.own = problem.own(self.fields)
 
     def step(self) -> None:
         irecv, isend = self.comm.Irecv, self.comm.Isend
@@ -101,6 +128,7 @@ class Isend(Exchange[Problem]):
         for one in self.all:
             copy(one.packs)
             requests.append(isend(*one.send))
+        copy(self.own)
         MPI.Request.Waitall(requests)
         copy(self.unpacks)
 
@@ -118,6 +146,7 @@ class Persistent(Isend):
         MPI.Prequest.Startall(self._receives)
         copy(self.packs)
         MPI.Prequest.Startall(self._sends)
+        copy(self.own)
         MPI.Request.Waitall(self._requests)
         copy(self.unpacks)
 
@@ -134,6 +163,7 @@ class Waitany(Persistent):
         for one, send in zip(self.all, self._sends, strict=True):
             copy(one.packs)
             send.Start()
+        copy(self.own)
         for _ in receives:
             copy(self.all[waitany(receives)].unpacks)
         MPI.Request.Waitall(self._sends)
@@ -173,8 +203,8 @@ class NeighborPacked(Exchange[Grid]):
         counts = [grid.count * grid.size(side) for side in grid.sides]
         out, into = np.zeros(sum(counts)), np.zeros(sum(counts))
         sent, received = grid.faces(self.fields)
-        self._packs = tuple(zip(_cut(out, sent), sent, strict=True))
-        self._unpacks = tuple(zip(received, _cut(into, received), strict=True))
+        self._packs = tuple(zip(cut(out, sent), sent, strict=True))
+        self._unpacks = tuple(zip(received, cut(into, received), strict=True))
         self._collective = _Neighborhood(grid, "Neighbor_alltoallv", (out, counts), (into, counts))
 
     def step(self) -> None:
@@ -184,12 +214,6 @@ class NeighborPacked(Exchange[Grid]):
 
     def close(self) -> None:
         self._collective.close()
-
-
-def _cut(buffer: Any, views: Sequence[Any]) -> list[Any]:
-    """Return the parts of a buffer that hold the cells of these views, in their shapes."""
-    parts = split(buffer, [view.size for view in views])
-    return [part.reshape(view.shape) for part, view in zip(parts, views, strict=True)]
 
 
 class _Typed(Exchange[Grid]):

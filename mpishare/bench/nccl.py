@@ -107,6 +107,11 @@ class Nccl(Library):
             stream,
         )
 
+    def bind_gather(self, out: Any, into: Any) -> Callable[[], None]:
+        addresses = int(out.data.ptr), int(into.data.ptr)
+        stream = int(self.session.stream.ptr)
+        return partial(self._comm.allGather, *addresses, int(out.size), nccl.NCCL_UINT64, stream)
+
     def close(self) -> None:
         self.session.synchronize()
         self._comm.destroy()

@@ -139,9 +139,21 @@ class Session:
 
     def sizes(self, case: Case, copies: float) -> Iterator[int]:
         """Yield the sizes of a case that have memory for so many copies, and time. Collective."""
+        return self.blocks(case, lambda nbytes: (nbytes, nbytes, int(copies * nbytes)))
+
+    def blocks(self, case: Case, of_size: Callable[[int], tuple[Made, int, int]]) -> Iterator[Made]:
+        """Yield what the sizes of a case come to, each once, where it fits. Collective.
+
+        `of_size` returns that, how many bytes its own size has, and how many a rank needs.
+        """
+        done = set()
         for nbytes in self.options.sizes(self.node.backend, case.name):
-            if self.fits(case, nbytes, int(copies * nbytes)):
-                yield nbytes
+            block, own_nbytes, needed_nbytes = of_size(nbytes)
+            if block in done:
+                self.skip()
+            elif self.fits(case, own_nbytes, needed_nbytes):
+                yield block
+            done.add(block)
 
     def fits(self, case: Case, nbytes: int, needed_nbytes: int) -> bool:
         """Return whether a size has memory for each rank, and time; else note it. Collective."""

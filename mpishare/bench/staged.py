@@ -1,23 +1,15 @@
-"""Messages through pinned memory, and the kernels that pack what leaves a GPU. CUDA only."""
+"""Messages through pinned memory. CUDA only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
-from mpishare.bench.grid import Exchange, Problem, split
-from mpishare.bench.session import Session
-
-_WORD = 8
-_BLOCK = 256
-#: Thread blocks per box: enough of them to fill a GPU; larger boxes loop.
-_MAX_BLOCKS = 1024
-_AXES = 3
+from mpishare.bench.grid import Call, Exchange, Problem
+from mpishare.bench.session import Session, do_nothing
 
 
 def address_of(array: Any) -> int:
@@ -33,52 +25,34 @@ def copy_call(session: Session, target: Any, source: Any) -> Callable[[], None]:
     return partial(memcpy, address_of(target), address_of(source), source.nbytes, kind, stream)
 
 
-def side_sizes(problem: Problem, fields: Sequence[Any]) -> list[int]:
-    """Return how many words leave through each side."""
-    return [sum(int(view.size) for view in problem.leaving(side, fields)) for side in problem.sides]
+def through_host(
+    session: Session,
+    bind: Callable[..., tuple[Callable[[], object], Callable[[], object]]],
+    *arrays: Any,
+) -> tuple[Call, Call]:
+    """Bind a call on pinned memory between copies: the first array out, the last one in.
 
+    As what it is given, it returns the call and what frees what that needs.
+    """
+    import cupyx
 
-def box_row(view: Any, address: int, first: int) -> list[int]:
-    """Return a box of words as the kernels read it: address, place in the buffer, shape, steps."""
-    missing = _AXES - view.ndim
-    steps = [stride // _WORD for stride in view.strides]
-    return [address, first, *[1] * missing, *view.shape, *[0] * missing, *steps]
+    held = [cupyx.zeros_pinned(array.shape, array.dtype) for array in arrays]
+    call, free = bind(*held)
+    copy_out = copy_call(session, held[0], arrays[0])
+    copy_in = copy_call(session, arrays[-1], held[-1])
 
-
-class Packing:
-    """The boxes of all sides, side by side and within a side field by field."""
-
-    def __init__(self, problem: Problem, fields: Sequence[Any]) -> None:
-        session = problem.session
-        xp = session.node.xp
-        sides, sizes = problem.sides, side_sizes(problem, fields)
-        self._fields = tuple(fields)  # the kernels have addresses only
-        self._sources, self._targets = (_table(xp, views) for views in problem.faces(fields))
-        module = xp.RawModule(code=Path(__file__).with_name("packing.cu").read_text())
-        self._pack, self._unpack = module.get_function("pack"), module.get_function("unpack")
-        blocks = min(-(-max(sizes) // (len(fields) * _BLOCK)), _MAX_BLOCKS)
-        self._launch = (blocks, len(sides) * len(fields)), (_BLOCK,)
-        # Load both kernels now: loading them later would wait for whatever the stream waits for.
-        scratch = xp.zeros(sum(sizes), "u8")
-        self.pack(scratch)
-        self.unpack(scratch)
+    def run() -> None:
+        copy_out()
         session.synchronize()
+        call()
+        copy_in()
 
-    def pack(self, buffer: Any) -> None:
-        """Write what leaves into `buffer`. Stream-ordered."""
-        self._pack(*self._launch, (buffer, self._sources))
+    def free_all() -> None:
+        session.synchronize()
+        free()
+        held.clear()  # until here: the copies have addresses only
 
-    def unpack(self, buffer: Any) -> None:
-        """Write `buffer` into the ghosts. Stream-ordered."""
-        self._unpack(*self._launch, (buffer, self._targets))
-
-
-def _table(xp: Any, views: Sequence[Any]) -> Any:
-    rows, first = [], 0
-    for view in views:
-        rows.append(box_row(view, int(view.data.ptr), first))
-        first += int(view.size)
-    return xp.asarray(np.array(rows, "i8"))
+    return run, free_all
 
 
 class Staged(Exchange[Problem]):
@@ -93,39 +67,37 @@ class Staged(Exchange[Problem]):
 
         super().__init__(problem)
         session, xp = problem.session, problem.session.node.xp
-        sizes = side_sizes(problem, self.fields)
-        self._packing: Packing | None = None
+        words = max(sum(problem.slots()), 1)
         # Held for the copies, which have addresses only.
         self._packed, self._landed = self.fields[0], self.fields[-1]
+        self._pack = self._unpack = do_nothing
         if not problem.has_buffers:
-            self._packing = Packing(problem, self.fields)
-            self._packed, self._landed = (xp.zeros(sum(sizes), "u8") for _ in range(2))
+            self._packed, self._landed = (xp.zeros(words, "u8") for _ in range(2))
+            self._pack, self._unpack = problem.packing(self.fields, self._packed, self._landed)
         self.comm = problem.comm
         self._synchronize = session.synchronize
-        self._out = cupyx.zeros_pinned(sum(sizes), "u8")
-        self._into = [cupyx.zeros_pinned(sum(sizes), "u8") for _ in range(2)]
+        self._out = cupyx.zeros_pinned(words, "u8")
+        self._into = [cupyx.zeros_pinned(words, "u8") for _ in range(2)]
         self._copy_out = copy_call(session, self._out, self._packed)
         self._copies_in = [copy_call(session, self._landed, half) for half in self._into]
-        out, halves = split(self._out, sizes), [split(half, sizes) for half in self._into]
-        self.sends = [(out[side.number], side.to, side.number) for side in problem.sides]
+        halves = [problem.parts(self._out, half) for half in self._into]
+        self.sends = [(halves[0][0][side.number], side.to, side.number) for side in problem.sides]
         self.receives = [
-            [(half[side.number], side.source, side.number) for side in problem.sides]
-            for half in halves
+            [(into[side.number], side.source, side.number) for side in problem.sides]
+            for _, into in halves
         ]
         self.half = 0
 
     def copy_out(self) -> None:
         """Bring what leaves to pinned memory, and wait until it is there."""
-        if self._packing is not None:
-            self._packing.pack(self._packed)
+        self._pack()
         self._copy_out()
         self._synchronize()
 
     def copy_in(self) -> None:
         """Bring what arrived to the ghosts, and let the next step use the other half."""
         self._copies_in[self.half]()
-        if self._packing is not None:
-            self._packing.unpack(self._landed)
+        self._unpack()
         self.half = 1 - self.half
 
     def step(self) -> None:
@@ -138,5 +110,5 @@ class Staged(Exchange[Problem]):
 
     def close(self) -> None:
         self._synchronize()
-        del self._packing, self._packed, self._landed, self.sends, self.receives
+        del self._pack, self._unpack, self._packed, self._landed, self.sends, self.receives
         del self._out, self._into

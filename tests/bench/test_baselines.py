@@ -1,12 +1,10 @@
-"""The baselines between GPUs, tried on host memory: the variants, the boxes."""
+"""The baselines between GPUs, tried on host memory: the variants."""
 
 import json
 
-import numpy as np
 import pytest
 
 from benchmarks.sharing import PROGRAM
-from mpishare.bench.staged import box_row
 from mpishare.runtime.in_child import run_in_child
 from tests.bench.test_cli import HOST, QUICK
 from tests.helpers.launch import run_ranks
@@ -101,25 +99,6 @@ def test_a_library_that_one_rank_lacks_is_a_row_with_its_reason() -> None:
     assert result.returncode == 0, result.describe()
     rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
     assert [row["reason"] for row in rows] == ["MPI: rank 1 cannot"] * 4, result.describe()
-
-
-def test_a_box_is_where_numpy_finds_it() -> None:
-    rng = np.random.default_rng(1)
-    for shape in ((6,), (5, 7), (4, 5, 6)):
-        field = rng.random(shape)
-        cells = tuple(slice(1, n - 1) for n in shape)
-        view = field[cells]
-        address, first, *extents = box_row(view, view.ctypes.data, 9)
-        (n0, n1, n2), (s0, s1, s2) = extents[:3], extents[3:]
-        begin = (address - field.ctypes.data) // 8
-        places = [
-            begin + i * s0 + j * s1 + k * s2
-            for i in range(n0)
-            for j in range(n1)
-            for k in range(n2)
-        ]
-        assert first == 9
-        assert (field.ravel()[places] == field[cells].ravel()).all()
 
 
 NO_SHARING = """

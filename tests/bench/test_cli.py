@@ -95,8 +95,8 @@ def check_rows(rows: list[dict], ranks: int) -> None:
         assert row["ranks"] == ranks, row
         assert row["clock"] in ("latency", "throughput"), row
         assert isinstance(row["nbytes"], int), row
-        of_halo = [row[key] for key in ("n", "width", "fields", "corners")]
-        assert (None in of_halo) == (of_halo == [None] * 4) == (not CASES[row["case"]].naxes)
+        of_halo = [row[key] for key in ("width", "fields", "corners")]
+        assert (None in of_halo) == (of_halo == [None] * 3) == (not CASES[row["case"]].naxes)
         numbers = [row[key] for key in ("min_us", "median_us", "p95_us")]
         if row["ok"]:
             assert all(is_number(number) for number in numbers), row

@@ -81,3 +81,21 @@ def test_sums_are_right_and_rivals_too_or_say_why_not() -> None:
     assert all(row["ok"] for row in rows if row["kind"] == "own"), result.describe()
     assert all(row["ok"] or row["reason"] for row in rows), result.describe()
     assert {"staged", "float", "nccl", "nccl graph of 20"} <= {row["arm"] for row in rows}
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(100)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_redistributions_are_right_and_rivals_too_or_say_why_not(ranks: int) -> None:
+    words = ["redistribute", "permuted", "allgather", "--against", "staged,nccl"]
+    command = [sys.executable, "-m", "mpishare.bench", *words, "--max", "64KiB", *QUICK]
+    result = run_ranks(ranks, command, timeout_s=95, env=CUDA)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    assert all(row["ok"] or row["reason"] for row in rows), result.describe()
+    own = {(row["case"], row["arm"]) for row in rows if row["kind"] == "own"}
+    forms = [f"{where}{form}" for where in ("private", "windows") for form in ("", " graph")]
+    assert own >= {(case, form) for case in words[:3] for form in forms}
+    assert ("allgather", "private graph of 20") in own
+    for row in rows:
+        assert row["ok"] or row["arm"].startswith("nccl"), row

@@ -212,3 +212,54 @@ def test_a_case_whose_names_do_not_tell_explains_them() -> None:
     names = ("new arrays", "kept, copied", "arrays in turn", "kept array")
     assert all(f"'{name}'" in case.note for name in names)
     assert set(BASELINES) <= set(baselines())
+
+
+# The pieces of an all-to-all, moved by MPI on the host; cupy is not needed for that.
+ALL_TO_ALL = altered(
+    """
+import types
+from functools import partial
+
+for name in ("cupy", "cupy.cuda", "cupy.cuda.nccl"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["cupy.cuda"].nccl = sys.modules["cupy.cuda.nccl"]
+sys.modules["cupy.cuda.nccl"].available = False
+
+from benchmarks import all_to_all, catalog
+from mpishare.bench import cases
+from mpishare.bench.library import Library
+
+catalog.extend()
+for case in ("redistribute", "permuted"):
+    cases.CASES[case].baselines["host"] += ("alltoall",)
+all_to_all.captured = lambda session, make: make
+
+
+class ByMpi(Library):
+    label = "MPI"
+
+    def bind_all_to_all(self, out, into):
+        return partial(self.session.comm.Alltoall, out, into)
+
+
+all_to_all._LIBRARIES = {"pieces": ByMpi}
+CHANGE
+""",
+    main="benchmarks.__main__",
+)
+BY_ANOTHER_RANK = """
+bind = ByMpi.bind_all_to_all
+ByMpi.bind_all_to_all = lambda self, out, into: bind(self, out, into[::-1].copy())
+"""
+
+
+@pytest.mark.parametrize("change", ["", BY_ANOTHER_RANK])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_pieces_of_an_all_to_all(ranks: int, change: str) -> None:
+    words = ["redistribute", "permuted", "--min", "4KiB", "--max", "4KiB", "--format", "json"]
+    words += ["--against", "alltoall", *QUICK]
+    result = run_ranks(ranks, ALL_TO_ALL.replace("CHANGE", change), args=words, env=HOST)
+    assert result.returncode == bool(change), result.describe()
+    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
+    assert {row["arm"] for row in rows} == {"pieces", "pieces graph"}
+    assert {row["ok"] for row in rows} == {not change}, result.describe()

@@ -152,6 +152,28 @@ def test_what_was_not_timed_is_a_line_per_library_and_reason(folder):
     ]
 
 
+def test_redistributions_have_a_column_per_form(folder):
+    run = a_run()
+    run["rows"] = []
+    for clock, factor in (("latency", 1.0), ("throughput", 0.5)):
+        times = {"private": 6.0, "windows": 3.0, "alltoallw": 12.0, "isend": 24.0}
+        for case, n in (("redistribute", 64), ("allgather", None)):
+            for arm, us in times.items():
+                kind = "own" if arm in ("private", "windows") else "rival"
+                run["rows"].append(row(arm, kind, clock, us * factor) | {"case": case, "n": n})
+    absent = row("nccl", "rival", "latency", None, reason="NCCL: ranks share a GPU")
+    run["rows"].append(absent | {"case": "redistribute", "n": 64})
+    (folder / "redistribute-onegpu-ranks4-mps.json").write_text(json.dumps(run))
+    lines = made(folder, PERFORMANCE)
+    heads = [
+        line for line in lines if "| mpishare, private | mpishare, windows | alltoallw" in line
+    ]
+    assert len(heads) == 2
+    assert "| 8 B, n = 64 | 6 / 3 | 3 / 1.5 | 12 / 6 | 24 / 12 | 0.25 / 0.25 |" in lines
+    assert "| 8 B | 6 / 3 | 3 / 1.5 | 12 / 6 | 24 / 12 | 0.25 / 0.25 |" in lines
+    assert "- NCCL send and receive was not timed: ranks share a GPU" in lines
+
+
 def test_sums_stand_by_the_way_they_are_called(folder):
     run = a_run()
     times = {"reduce": 4.0, "reduce graph": 3.0, "reduce graph of 20": 2.0, "complex128": 4.5}

@@ -1,0 +1,159 @@
+"""Redistributions in the benchmark: every arm is right, and one that is not is found."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mpishare.bench.copies import box_row
+from tests.bench.test_cli import HOST, QUICK, altered, bench, check_rows, is_all_ok
+from tests.helpers.launch import run_ranks
+
+TRANSPOSES, OWN = ("redistribute", "permuted"), {"private", "windows"}
+RIVALS = {"alltoallw", "alltoallv", "sendrecv", "isend"}
+SMALL = ("--min", "4KiB", "--max", "4KiB", "--format", "json", *QUICK)
+
+# The arms of an MPI that takes GPU memory, which takes that of the host too.
+ON_HOST = altered(
+    """
+from mpishare.bench import cases
+
+for name in ("redistribute", "permuted", "allgather"):
+    cases.CASES[name].baselines["host"] += ("mpi",)
+""",
+)
+
+# One word of each result, as if a cell of the wrong place had come.
+A_CELL_OF_ANOTHER_PLACE = """
+forward = mpishare.Redistribute.forward
+
+def mutant(self, a, out=None, stream=None):
+    forward(self, a, out, stream)
+    words = out.view("u8").reshape(-1)
+    words[0], words[-1] = words[-1], words[0].copy()
+
+mpishare.Redistribute.forward = mutant
+"""
+
+# What stays on a rank is left out.
+OWN_PART_MISSING = """
+from mpishare.bench.redistribute import Spread
+
+Spread.own = lambda self, fields: ()
+"""
+
+# Each rank keeps what it had received from the next one.
+A_MESSAGE_LATE = """
+from mpishare.bench import mpi
+
+step = mpi.Isend.step
+
+def mutant(self):
+    (_, into), *_ = [(one.send, one.unpacks or one.receive) for one in self.all]
+    view = into[0][0] if isinstance(into[0], tuple) else into[0]
+    kept = view.copy()
+    step(self)
+    view[...] = kept
+
+mpi.Isend.step = mutant
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_arm_is_right(ranks: int) -> None:
+    """On three ranks parts are uneven."""
+    result = bench(ranks, *TRANSPOSES, "allgather", *SMALL)
+    assert result.returncode == 0, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, ranks)
+    assert is_all_ok(rows, ranks), result.describe()
+    n = {1: 6, 2: 8, 3: 9}[ranks]
+    for case in TRANSPOSES:
+        found = [row for row in rows if row["case"] == case]
+        assert {row["arm"] for row in found} == OWN | RIVALS
+        for row in found:
+            assert (row["n"], row["nbytes"]) == (n, 16 * n**3 // ranks), row
+            assert row["kind"] == ("own" if row["arm"] in OWN else "rival"), row
+            assert (row["ratio"] is None) == (row["arm"] in RIVALS), row
+    gathers = [row for row in rows if row["case"] == "allgather"]
+    assert {row["arm"] for row in gathers} == OWN | {"allgather"}
+    assert {row["nbytes"] for row in gathers} == {4096}
+
+
+def test_sizes_come_near_the_part_and_come_once() -> None:
+    words = ("--max", "64KiB", "--format", "json", "--against", "none", *QUICK)
+    result = bench(3, "redistribute", *words)
+    assert result.returncode == 0, result.describe()
+    found = {row["n"]: row["nbytes"] for row in json.loads(result.stdout)["rows"]}
+    # 8 B come to 2 cells along an axis, of which the last rank has none.
+    assert found == {n: 16 * n**3 // 3 for n in (2, 5, 9, 23)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_gpus_do_moves_every_word_on_the_host(ranks: int) -> None:
+    words = (*TRANSPOSES, "allgather", *SMALL, "--against", "mpi")
+    result = run_ranks(ranks, ON_HOST, args=words, env=HOST)
+    assert result.returncode == 0, result.describe()
+    rows = [row for row in json.loads(result.stdout)["rows"] if row["kind"] == "rival"]
+    arms = {(row["case"], row["arm"]) for row in rows}
+    kinds = ("mpi", "mpi alltoallw", "mpi alltoallv")
+    assert arms == {(case, arm) for case in TRANSPOSES for arm in kinds} | {("allgather", "mpi")}
+    assert all(row["ok"] for row in rows), result.describe()
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        pytest.param(A_CELL_OF_ANOTHER_PLACE, OWN, id="place"),
+        pytest.param(OWN_PART_MISSING, RIVALS - {"alltoallw"}, id="own-part"),
+        pytest.param(A_MESSAGE_LATE, {"isend"}, id="late"),
+    ],
+)
+@pytest.mark.parametrize("case", TRANSPOSES)
+def test_a_wrong_result_is_status_1_and_no_number(change: str, wrong: set[str], case: str) -> None:
+    result = run_ranks(2, altered(change), args=[case, *SMALL], env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    check_rows(rows, 2)
+    assert {row["arm"] for row in rows if row["wrong"]} == wrong, result.describe()
+
+
+def test_an_array_that_one_rank_does_not_get_is_seen() -> None:
+    change = """
+forward = mpishare.Redistribute.forward
+
+def mutant(self, a, out=None, stream=None):
+    forward(self, a, out, stream)
+    if self._setup.comm.rank:
+        out[0] = out[-1]
+
+mpishare.Redistribute.forward = mutant
+"""
+    result = run_ranks(2, altered(change), args=["allgather", *SMALL], env=HOST)
+    assert result.returncode == 1, result.describe()
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["arm"] for row in rows if row["wrong"]} == OWN, result.describe()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+def test_the_kernel_copies_each_cell_to_its_place(dtype: str) -> None:
+    """What the kernel does with a row of its table, by NumPy."""
+    rng = np.random.default_rng(1)
+    for shape in ((6,), (5, 7), (4, 5, 6), (1, 1, 1), (3, 2, 4, 2)):
+        whole = rng.random(tuple(n + 2 for n in shape)).astype(dtype)
+        source = whole[tuple(slice(1, n + 1) for n in shape)]
+        for order in (range(len(shape)), [*range(1, len(shape)), 0]):
+            out = np.zeros([shape[axis] for axis in order], dtype)
+            target = out.transpose(np.argsort([*order]))
+            ends = out.ctypes.data, source.ctypes.data
+            _, _, *numbers = box_row(*ends, target, source)
+            n, to, steps = numbers[:4], numbers[4:8], numbers[8:]
+            assert n[-1] == 1 or to[-1] == target.itemsize  # threads store side by side
+            flat = whole.view("u1").reshape(-1)
+            first = source.ctypes.data - whole.ctypes.data
+            for at in np.ndindex(*n):
+                begin = first + int(np.dot(at, steps))
+                place = int(np.dot(at, to))
+                cell = flat[begin : begin + whole.itemsize]
+                out.view("u1").reshape(-1)[place : place + out.itemsize] = cell
+            assert (target == source).all(), (shape, order)
