@@ -25,6 +25,7 @@ from mpishare.errors import (
     describe_death,
     describe_stragglers,
     died,
+    late_ranks,
     peer_error,
 )
 from mpishare.memory.shared import remove_abandoned
@@ -115,6 +116,7 @@ class Watchdog:
                         if self._seems_incomplete():
                             self._check_deaths()
                         if self._releases:
+                            self._check_lost()
                             self._check_stragglers()
                 if self._agreement.failure is not None and self._after_failure():
                     return
@@ -190,6 +192,14 @@ class Watchdog:
                 say_at_once(f"mpishare: {describe_death(dead, *where)}\n")
         elif left:
             agreement.fail_departed("the node", left)
+
+    def _check_lost(self) -> None:
+        for item in self.objects():
+            if ranks := item._lost():
+                here = self._agreement
+                call = f"{item.name}: a wait in a kernel"
+                why = partial(late_ranks, call, ranks, here.timeout_s, here.here)
+                here.fail(why, fatal=True)
 
     def _check_stragglers(self) -> None:
         now = time.monotonic()
