@@ -1,5 +1,7 @@
 """mpishare.cuh without a GPU: it compiles, alone, and Python's record is its struct."""
 
+import re
+
 import pytest
 
 import mpishare.device
@@ -8,7 +10,13 @@ from tests.backends.test_kernels import ARCHITECTURES, compile_cuda
 from tests.helpers.launch import ROOT
 
 FOLDER = ROOT / "tests" / "device"
-SOURCES = sorted(FOLDER.glob("*.cu"))
+SOURCES = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cu"))}
+for path in sorted((ROOT / "scripts" / "examples").glob("*.py")):
+    if (found := re.search('r"""(.*?)"""', path.read_text(), re.DOTALL)) is not None:
+        SOURCES[path.stem] = found[1]
+(SOURCES["device.md"],) = re.findall(
+    "```c\\+\\+\n(.*?)```", (ROOT / "docs" / "device.md").read_text(), re.DOTALL
+)
 ASSERTED = [
     *(
         f'static_assert(__builtin_offsetof(mpishare::Device, {name}) == {at}, "{name}");'
@@ -23,9 +31,9 @@ def compiles(text, architecture="sm_90", *options):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_every_call_compiles_without_a_warning(path, architecture):
-    code, log = compiles(path.read_text(), architecture)
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_call_compiles_without_a_warning(name, architecture):
+    code, log = compiles(SOURCES[name], architecture)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""
 
