@@ -3,6 +3,7 @@
 `MPISHARE_PUTS` is the number of puts of the long ring; a million take some ten seconds.
 """
 
+import functools
 import os
 from pathlib import Path
 
@@ -15,18 +16,22 @@ from mpishare.device.launch import launch_kernel
 from tests.helpers.captures import captured
 
 PUTS = int(os.environ.get("MPISHARE_PUTS", "20000"))
-TWO = pytest.mark.ranks(min=2)
 DELAY_NS = 3000
 
 
-@pytest.fixture(scope="module")
-def kernels(node):
+@functools.cache
+def module():
     import cupy
 
-    if node.report().time_sliced_gpus:
-        pytest.skip("ranks share a GPU without MPS, where kernels that wait are refused")
     code = Path(__file__).with_name("kernels.cu").read_text()
     return cupy.RawModule(code=code, options=("--std=c++17", *mpishare.device.include()))
+
+
+@pytest.fixture
+def kernels(node):
+    if node.report().time_sliced_gpus:
+        pytest.skip("ranks share a GPU without MPS, where kernels that wait are refused")
+    return module()
 
 
 def zeros(count, dtype="u8"):
