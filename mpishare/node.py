@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from mpishare.device.launch import launch_kernel
+from mpishare.device.window_device import WindowDevice
 from mpishare.errors import ClosedError
 from mpishare.runtime.context import NotPicklable
 from mpishare.runtime.create import create_node, destroy_node
@@ -184,7 +186,13 @@ class Node(NotPicklable):
         return allocate.allocate(self._context, shape, dtype, fill, owner, name=name)
 
     def allocate_each(
-        self, shape: Any, dtype: Any = float, *, fill: Any = None, name: str | None = None
+        self,
+        shape: Any,
+        dtype: Any = float,
+        *,
+        fill: Any = None,
+        name: str | None = None,
+        signals: int = 0,
     ) -> Window:
         """Allocate a segment on every rank, on its own GPU, and map all of them on every rank.
 
@@ -200,6 +208,9 @@ class Node(NotPicklable):
             The value of every element of this rank's segment when the call returns.
         name : str, optional
             As of `allocate`.
+        signals : int, optional
+            The number of signals, zero at first, that each rank has for each other one: with them
+            kernels of your own put, signal and wait; see `Window.device`. The same on all ranks.
 
         Returns
         -------
@@ -211,7 +222,10 @@ class Node(NotPicklable):
         CudaError, UnsupportedError, PeerError, MismatchError, ValueError
             As `allocate`.
         """
-        return allocate.allocate_each(self._context, shape, dtype, fill, name=name)
+        made = allocate.allocate_each(self._context, shape, dtype, fill, name=name, signals=signals)
+        if signals and self._context.backend.has_streams:
+            made._device = WindowDevice(self._context, made, signals)
+        return made
 
     def share(
         self,
@@ -370,6 +384,50 @@ class Node(NotPicklable):
         """
         source = self.leader if producer is None else producer
         return make_channel(self._context, shape, dtype, slots, source, consumers)
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[Any],
+        stream: Any = None,
+        *,
+        shared_mem: int = 0,
+    ) -> None:
+        """Enqueue a kernel that puts, signals or waits by ``<mpishare.cuh>``.
+
+        Local, stream-ordered; also while the stream is being captured into a graph. The kernel
+        follows the last one that was launched so with one of its windows, on any stream. It is
+        refused where its waits would hang: without MPS where ranks share a GPU, and with more
+        blocks than run at once. Where a wait in it fails, the kernel goes on with false; then
+        `synchronize`, every collective call and the next launch raise here, all other calls
+        within 0.1 s.
+
+        Parameters
+        ----------
+        kernel : cupy.RawKernel
+            Or a function of a ``cupy.RawModule``, compiled with ``mpishare.device.include()``.
+        grid, block : tuple of int
+            The blocks, and the threads of each.
+        args : sequence
+            As CuPy takes them, with `Window.device` of one window or more.
+        stream : stream, optional
+            Default: CuPy's current stream.
+        shared_mem : int, bytes
+            Dynamic shared memory of a block.
+
+        Raises
+        ------
+        UnsupportedError
+            If it would hang, or on the host backend, with the reason and the remedy.
+        ValueError
+            If no argument is the device of an open window of this node.
+        PeerTimeout, PeerError
+            If a rank is gone or late: also in a kernel that was launched before.
+        """
+        shared = self._report.time_sliced_gpus
+        launch_kernel(self._context, kernel, grid, block, args, stream, shared_mem, shared)
 
     def barrier(self) -> None:
         """Wait on the host until every rank of the node has called it.

@@ -61,6 +61,10 @@ class NodeObject(NotPicklable):
         """Return the ranks whose signals the work enqueued by this rank waits for."""
         return []
 
+    def _lost(self) -> list[int]:
+        """Return the ranks that a kernel has given up waiting for, at the deadline."""
+        return []
+
     def _let_go(self) -> bool:
         """Return whether this rank, having dropped the object, uses none of its views any more."""
         return True

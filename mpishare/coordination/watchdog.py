@@ -25,6 +25,7 @@ from mpishare.errors import (
     describe_death,
     describe_stragglers,
     died,
+    late_ranks,
     peer_error,
 )
 from mpishare.memory.shared import remove_abandoned
@@ -115,6 +116,7 @@ class Watchdog:
                         if self._seems_incomplete():
                             self._check_deaths()
                         if self._releases:
+                            self._check_lost()
                             self._check_stragglers()
                 if self._agreement.failure is not None and self._after_failure():
                     return
@@ -192,6 +194,14 @@ class Watchdog:
         gone = {rank for rank, state in states.items() if state != State.PRESENT}
         awaited = {rank for ranks in self.pending().values() for rank in ranks} if gone else gone
         return [rank for rank in sorted(gone) if rank in awaited or states[rank] == State.LEFT]
+
+    def _check_lost(self) -> None:
+        for item in self.objects():
+            if ranks := item._lost():
+                here = self._agreement
+                call = f"{item.name}: a wait in a kernel"
+                why = partial(late_ranks, call, ranks, here.timeout_s, here.here)
+                here.fail(why, fatal=True)
 
     def _check_stragglers(self) -> None:
         now = time.monotonic()

@@ -332,10 +332,19 @@ class NodeContext:
     def check_released(self) -> None:
         """Raise if a failure released the wait that has just ended: then no signal ended it."""
         agreement = self.agreement
+        if self.backend.has_streams and agreement.failure is None:
+            for child in self._children.registered():
+                self.check_lost(child)
         is_released = self.backend.has_streams and agreement.block.is_broken()
         if agreement.failure is None and is_released:
             self.watchdog.look()
         agreement.check()
+
+    def check_lost(self, child: NodeObject) -> None:
+        """Raise if a kernel has given up waiting for a rank, at the deadline."""
+        if ranks := child._lost():
+            call = f"{child.name}: a wait in a kernel"
+            raise self.agreement.timed_out(call, ranks, self.agreement.timeout_s)
 
     def stream_timeout(self, call: str) -> MpiShareError:
         """Return the error for a stream that was not done by the deadline."""

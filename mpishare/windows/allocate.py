@@ -59,7 +59,7 @@ def allocate(
 
 
 def allocate_each(
-    context: NodeContext, shape: Any, dtype: Any, fill: Any, *, name: Any = None
+    context: NodeContext, shape: Any, dtype: Any, fill: Any, *, name: Any = None, signals: Any = 0
 ) -> Window:
     """Make a window with a segment of each rank. Collective; see `Node.allocate_each`."""
     call = "Node.allocate_each"
@@ -67,7 +67,10 @@ def allocate_each(
     def check() -> tuple[list[int], dict[str, Any]]:
         layout = check_layout(context, call, shape, dtype)
         _describe_fill(call, fill, layout[1])
-        return list(layout[0]), {"dtype": str(layout[1]), "name": check_name(call, name)}
+        if isinstance(signals, bool) or not isinstance(signals, int | np.integer) or signals < 0:
+            raise ValueError(f"{call} failed: signals={signals!r} is not a number of signals")
+        common = {"dtype": str(layout[1]), "name": check_name(call, name), "signals": int(signals)}
+        return list(layout[0]), common
 
     arguments = context.begin(call, check)
     require_same(call, [common for _, common in arguments], context.rank)

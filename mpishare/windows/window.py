@@ -68,6 +68,7 @@ class Window(Epochs, NodeObject):
         self._arrays: dict[int, Any] = {}
         self._lent: Any = None
         self._viewers: list[int] = []
+        self._device: Any = None  # a `WindowDevice`, if the window has signals
         self._home = context.rank if owner is None else owner
         self.owner = owner
         self.dtype = dtype
@@ -134,6 +135,34 @@ class Window(Epochs, NodeObject):
                 raise ValueError(f"{self.name}: rank {rank!r} has no segment; ranks {having} do")
             self._arrays[rank] = memory.array(segment.shape, self.dtype, segment.strides)
         return self._arrays[rank]
+
+    @property
+    def device(self) -> np.ndarray[Any, Any]:
+        """The window as an argument of kernels that include ``<mpishare.cuh>``.
+
+        Local. One record for NumPy and CuPy, which kernels take by value as a
+        ``mpishare::Device``; its field ``self`` is the address of a copy in GPU memory. For
+        `Node.launch`.
+
+        Raises
+        ------
+        UnsupportedError
+            On the host backend, and if the window was made without ``signals=``.
+        ClosedError
+            If the window is closed.
+        """
+        self._check()
+        if self._device is not None:
+            return self._device.record  # type: ignore[no-any-return]
+        if not self._context.backend.has_streams:
+            raise UnsupportedError(
+                f"{self.name}: device failed: the host backend has no kernels, which are on GPUs "
+                "alone. Order accesses here by fence(), or by post, start, complete and wait"
+            )
+        raise UnsupportedError(
+            f"{self.name}: device failed: it has no signals. Make the window by "
+            "node.allocate_each(shape, dtype, signals=8)"
+        )
 
     def __getitem__(self, index: Any) -> Any:
         """Raise `TypeError`: index `array` instead."""
@@ -220,6 +249,8 @@ class Window(Epochs, NodeObject):
         if self._is_closed:
             return
         self._check()
+        if self._device is not None:
+            self._device.close()
         self._context.begin_close(f"{self.name}: close")
         self._is_closed = True
         self._arrays.clear()

@@ -14,6 +14,8 @@ FILES = sorted(EXAMPLES.glob("[0-9]*.py"))
 NAMES = [file.stem for file in FILES]
 # Some make a thousand plans, or import a large library on four ranks: long on a busy machine.
 TIMEOUT_S = 120
+# Of windows inside kernels.
+REFUSALS = {"host": "the host backend has no kernels", "cuda": "without the Multi-Process Service"}
 
 pytestmark = pytest.mark.limit(150)
 
@@ -28,6 +30,10 @@ def check(name: str, backend: str) -> None:
     assert words == f"-m mpi4py scripts/examples/{name}.py"
     command = [sys.executable, "-m", "mpi4py", file]
     result = run_ranks(int(ranks), command, timeout_s=TIMEOUT_S, env={"MPISHARE_BACKEND": backend})
+    if "#include <mpishare.cuh>" in program and (backend == "host" or result.returncode):
+        assert result.returncode != 0, result.describe()
+        assert REFUSALS[backend] in result.stderr, result.describe()
+        return
     assert result.returncode == 0, result.describe()
     assert result.stdout.endswith("right\n"), result.describe()
     # Where ranks share a GPU without MPS, a loop on the GPU is made by the host, with a warning.

@@ -21,6 +21,7 @@ LAYERS = (
     "backends",
     "runtime",
     "windows",
+    "device",
     "node",
     "plans",
     "halo reduction graphs",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.driver import launch_graph
 from mpishare.coordination.mpi_agreement import never_free
+from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import UnsupportedError
 from mpishare.halo.cuda.buffers import Buffers
 from mpishare.halo.cuda.direction import Direction
@@ -18,7 +19,6 @@ from mpishare.halo.cuda.streamed import StreamedRoutes
 from mpishare.halo.cuda.strided import alignment_of
 from mpishare.plans.disjoint import Disjoint
 from mpishare.plans.gpu.fields import addresses_of
-from mpishare.plans.gpu.launch_order import LaunchOrder
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import (
     BesideFused,

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from mpishare.backends import StreamInfo
     from mpishare.coordination.agreement import Agreement
+    from mpishare.device.launch_order import LaunchOrder
     from mpishare.plans.gpu.flags import PinnedFlags
     from mpishare.plans.gpu.graphs import GraphCache
-    from mpishare.plans.gpu.launch_order import LaunchOrder
     from mpishare.runtime.context import NodeContext
     from mpishare.windows.stream_chain import StreamChain
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mpishare.coordination.agreement import Agreement
+    from mpishare.device.launch_order import LaunchOrder
     from mpishare.plans.gpu.flags import PinnedFlags
-    from mpishare.plans.gpu.launch_order import LaunchOrder
     from mpishare.plans.layout import FieldLayout
     from mpishare.plans.mpi_route import MpiMessages
     from mpishare.windows.stream_chain import StreamChain

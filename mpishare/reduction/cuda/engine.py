@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from mpishare.backends.cuda_streams import borrowed, on_stream
+from mpishare.device.launch_order import LaunchOrder
 from mpishare.errors import UnsupportedError
 from mpishare.plans import routes
 from mpishare.plans.gpu.fields import addresses_of, cuda_layout
-from mpishare.plans.gpu.launch_order import LaunchOrder
 from mpishare.plans.gpu.plan_engine import CudaPlanEngine
 from mpishare.plans.gpu.replay import bind_last_stream, bind_replay, bind_replay_of_one
 from mpishare.plans.node_cache import report_of

@@ -1,0 +1,24 @@
+"""Windows inside kernels: the header, what `Window.device` holds, and launches of such kernels."""
+
+import functools
+import zlib
+from pathlib import Path
+
+__all__ = ["include"]
+
+
+@functools.cache
+def include() -> tuple[str, ...]:
+    """Return the compiler's options for ``#include <mpishare.cuh>``.
+
+    Local; needs no GPU.
+
+    Returns
+    -------
+    tuple of str
+        For ``cupy.RawModule(options=mpishare.device.include())``, ``cupy.RawKernel`` and nvcc: the
+        folder, and a checksum of the header, by which CuPy's cache of compiled kernels, which looks
+        into no included file, takes another version's for another kernel.
+    """
+    header = Path(__file__).with_name("mpishare.cuh")
+    return f"-I{header.parent}", f"-DMPISHARE_CUH={zlib.crc32(header.read_bytes())}"

@@ -1,0 +1,125 @@
+"""Launches of kernels that wait for other ranks: refused where they would hang, then in order."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpishare.coordination import recording
+from mpishare.device.window_device import RECORD, WindowDevice
+from mpishare.errors import UnsupportedError, counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.runtime.context import NodeContext
+
+_CALL = "Node.launch"
+_SM_COUNT = 16  # cudaDevAttrMultiProcessorCount
+
+
+def launch_kernel(
+    context: NodeContext,
+    kernel: Any,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    args: Sequence[Any],
+    stream: Any,
+    shared_mem: int,
+    time_sliced_gpus: Sequence[str],
+) -> None:
+    """Enqueue a kernel; see `Node.launch`. `time_sliced_gpus`: shared by ranks without MPS."""
+    context.agreement.check()
+    backend: Any = context.backend
+    if not backend.has_streams:
+        raise UnsupportedError(
+            f"{_CALL} failed: the host backend has no kernels, which are on GPUs alone. Order "
+            "accesses here by window.fence(), or by post, start, complete and wait"
+        )
+    devices = _devices_of(context, args)
+    for each in devices:
+        context.check_lost(each)
+    if time_sliced_gpus:
+        raise UnsupportedError(
+            f"{_CALL} failed: ranks share {time_sliced_gpus[0][:12]} without the Multi-Process "
+            "Service: while one waits in a kernel, the other does not run. Start "
+            "`nvidia-cuda-mps-control -d` before the job, or give each rank a GPU of its own"
+        )
+    _require_residency(context, kernel, grid, block, shared_mem)
+    entered = backend.enter(stream)
+    handle, owner, stays_alive, is_captured = entered
+    captured_by = recording.current()
+    if not is_captured:
+        recording.require_none(_CALL, "its stream is not the captured one")
+        for each in devices:
+            each.chain.follow(handle, owner, stays_alive=stays_alive)
+    elif captured_by is not None:
+        for each in devices:
+            captured_by.add(each)
+    order = devices[0].order  # that of the GPU
+    order.begin(entered)
+    with _current(backend, handle, owner):
+        kernel(grid, block, tuple(args), shared_mem=shared_mem)
+    order.end(entered)
+    for each in devices:
+        each.calls[0] += 1
+        if not (stays_alive or is_captured):
+            each.chain.leave()
+
+
+def _devices_of(context: NodeContext, args: Sequence[Any]) -> list[WindowDevice]:
+    """Return the devices among a kernel's arguments; `ValueError` where there is none."""
+    hosts = {
+        int(each["host"]) for each in args if isinstance(each, np.ndarray) and each.dtype == RECORD
+    }
+    found = [device for host in hosts if (device := WindowDevice.of_address.get(host)) is not None]
+    if not found or len(found) < len(hosts) or any(each._context is not context for each in found):
+        raise ValueError(
+            f"{_CALL} failed: the kernel's arguments have no window.device, or one of a window "
+            "that is closed or of another node. A kernel that waits for no rank is launched by "
+            "CuPy alone"
+        )
+    return found
+
+
+def _require_residency(
+    context: NodeContext, kernel: Any, grid: Sequence[int], block: Sequence[int], shared_mem: int
+) -> None:
+    """Raise `UnsupportedError` if not all blocks run at once, with those of the GPU's other ranks.
+
+    A block that is not resident starts only when another ends, which may wait for it.
+    """
+    import cupy
+
+    function = getattr(kernel, "kernel", kernel).ptr
+    nblocks, nthreads = prod(grid), prod(block)
+    per_sm = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+        function, nthreads, shared_mem
+    )
+    ordinal = context.backend.device.ordinal  # type: ignore[union-attr]
+    sm_count = cupy.cuda.runtime.deviceGetAttribute(_SM_COUNT, ordinal)
+    nranks = context.all_uuids.count(context.uuids[context.rank])
+    # Of a shared GPU one block per SM, for all ranks together: see `PlanLauncher.max_blocks`.
+    most = per_sm * sm_count if nranks == 1 else min(per_sm, 1) * max(1, sm_count // nranks)
+    if nblocks > most:
+        shared = "" if nranks == 1 else f", which {counted(nranks, 'rank')} share,"
+        raise UnsupportedError(
+            f"{_CALL} failed: of {counted(nblocks, 'block')} of {counted(nthreads, 'thread')} only "
+            f"{most} run at once on this GPU{shared} and a block that does not run may be the one "
+            "that others wait for. Launch fewer blocks, and let each do more"
+        )
+
+
+def _current(backend: Any, handle: int, owner: Any) -> Any:
+    """Return a context in which CuPy launches on a stream."""
+    import cupy
+
+    if cupy.cuda.get_current_stream().ptr == handle:
+        return nullcontext()
+    from mpishare.backends.cuda_streams import borrowed, on_stream
+
+    is_cupys = isinstance(owner, cupy.cuda.Stream)
+    return on_stream(owner if is_cupys else borrowed(handle, backend.device.ordinal))

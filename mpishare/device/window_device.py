@@ -1,0 +1,133 @@
+"""A window as kernels see it: its record, the words of its signals, and how its waits ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from mpishare.coordination.counters import RELEASED, SLOT_WORDS
+from mpishare.device.launch_order import LaunchOrder
+from mpishare.runtime.context import NodeObject
+from mpishare.windows.allocate import make_window
+from mpishare.windows.epochs import epoch_counters
+from mpishare.windows.segment import Segment
+from mpishare.windows.stream_chain import StreamChain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpishare.coordination.agreement import Agreement
+    from mpishare.runtime.context import NodeContext
+    from mpishare.windows.window import Window
+
+RECORD = np.dtype(
+    [
+        ("peers", "<u8"),
+        ("signals", "<u8"),
+        ("local", "<u8"),
+        ("host", "<u8"),
+        ("self", "<u8"),
+        ("deadline", "<u8"),
+        ("rank", "<i4"),
+        ("size", "<i4"),
+        ("slots", "<i4"),
+        ("stride", "<i4"),
+    ]
+)
+"""`mpishare::Device` in mpishare.cuh."""
+
+_LOCAL_ROWS = 3  # barriers, epochs, lost
+
+
+class WindowDevice(NodeObject):
+    """The signals of a window, for kernels. Collective to make, host-blocking.
+
+    The words of a rank lie in its own GPU memory: for each writer a row of `slots`, then the rows
+    that only the rank itself uses, then what the record points to. What the host must see during a
+    kernel lies in the counters of the words' window, whose fences nobody calls.
+    """
+
+    # The open ones of this process, by the field ``host`` of their records.
+    of_address: ClassVar[WeakValueDictionary[int, WindowDevice]] = WeakValueDictionary()
+    _closes_first = True  # its kernels use the window
+
+    def __init__(self, context: NodeContext, window: Window, slots: int) -> None:
+        call, size, rank = "Node.allocate_each", context.size, context.rank
+        self.name = window.name
+        self._context = context
+        backend: Any = context.backend
+        stride = -(-slots // SLOT_WORDS) * SLOT_WORDS
+        local = size * stride
+        tables = local + _LOCAL_ROWS * stride
+        nwords = tables + 2 * size + RECORD.itemsize // 8
+        segments = [Segment((nwords,))] * size
+        self._words = words = make_window(
+            context, call, segments, np.dtype("u8"), None, lambda array: array.fill(0), is_part=True
+        )
+        words.name = f"signals of {window.name}"
+        self._row = epoch_counters(size) // size
+        self.abort = words._counters.address + 8 * self._row * rank
+        mine = words.segment(rank).data.ptr
+        self.record = np.zeros((), RECORD)
+        self.record["peers"] = mine + 8 * tables
+        self.record["signals"] = mine + 8 * (tables + size)
+        self.record["local"] = mine + 8 * local
+        self.record["host"] = self.abort
+        self.record["self"] = mine + 8 * (tables + 2 * size)
+        self.record["deadline"] = min(int(1e9 * context.agreement.timeout_s), (1 << 63) - 1)
+        self.record["rank"], self.record["size"] = rank, size
+        self.record["slots"], self.record["stride"] = slots, stride
+        self.record.flags.writeable = False
+        of = [window, words]
+        addresses = [each.segment(peer).data.ptr for each in of for peer in range(size)]
+        rows = np.array(addresses, "u8"), self.record.reshape(1).view("u8")
+        words.array[tables:].set(np.concatenate(rows))
+        context.synchronize(None, call)
+        self.chain = StreamChain(backend, self.name)
+        self.order = LaunchOrder.join(backend)
+        # One word, as of any engine whose calls a graph may repeat.
+        self.calls = memoryview(bytearray(8)).cast("Q")
+        self.of_address[self.abort] = self
+        context.register(self, is_part=True)
+
+    @property
+    def agreement(self) -> Agreement:
+        """That of the node."""
+        agreement: Agreement = self._context.agreement
+        return agreement
+
+    @property
+    def chains(self) -> Sequence[StreamChain]:
+        """The order of its launches, and that of all kernels of this GPU that wait."""
+        return [self.chain, self.order.chain]
+
+    def close(self) -> None:
+        """Free the signals. Collective, host-blocking; the window closes it."""
+        if self._is_closed:
+            return
+        self._context.begin_close(f"{self.name}: close")
+        self._is_closed = True
+        del self.of_address[self.abort]
+        self._context.unregister(self)
+        self.chain.end()
+        self.order.leave()
+        self._words.close()
+
+    def _abandon(self) -> None:
+        self._is_closed = True
+        self._context.unregister(self)
+
+    def _pending(self) -> list[int]:
+        return self._marked(1)
+
+    def _lost(self) -> list[int]:
+        return self._marked(1 + self._context.size)
+
+    def _marked(self, start: int) -> list[int]:
+        """Return the ranks whose words of this rank's row, from `start` on, are not 0."""
+        view, size = self._words._view, self._context.size
+        begin = self._row * self._context.rank + start
+        # A failure of the node, told by itself, has raised all of them.
+        return [rank for rank in range(size) if view[begin + rank] % RELEASED]
