@@ -40,7 +40,8 @@ _CHUNKS_OF_SHARED_GPU = (
     (128 << 10, 4 << 10),
     (512 << 10, 32 << 10),
     (4 << 20, 64 << 10),
-    (1 << 62, 128 << 10),
+    (32 << 20, 128 << 10),
+    (1 << 62, 256 << 10),
 )
 _MAX_CHUNKS = 1024
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
@@ -179,17 +180,18 @@ class WorkList:
             self._max_ll_chunks = max(self._max_ll_chunks, nchunks)
         self._add_chunks(item, part, cells, slot.flags, shares_gpu=shares_gpu)
 
-    def add_local(self, part: Part, target: Part) -> None:
+    def add_local(self, part: Part, target: Part, *, shares_gpu: bool = False) -> None:
         """Copy a part to another part of this rank's fields, in units that both allow."""
         order = travel_order(part, self._layouts[part.field], self._layouts[target.field])
         if order:
-            self._add_tiles(Item(b"", kind=LOCAL), part, order, target=target)
+            item = Item(b"", kind=LOCAL)
+            self._add_tiles(item, part, order, target=target, shares_gpu=shares_gpu)
             return
         other = self._cells(target, self._cells(part, ALIGN).unit)
         cells = self._cells(part, other.unit)
         address = self._upload(np.frombuffer(self._record(target, other), np.uint8))
         item = Item(self._record(part, cells), target=address, kind=LOCAL)
-        self._add_chunks(item, part, cells)
+        self._add_chunks(item, part, cells, shares_gpu=shares_gpu)
 
     def add_sum(self, part: Part, packed: int, rows: Any = None) -> None:
         """Add packed cells to a part, which must not name a cell twice.
