@@ -33,7 +33,7 @@ def test_it_is_ordered_on_the_stream_of_the_call(node):
 
     stream = cupy.cuda.Stream(non_blocking=True)
     a = node.xp.zeros((len(parts(node, 0)[0]), N))
-    a.fill(0)  # loads the kernel, which would wait for the stream that is held
+    a.fill(-1)  # loads the kernel, which would wait for the stream that is held
     with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
         if any(route not in ("fused", "copy") for route in plan.routes.values()):
             pytest.skip("the host takes part")
