@@ -156,3 +156,14 @@ def test_own_parts_go_by_tiles_too(case):
     if travel_order(sent, near, far):
         run(memory, work.records(), [bytes_of(array) for array in arrays], None)
         assert arrays[0][sent.key].tobytes() == arrays[1][received.key].tobytes()
+
+
+def test_axes_whose_cells_do_not_lie_together_are_not_transposed():
+    """The box has one plane along the receiver's fastest axis, so another is fastest in it."""
+    shape = (20, 3, 20)
+    sender = FieldLayout(shape, (480, 160, 8), np.dtype("f8"), 0)
+    receiver = FieldLayout(shape, (24, 8, 480), np.dtype("f8"), 0)
+    part = Part.of_box(0, sender, Box((0, 0, 0), (20, 1, 20)))
+    assert not travel_order(part, sender, receiver)
+    packed = FieldLayout(shape, (8, 3200, 160), np.dtype("f8"), 0)
+    assert travel_order(part, sender, packed) == (0, 2)
