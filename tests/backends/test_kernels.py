@@ -60,18 +60,21 @@ def test_there_are_kernels():
     assert SOURCES
 
 
-# What includes work_items.cuh is compiled in both forms in which it is used.
+# What includes work_items.cuh is compiled in the forms in which it is used.
+TILED = [f"TILED={1 << power}" for power in range(5)]
 FORMS = [
-    (path, depth) for path in SOURCES for depth in ((1, 4) if "DEPTH" in source(path) else (1,))
+    (path, option)
+    for path in SOURCES
+    for option in (("DEPTH=1", "DEPTH=4", *TILED) if "DEPTH" in source(path) else ("DEPTH=1",))
 ]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("path", "depth"), FORMS, ids=[f"{path.name}-{depth}" for path, depth in FORMS]
+    ("path", "option"), FORMS, ids=[f"{path.name}-{option}" for path, option in FORMS]
 )
-def test_compiles(path, depth, architecture):
-    code, log = compile_cuda(source(path), architecture, f"-DDEPTH={depth}", *RECORD_OPTIONS)
+def test_compiles(path, option, architecture):
+    code, log = compile_cuda(source(path), architecture, f"-D{option}", *RECORD_OPTIONS)
     assert code.startswith(b"\x7fELF"), log
     assert log.strip("\0\n ") == ""  # no warning either
 

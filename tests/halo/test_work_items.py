@@ -162,7 +162,7 @@ def test_what_waits_comes_after_what_it_waits_for_on_all_ranks():
     flags = list(range(1, 1 + len(list(chunks(part.nbytes, shares_gpu=False)))))
     work.add_copy(UNPACK, part, Slot(0, 0, flags))
     work.add_copy(PACK, part, Slot(0, 0, flags))
-    assert work.load() == (0, 2 * len(flags))
+    assert work.load() == (0, 2 * len(flags), 0)
     items = [(int(item["flag"]), int(item["kind"])) for item in loaded[-1]]
     packs = {flag: at for at, (flag, kind) in enumerate(items) if kind == PACK}
     waits = {flag: at for at, (flag, kind) in enumerate(items) if kind == UNPACK}
@@ -182,13 +182,13 @@ def test_pinned_parts_do_not_overlap():
 
 # What the kernels have always read: the layout of the structs in C, little-endian.
 PART = Struct("<q8qQ8I4i")  # first, step, places, extent, axes, along, field, unit
-ITEM = Struct(f"<{PART.size}sQqQQQIIiiQ")
+ITEM = Struct(f"<{PART.size}sQqQQQIIiiii")
 
 
 def test_records_are_the_structs_of_the_kernels():
     assert (PART_RECORD.itemsize, ITEM_RECORD.itemsize) == (PART.size, ITEM.size) == (128, 192)
     offsets = [ITEM_RECORD.fields[name][1] for name in ITEM_RECORD.names]
-    assert offsets == [0, 128, 136, 144, 152, 160, 168, 172, 176, 180, 184]
+    assert offsets == [0, 128, 136, 144, 152, 160, 168, 172, 176, 180, 184, 188]
     offsets = [PART_RECORD.fields[name][1] for name in PART_RECORD.names]
     assert offsets == [0, 8, 72, 80, 112, 116, 120, 124]
 
@@ -208,7 +208,7 @@ def test_the_bytes_of_items_are_those_of_the_structs():
     work.add_copy(PUT_LL, rows, Slot(4096), 12)
     work.add_local(box, box)
     work.add_signal(UNPACK, 13, 14)
-    address, count = work.load()
+    address, count, _ = work.load()
     box_record = PART.pack(2 * 5600 + 8, 5600, 8, *[0] * 6, 0, 2, 698, *[0] * 6, 2, -1, 1, 8)
     indices = 1 << 40
     rows_record = PART.pack(0, 5600, 8, *[0] * 6, indices, 2, 700, *[0] * 6, 2, 0, 0, 8)
@@ -217,16 +217,16 @@ def test_the_bytes_of_items_are_those_of_the_structs():
     assert loaded[target] == box_record
     signal = PART.pack(*[0] * 21, 1)
     right = [  # by position: chunk k of what does not wait at 2 k, then what waits
-        ITEM.pack(box_record, 1 << 50, -256, 7, 11, 0, 0, 512, PACK, 0, 0),
-        ITEM.pack(rows_record, 4096, 0, 0, 12, 0, 0, 512, PUT_LL, 0, 0),
-        ITEM.pack(box_record, 0, 0, 0, 0, target, 0, 512, 2, 0, 0),
-        ITEM.pack(box_record, 1 << 50, -256, 8, 11, 0, 512, 512, PACK, 0, 0),
-        ITEM.pack(rows_record, 4096, 0, 0, 12, 0, 512, 512, PUT_LL, 0, 0),
-        ITEM.pack(box_record, 0, 0, 0, 0, target, 512, 512, 2, 0, 0),
-        ITEM.pack(box_record, 1 << 50, -256, 9, 11, 0, 1024, 372, PACK, 0, 0),
-        ITEM.pack(rows_record, 4096, 0, 0, 12, 0, 1024, 376, PUT_LL, 0, 0),
-        ITEM.pack(box_record, 0, 0, 0, 0, target, 1024, 372, 2, 0, 0),
-        ITEM.pack(signal, 0, 0, 13, 14, 0, 0, 0, UNPACK, 0, 0),
+        ITEM.pack(box_record, 1 << 50, -256, 7, 11, 0, 0, 512, PACK, 0, 0, 0),
+        ITEM.pack(rows_record, 4096, 0, 0, 12, 0, 0, 512, PUT_LL, 0, 0, 0),
+        ITEM.pack(box_record, 0, 0, 0, 0, target, 0, 512, 2, 0, 0, 0),
+        ITEM.pack(box_record, 1 << 50, -256, 8, 11, 0, 512, 512, PACK, 0, 0, 0),
+        ITEM.pack(rows_record, 4096, 0, 0, 12, 0, 512, 512, PUT_LL, 0, 0, 0),
+        ITEM.pack(box_record, 0, 0, 0, 0, target, 512, 512, 2, 0, 0, 0),
+        ITEM.pack(box_record, 1 << 50, -256, 9, 11, 0, 1024, 372, PACK, 0, 0, 0),
+        ITEM.pack(rows_record, 4096, 0, 0, 12, 0, 1024, 376, PUT_LL, 0, 0, 0),
+        ITEM.pack(box_record, 0, 0, 0, 0, target, 1024, 372, 2, 0, 0, 0),
+        ITEM.pack(signal, 0, 0, 13, 14, 0, 0, 0, UNPACK, 0, 0, 0),
     ]
     assert count == len(right)
     assert loaded[address] == b"".join(right)
@@ -235,7 +235,7 @@ def test_the_bytes_of_items_are_those_of_the_structs():
 def test_an_empty_list_is_one_record_of_zeros():
     loaded = []
     work = WorkList([], [], lambda array: loaded.append(array.tobytes()) or 7)
-    assert work.load() == (7, 0)
+    assert work.load() == (7, 0, 0)
     assert loaded == [bytes(ITEM.size)]
 
 

@@ -33,6 +33,7 @@ def test_it_is_ordered_on_the_stream_of_the_call(node):
 
     stream = cupy.cuda.Stream(non_blocking=True)
     a = node.xp.zeros((len(parts(node, 0)[0]), N))
+    a.fill(-1)  # loads the kernel, which would wait for the stream that is held
     with Redistribute(node.comm, (N, N), 0, 1, node=node) as plan:
         if any(route not in ("fused", "copy") for route in plan.routes.values()):
             pytest.skip("the host takes part")
@@ -136,6 +137,76 @@ def test_the_first_way_back_is_not_captured(node):
                     plan.backward(b)
             finally:
                 stream.end_capture()
+
+
+TRANSPOSES = {
+    "two axes": ((701, 900), 0, 1, (1, 0)),
+    "the first is fastest": ((65, 130, 97), 0, 1, (1, 2, 0)),
+    "the middle is fastest": ((33, 70, 129), 0, 2, (2, 0, 1)),
+    "one after the other": ((64, 64, 64), 0, 1, (0, 2, 1)),
+    "a short axis": ((4, 300, 301), 1, 2, (1, 2, 0)),
+    "four axes": ((12, 30, 41, 60), 1, 2, (3, 0, 2, 1)),
+    "uneven boxes": ((90, 110, 75), "uneven", 2, (2, 1, 0)),
+}
+
+
+def uneven(node, shape):
+    """Slabs along the first axis, of which the last rank has most."""
+    cuts = [shape[0] * rank // (3 * node.size) for rank in range(node.size)] + [shape[0]]
+    lower, upper = cuts[node.rank : node.rank + 2]
+    return mpishare.Box((lower, 0, 0), (upper, *shape[1:]))
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i2", "f4", "f8", "c16"])
+@pytest.mark.parametrize("name", TRANSPOSES)
+def test_transposed_parts_of_any_size(node, name, dtype):
+    require_transposed(node, name, dtype)
+
+
+@pytest.mark.parametrize("route", ["copy", "pinned"])
+@pytest.mark.parametrize("name", TRANSPOSES)
+def test_transposed_parts_by_forced_routes(node, name, route, monkeypatch):
+    monkeypatch.setenv("MPISHARE_ROUTE", route)
+    require_transposed(node, name, "f8")
+
+
+def require_transposed(node, name, dtype):
+    """A permuted redistribution there and back, three times, is what NumPy makes of it."""
+    shape, source, target, permute = TRANSPOSES[name]
+    source = uneven(node, shape) if source == "uneven" else source
+    dtype, rng = np.dtype(dtype), np.random.default_rng(7)
+    with Redistribute(node.comm, shape, source, target, dtype, permute=permute, node=node) as plan:
+        for _ in range(3):
+            whole = np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype)
+            whole = whole.reshape(shape)
+            a = np.ascontiguousarray(whole[plan.source_box.slices])
+            b = plan.forward(node.xp.asarray(a))
+            right = whole[plan.target_box.slices].transpose(permute)
+            assert b.get().tobytes() == right.tobytes()
+            assert plan.backward(b).get().tobytes() == a.tobytes()
+
+
+def test_a_captured_transpose_brings_what_is_new(node):
+    """Parts that go by tiles, beside other work, and in a graph."""
+    shape, permute = (64, 64, 64), (1, 2, 0)
+    with Redistribute(node.comm, shape, 0, 1, permute=permute, node=node) as plan:
+        skip_without_graphs(plan)
+        a, b = node.xp.zeros(plan.source_shape), node.xp.zeros(plan.target_shape)
+        back = node.xp.zeros_like(a)
+        plan.backward(plan.forward(a))
+
+        def there_and_back(a, b, back):
+            plan.start(a, b)
+            plan.wait()
+            plan.backward(b, out=back)
+
+        step = mpishare.capture(node, there_and_back)
+        for number in range(20):
+            whole = np.random.default_rng(number).random(shape)
+            a.set(whole[plan.source_box.slices])
+            step(a, b, back)
+            assert (b.get() == whole[plan.target_box.slices].transpose(permute)).all(), number
+            assert (back.get() == whole[plan.source_box.slices]).all(), number
 
 
 def test_many_ranks_run_ahead(node):

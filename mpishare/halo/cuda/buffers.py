@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpishare.halo.cuda.direction import Direction
     from mpishare.plans.comm import PlanComm
+    from mpishare.plans.layout import FieldLayout
     from mpishare.plans.message import Message, Part, PartKey
     from mpishare.runtime.route import Route
 
@@ -83,27 +84,36 @@ class Buffers:
     def outgoing(self, message: Message, part: Part) -> Slot:
         """Return the packed place of a part to send; not for MPI."""
         route = self._direction.mine[message.peer]
-        return self._slot(route, key_of_sent(self._comm.rank, message, part))
+        return self._slot(
+            route, key_of_sent(self._comm.rank, message, part), self._far(message, part)
+        )
 
     def incoming(self, message: Message, part: Part) -> Slot:
         """Return the packed place of a part to receive; not for MPI."""
         route = self._direction.mine[message.peer]
-        return self._slot(route, key_of_received(self._comm.rank, message, part))
+        key = key_of_received(self._comm.rank, message, part)
+        return self._slot(route, key, self._far(message, part))
 
     def silent_flag(self, sender: int, receiver: int) -> int | None:
         """Return the flag that a fused neighbor without parts stores; None if it has parts."""
         flags = self._addresses_of_flags(silent_key(sender, receiver))
         return flags[0] if flags else None
 
-    def _slot(self, route: Route, key: PartKey) -> Slot:
+    def _far(self, message: Message, part: Part) -> FieldLayout | None:
+        if part.far is None:
+            return None
+        return self._direction.layouts_by_rank[message.peer][part.far]
+
+    def _slot(self, route: Route, key: PartKey, far: FieldLayout | None) -> Slot:
         if route is PINNED:
-            return Slot(self.flags.staging_address + self._pinned[key])
+            return Slot(self.flags.staging_address + self._pinned[key], far=far)
         layout = self._layouts[key.receiver]
         base = self._staging.address_of(key.receiver)
         if route is COPY:
-            return Slot(base + layout.copied[key])
+            return Slot(base + layout.copied[key], far=far)
         flags = self._addresses_of_flags(key)
-        return Slot(base + layout.fused[key], layout.parity_offset, flags, self._ghosts_of(key))
+        ghosts = self._ghosts_of(key)
+        return Slot(base + layout.fused[key], layout.parity_offset, flags, ghosts, far)
 
     def _ghosts_of(self, key: PartKey) -> Ghosts | None:
         offset = self._layouts[key.sender].ready.get(key)

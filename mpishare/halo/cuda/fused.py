@@ -44,7 +44,7 @@ class Fused:
         _add_sends(work, direction, buffers)
         # This rank's own cells go along, which saves a launch.
         for part, target in direction.local():
-            work.add_local(part, target)
+            work.add_local(part, target, shares_gpu=direction.shares_gpu(direction.rank))
         _add_receives(work, direction, buffers)
         self._is_ll = work.is_ll
         self._alignments = alignments

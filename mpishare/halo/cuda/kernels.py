@@ -38,10 +38,11 @@ _loaded: set[int] = set()
 
 
 @functools.cache
-def kernel(name: str, nfields: int, depth: int, device: int) -> int:
+def kernel(name: str, nfields: int, depth: int, tiled: int, device: int) -> int:
     """Return the driver's handle of a kernel, loaded on the current device, to which it belongs.
 
-    `depth` is the number of units that a thread has in flight.
+    `depth` is the number of units that a thread has in flight, `tiled` the size in
+    bytes of elements that are transposed, 0 for none.
     """
     if nfields > _MAX_FIELDS:
         raise UnsupportedError(f"{nfields} fields in one plan: {_MAX_FIELDS} are allowed on CUDA")
@@ -49,6 +50,7 @@ def kernel(name: str, nfields: int, depth: int, device: int) -> int:
     sizes = (
         f"-DNFIELDS={nfields}",
         f"-DDEPTH={depth}",
+        f"-DTILED={tiled}",
         f"-DNITEMS={_MAX_LL_PARTS}",
         f"-DCHUNK_NBYTES={LL_CHUNK_NBYTES}",
     )
@@ -68,7 +70,7 @@ class Launcher(PlanLauncher):
         self._layouts = direction.layouts
         self._depth = _DEPTH_OF_SHARED_GPU if self.ranks_per_gpu > 1 else 1
         self._states: dict[str, int] = {}
-        self._names: set[str] = set()
+        self._names: set[tuple[str, int]] = set()  # and the size of elements that are transposed
 
     def state(self, name: str, nwords: int = 2) -> int:
         """Return the address of zeroed 8-byte words that a kernel keeps from launch to launch."""
@@ -90,7 +92,7 @@ class Launcher(PlanLauncher):
             *map(ctypes.c_uint64, rest),
         ]
         grid = max(1, min(items.length, blocks or self.max_blocks))
-        return self._launch(name, grid, threads, arguments)
+        return self._launch(name, grid, threads, arguments, tiled=items.tiled)
 
     def for_fused(self, work: WorkList, abort: int) -> Callable[..., driver.Launch]:
         """Return a function of ``blocks=`` and ``threads=`` that prepares fused launches.
@@ -129,9 +131,11 @@ class Launcher(PlanLauncher):
         arguments = [self.pointers, items, ctypes.c_uint32(log_chunks), *pointers]
         return self._launch("fused_ll", blocks, threads, arguments)
 
-    def _launch(self, name: str, grid: int, threads: int, arguments: list[Any]) -> driver.Launch:
-        function = kernel(name, len(self._layouts), self._depth, self.device)
-        self._names.add(name)
+    def _launch(
+        self, name: str, grid: int, threads: int, arguments: list[Any], *, tiled: int = 0
+    ) -> driver.Launch:
+        function = self._kernel(name, tiled)
+        self._names.add((name, tiled))
         return driver.Launch(function, grid, threads, arguments, self.where)
 
     def load(self, stream: int) -> None:
@@ -139,8 +143,7 @@ class Launcher(PlanLauncher):
 
         Loading a kernel later would wait for the streams.
         """
-        nfields = len(self._layouts)
-        names = {name: kernel(name, nfields, self._depth, self.device) for name in self._names}
+        names = {each: self._kernel(*each) for each in self._names}
         new = {name: names[name] for name in sorted(names) if names[name] not in _loaded}
         launches = self._launches_on_nothing(new)
         super().load(stream)
@@ -148,7 +151,10 @@ class Launcher(PlanLauncher):
             launch.enqueue(stream)
         _loaded.update(new.values())
 
-    def _launches_on_nothing(self, names: Collection[str]) -> list[driver.Launch]:
+    def _kernel(self, name: str, tiled: int) -> int:
+        return kernel(name, len(self._layouts), self._depth, tiled, self.device)
+
+    def _launches_on_nothing(self, names: Collection[tuple[str, int]]) -> list[driver.Launch]:
         if not names:
             return []
         nothing, zeros = self.work_list(()), self.zeros(32)
@@ -157,6 +163,6 @@ class Launcher(PlanLauncher):
         return [
             self._prepare_ll(nothing.records(), 0, zeros, zeros)
             if name == "fused_ll"
-            else self.prepare(name, items, *rest[name])
-            for name in names
+            else self.prepare(name, items._replace(tiled=tiled), *rest[name])
+            for name, tiled in names
         ]

@@ -41,10 +41,11 @@ ITEM_RECORD = np.dtype(
         ("nunits", "<u4"),
         ("kind", "<i4"),
         ("element", "<i4"),
-        ("unused", "<u8"),
+        ("log_rows", "<i4"),
+        ("log_columns", "<i4"),
     ]
 )
-REST_OF_ITEM = struct.Struct("<QqQQQIIiiQ")
+REST_OF_ITEM = struct.Struct("<QqQQQIIiiii")
 """The fields of an item after its part."""
 
 GHOSTS_RECORD = np.dtype([("part", PART_RECORD), ("field", "<u8"), ("ready", "<u8")])

@@ -7,6 +7,9 @@
 #ifndef DEPTH
 #define DEPTH 1
 #endif
+#ifndef TILED
+#define TILED 0
+#endif
 const int ROW_DEPTH = DEPTH > 1 ? DEPTH : 2; // of cells that lie in a row
 
 // The cells of one field in one message, in the order in which they travel: units of `unit` bytes,
@@ -37,7 +40,7 @@ struct __align__(16) Item {
     unsigned nunits;
     int kind;
     int element;                    // the type in which units are summed
-    long long unused;               // pads to 16 bytes
+    int log_rows, log_columns;      // of tiles, where the receiver's order is another; else 0
 };
 
 // The cells of a receiver that a sender on the same GPU may store into, without staging, at
@@ -74,7 +77,8 @@ SAME_OFFSET(Item, first);
 SAME_OFFSET(Item, nunits);
 SAME_OFFSET(Item, kind);
 SAME_OFFSET(Item, element);
-SAME_OFFSET(Item, unused);
+SAME_OFFSET(Item, log_rows);
+SAME_OFFSET(Item, log_columns);
 SAME_OFFSET(Ghosts, part);
 SAME_OFFSET(Ghosts, field);
 SAME_OFFSET(Ghosts, ready);
@@ -196,8 +200,18 @@ __device__ __noinline__ void scatter_item(const Item& item, char* field, char* i
     else copy_cells<true>(item, field, into);
 }
 
+// Only plans that transpose have the code for it.
+#if TILED
+#include "tiles.cuh"
+#endif
+
 __device__ void copy_item(const Item& item, const Fields& fields, char* packed) {
     char* field = fields.at[item.part.field];
+#if TILED
+    if (item.log_columns && item.kind == LOCAL)
+        return copy_tiles(item, field, fields.at[item.target->field]);
+    if (item.log_columns) return copy_tiles(item, packed, field);
+#endif
     if (item.kind == LOCAL) return scatter_item(item, field, fields.at[item.target->field]);
     if (is_row(item.part) && item.kind != PACK_AND_ZERO) {
         const long long unit = item.part.unit;

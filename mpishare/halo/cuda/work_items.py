@@ -14,6 +14,7 @@ from mpishare.halo.cuda.records import (
     GHOSTS_RECORD,
     ITEM_RECORD,
     LOCAL,
+    PACK,
     PART,
     PART_RECORD,
     PUT_LL,
@@ -22,10 +23,11 @@ from mpishare.halo.cuda.records import (
     UNPACK,
 )
 from mpishare.halo.cuda.strided import StridedCells
+from mpishare.halo.cuda.tiles import End, chunks_of, travel_order
 from mpishare.memory.numbers import ADDED, number_of
 from mpishare.plans.cells import Box
 from mpishare.plans.layout import FieldLayout
-from mpishare.plans.message import ALIGN, Part
+from mpishare.plans.message import ALIGN, Part, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +40,8 @@ _CHUNKS_OF_SHARED_GPU = (
     (128 << 10, 4 << 10),
     (512 << 10, 32 << 10),
     (4 << 20, 64 << 10),
-    (1 << 62, 128 << 10),
+    (32 << 20, 128 << 10),
+    (1 << 62, 256 << 10),
 )
 _MAX_CHUNKS = 1024
 # Chunks of a part that are packed before the first one is waited for: enough to fill the links.
@@ -54,12 +57,15 @@ def chunks(nbytes: int, *, shares_gpu: bool) -> Iterator[tuple[int, int]]:
 
     `shares_gpu`: whether its sender or its receiver shares a GPU with other ranks.
     """
-    sizes = _CHUNKS_OF_SHARED_GPU if shares_gpu else _CHUNKS
-    step = next(step for largest, step in sizes if nbytes <= largest)
-    step = max(step, -(-nbytes // _MAX_CHUNKS))
-    step = -(-step // ALIGN) * ALIGN
+    step = _chunk_nbytes(nbytes, shares_gpu=shares_gpu)
     for begin in range(0, nbytes, step):
         yield begin, min(step, nbytes - begin)
+
+
+def _chunk_nbytes(nbytes: int, *, shares_gpu: bool) -> int:
+    sizes = _CHUNKS_OF_SHARED_GPU if shares_gpu else _CHUNKS
+    step = next(step for largest, step in sizes if nbytes <= largest)
+    return padded(max(step, -(-nbytes // _MAX_CHUNKS)))
 
 
 def uses_ll(nbytes: int) -> bool:
@@ -87,6 +93,7 @@ class Slot(NamedTuple):
     parity_offset: int = 0  # to the second, for odd epochs; 0 for a single buffer
     flags: Sequence[int] = ()  # one address for each chunk; empty if no kernel waits, or by LL
     ghosts: Ghosts | None = None  # the destination at exchanges at which the receiver allows it
+    far: FieldLayout | None = None  # of the other end, where it may be in another order of axes
 
 
 class Item(NamedTuple):
@@ -102,7 +109,8 @@ class Item(NamedTuple):
     nunits: int = 0
     kind: int = 0
     element: int = 0
-    unused: int = 0
+    log_rows: int = 0
+    log_columns: int = 0
 
 
 class ItemArray(NamedTuple):
@@ -110,6 +118,7 @@ class ItemArray(NamedTuple):
 
     address: int
     length: int
+    tiled: int = 0  # size of the elements that are transposed, one for all of a plan
 
 
 class WorkList:
@@ -126,6 +135,7 @@ class WorkList:
         self._upload = upload
         self._items: list[tuple[int, Item]] = []  # with the position in the launch
         self._ll_parts: list[Item] = []
+        self._tiled: set[int] = set()  # sizes of the elements that are transposed
         self._max_ll_chunks = 1
 
     def __len__(self) -> int:
@@ -139,6 +149,14 @@ class WorkList:
         `kind` is ``PACK``, ``PACK_AND_ZERO``, ``UNPACK``, ``PUT_LL`` or ``GET_LL``; `stalled_on`
         the address of the word that publishes this rank's wait for the other one.
         """
+        if slot.far is not None and slot.ghosts is None and kind in (PACK, UNPACK):
+            near = self._layouts[part.field]
+            sender, receiver = (near, slot.far) if kind == PACK else (slot.far, near)
+            order = travel_order(part, sender, receiver)
+            if order:
+                item = Item(b"", slot.address, slot.parity_offset, 0, stalled_on, kind=kind)
+                self._add_tiles(item, part, order, slot.flags, shares_gpu=shares_gpu)
+                return
         cells = self._cells(part, LL_UNIT if kind in (PUT_LL, GET_LL) else ALIGN)
         target = 0
         if slot.ghosts is not None:
@@ -162,13 +180,18 @@ class WorkList:
             self._max_ll_chunks = max(self._max_ll_chunks, nchunks)
         self._add_chunks(item, part, cells, slot.flags, shares_gpu=shares_gpu)
 
-    def add_local(self, part: Part, target: Part) -> None:
+    def add_local(self, part: Part, target: Part, *, shares_gpu: bool = False) -> None:
         """Copy a part to another part of this rank's fields, in units that both allow."""
+        order = travel_order(part, self._layouts[part.field], self._layouts[target.field])
+        if order:
+            item = Item(b"", kind=LOCAL)
+            self._add_tiles(item, part, order, target=target, shares_gpu=shares_gpu)
+            return
         other = self._cells(target, self._cells(part, ALIGN).unit)
         cells = self._cells(part, other.unit)
         address = self._upload(np.frombuffer(self._record(target, other), np.uint8))
         item = Item(self._record(part, cells), target=address, kind=LOCAL)
-        self._add_chunks(item, part, cells)
+        self._add_chunks(item, part, cells, shares_gpu=shares_gpu)
 
     def add_sum(self, part: Part, packed: int, rows: Any = None) -> None:
         """Add packed cells to a part, which must not name a cell twice.
@@ -218,7 +241,8 @@ class WorkList:
 
     def load(self) -> ItemArray:
         """Copy the items to the GPU, in the order of `records`."""
-        return ItemArray(self._upload(self.records()), len(self))
+        (tiled,) = self._tiled or (0,)
+        return ItemArray(self._upload(self.records()), len(self), tiled)
 
     def records(self) -> np.ndarray[Any, Any]:
         """Return the items in their order, as `ITEM_RECORD`; a record of zeros if there is none.
@@ -278,12 +302,50 @@ class WorkList:
         *,
         shares_gpu: bool = False,
     ) -> None:
-        part_record, packed, parity_offset, _, stalled_on, target, _, _, kind, element, _ = item
+        part_record, packed, parity_offset, _, stalled_on, target, _, _, kind, element, *_ = item
         for index, (begin, nbytes) in enumerate(chunks(part.nbytes, shares_gpu=shares_gpu)):
             flag = flags[index] if flags else 0
             first, nunits = begin // cells.unit, nbytes // cells.unit
             addresses = packed, parity_offset, flag, stalled_on, target
             self._append(index, Item(part_record, *addresses, first, nunits, kind, element))
+
+    def _add_tiles(
+        self,
+        item: Item,
+        part: Part,
+        order: Sequence[int],
+        flags: Sequence[int] = (),
+        *,
+        target: Part | None = None,
+        shares_gpu: bool = False,
+    ) -> None:
+        """Add chunks that are boxes, for a part whose receiver has another order of axes."""
+        near = End.of(part, self._layouts[part.field], order)
+        size = near.layout.dtype.itemsize
+        if item.kind != PACK:
+            self._tiled.add(size)
+        step = _chunk_nbytes(part.nbytes, shares_gpu=shares_gpu)
+        boxes = list(chunks_of(near.shape, size, step, -(-part.nbytes // step)))
+        targets = [0] * len(boxes)
+        if target is not None:
+            there = End.of(target, self._layouts[target.field], order)
+            records = [self._record(target, box.cells(there)) for box in boxes]
+            first = self._upload(np.frombuffer(b"".join(records), np.uint8))
+            targets = [first + at * PART.size for at in range(len(boxes))]
+        for index, box in enumerate(boxes):
+            rows, columns = (0, 0) if item.kind == PACK else box.log_tile(size)
+            alignment = self._alignments[part.field]
+            cells = box.wide_cells(near, alignment) if item.kind == PACK else box.cells(near)
+            chunk = item._replace(
+                part=self._record(part, cells),
+                packed=item.packed + box.begin,
+                flag=flags[index] if flags else 0,
+                target=targets[index],
+                nunits=prod(cells.extents),
+                log_rows=rows,
+                log_columns=columns,
+            )
+            self._append(index, chunk)
 
 
 def _records(items: Sequence[Item]) -> np.ndarray[Any, Any]:

@@ -1,0 +1,169 @@
+"""Parts whose axes are in another order at the other end, without a GPU: chunks and their tiles."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpishare.halo.cuda.records import LOCAL, PACK, PART_RECORD, UNPACK
+from mpishare.halo.cuda.tiles import travel_order
+from mpishare.halo.cuda.work_items import Slot, WorkList, chunks
+from mpishare.plans.cells import Box
+from mpishare.plans.layout import FieldLayout
+from mpishare.plans.message import Part
+
+DTYPES = ("i1", "f2", "f4", "f8", "c16")
+
+
+def layout_of(array):
+    return FieldLayout(array.shape, array.strides, array.dtype, 0)
+
+
+class Memory:
+    """What was uploaded, at made-up addresses, and the work lists that upload it."""
+
+    def __init__(self):
+        self.uploaded = {}
+
+    def work(self, arrays, alignment=16):
+        layouts = [layout_of(array) for array in arrays]
+        return WorkList(layouts, [alignment] * len(arrays), self._upload)
+
+    def _upload(self, array):
+        address = (len(self.uploaded) + 1) << 40
+        self.uploaded[address] = array.tobytes()
+        return address
+
+    def part(self, address):
+        base = address >> 40 << 40
+        at = address - base
+        found = self.uploaded[base][at : at + PART_RECORD.itemsize]
+        return np.frombuffer(found, PART_RECORD)[0]
+
+
+def places(part):
+    """The byte offsets of units in their order, as offset_of in work_items.cuh finds them."""
+    axes = range(int(part["axes"]))
+    found = np.full((), int(part["first"]))
+    for axis in axes:
+        steps = np.arange(int(part["extent"][axis])) * int(part["step"][axis])
+        found = np.add.outer(found, steps)
+    return found
+
+
+def copied(into, to, source, of, unit):
+    """Copy units; none of them may be stored twice."""
+    assert len(np.unique(to)) == to.size == of.size
+    assert not (to % unit).any()
+    assert not (of % unit).any()
+    for k in range(unit):
+        into[to.ravel() + k] = source[of.ravel() + k]
+
+
+def run(memory, items, fields, packed):
+    """Do as the kernels; return how many items went by tiles."""
+    tiled = 0
+    for item in items:
+        part, unit, kind = item["part"], int(item["part"]["unit"]), item["kind"]
+        at = places(part)
+        assert item["first"] == 0
+        assert item["nunits"] == at.size
+        field = fields[int(part["field"])]
+        there = int(item["packed"]) + np.arange(at.size) * unit
+        if kind == LOCAL:
+            target = memory.part(int(item["target"]))
+            copied(fields[int(target["field"])], places(target), field, at, unit)
+        elif kind == PACK:
+            copied(packed, there, field, at, unit)
+        else:
+            copied(field, at, packed, there, unit)
+        if item["log_columns"]:
+            tiled += 1
+            rows, columns = 1 << int(item["log_rows"]), 1 << int(item["log_columns"])
+            assert rows * (columns * unit + max(unit, 4)) <= (32 << 10) + 256 * max(unit, 4)
+            target = part if kind == UNPACK else memory.part(int(item["target"]))
+            last = int(part["axes"]) - 1
+            assert target["step"][last - 1] == unit  # a row of tiles is along the target's fastest
+            assert kind == UNPACK or part["step"][last] == unit
+    return tiled
+
+
+def bytes_of(array):
+    return np.frombuffer(array, "u1") if array.flags.owndata else array.base.reshape(-1).view("u1")
+
+
+@st.composite
+def cases(draw):
+    """An array of each end, the box of a part in it, and the order of the axes at the receiver."""
+    ndim = draw(st.integers(2, 4))
+    most = {2: 90, 3: 30, 4: 12}[ndim]
+    shape = draw(st.lists(st.integers(1, most), min_size=ndim, max_size=ndim))
+    order = draw(st.permutations(range(ndim)))
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    margins = [draw(st.lists(st.integers(0, 2), min_size=ndim, max_size=ndim)) for _ in range(4)]
+    arrays, boxes = [], []
+    for axes, (before, after) in ((range(ndim), margins[:2]), (order, margins[2:])):
+        extents = [a + n + b for a, n, b in zip(before, shape, after, strict=True)]
+        whole = np.zeros([extents[axis] for axis in axes], dtype)
+        arrays.append(whole.transpose(np.argsort(axes)))
+        boxes.append(Box(tuple(before), tuple(a + n for a, n in zip(before, shape, strict=True))))
+    cells = bytes_of(arrays[0])
+    cells[:] = np.random.default_rng(draw(st.integers(0, 9))).integers(0, 251, cells.size)
+    return arrays, boxes
+
+
+def ends_of(arrays, boxes):
+    layouts = [layout_of(array) for array in arrays]
+    return [
+        (Part.of_box(field, layouts[field], boxes[field], 1 - field), layouts[field])
+        for field in (0, 1)
+    ]
+
+
+@given(cases(), st.booleans(), st.booleans(), st.sampled_from((1, 16)))
+def test_what_is_packed_in_boxes_is_unpacked_where_it_belongs(case, back, shares_gpu, alignment):
+    arrays, boxes = case
+    memory, fields = Memory(), [bytes_of(array) for array in arrays]
+    alignment = max(alignment, arrays[0].dtype.itemsize)
+    if back:  # from the permuted array to the other
+        fields[1][:] = np.random.default_rng(1).integers(0, 251, fields[1].size)
+    ends = ends_of(arrays, boxes)
+    (sent, near), (received, far) = ends[::-1] if back else ends
+    nbytes = sent.nbytes
+    packed, flags = np.zeros(nbytes, "u1"), [*range(1, 2000)]
+    lists = []
+    for kind, part, layout in ((PACK, sent, far), (UNPACK, received, near)):
+        work = memory.work(arrays, alignment)
+        work.add_copy(kind, part, Slot(0, 0, flags, None, layout), shares_gpu=shares_gpu)
+        lists.append(work.records())
+    assert len(lists[0]) == len(lists[1]) <= len([*chunks(nbytes, shares_gpu=shares_gpu)])
+    assert [*lists[0]["flag"]] == [*lists[1]["flag"]] == flags[: len(lists[0])]
+    if travel_order(sent, near, far):
+        run(memory, lists[0], fields, packed)
+        assert run(memory, lists[1], fields, packed) == len(lists[1])
+        source, target = arrays[sent.field][sent.key], arrays[received.field][received.key]
+        assert source.tobytes() == target.tobytes()
+    else:
+        assert not lists[1]["log_columns"].any()
+
+
+@given(cases())
+def test_own_parts_go_by_tiles_too(case):
+    arrays, boxes = case
+    memory = Memory()
+    (sent, near), (received, far) = ends_of(arrays, boxes)
+    work = memory.work(arrays)
+    work.add_local(sent, received)
+    if travel_order(sent, near, far):
+        run(memory, work.records(), [bytes_of(array) for array in arrays], None)
+        assert arrays[0][sent.key].tobytes() == arrays[1][received.key].tobytes()
+
+
+def test_axes_whose_cells_do_not_lie_together_are_not_transposed():
+    """The box has one plane along the receiver's fastest axis, so another is fastest in it."""
+    shape = (20, 3, 20)
+    sender = FieldLayout(shape, (480, 160, 8), np.dtype("f8"), 0)
+    receiver = FieldLayout(shape, (24, 8, 480), np.dtype("f8"), 0)
+    part = Part.of_box(0, sender, Box((0, 0, 0), (20, 1, 20)))
+    assert not travel_order(part, sender, receiver)
+    packed = FieldLayout(shape, (8, 3200, 160), np.dtype("f8"), 0)
+    assert travel_order(part, sender, packed) == (0, 2)
