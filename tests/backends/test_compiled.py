@@ -247,6 +247,28 @@ def test_long_runs_that_go_past_the_caches(module, shift):
     assert (array == right).all()
 
 
+@pytest.mark.parametrize("nbytes", [2048, 2049, 5000, 70_000])
+@pytest.mark.parametrize("behind", [-1, 0, 1, 16, 31, 32])
+def test_targets_just_behind_the_source_modulo_a_page(module, behind, nbytes):
+    """Runs one by one, at equal steps, and in large copies, none of which touches its neighbors."""
+    count, step = 40, 18 * 4096
+    words = np.zeros(128, "u8")
+    rows = np.random.default_rng(nbytes).integers(0, 255, (2 * count, step), "u1")
+    layout = layout_of(rows)
+    one = slice(0, 1), slice(count, count + 1)
+    every = slice(0, count), slice(count, 2 * count)
+    by_index = np.arange(count)[::-1], np.arange(count, 2 * count)
+    for chosen, places in (one, every, by_index):
+        to = chosen, slice(100 + behind, 100 + behind + nbytes)
+        source = places, slice(100, 100 + nbytes)
+        right = rows.copy()
+        right[to] = rows[source]
+        ends = Cells.of_key(layout, to), Cells.of_key(layout, source)
+        exchange = exchange_within(module, layout, words, [lower(*ends, 1, by=ends[0])])
+        assert exchange.try_exchange((rows,))
+        assert (rows == right).all()
+
+
 def test_cells_that_lie_together_are_one_run():
     layout = layout_of(np.zeros((4, 5, 6)))
     whole = Cells.of_key(layout, (slice(1, 3),))

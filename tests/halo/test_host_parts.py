@@ -82,6 +82,18 @@ def test_the_least_run():
     assert not is_read_in_place(layout, Part.of_box(0, layout, Box((0, 0), (5000, columns - 1))))
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_least_run_with_wide_gaps_that_is_read_from_the_process(order):
+    """Half of each plane; the rest of it is not read."""
+    rows = parts._MIN_READ_RUN_NBYTES // (500 * 8) + 1
+    layout = layout_of(order)
+    for count, is_read in ((rows, True), (rows - 1, False)):
+        box = box_of(Box((0, 1, 0), (40, 1 + count, 500)), order)
+        part = Part.of_box(0, layout, box)
+        assert is_read_from_process(layout, part) == is_read
+    assert not parts.has_few_gaps(layout, box)
+
+
 def test_cells_by_index_are_packed():
     layout = host_layout(np.empty((1 << 20,)), "field")
     part = Part.of_indices(0, layout, 0, np.arange(1 << 19))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mpishare.halo.host import process_read
-from mpishare.halo.host.parts import Extent
+from mpishare.halo.host.parts import Extent, extent_of
 from mpishare.halo.host.process_read import _is_readable, _Readable
 from mpishare.memory.process_memory import Token, try_read
 from mpishare.plans.cells import Box
-from mpishare.plans.layout import FieldLayout
+from mpishare.plans.layout import FieldLayout, host_layout
 
 PAGE = mmap.PAGESIZE
 
@@ -79,6 +79,33 @@ def test_which_pages_of_a_field_are_tried(have_gaps):
     assert [*pages()] == ([False] * 5 if have_gaps else ends)
     assert readable.at(at(source))
     assert [*pages()] == ends
+
+
+def test_each_of_many_ends_is_tried():
+    """More of them than one system call takes."""
+    memory = mmap.mmap(-1, 1500 * PAGE)
+    source = np.frombuffer(memory, "u1")
+    libc = ctypes.CDLL(None, use_errno=True)
+    readable = _Readable([Extent(page * PAGE, 1) for page in range(1500)], have_gaps=False)
+    assert readable.at(at(source))
+    for page in (0, 511, 512, 1499):
+        address = ctypes.c_void_p(at(source) + page * PAGE)
+        assert libc.mprotect(address, PAGE, 0) == 0
+        assert not readable.at(at(source))
+        assert libc.mprotect(address, PAGE, mmap.PROT_READ) == 0
+
+
+def test_long_runs_with_wide_gaps_are_read_one_by_one():
+    """And what lies between them is not."""
+    shape = (3, 40, 300)
+    layout = host_layout(np.empty(shape), "field")
+    mine = host_layout(np.empty((3, 20, 300)), "field")
+    box, target = Box((0, 10, 0), (3, 30, 300)), Box((0, 0, 0), (3, 20, 300))
+    blocks = list(process_read._blocks(layout, mine, box, target))
+    runs = [Extent((at * 40 + 10) * 2400, 20 * 2400) for at in range(3)]
+    assert [block.extent for block in blocks] == runs
+    assert all(block.strides is None for block in blocks)
+    assert [extent_of(layout, each) for each in process_read._pieces(layout, box)] == runs
 
 
 def test_axes_that_lie_in_each_other_are_cut_to_the_end(monkeypatch):

@@ -59,6 +59,22 @@ def test_many_large_transposes(node):
             assert (on_host(plan.backward(b)) == on_host(a)).all()
 
 
+@TWO
+@pytest.mark.parametrize("permute", [None, (1, 2, 0)])
+def test_long_runs_of_private_arrays_are_read_where_they_are(compiled_node, permute):
+    """Each of them from the process of its owner: they need no staging."""
+    node = compiled_node
+    shape = 4 * node.size, node.size, 10_000
+    with Redistribute(node.comm, shape, 0, 1, node=node, permute=permute) as plan:
+        assert plan.staging_nbytes < 1 << 20  # a part has 320 kB, and would have it twice
+        for step in range(4):
+            whole = np.arange(np.prod(shape), dtype=float).reshape(shape) + step
+            b = plan.forward(whole[plan.source_box.slices].copy())
+            right = whole[plan.target_box.slices].transpose(permute or (0, 1, 2))
+            assert (b == right).all()
+            assert (plan.backward(b) == whole[plan.source_box.slices]).all()
+
+
 def test_an_array_in_a_window_is_read_where_it_is(node):
     n = 300
     window = node.allocate_each((n // node.size, n))

@@ -71,9 +71,10 @@ def load() -> tuple[Any, str]:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None, "it would bring the GIL back to this Python, which has none"
     sources = [*_FOLDER.glob("*.[ch]")]  # in a clone: none are installed
+    built = _changed(_FILE)
     if not _FILE.exists():
         why = "it was not built"
-    elif any(_changed(source) > _changed(_FILE) for source in sources):
+    elif any(_changed(source) > built for source in sources):
         why = "it is older than its sources"
     else:
         try:

@@ -41,7 +41,9 @@ _MIN_RUN_NBYTES = 256
 _MIN_READ_NBYTES = 256 << 10
 """The least size of a part read from a process; below, two copies cost less than the call."""
 _MAX_SPREAD = 1.25
-"""The largest ratio of span to bytes of the cells for such reads."""
+"""The largest ratio of span to bytes of cells that one call reads."""
+_MIN_READ_RUN_NBYTES = 64 << 10
+"""The least run of cells that is read by a call of its own: the call costs as much as 8 KiB."""
 _CACHE_NBYTES = 512 << 10
 _LINE_NBYTES = 64
 _MIN_BLOCKED_NBYTES = 128 << 10
@@ -67,11 +69,17 @@ def run_nbytes(layout: FieldLayout, box: Box) -> int:
     return loops([cells], layout.dtype.itemsize, cells.by_stride())[0].extent
 
 
+def has_few_gaps(layout: FieldLayout, box: Box) -> bool:
+    """Whether a box is worth reading by one call, with what lies between its cells."""
+    nbytes = box.size * layout.dtype.itemsize
+    return extent_of(layout, box).nbytes <= _MAX_SPREAD * nbytes
+
+
 def is_read_from_process(layout: FieldLayout, part: PartInfo | Part) -> bool:
     """Whether a part is worth reading from the sender's process, in whose field it is so placed."""
     if part.box is None or part.nbytes < _MIN_READ_NBYTES:
         return False
-    return extent_of(layout, part.box).nbytes <= _MAX_SPREAD * part.nbytes
+    return has_few_gaps(layout, part.box) or run_nbytes(layout, part.box) >= _MIN_READ_RUN_NBYTES
 
 
 def is_read_in_place(layout: FieldLayout, part: PartInfo | Part) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpishare.errors import MpiShareError
-from mpishare.halo.host.parts import Extent, extent_of, is_read_from_process
+from mpishare.halo.host.parts import Extent, extent_of, has_few_gaps, is_read_from_process
 from mpishare.memory.process_memory import IoVec, process_vm_readv
 from mpishare.plans.cells import Cells, lower
 from mpishare.plans.layout import address_of
@@ -42,6 +42,27 @@ _IOV_MAX = 1024  # ranges in one system call
 log = logging.getLogger("mpishare.halo")
 
 
+class _Trial:
+    """Tries to read a byte at each of these addresses, as another process would."""
+
+    def __init__(self, count: int) -> None:
+        ranges = np.ones((count, 2), np.uint64)  # addresses, each with a byte
+        self.addresses = ranges[:, 0]
+        self._found = np.empty(_IOV_MAX, np.uint8)
+        self._read, self._pid = process_vm_readv(), os.getpid()
+        self._calls = []
+        for first in range(0, count, _IOV_MAX):
+            some = ranges[first : first + _IOV_MAX]
+            remote = ctypes.cast(address_of(some), ctypes.POINTER(IoVec))
+            self._calls.append((IoVec(address_of(self._found), len(some)), remote, len(some)))
+
+    def succeeds(self) -> bool:
+        return all(
+            self._read(self._pid, local, 1, remote, count, 0) == count
+            for local, remote, count in self._calls
+        )
+
+
 class _Readable:
     """Whether other processes can read parts of a field, wherever the field lies.
 
@@ -53,11 +74,7 @@ class _Readable:
         self._extents = extents
         ends = [end for at, nbytes in extents for end in (at, at + nbytes - 1)]
         self._ends = np.array(ends, np.uint64)
-        self._ranges = np.ones((len(ends), 2), np.uint64)  # addresses, each with a byte
-        self._remote = ctypes.cast(address_of(self._ranges), ctypes.POINTER(IoVec))
-        self._found = np.empty(len(ends), np.uint8)
-        self._local = IoVec(address_of(self._found), len(ends))
-        self._read, self._pid = process_vm_readv(), os.getpid()
+        self._trial = _Trial(len(ends))
         self._have_gaps, self._seen = have_gaps, set[int]()
 
     def at(self, address: int) -> bool:
@@ -69,9 +86,8 @@ class _Readable:
                 self._seen.clear()
             self._seen.add(address)
             return True
-        np.add(self._ends, address, out=self._ranges[:, 0], casting="unsafe")
-        count = len(self._ends)
-        return self._read(self._pid, self._local, 1, self._remote, count, 0) == count
+        np.add(self._ends, address, out=self._trial.addresses, casting="unsafe")
+        return self._trial.succeeds()
 
 
 class _Block(NamedTuple):
@@ -132,7 +148,7 @@ class PeerReads:
         mine = self._comm.rank
         layout = self._layouts[mine][field]
         boxes = [self._boxes[key] for key in self.keys if key[::3] == (mine, field)]
-        extents = [extent_of(layout, box) for box in boxes]
+        extents = [extent_of(layout, each) for box in boxes for each in _pieces(layout, box)]
         nbytes = layout.dtype.itemsize * sum(box.size for box in boxes)
         have_gaps = sum(each.nbytes for each in extents) > nbytes
         return _Readable(extents, have_gaps=have_gaps)
@@ -222,16 +238,20 @@ def _is_readable(address: int, nbytes: int) -> bool:
     """Whether another process could read this memory: tries a byte of each page."""
     end = address + nbytes
     pages = np.append(np.arange(address, end, mmap.PAGESIZE, dtype=np.uint64), np.uint64(end - 1))
-    found = np.empty(_IOV_MAX, np.uint8)
-    for first in range(0, pages.size, _IOV_MAX):
-        some = pages[first : first + _IOV_MAX]
-        ranges = np.ones((some.size, 2), np.uint64)
-        ranges[:, 0] = some
-        remote = ctypes.cast(address_of(ranges), ctypes.POINTER(IoVec))
-        local = IoVec(address_of(found), some.size)
-        if process_vm_readv()(os.getpid(), local, 1, remote, some.size, 0) != some.size:
-            return False
-    return True
+    trial = _Trial(pages.size)
+    trial.addresses[:] = pages
+    return trial.succeeds()
+
+
+def _pieces(layout: FieldLayout, box: Box) -> Iterator[Box]:
+    """Yield the parts of a box that are read with what lies between their cells."""
+    if has_few_gaps(layout, box):
+        yield box
+        return
+    steps = _steps(box.shape, layout.strides)
+    axis = steps.index(max(steps))
+    for at in range(box.shape[axis]):
+        yield from _pieces(layout, box.cut(axis, at, at + 1))
 
 
 def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) -> Iterator[_Block]:
@@ -240,7 +260,7 @@ def _blocks(theirs: FieldLayout, mine: FieldLayout, source: Box, target: Box) ->
     steps, own = (_steps(target.shape, layout.strides) for layout in (theirs, mine))
     if steps == own and extent.nbytes == target.size * theirs.dtype.itemsize:
         yield _Block(extent, key, None)
-    elif extent.nbytes <= _BLOCK_NBYTES or max(steps) == 0:
+    elif (extent.nbytes <= _BLOCK_NBYTES and has_few_gaps(theirs, source)) or max(steps) == 0:
         yield _Block(extent, key, theirs.strides)
     else:  # cut along the axis that is the slowest in the sender's memory
         axis = steps.index(max(steps))
