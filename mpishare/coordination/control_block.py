@@ -14,9 +14,8 @@ import json
 import os
 import platform
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpishare.coordination import robust_futex
 from mpishare.coordination.counters import SLOT_WORDS, CounterPool
@@ -58,8 +57,7 @@ class State(IntEnum):
     EXITED = 3
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     version: int
     looks: int
     call: str
