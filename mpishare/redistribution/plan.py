@@ -381,7 +381,6 @@ class _Wanted(NamedTuple):
     same: dict[str, Any]
 
 
-@dataclass(frozen=True)
 class _Part(Layout):
     """Stands for this rank's part, whose axes may be permuted."""
 
