@@ -40,8 +40,7 @@ class Device:
     driver: str  # ``580.159 (CUDA 13.0)``; ``CUDA 13.0`` where the kernel has no version of it
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """Memory that exists already, in a form for other ranks."""
 
     memory: Memory  # of the array alone, not of its allocation

@@ -8,9 +8,8 @@ large block is an allocation of its own, freed when it is closed.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +31,7 @@ def rounded(nbytes: int) -> int:
     return -(-max(nbytes, 1) // ALIGN) * ALIGN
 
 
-@dataclass(frozen=True)
-class Suballocation:
+class Suballocation(NamedTuple):
     """A block of an allocation."""
 
     memory: Memory  # the allocation
@@ -115,8 +113,7 @@ class FreeList:
             del self._sizes[bisect_left(self._sizes, size)]
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     memory: Memory
     token: str
     spans: FreeList

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,8 +57,7 @@ class State(IntEnum):
     EXITED = 3
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     version: int
     looks: int
     call: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # 8-byte words per slot: 128 bytes, so that two writers never share a cache line.
 SLOT_WORDS = 16
@@ -11,8 +11,7 @@ SLOT_WORDS = 16
 RELEASED = 1 << 62
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(NamedTuple):
     """A run of 8-byte counters that every rank of the node sees, and its GPUs too."""
 
     view: memoryview[int]

@@ -7,11 +7,10 @@ others (`Box.along`). Ranks are those of the cart, which MPI numbers row by row.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.coordination.arguments import is_int
 from mpishare.plans.cells import Box
@@ -31,8 +30,7 @@ _MOST_AXES = 64
 """More axes than any array has."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """The cells of one rank: `extents` owned ones, and ghosts of `widths` around them."""
 
     extents: tuple[int, ...]
@@ -69,8 +67,7 @@ class Block:
         return Box(*zip(*spans, strict=True))
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """The cart: `dims` ranks an axis, `periods` the axes that wrap.
 
     Examples
@@ -108,8 +105,7 @@ class Grid:
         return tuple(sorted(other for other in found if other is not None))
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """Owned cells of the sender that go to ghosts of the receiver, as many along each axis.
 
     Two ranks may be each other's neighbor on both sides, and a rank its own: a transfer is

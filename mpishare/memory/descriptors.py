@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Any
 
 from mpishare.errors import HandleError
@@ -27,7 +27,7 @@ class Descriptors:
         """Return a token with which other ranks `borrow` this descriptor, until `take_back`."""
         if not self._lent:
             self._address = self.door.open("rank", self._answer)
-        key = secrets.token_hex(8)
+        key = os.urandom(8).hex()
         self._lent[key] = fd
         return f"{self._address}/{key}"
 

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import selectors
 import socket
 import struct
@@ -288,6 +287,8 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 def _bind(listener: socket.socket, name: str) -> str:
     """Bind a socket to a free abstract address that begins with a name, and return it."""
+    import secrets  # brings `random` and `base64`, and few programs open a door
+
     for _ in range(_TRIES):
         address = f"mpishare/{os.getuid()}/{name}/{secrets.token_urlsafe(_TOKEN_NBYTES)}"
         if (excess := len(address.encode()) - _LONGEST) > 0:

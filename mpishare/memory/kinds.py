@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 _COPY = "or pass copy=True"
 _POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -35,8 +35,7 @@ class MemoryType(IntEnum):
     UNIFIED = 4
 
 
-@dataclass(frozen=True)
-class PointerAttributes:
+class PointerAttributes(NamedTuple):
     """Attributes of an address from the CUDA driver (``cuPointerGetAttribute``)."""
 
     memory_type: int  # a `MemoryType`
@@ -50,8 +49,7 @@ class PointerAttributes:
     buffer_id: int  # unique in the process: another allocation at this address has another one
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """The reason why memory cannot be shared in place, and the remedy."""
 
     why: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import secrets
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,7 @@ class Token:
     """
 
     def __init__(self) -> None:
-        token = secrets.token_bytes(_TOKEN_NBYTES)
+        token = os.urandom(_TOKEN_NBYTES)
         self._memory = ctypes.create_string_buffer(token, _TOKEN_NBYTES)
         self.offer = os.getpid(), ctypes.addressof(self._memory), token.hex()
 

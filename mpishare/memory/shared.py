@@ -19,7 +19,6 @@ import mmap
 import os
 import re
 import resource
-import secrets
 import stat
 import time
 from pathlib import Path
@@ -178,7 +177,7 @@ def publish(memory: SharedMemory) -> str:
     lock shows that this process is alive.
     """
     fcntl.flock(memory.fd, fcntl.LOCK_EX)
-    name = f"mpishare-{os.getpid()}-{secrets.token_hex(16)}"
+    name = f"mpishare-{os.getpid()}-{os.urandom(16).hex()}"
     # A folder descriptor makes Python call linkat, which follows the link in /proc.
     with _usable_folder():
         folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

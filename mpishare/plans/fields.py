@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.plans import layout
 from mpishare.plans.disjoint import Disjoint, require_distinct_cells
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from mpishare.runtime.context import Location, NodeContext
 
 
-@dataclass(frozen=True)
-class GivenFields:
+class GivenFields(NamedTuple):
     """A rank's fields as it gave them, checked alone: the ranks have not agreed on them yet."""
 
     arrays: list[Any]  # empty if one of the fields is a `Layout`

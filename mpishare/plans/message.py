@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,8 +69,7 @@ class Part:
         return (*[slice(None)] * self.axis, self.indices)
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """The cells that go from one rank to another in one direction of an exchange."""
 
     peer: int  # rank in the plan's communicator
@@ -93,7 +92,7 @@ class Message:
     def piece(self, layouts: Sequence[FieldLayout], number: int, count: int) -> Message:
         """Return one of `count` pieces of the message, possibly without parts."""
         parts = (part.piece(layouts[part.field], number, count) for part in self.parts)
-        return replace(self, parts=tuple(part for part in parts if part.nbytes))
+        return self._replace(parts=tuple(part for part in parts if part.nbytes))
 
 
 class PartInfo(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -147,8 +146,7 @@ class MpiMessages:
         return agreement.fail_and_tell(lambda: error, fatal=True, missing=error.ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedPart:
+class _PackedPart(NamedTuple):
     """The packed cells of a part, with its field and their index there."""
 
     field: int

@@ -102,8 +102,7 @@ class Description(NamedTuple):
     kept: Any = None  # for this rank
 
 
-@dataclass(frozen=True)
-class AgreedFields:
+class AgreedFields(NamedTuple):
     """Fields on which all ranks have agreed."""
 
     setup: PlanSetup

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from mpishare.plans.layout import FieldLayout, address_of, as_numpy, check_layou
 from mpishare.windows.window import Window
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """The part of this rank, spread one way.
 
     `axes` are those of the part in the order of its memory, by their place in the global array, and

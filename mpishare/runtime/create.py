@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import socket
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -239,7 +238,7 @@ def _make_context(
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "device": None if backend.device is None else asdict(backend.device),
-            "nonce": secrets.token_hex(8),
+            "nonce": os.urandom(8).hex(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "seen": look_around(),
         }

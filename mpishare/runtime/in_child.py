@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,9 @@ def run_in_child(program: Path, *arguments: object, timeout_s: float = TRIAL_S) 
 
     Host-blocking: some seconds, and `timeout_s` at most.
     """
+    import signal  # both here: they take milliseconds, and on the host nothing is tried
+    import subprocess
+
     # -P: modules beside the program have names of other packages.
     command = [sys.executable, "-P", str(program), *map(str, arguments)]
     try:

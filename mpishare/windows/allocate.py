@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -124,8 +123,7 @@ def make_window(
     )
 
 
-@dataclass(frozen=True)
-class _New:
+class _New(NamedTuple):
     """The steps of this rank that make a window; `sizes` are those of all segments, in bytes."""
 
     context: NodeContext

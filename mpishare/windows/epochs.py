@@ -7,8 +7,7 @@ calls themselves store and poll the same counters, and block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpishare.backends.streams import handle_of
 from mpishare.coordination.counters import SLOT_WORDS
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 FLAT_RANKS = 16
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Ranks that were named together, with the counter operations of each call."""
 
     ranks: tuple[int, ...]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-import secrets
+import os
 import threading
 import warnings
 from functools import partial
@@ -326,7 +326,7 @@ def make_pool(context: NodeContext, owner: Any, max_nbytes: Any) -> Pool:
             words.close_file()  # its owner reserves the pages
         try:
             # The proof that a handle is of a rank of this pool: no other process has the key.
-            key = step(lambda: secrets.token_hex(32) if is_owner else "")[own]
+            key = step(lambda: os.urandom(32).hex() if is_owner else "")[own]
             mine, imported = share_pool_memory(context, call, own, nbytes)
         except BaseException:
             words.close()

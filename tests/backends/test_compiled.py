@@ -86,7 +86,7 @@ def test_one_that_does_not_load(copied):
 
 
 def test_a_python_without_a_gil(monkeypatch):
-    monkeypatch.setattr(native.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(sys, "abiflags", "t")
     assert native.load() == (
         None, "it would bring the GIL back to this Python, which has none"
     )  # fmt: skip

@@ -146,14 +146,20 @@ def _run(command: list[str], env: dict[str, str], work: Path, timeout_s: float) 
         finally:
             # Ranks that lose their mpirun need a moment to notice; then they are killed.
             seconds = time.monotonic() - begin
-            wait_until(lambda: not list(processes_of(work)), 0 if timed_out else 3)
-            survivors = list(processes_of(work))
+            survivors: list[tuple[int, list[str]]] = []
+
+            def are_gone() -> bool:
+                survivors[:] = processes_of(work)
+                return not survivors
+
+            wait_until(are_gone, 0 if timed_out else 3)
             for pid, _ in survivors:
                 send_signal(pid, signal.SIGKILL)
             if process.poll() is None:  # where /proc does not tell, its group does
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
-            wait_until(lambda: not list(processes_of(work)), 5)
+            if survivors:  # to look takes milliseconds, and most jobs have ended by themselves
+                wait_until(lambda: not list(processes_of(work)), 5)
     reports = {int(f.stem): json.loads(f.read_text()) for f in work.glob("[0-9]*.json")}
     return Result(
         process.returncode,

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from mpishare.errors import HandleError, PeerTimeout, UnsupportedError
-from mpishare.memory import door as door_module
 from mpishare.memory.door import Door
 from mpishare.memory.visit import Visit
 from tests.helpers.launch import ROOT
@@ -92,7 +91,7 @@ def test_each_opening_has_an_address_of_its_own(door):
 
 def test_an_address_that_somebody_has_bound_is_left_for_another(door, monkeypatch):
     tokens = iter(["taken", "free", *["taken"] * 99])
-    monkeypatch.setattr(door_module.secrets, "token_urlsafe", lambda _: next(tokens))
+    monkeypatch.setattr("secrets.token_urlsafe", lambda _: next(tokens))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(f"\0mpishare/{os.getuid()}/{NAME}/taken")
         address = door.open(NAME, lambda request: ({}, []))

@@ -1,7 +1,5 @@
 """Kinds of GPU memory that exists already: what each travels as, or what is to be done instead."""
 
-import dataclasses
-
 import pytest
 
 from mpishare.memory.kinds import FREED, Kind, MemoryType, PointerAttributes, Refusal, classify
@@ -20,7 +18,7 @@ PLAIN = PointerAttributes(
 
 
 def found(**changes):
-    return classify(dataclasses.replace(PLAIN, **changes), 1)
+    return classify(PLAIN._replace(**changes), 1)
 
 
 @pytest.mark.parametrize(

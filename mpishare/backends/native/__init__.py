@@ -11,7 +11,7 @@ import functools
 import importlib
 import logging
 import os
-import sysconfig
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ def _warn_once(message: str, why: str) -> None:
 
 def load() -> tuple[Any, str]:
     """Return the extension module and an empty string, or None and the reason."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if "t" in sys.abiflags:  # free-threaded
         return None, "it would bring the GIL back to this Python, which has none"
     sources = [*_FOLDER.glob("*.[ch]")]  # in a clone: none are installed
     built = _changed(_FILE)
