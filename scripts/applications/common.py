@@ -57,17 +57,23 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-def grid_parser(description: str | None, *, n: int) -> Parser:
+def base_parser(description: str | None) -> Parser:
     """Return a parser of the options that every application has."""
     made = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
+    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result")
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    return made
+
+
+def grid_parser(description: str | None, *, n: int) -> Parser:
+    """Return a parser of the options of an application whose ranks are a grid of equal blocks."""
+    made = base_parser(description)
     made.add_argument("--n", type=count, default=n, help=f"cells a rank along each axis ({n})")
     made.add_argument("--cells", type=count, metavar="N", help="cells of the whole, instead of --n")
     made.add_argument(
         "--dims", type=count, nargs="+", metavar="RANKS", help="ranks along each axis"
     )
-    made.add_argument("--check", action="store_true", help="compare with a single process's NumPy")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result")
-    made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
 
@@ -75,17 +81,18 @@ def parser(description: str | None, *, n: int, steps: int) -> Parser:
     """Return a parser of the options of an application that makes steps."""
     made = grid_parser(description, n=n)
     made.add_argument("--steps", type=count, default=steps, help=f"time steps ({steps})")
+    add_forms(made, FORMS[1:], "exchange")
+    return made
+
+
+def add_forms(made: Parser, staged: Sequence[str], verb: str) -> None:
+    """Add the options that choose between mpishare and what programs do without it."""
     made.add_argument(
         "--staged",
-        choices=FORMS[1:],
-        help="exchange through the host by MPI messages instead of by mpishare",
+        choices=staged,
+        help=f"{verb} through the host by MPI messages instead of by mpishare",
     )
-    made.add_argument(
-        "--compare",
-        action="store_true",
-        help="time all forms of the exchange, in turns",
-    )
-    return made
+    made.add_argument("--compare", action="store_true", help="time all forms of that, in turns")
 
 
 def add_orders(made: Parser, *, said: str) -> None:
@@ -124,18 +131,23 @@ def parse(
         if any(args.cells % ranks for ranks in dims):
             made.error(f"--cells: {args.cells} is no multiple of the ranks along each axis, {dims}")
         args.shape = tuple(args.cells // ranks for ranks in dims)
+    require_drawable(made, args.plot)
+    return args, world.Create_cart(dims, periods=periods)
+
+
+def require_drawable(made: Parser, path: Path | None) -> None:
+    """End every rank with status 2 where rank 0 cannot draw into this file. Collective."""
     problem = None
-    if args.plot is not None:  # rank 0 draws
+    if path is not None:
         if importlib.util.find_spec("matplotlib") is None:
             problem = f"--plot needs matplotlib: {sys.executable} -m pip install matplotlib"
-        elif args.plot.suffix != ".png":
-            problem = f"--plot: {str(args.plot)!r} must end in .png"
-        elif not args.plot.parent.is_dir():
-            problem = f"--plot: there is no folder {args.plot.parent}"
+        elif path.suffix != ".png":
+            problem = f"--plot: {str(path)!r} must end in .png"
+        elif not path.parent.is_dir():
+            problem = f"--plot: there is no folder {path.parent}"
     problem = MPI.COMM_WORLD.bcast(problem)
     if problem:
         made.error(problem)
-    return args, world.Create_cart(dims, periods=periods)
 
 
 def progress(args: argparse.Namespace, cart: MPI.Cartcomm) -> Progress:
@@ -218,8 +230,13 @@ def order_for(node: mpishare.Node, order: str) -> str:
     """
     if node.backend == "host":
         return "plain"
+    return order if has_gpu_each(node) else "plain"
+
+
+def has_gpu_each(node: mpishare.Node) -> bool:
+    """Return whether each rank of the node has a GPU that no other one has."""
     gpus = [each.device.uuid for each in node.report().members if each.device is not None]
-    return order if len(set(gpus)) == len(gpus) else "plain"
+    return len(set(gpus)) == node.size
 
 
 def stream(node: mpishare.Node) -> contextlib.AbstractContextManager[Any]:

@@ -64,7 +64,7 @@ class Outcome:
     cart: MPI.Cartcomm
     step_us: tuple[float, float]  # median and mean
     exchange_us: float
-    facts: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] | None = None  # None: not checked
 
     def tell(self) -> int:

@@ -25,6 +25,15 @@ NOT_RUN = {
     "scripts/ports/veros /tmp/veros": "five minutes and a network; test_ports.py runs the patch",
     "scripts/bench --help": "tests/bench/test_cli.py",
     "mpirun -n 4 python scripts/applications/cg.py --n 32 --check": "tests/applications/test_cg.py",
+    "mpirun -n 3 python scripts/applications/spectral.py --cells 32 --steps 40 --check": (
+        "tests/applications/test_spectral.py, with fewer points"
+    ),
+    "mpirun -n 2 python scripts/applications/spectral.py --cells 48 --until 10 --plot decay.png": (
+        "two minutes; test_spectral.py goes to time 2"
+    ),
+    "mpirun -n 2 python scripts/applications/spectral.py --cells 64 --steps 3 --compare": (
+        "a minute; test_spectral.py has fewer points"
+    ),
 }
 
 
@@ -55,6 +64,12 @@ def test_the_three_lines_are_those_of_an_application_and_all_are_right() -> None
         done = run_ranks(4, command, timeout_s=60)
         assert done.returncode == 0, done.stderr
         assert "checked" in done.stdout
+
+
+def test_the_transform_is_that_of_the_application() -> None:
+    name = "scripts/applications/navier_stokes.py"
+    (block,) = [b for p in PAGES for b in blocks(p) if b.text.startswith(f"# of {name}")]
+    assert indent(block.text.partition("\n")[2], " " * 8) in (ROOT / name).read_text()
 
 
 def test_the_iteration_is_that_of_the_application() -> None:
@@ -107,6 +122,7 @@ def test_every_fragment_is_known() -> None:
         "# in the job",
         "# of scripts/applications/cg.py",
         "# of scripts/applications/jacobi2d.py",
+        "# of scripts/applications/navier_stokes.py",
         "class ExchangeInPlace(torch.autograd.Function):",  # tests/halo/test_torch_ranks.py
         'context = multiprocessing.get_context("spawn")',  # tests/runtime/test_outside_faults.py
         "def gradients_in_one_array(weights):",

@@ -8,7 +8,7 @@ import numpy as np
 import mpishare
 from mpishare import Box, OnRank
 
-HOST_DTYPES = ("i1", "i2", "f4", "f8", "c16", "V3")
+HOST_DTYPES = ("?", "i1", "i2", "f2", "f4", "c8", "f8", "c16", "V3")
 DTYPES = HOST_DTYPES[:-1]  # CuPy has no others
 MOST = (300, 40, 14, 9)  # cells along an axis, of arrays of 1 to 4 axes
 

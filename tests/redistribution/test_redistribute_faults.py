@@ -1,9 +1,11 @@
 """Redistributions whose ranks are killed, late, raise, or are on several nodes."""
 
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.helpers.launch import run_ranks
 from tests.helpers.reporting import report
 from tests.helpers.scenes import LIMIT_S, play
 from tests.helpers.scenes_halo import play_on
@@ -29,6 +31,13 @@ def test_random_distributions_over_nodes(nodes):
     played.ended_well()
     for rank in range(NODES[nodes]):
         assert "mpi" in played.rank(rank)["seen"]
+
+
+def test_more_of_them_by_a_script():
+    script = Path(__file__).parents[2] / "scripts/lib/distributions.py"
+    result = run_ranks(2, script, args=["--cases", "3"], env={"MPISHARE_BACKEND": "host"})
+    assert result.returncode == 0, result.describe()
+    assert "3 random distributions on 2 ranks: as NumPy has them" in result.stdout
 
 
 def ends(stage: Stage, how: str) -> None:

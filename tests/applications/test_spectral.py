@@ -1,0 +1,156 @@
+"""The spectral solver: right on every count of ranks, in every form, and wrong where it must be."""
+
+import importlib.util
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.launch import ROOT, run_ranks
+
+PROGRAM = ROOT / "scripts" / "applications" / "spectral.py"
+HOST = {"MPISHARE_BACKEND": "host"}
+ON_GPUS = {"MPISHARE_BACKEND": "cuda"}
+
+PREAMBLE = f"""
+import sys
+sys.path.insert(0, {str(PROGRAM.parent)!r})
+import mpishare, navier_stokes, spectral
+from tests.helpers.reporting import report
+
+def run(*words):
+    return spectral.main(["--check", "--json", *words])
+"""
+
+# Long enough that every mode has energy; planes and modes that no count of ranks but 1 divides.
+EVERY = f"""{PREAMBLE}
+report({{"status": run("--cells", "13", "--steps", "30", *sys.argv[1:])}})
+report({{"status": run("--cells", "12", "--steps", "30", "--permute")}})
+report({{"status": run("--cells", "11", "--steps", "2", "--permute", "--compare")}})
+report({{"status": run("--cells", "10", "--steps", "2", "--no-permute", "--compare")}})
+for form in "alltoallv", "alltoallw":
+    report({{"status": run("--cells", "8", "--steps", "20", "--staged", form)}})
+"""
+
+# Cells that stay where they were; a slope of the wrong sign; pressure that is left in.
+BROKEN = f"""{PREAMBLE}
+class Late(mpishare.Redistribute):
+    kept = None
+
+    def forward(self, a, out=None, stream=None):
+        self.kept, given = a.copy(), a if self.kept is None else self.kept
+        return super().forward(given, out, stream)
+
+def unprojected(kx, ky, kz, over_k2, *rest):
+    return change(kx, ky, kz, 0 * over_k2, *rest)
+
+def doubled(ax, ay, az, bx, by, bz):
+    return [2 * each for each in cross(ax, ay, az, bx, by, bz)]
+
+words = "--cells", "8", "--steps", "10"
+whole, cross, change = mpishare.Redistribute, navier_stokes.cross, navier_stokes.change
+mpishare.Redistribute = Late
+report({{"Late": run(*words)}})
+mpishare.Redistribute, navier_stokes.change = whole, unprojected
+report({{"unprojected": run(*words)}})
+navier_stokes.change, navier_stokes.cross = change, doubled
+report({{"doubled": run(*words)}})
+navier_stokes.cross = cross
+report({{"whole": run(*words)}})
+"""
+
+# A form that brings something else than mpishare does.
+UNLIKE = f"""{PREAMBLE}
+import transposes
+
+forward = transposes.Alltoallw.forward
+transposes.Alltoallw.forward = lambda self, a: 1.001 * forward(self, a)
+report({{"status": spectral.main(["--cells", "8", "--steps", "2", "--compare"])}})
+"""
+
+
+def check_every(ranks: int, backend: str, *words: str) -> None:
+    env = HOST if backend == "host" else ON_GPUS
+    limit_s = 58 if backend == "host" else 180  # ranks may take turns on a GPU
+    result = run_ranks(ranks, EVERY, args=words, timeout_s=limit_s, env=env)
+    assert result.returncode == 0, result.describe()
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(rows) == 6
+    for row in rows:
+        assert (row["program"], row["backend"], row["ranks"]) == ("spectral", backend, ranks)
+        assert row["checked"] is True
+        assert row["cells"][1] == row["cells"][2] in (8, 10, 11, 12, 13)
+        assert 0 < row["energy"] < 0.125
+    assert [row["staged"] for row in rows] == [None] * 4 + ["alltoallv", "alltoallw"]
+    forms = {"mpishare", "alltoallv", "alltoallw", "kernels"}
+    for row in rows[2:4]:
+        assert forms <= {key[:-8] for key in row if key.endswith("_step_us")}
+    # The same flow, however it is stored.
+    energies = [row["history"][0][1:] for row in rows]
+    assert all(each == pytest.approx([0.125, 0.75 / 1600]) for each in energies)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_it_is_right(ranks: int) -> None:
+    check_every(ranks, "host")
+
+
+@pytest.mark.gpu
+@pytest.mark.limit(190)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_it_is_right_on_gpus(ranks: int) -> None:
+    check_every(ranks, "cuda", "--graph")
+
+
+def test_what_is_broken_is_seen() -> None:
+    result = run_ranks(2, BROKEN, timeout_s=58, env=HOST)
+    right = {"Late": 1, "unprojected": 1, "doubled": 1, "whole": 0}
+    for told in result.reports.values():
+        assert told == right, result.describe()
+    for what in ("dE/dt and", "the divergence", "the velocity differs"):
+        assert f"spectral: WRONG: {what}" in result.stderr, result.describe()
+
+
+def test_a_form_with_another_result_is_seen() -> None:
+    result = run_ranks(2, UNLIKE, timeout_s=58, env=HOST)
+    assert {told["status"] for told in result.reports.values()} == {1}, result.describe()
+    assert "spectral: WRONG: alltoallw: " in result.stderr, result.describe()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cells", "3"], "--cells: 3 keep 1 modes along y, less than one per rank"),
+        (["--steps", "3", "--until", "1"], "not allowed with"),
+        (["--graph"], "--graph: the host backend has no graphs"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], said: str) -> None:
+    result = run_ranks(2, [sys.executable, PROGRAM, *words], timeout_s=30, env=HOST)
+    assert result.returncode == 2, result.describe()
+    assert result.stderr.count(said) == 1, result.describe()
+
+
+def test_the_decay_stands_beside_the_published_one(tmp_path: Path) -> None:
+    """Of few points: right for as long as the vortex is smooth; drawn where there is matplotlib."""
+    command = [sys.executable, PROGRAM, "--cells", "16", "--until", "2"]
+    picture = tmp_path / "decay.png"
+    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
+    if has_matplotlib:
+        command += ["--plot", str(picture)]
+    result = run_ranks(2, command, timeout_s=58, env=HOST)
+    assert result.returncode == 0, result.describe()
+    rows = re.findall(r"^ +\d+((?: +0\.\d{6}){4})$", result.stdout, re.MULTILINE)
+    assert len(rows) == 3
+    for row in rows:
+        energy, published, rate, published_rate = map(float, row.split())
+        assert energy == pytest.approx(published, rel=1e-3)
+        assert rate == pytest.approx(published_rate, rel=0.02)
+    if has_matplotlib:
+        data = picture.read_bytes()
+        assert data.startswith(b"\x89PNG\r\n")
+        width, height = struct.unpack(">II", data[16:24])
+        assert (width, height) == (1200, 360)
