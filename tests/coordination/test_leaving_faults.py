@@ -49,38 +49,6 @@ def test_a_rank_leaves_its_with_block_by_an_exception(place, backend):
     played.ended_well()
 
 
-def leaves_plan(stage: Stage, call: str) -> None:
-    def work() -> None:
-        node = stage.node()
-        field = node.xp.zeros(4)
-        with mpishare.HaloExchange(
-            stage.world, field, 1, dims=(stage.size,), periods=True, node=node
-        ) as halo:
-            halo.exchange()
-            node.barrier()
-            if stage.rank == 1:
-                report({"left": time.monotonic()})
-                raise ZeroDivisionError("the words of rank 1")
-            if call == "exchange":
-                halo.exchange()
-                node.synchronize()
-
-    stage.attempt("with", work)
-    stage.second_node(stage.world)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("call", ["exchange", "close"])
-def test_a_rank_leaves_the_with_block_of_a_plan_on_a_given_node(call, backend):
-    played = play(3, leaves_plan, call, backend=backend, shared=True)
-    assert played.raised(1, "with", "ZeroDivisionError").text == "the words of rank 1"
-    for rank in (0, 2):
-        told = played.raised(rank, "with", "PeerError")
-        assert told.end - played.rank(1)["left"] < LIMIT_S
-        assert "ZeroDivisionError: the words of rank 1" in " ".join(told.failures.values())
-    played.worked(range(3), "second node")
-
-
 def stream_waits(stage: Stage) -> None:
     def work() -> None:
         with stage.node() as node:

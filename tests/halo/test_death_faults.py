@@ -101,7 +101,7 @@ def test_a_kernel_that_waits_for_a_killed_rank_ends(nbytes):
     assert played.raised(0, "then", "PeerTimeout").ranks == [1]
 
 
-def left(stage: Stage, place: str, route: str) -> None:
+def left(stage: Stage, place: str, block: str, route: str) -> None:
     import numpy as np
 
     if route:
@@ -115,7 +115,7 @@ def left(stage: Stage, place: str, route: str) -> None:
     halo.accumulate()
 
     def leave():
-        with node:
+        with {"node": node, "plan": halo}[block]:
             time.sleep(0.3)
             raise KeyError("my own reason")
 
@@ -130,11 +130,21 @@ def left(stage: Stage, place: str, route: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "route"),
-    [("exchange", ""), ("accumulate", ""), ("make", ""), ("close", ""), ("exchange", "mpi")],
+    ("place", "block", "route"),
+    [
+        ("exchange", "node", ""),
+        ("accumulate", "node", ""),
+        ("make", "node", ""),
+        ("close", "node", ""),
+        ("exchange", "node", "mpi"),
+        ("exchange", "plan", ""),
+        ("close", "plan", ""),
+    ],
 )
-def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, route):
-    played = play(3, left, place, route, shared=place in ("exchange", "accumulate") and not route)
+def test_a_rank_that_leaves_by_an_exception_tells_the_others(place, block, route):
+    """The block of a plan on a given node, too."""
+    shared = place in ("exchange", "accumulate") and not route
+    played = play(3, left, place, block, route, shared=shared)
     played.raised(1, "call", "KeyError")
     for rank in (0, 2):
         told = played.raised(rank, "call", "PeerError")
@@ -229,25 +239,6 @@ def test_a_rank_that_makes_a_step_less_than_the_others():
         assert told.seconds < 4
     errors = [played.told(rank, "call").error for rank in range(3)]
     assert "MismatchError" in errors
-
-
-def crossed(stage: Stage) -> None:
-    import numpy as np
-
-    node = stage.node()
-    cart = stage.world.Create_cart((stage.size,), (True,))
-    plans = [mpishare.HaloExchange(cart, np.zeros(6), 1, node=node) for _ in range(2)]
-    plans = plans[::-1] if stage.rank == 1 else plans
-    stage.attempt("call", lambda: [halo.exchange() for halo in plans])
-    stage.attempt("close", node.close)
-
-
-def test_plans_in_another_order_on_one_rank():
-    played = play(2, crossed, shared=True)
-    errors = [played.told(rank, "call") for rank in range(2)]
-    assert "MismatchError" in [told.error for told in errors], played.describe()
-    assert all(told.error in ("MismatchError", "PeerError") for told in errors)
-    assert all(told.seconds < LIMIT_S for told in errors)
 
 
 LEFT = """

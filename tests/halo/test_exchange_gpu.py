@@ -25,6 +25,7 @@ from tests.helpers.halos import (
     make_fields,
     plan,
     put,
+    star_of_rank_0,
 )
 from tests.helpers.latch import Latch, check_order, within
 
@@ -291,15 +292,6 @@ def test_what_is_no_stream(node):
 
 
 # --- held producers
-
-
-def star_of_rank_0(node):
-    """A plan by index in which rank 0 sends its cells to all others; (what shows them, plan)."""
-    field = node.xp.zeros(100, "i4")
-    others = range(1, node.size)
-    sends = {rank: range(100) for rank in others} if node.rank == 0 else {}
-    recvs = {} if node.rank == 0 else {0: range(100)}
-    return field, mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node)
 
 
 @TWO

@@ -132,31 +132,31 @@ def test_bad_arguments(node, everywhere):
     still_works(node)
 
 
-@TWO
-def test_an_id_that_two_ranks_own(node):
-    """The same ValueError on every rank; it names the id and both ranks."""
+@pytest.mark.parametrize(
+    ("at", "wrong", "words"),
+    [
+        pytest.param(
+            slice(1, 2), [0], "two ranks own the same id: id 0 by ranks 0 and {last}", marks=TWO
+        ),
+        (
+            slice(2, None),
+            range(-9, 0),
+            "nobody owns id -9, a ghost of rank {last}; id -8, a ghost of rank {last}; id -7, "
+            "a ghost of rank {last}, and 6 more",
+        ),
+    ],
+    ids=["owned twice", "owned by nobody"],
+)
+def test_ids_that_have_not_one_owner(node, at, wrong, words):
+    """The same ValueError on every rank; it names the ids and their ranks."""
     last = node.size - 1
     ids = ring_ids(node)
     if node.rank == last:
-        ids[1] = 0
+        ids[at] = wrong
     error, texts = told(node, ids, 2)
     assert type(error) is ValueError, texts
     assert len(set(texts)) == 1, texts
-    assert f"two ranks own the same id: id 0 by ranks 0 and {last}" in str(error)
-    still_works(node)
-
-
-def test_ghosts_that_nobody_owns(node):
-    """The same on every rank; some ids with the rank that has them, and how many more there are."""
-    last = node.size - 1
-    ids = ring_ids(node)
-    if node.rank == last:
-        ids[2:] = range(-9, 0)
-    error, texts = told(node, ids, 2)
-    assert type(error) is ValueError, texts
-    assert len(set(texts)) == 1, texts
-    named = "; ".join(f"id {id_}, a ghost of rank {last}" for id_ in (-9, -8, -7))
-    assert f"nobody owns {named}, and 6 more" in str(error)
+    assert words.format(last=last) in str(error)
     still_works(node)
 
 

@@ -28,6 +28,7 @@ from tests.helpers.halos import (
     plan,
     put,
     read_in_place,
+    star_of_rank_0,
 )
 from tests.helpers.latch import check_order
 
@@ -292,15 +293,6 @@ def test_exchange_waits_for_a_late_neighbor(node, route):
         halo.exchange()
         assert (field == step).all()
     halo.close()
-
-
-def star_of_rank_0(node):
-    """A plan by index in which rank 0 sends one cell to all others; (what shows it, plan)."""
-    field = node.xp.zeros(100, "i4")
-    others = range(1, node.size)
-    sends = {rank: range(100) for rank in others} if node.rank == 0 else {}
-    recvs = {} if node.rank == 0 else {0: range(100)}
-    return field, mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node)
 
 
 @TWO

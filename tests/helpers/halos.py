@@ -600,3 +600,12 @@ def put_graph(field: Field, graph: Graph, rank: int, salt: int) -> None:
     own[graph.ghosts(rank)] = POISON
     values = encode(field.kind.spread(own), field.kind.dtype, salt)
     field.array[...] = field.xp.asarray(values)
+
+
+def star_of_rank_0(node: mpishare.Node) -> tuple[object, mpishare.NeighborExchange]:
+    """A field, and a plan by index in which rank 0 sends all of its cells to each other rank."""
+    field = node.xp.zeros(100, "i4")
+    others = range(1, node.size)
+    sends = {rank: range(100) for rank in others} if node.rank == 0 else {}
+    recvs = {} if node.rank == 0 else {0: range(100)}
+    return field, mpishare.NeighborExchange(node.comm, sends, recvs, field, node=node)

@@ -3,9 +3,14 @@
 Needs no pytest, so that scenes of the fault tests use it too.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
+
+from mpishare.reduction.operation import OPERATIONS, Operation
 
 UFUNCS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 INTS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
@@ -20,6 +25,13 @@ def pairs() -> list[tuple[str, str]]:
     found += [(op, dtype) for op in ("sum", "prod") for dtype in COMPLEX]
     found += [(op, dtype) for op in ("maxloc", "minloc") for dtype in COMPLEX]
     return [*found, ("max", "?"), ("min", "?")]
+
+
+def every_operation(codes: str) -> Iterator[Operation]:
+    """Yield every operation on numbers of these codes of dtypes."""
+    for code, name in product(codes, OPERATIONS):
+        with contextlib.suppress(TypeError):
+            yield Operation(name, np.dtype(code))
 
 
 def values(dtype: str, shape: tuple[int, ...], rank: int, seed: int = 0) -> np.ndarray:

@@ -195,10 +195,14 @@ def crossed(stage: Stage, way: str) -> None:
     node = stage.node(timeout_s=3.0)
     x, u = np.ones(3), np.zeros(6)
     plans = [mpishare.Allreduce(stage.world, x, node=node) for _ in range(2)]
-    halo = mpishare.HaloExchange(stage.world, u, 1, dims=(2,), periods=True, node=node)
+    halo, other = (
+        mpishare.HaloExchange(stage.world, u, 1, dims=(2,), periods=True, node=node)
+        for _ in range(2)
+    )
     calls = {
         "two plans": [lambda: plans[0].reduce(x), lambda: plans[1].reduce(x)],
         "halo": [lambda: plans[0].reduce(x), lambda: halo.exchange(u)],
+        "two halos": [lambda: halo.exchange(u), lambda: other.exchange(u)],
         "barrier": [lambda: plans[0].reduce(x), node.barrier],
     }[way]
     calls = calls[::-1] if stage.rank == 1 else calls
@@ -206,7 +210,7 @@ def crossed(stage: Stage, way: str) -> None:
     stage.attempt("close", node.close)
 
 
-@pytest.mark.parametrize("way", ["two plans", "halo", "barrier"])
+@pytest.mark.parametrize("way", ["two plans", "halo", "two halos", "barrier"])
 def test_calls_in_another_order_on_one_rank(way):
     played = play(2, crossed, way, shared=True)
     errors = [played.told(rank, "call") for rank in range(2)]

@@ -12,11 +12,10 @@ import pytest
 
 import mpishare
 from mpishare import Allreduce, Layout, UnsupportedError
-from mpishare.reduction.operation import OPERATIONS, Operation
 from tests.helpers.captures import captured
 from tests.helpers.counted import Counted
 from tests.helpers.latch import Latch, check_order
-from tests.helpers.reductions import folded
+from tests.helpers.reductions import every_operation, folded
 
 TWO = pytest.mark.ranks(min=2)
 SMALL, LARGE = (
@@ -99,15 +98,6 @@ def numbers(rng, dtype, shape):
 
 def fold(operation, fields):
     return folded(operation.name, fields)
-
-
-def every_operation(codes):
-    for code in codes:
-        for name in OPERATIONS:
-            try:
-                yield Operation(name, np.dtype(code))
-            except TypeError:
-                continue
 
 
 def is_right(operation, found, right):
