@@ -224,7 +224,7 @@ class Node(NotPicklable):
         """
         made = allocate.allocate_each(self._context, shape, dtype, fill, name=name, signals=signals)
         if signals and self._context.backend.has_streams:
-            made._device = WindowDevice(self._context, made, signals)
+            made._device = WindowDevice(self._context, made, int(signals))
         return made
 
     def share(
