@@ -28,11 +28,10 @@ NOT_RUN = {
     "mpirun -n 3 python scripts/applications/spectral.py --cells 32 --steps 40 --check": (
         "tests/applications/test_spectral.py, with fewer points"
     ),
-    "mpirun -n 1 python scripts/applications/spectral.py --cells 192 --until 10 --graph --plot decay.png": (
-        "a GPU; test_spectral.py goes to time 2"
-    ),
-    "scripts/with-mps mpirun --bind-to none -n 2 python scripts/applications/spectral.py --cells 128"
-    " --steps 20 --compare --graph": "a GPU; test_spectral.py has fewer points",
+    "mpirun -n 1 python scripts/applications/spectral.py --cells 192 --until 10 --graph "
+    "--plot decay.png": "a GPU; test_spectral.py goes to time 2",
+    "scripts/with-mps mpirun --bind-to none -n 2 python scripts/applications/spectral.py "
+    "--cells 128 --steps 20 --compare --graph": "a GPU; test_spectral.py has fewer points",
     "mpirun -n 2 python scripts/applications/spectral.py --cells 64 --steps 3 --compare": (
         "a minute; test_spectral.py has fewer points"
     ),
