@@ -57,12 +57,12 @@ __device__ __forceinline__ void copy_tile(
     const unsigned pitch = (TILED << item.log_columns) + ROW_PADDING;
     const Lines rows(item.log_columns), columns(item.log_rows);
     copy_line(from + rows.first * row_step + rows.place * TILED, rows.stride * row_step,
-                    tile + rows.first * pitch + rows.place * TILED, rows.stride * pitch,
-                    rows.count(ncolumns, nrows));
+              tile + rows.first * pitch + rows.place * TILED, rows.stride * pitch,
+              rows.count(ncolumns, nrows));
     __syncthreads();
     copy_line(tile + columns.place * pitch + columns.first * TILED, columns.stride * TILED,
-                    to + columns.first * column_step + columns.place * TILED,
-                    columns.stride * column_step, columns.count(nrows, ncolumns));
+              to + columns.first * column_step + columns.place * TILED,
+              columns.stride * column_step, columns.count(nrows, ncolumns));
     __syncthreads();
 }
 
@@ -85,9 +85,9 @@ __device__ __noinline__ void copy_tiles(const Item& item, char* source, char* fi
 #pragma unroll 1
             for (unsigned column = 0; column < ncolumns; column += 1u << item.log_columns)
                 copy_tile(item, from + row * row_step + column * TILED, row_step,
-                                to + column * column_step + row * TILED, column_step,
-                                min(1u << item.log_rows, nrows - row),
-                                min(1u << item.log_columns, ncolumns - column),
+                          to + column * column_step + row * TILED, column_step,
+                          min(1u << item.log_rows, nrows - row),
+                          min(1u << item.log_columns, ncolumns - column),
                           reinterpret_cast<char*>(tile));
     }
 }
